@@ -13,6 +13,8 @@
 #   make cost           calls, system calls and bytes a record, counted in the simulator; ONLY=single,
 #                       TOP=40 for where they are, RECORD=1
 #   make conformance    the Raft core against the scripts and tables in DIR
+#   make suites         other projects' tests of a Kafka cluster, from the folder SUITES; ONLY=librdkafka
+#   make differential   the same requests to Kafka and to VDL: their answers must be the same
 #   make bench          throughput and latency of a replica set on this machine; PEER=kafka beside
 #                       Kafka; BENCH_ARGS=idle and other measurements: docs/performance.md
 #   make bench-limit    produce beside the least code that moves the same bytes to the same disks
@@ -51,8 +53,8 @@ export PEER_COMMAND ?=
 # Quiet: the warning that an editable installation is one is no news here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup up down test check fix gen conformance sim chaos mutants cost bench bench-limit \
-  clean test-pipeline audit-large pipeline-demo
+.PHONY: help setup up down test check fix gen conformance sim chaos mutants cost suites differential \
+  bench bench-limit clean test-pipeline audit-large pipeline-demo
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -124,6 +126,14 @@ mutants: $(DEV)
 cost: $(DEV)
 	@exec $(BIN)/python -m tests.cost.run $(if $(ONLY),--only $(ONLY)) $(if $(TOP),--top $(TOP)) \
 	  $(if $(RECORD),--record)
+
+# SUITES, SUITE_CACHE, SUITE_LIMIT and the like reach them as variables.
+suites: $(DEV)
+	@exec $(BIN)/python -m tests.suites.run $(ONLY)
+
+# KAFKA_PEER is the folder whose pom.xml names Kafka's jars, KAFKA_LIB one that has them already.
+differential: $(DEV)
+	@exec $(BIN)/python -m pytest -q tests/differential
 
 # PEER=NAME, and PEER_COMMAND if its program is not where it is looked for, reach it as variables.
 bench: $(DEV)

@@ -30,19 +30,22 @@ from struct import Struct
 
 from rpc.errors import MalformedFrame
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 PROTOCOL_VERSION_MIN = 3
 """Of what links carry. 2: commits are told in messages of their own kind (`MsgCommit`). 3: leader
 lists say which replicas are in sync. 4: logs of partitions may hold `ExpireProducers`, which a
-leader appends only while the servers of all members speak 4. 5: frames may come in pieces. 6: logs
-may hold `Compact`, in the same way; servers tell leaders how far replicas are compacted."""
+leader appends only while the servers of all members speak 4. 5: frames may come in pieces. 6: there
+are QUERY and REPLY. 7: logs may hold `Compact`, in the same way as 4; servers tell leaders how far
+replicas are compacted."""
 
 VERSION_OF_PIECES = 5
 """Who speaks less is sent whole frames."""
 VERSION_OF_DAMAGE = 5
 """Who speaks less may end the link when a CONDITION names groups."""
+VERSION_OF_QUERIES = 6
+"""Who speaks less would end the link at a QUERY."""
 
-VERSION_OF_COMPACTION = 6
+VERSION_OF_COMPACTION = 7
 """Who speaks less knows neither the command nor the frame."""
 
 DIRECTORY_ID_BYTES = 16

@@ -20,10 +20,11 @@ the two there is none. Raft allows any order between nodes. What this implementa
 
 Of the other frames, heartbeats and leader lists are urgent, in their order: a heartbeat vouches
 for the list before it. A list may name a leader whose first entries are still to come, as its
-first heartbeat would. A full disk or a stop (CONDITION), a question for a range and the fate of a
-forwarded command (PROPOSED) say nothing about what they overtake: who forwarded it waits for the
-command itself. How far a replica is compacted (COMPACTED) is durable before it is sent. REJECT
-comes last of all, because the link ends with it.
+first heartbeat would. A full disk or a stop (CONDITION), a question for a range, one on behalf of
+a client and its answer (QUERY, REPLY), and the fate of a forwarded command (PROPOSED) say nothing
+about what they overtake: who forwarded it waits for the command itself. How far a replica is
+compacted (COMPACTED) is durable before it is sent. REJECT comes last of all, because the link ends
+with it.
 
 Must not know: links, how lanes are written.
 """

@@ -87,7 +87,9 @@ class FrameType(IntEnum):
     CONDITION = 12  # what a server tells about itself: its disk is full
     RANGE = 13  # committed entries are asked for, see rpc.ranges
     ENTRIES = 14  # they are here, or cannot be had
-    COMPACTED = 15  # how far replicas are compacted, see rpc.compacted
+    QUERY = 15  # a question on behalf of a client, see rpc.queries
+    REPLY = 16  # its answer
+    COMPACTED = 17  # how far replicas are compacted, see rpc.compacted
 
 
 _TYPE_BY_CODE = {frame_type.value: frame_type for frame_type in FrameType}
@@ -96,7 +98,7 @@ _BORN_TYPES = frozenset(
     (
         FrameType.ASK, FrameType.ANSWER, FrameType.RAFT, FrameType.HEARTBEAT, FrameType.LEADERS,
         FrameType.PROPOSE, FrameType.PROPOSED, FrameType.CONDITION, FrameType.RANGE,
-        FrameType.ENTRIES, FrameType.COMPACTED,
+        FrameType.ENTRIES, FrameType.QUERY, FrameType.REPLY, FrameType.COMPACTED,
     )
 )  # fmt: skip
 _BULK_TYPES = frozenset((FrameType.RAFT, FrameType.PROPOSE, FrameType.ENTRIES))

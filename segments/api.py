@@ -480,7 +480,8 @@ class Store(Protocol):
         bytes_max: int,
         done: Callable[[Slices | StorageError], None],
     ) -> None:
-        """As `Log.read`, from disk."""
+        """As `Log.read`, from disk. `done` may be called before this returns: what was read ahead
+        is in memory."""
 
     def entries_cold(
         self,
@@ -518,6 +519,10 @@ class Store(Protocol):
     ) -> None:
         """The log's segments, oldest first, and last what no segment holds yet; for retention,
         which deletes them whole. They hold everything up to the commit index."""
+
+    def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
+        """(size, bytes that can still be written) of the file system that holds the directory;
+        (-1, -1) where there is none. From the pool."""
 
     def compact(
         self,

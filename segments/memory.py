@@ -542,6 +542,9 @@ class MemoryStore:
 
         self._cold(find, done)
 
+    def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
+        self._cold(lambda: (-1, -1), done)
+
     def compact(
         self,
         log: Log,

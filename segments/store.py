@@ -497,6 +497,19 @@ class DiskStore:
         assert isinstance(log, DiskLog), type(log)
         self._reader.segment_spans(log, done)
 
+    def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
+        fs, directory = self._fs, self._directory
+
+        def found(space: tuple[int, int] | BaseException) -> None:
+            if isinstance(space, OSError):
+                # No page was read: what is wrong with the disk shows where it is read or written.
+                space = StorageError(str(space))
+            if isinstance(space, BaseException) and not isinstance(space, StorageError):
+                raise space
+            done(space)
+
+        self.workers.pool(lambda: fs.space(directory), found)
+
     def _read_refused(self, error: OSError) -> None:
         """As the owner has it now: it sets the callback after the store is open."""
         self.on_read_refused(error)

@@ -1,4 +1,4 @@
-"""What all tests share: which outside tools must be there.
+"""What all tests share: which outside tools must be there, and that no example is timed.
 
 A test marked `java` or `go` drives a real client in that language. On a machine without the tool it
 is skipped; under CI it fails instead, because a check that silently did not run is no check.
@@ -8,6 +8,11 @@ import os
 import shutil
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 TOOLS = {"java": ("java", "javac"), "go": ("go",)}
 """Marker → the commands it needs."""

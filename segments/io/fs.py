@@ -162,6 +162,9 @@ class FileSystem(Protocol):
     def unlink(self, path: str) -> None: ...
     def remove_tree(self, path: str) -> None: ...
     def sync_directory(self, path: str) -> None: ...
+    def space(self, path: str) -> tuple[int, int]:
+        """Bytes of the file system that `path` is on, and how many of them it still takes."""
+
     def lock(self, path: str) -> Lock:
         """Exclusive use of `path`. Raises DirectoryInUse."""
 
@@ -592,6 +595,10 @@ class RealFileSystem:
 
     def sync_directory(self, path: str) -> None:
         _sync_directory(path)
+
+    def space(self, path: str) -> tuple[int, int]:
+        found = os.statvfs(path)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
     def lock(self, path: str) -> RealLock:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

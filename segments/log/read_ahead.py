@@ -2,9 +2,10 @@
 
 A reader is known by where its last read ended: a read that begins exactly there is its next. The
 second read brings more than was asked for, in the same `pread`, and the following ones are served
-from memory. The windows have a budget of their own. The oldest are dropped first, and so are those
-whose readers stay away. The tail cache, which tailing readers share, never holds any of this.
-Readers at one place share a window.
+from memory. The windows have a budget of their own, which readers share: the more there are, the
+less is read ahead for each. The oldest are dropped first, and so are those whose readers stay away.
+The tail cache, which tailing readers share, never holds any of this. Readers at one place share a
+window.
 
 Entries are views. One that is left keeps all the memory that was read with it, so a window is
 charged with that. What is left of a window is copied when it has become little.
@@ -23,8 +24,11 @@ from segments.log.cold_reads import Found
 from segments.log.tail_cache import ENTRY_OVERHEAD_BYTES
 
 AHEAD_BYTES = 2 << 20
-"""What a read that goes on brings beside what was asked for."""
+"""What a read that goes on brings beside what was asked for, at most."""
 WINDOWS_BYTES_MAX = 32 << 20
+SHARE = 4
+"""A window is at most such a part of a reader's part of the budget: while one is taken the next is
+read, and what was asked for stays with it."""
 READERS_MAX = 256
 IDLE_MS = 10_000
 """What nobody comes for in this time, or in twice this, goes."""
@@ -63,6 +67,12 @@ class ReadAhead:
             if self._readers[key] <= 0:
                 self._drop(key)
         return found
+
+    def ahead_bytes(self, bytes_max: int) -> int:
+        """What to read ahead for a reader, at most `bytes_max`; 0 where there are so many that it
+        would be dropped before it is taken."""
+        share = WINDOWS_BYTES_MAX // (SHARE * max(1, len(self._windows)))
+        return min(bytes_max, share) if share >= bytes_max // SHARE else 0
 
     def __contains__(self, key: Key) -> bool:
         """Whether a reader that goes on at `key` finds anything."""

@@ -88,15 +88,18 @@ class Reader:
         if window is not None and window.entries and window.entries[0].base_offset > offset:
             window = None  # it would pass over records, and so would what its index leads to
         if window is not None and _holds_records(window, end_index):
+            # At once: on a busy loop each turn more would cost a reader as much as the disk.
             self.read_ahead.hits += 1
-            self._workers.call_later(0, lambda: give(window))
+            give(window)
             return
         waiting = self._reading.get(key)
         if waiting is not None:
             waiting.append(give)
             return
         self._reading[key] = [give]
-        index, ahead = (0, 0) if window is None else (window.index, AHEAD_BYTES)
+        index, ahead = 0, 0
+        if window is not None:
+            index, ahead = window.index, self.read_ahead.ahead_bytes(AHEAD_BYTES)
         look = cold.read(log, offset, end_index, bytes_max, index, ahead)
         self._run(log, look, lambda result: self._found(key, result))
 
@@ -104,7 +107,8 @@ class Reader:
         """Have what follows a window read before its reader is there, once little is left of it:
         a reader then waits for the disk only where that is slower."""
         rest = window.entries[window.count :]
-        if not rest or sum(len(entry.data) for entry in rest) > AHEAD_BYTES // 2:
+        ahead = self.read_ahead.ahead_bytes(AHEAD_BYTES)
+        if not rest or not ahead or sum(len(entry.data) for entry in rest) > ahead // 2:
             return
         last = rest[-1]
         offset, index = last.base_offset + last.records, last.index + 1
@@ -114,7 +118,7 @@ class Reader:
         if key in self._reading or key in self.read_ahead:
             return
         self._reading[key] = []
-        look = cold.read(log, offset, end_index, 0, index, AHEAD_BYTES)
+        look = cold.read(log, offset, end_index, 0, index, ahead)
         self._run(log, look, lambda result: self._found(key, result))
 
     def _found(self, key: Key, result: cold.Found | StorageError) -> None:
@@ -153,7 +157,7 @@ class Reader:
             self.read_ahead.hits += 1
             self._workers.call_later(0, lambda: give(window))
             return
-        ahead = 0 if window is None else AHEAD_BYTES
+        ahead = 0 if window is None else self.read_ahead.ahead_bytes(AHEAD_BYTES)
         self._run(log, cold.entries(log, first, end, bytes_max, ahead), give)
 
     def _keep(self, key: Key, found: cold.Found, *, readers: int = 1) -> None:

@@ -172,10 +172,12 @@ class LogFiles:
             raise IndexDamaged("index missing", index) from None
 
     # --- Idx -----------------------------------------------------------------------------------
-    def rows(self, first: int, end: int) -> list[Idx]:
-        """Idx of entries [first, end) that lie in one index file; fewer at that file's end.
+    def block(self, first: int, end: int) -> IdxBlock:
+        """Idx of entries [first, end) that lie in one index file; fewer at that file's end. They
+        are not looked at yet: of a thousand that one `pread` gives a read of large entries needs
+        two.
 
-        Raises IndexDamaged.
+        Raises IndexDamaged when there is no such file.
         """
         number, position = place(first, self.index_entries)
         count = min(end - first, self.index_entries - first % self.index_entries)
@@ -184,10 +186,10 @@ class LogFiles:
             data = _read_rows(file, count, position)
         finally:
             file.close()
-        return [read_idx(data, n * IDX_BYTES, self.log_id, first + n) for n in range(count)]
+        return IdxBlock(data, self.log_id, first, count)
 
     def idx(self, index: int) -> Idx:
-        return self.rows(index, index + 1)[0]
+        return self.block(index, index + 1).idx(0)
 
     def search(self, first: int, end: int, is_after: Callable[[Idx], bool]) -> int:
         """The first index of [first, end) for whose Idx `is_after` holds, or `end`."""
@@ -209,18 +211,18 @@ class LogFiles:
         found: list[StoredEntry] = []
         left = bytes_max
         while first < end:
-            rows = self.rows(first, min(end, first + _READ_ROWS_MAX))
+            block = self.block(first, min(end, first + _READ_ROWS_MAX))
             start = 0
-            while start < len(rows):
-                stop, left = _run(rows, start, left, any_yet=bool(found))
-                if stop == start:
+            while start < block.count:
+                rows, left = _run(block, start, left, any_yet=bool(found))
+                if not rows:
                     return found
-                part = self._frames(rows[start:stop], first + start)
+                part = self._frames(rows, first + start)
                 found += part
-                if len(part) < stop - start:
+                if len(part) < len(rows):
                     return found
-                start = stop
-            first += len(rows)
+                start += len(rows)
+            first += block.count
         return found
 
     def index_of(self, segments: Sequence[SegmentInfo], offset: int, first: int, end: int) -> int:
@@ -381,9 +383,8 @@ class LogFiles:
         """Read entries from `first`, about `bytes_max` of them, none from `end` on: (index to go
         on with, bytes read, ranges [first, end) that are damaged). Raises IndexDamaged, also where
         a frame and its Idx disagree."""
-        rows = self.rows(first, min(end, first + _READ_ROWS_MAX))
-        stop, _ = _run(rows, 0, bytes_max, any_yet=False)
-        rows = rows[:stop]
+        block = self.block(first, min(end, first + _READ_ROWS_MAX))
+        rows, _ = _run(block, 0, bytes_max, any_yet=False)
         start = rows[0].position
         length = rows[-1].position + rows[-1].length - start
         read = self._stretch(rows[0].segment, start, length, first)
@@ -395,7 +396,7 @@ class LogFiles:
             else:
                 joined = bad.pop()[0] if bad and bad[-1][1] == first + n else first + n
                 bad.append((joined, first + n + 1))
-        return first + stop, length, bad
+        return first + len(rows), length, bad
 
     # --- rebuilding ------------------------------------------------------------------------------
     def segments(
@@ -815,14 +816,17 @@ def _compare(row: Idx, entry: StoredEntry) -> None:
         )  # fmt: skip
 
 
-def _run(rows: Sequence[Idx], start: int, left: int, *, any_yet: bool) -> tuple[int, int]:
-    """(end of the run from `start` within one segment and `left` payload bytes, what is left)."""
-    segment = rows[start].segment
-    stop = start
-    while stop < len(rows) and rows[stop].segment == segment:
-        size = rows[stop].length - FRAME_BYTES or FRAME_BYTES  # many of nothing are much, too
-        if size > left and (any_yet or stop > start):
+def _run(block: IdxBlock, start: int, left: int, *, any_yet: bool) -> tuple[list[Idx], int]:
+    """(Idx from number `start` on that are in one segment and come to `left` payload bytes, what is
+    left). Raises IndexDamaged."""
+    rows: list[Idx] = []
+    for n in range(start, block.count):
+        row = block.idx(n)
+        size = row.length - FRAME_BYTES or FRAME_BYTES  # many of nothing are much, too
+        if rows and row.segment != rows[0].segment:
+            break
+        if size > left and (any_yet or rows):
             break
         left -= size
-        stop += 1
-    return stop, left
+        rows.append(row)
+    return rows, left

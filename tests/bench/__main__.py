@@ -31,6 +31,7 @@ MEASUREMENTS = (
     "compaction",
     "cold_reader",
     "catch_up",
+    "readers",
     "returning",
     "idle",
     "many_partitions",

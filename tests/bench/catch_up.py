@@ -203,7 +203,7 @@ class Producing:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _end(self._process, self._ends, self.clear)
+        end_process(self._process, self._ends, self.clear)
 
     @property
     def acknowledged(self) -> int:
@@ -212,7 +212,7 @@ class Producing:
 
     def wait_going(self) -> None:
         """Return when it has produced for a while."""
-        _wait(lambda: self.acknowledged > 0, self._process)
+        wait_for(lambda: self.acknowledged > 0, self._process)
         time.sleep(WARM_UP_SECONDS)
 
     def clear(self) -> None:
@@ -297,11 +297,11 @@ class Reading:
 
     def __enter__(self) -> Reading:
         self._process.start()
-        _wait(lambda: self.records > 0, self._process)
+        wait_for(lambda: self.records > 0, self._process)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _end(self._process, self._ends, lambda: None)
+        end_process(self._process, self._ends, lambda: None)
 
     @property
     def records(self) -> int:
@@ -322,7 +322,8 @@ def _read_until(bootstrap: str, topic: str, read: Any, ends: Any) -> None:
         consumer.close()
 
 
-def _wait(condition: Callable[[], bool], process: SpawnProcess) -> None:
+def wait_for(condition: Callable[[], bool], process: SpawnProcess) -> None:
+    """Return when `condition` holds. `process`: whose work that is."""
     deadline = time.monotonic() + CALL_SECONDS_MAX
     while not condition():
         assert process.is_alive(), "a client's process ended"
@@ -330,7 +331,8 @@ def _wait(condition: Callable[[], bool], process: SpawnProcess) -> None:
         time.sleep(POLL_SECONDS / 10)
 
 
-def _end(process: SpawnProcess, ends: Any, drain: Callable[[], None]) -> None:
+def end_process(process: SpawnProcess, ends: Any, drain: Callable[[], None]) -> None:
+    """Have a client's process end, and see that it did well."""
     ends.set()
     deadline = time.monotonic() + CALL_SECONDS_MAX
     while process.is_alive() and time.monotonic() < deadline:

@@ -16,6 +16,8 @@ from pathlib import Path
 from tests.clients.go_program import BUILD_SECONDS_MAX, CACHE, digest, go_program
 
 DRIVERS = Path(__file__).parent / "drivers"
+OLD_REQUIREMENTS = DRIVERS / "old_kafka_python.txt"
+"""What the driver of old protocols needs, pinned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,10 @@ def _go() -> list[str]:
     return [str(go_program(DRIVERS / "go"))]
 
 
+def _sarama() -> list[str]:
+    return [str(go_program(DRIVERS / "sarama"))]
+
+
 def _fresh(folder: Path) -> Path:
     """An empty folder beside `folder`, to be renamed to it when complete."""
     partial = folder.with_name(f"{folder.name}.partial")
@@ -83,6 +89,38 @@ CLIENTS = (
     Client("java-3.9", lambda: _java("3.9.2"), needs="java"),
     Client("franz-go", _go, needs="go"),
 )
+
+
+def _old_kafka_python(api_version: str) -> list[str]:
+    """The driver in an environment that has the last kafka-python that speaks old protocols."""
+    folder = CACHE / f"kafka-python-{digest([OLD_REQUIREMENTS])}"
+    if not folder.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        # Not made elsewhere and moved: what is installed has its own path in it.
+        command = [sys.executable, "-m", "venv", "--clear", str(folder)]
+        subprocess.run(command, check=True, timeout=BUILD_SECONDS_MAX)
+        command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        command += ["--disable-pip-version-check", "-r", str(OLD_REQUIREMENTS)]
+        try:
+            subprocess.run(command, check=True, timeout=BUILD_SECONDS_MAX)
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+    program = [str(folder / "bin" / "python"), "-m", "tests.clients.drivers.old_kafka_python"]
+    return [*program, api_version]
+
+
+OLD_CLIENTS = (
+    Client("kafka-python-0.8.2", lambda: _old_kafka_python("0.8.2"), sends_null_headers=False),
+    Client("kafka-python-0.9", lambda: _old_kafka_python("0.9"), sends_null_headers=False),
+    Client("kafka-python-0.10", lambda: _old_kafka_python("0.10"), sends_null_headers=False),
+    Client("librdkafka-0.8.2", lambda: [*_python("librdkafka"), "0.8.2"]),
+    Client("librdkafka-0.9", lambda: [*_python("librdkafka"), "0.9.0"]),
+    Client("sarama-0.8.2", lambda: [*_sarama(), "0.8.2.0"], needs="go"),
+    Client("sarama-0.10", lambda: [*_sarama(), "0.10.0.0"], needs="go"),
+)
+"""Clients that speak as those of the version of Kafka in their name did: message formats 0 and 1.
+Java's can no longer be told to."""
 
 
 def is_here(client: Client) -> bool:

@@ -23,6 +23,7 @@ command                                                 answer
 {"do": "committed", "partitions": [...]}                {"offsets": [N|null...]}
 {"do": "delete_offsets", "group": NAME,
  "partitions": [...]}                                   {"errors": [CODE...]}
+{"do": "create_partitions", "topic": T, "count": N}     {"error": CODE}
 {"do": "close"}                                         {}    leaves the group; idempotent
 ```
 RECORD is {"topic", "partition", "key", "value", "timestamp", "headers": [[name, value]...]}, READ
@@ -192,6 +193,11 @@ class Driver:
         answered = self.ask("delete_offsets", group=group, partitions=partitions)
         errors: list[int] = answered["errors"]
         return errors
+
+    def create_partitions(self, topic: str, count: int) -> int:
+        """The error code of growing a topic to `count` partitions."""
+        error: int = self.ask("create_partitions", topic=topic, count=count)["error"]
+        return error
 
     def stop(self) -> None:
         """End the process; a client that hangs is killed."""

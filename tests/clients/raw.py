@@ -6,7 +6,17 @@ import socket
 from struct import Struct
 from typing import Any
 
-from vdl.kafka.wire import api_versions, metadata, produce
+from vdl.kafka.wire import (
+    api_versions,
+    create_topics,
+    delete_topics,
+    find_coordinator,
+    list_offsets,
+    metadata,
+    offset_commit,
+    offset_fetch,
+    produce,
+)
 from vdl.kafka.wire.header import (
     RequestHeader,
     decode_response_header,
@@ -19,8 +29,19 @@ LENGTH = Struct(">i")
 TIMEOUT_SECONDS = 10.0
 PRODUCE_VERSION, METADATA_VERSION, API_VERSIONS_VERSION = 8, 1, 3
 MODULES: dict[int, Any] = {
-    module.API_KEY: module for module in (produce, metadata, api_versions)
-}  # fmt: skip
+    module.API_KEY: module
+    for module in (
+        api_versions,
+        create_topics,
+        delete_topics,
+        find_coordinator,
+        list_offsets,
+        metadata,
+        offset_commit,
+        offset_fetch,
+        produce,
+    )
+}
 
 
 class RawConnection:

@@ -9,6 +9,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewTopic,
     OffsetSpec,
     ResourceType,
 )
@@ -86,3 +87,38 @@ def test_settings_are_changed_and_told(admin: AdminClient, topics: Topics) -> No
     for name, value in (("retention.ms", "soon"), ("no.such.setting", "1")):
         with pytest.raises(KafkaException):
             alter(name, value, AlterConfigOpType.SET)
+
+
+@pytest.mark.parametrize("kept", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+def test_records_of_a_topic_with_a_codec_are_read_as_they_were_sent(
+    admin: AdminClient, bootstrap: str, topics: Topics, kept: str
+) -> None:
+    """Whatever their producers compress them with, small batches and large ones."""
+    topic = topics.unused_name(f"kept-{kept}")
+    asked = NewTopic(topic, 1, 3, config={"compression.type": kept})
+    admin.create_topics([asked])[topic].result(SECONDS)
+    values = [bytes([number]) * (1 if number % 2 else 60_000) for number in range(10)]
+    for sent in ("none", "gzip", "snappy", "lz4", "zstd"):
+        producer = Producer({"bootstrap.servers": bootstrap, "compression.type": sent})
+        for value in values:
+            producer.produce(topic, value, partition=0)
+        assert producer.flush(SECONDS) == 0
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": topics.unused_name("kept"),
+            "auto.offset.reset": "earliest",
+            "check.crcs": True,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        read: list[bytes] = []
+        while len(read) < 5 * len(values):
+            found = consumer.consume(100, timeout=SECONDS)
+            assert found, len(read)
+            assert all(message.error() is None for message in found)
+            read += [message.value() for message in found]
+    finally:
+        consumer.close()
+    assert read == values * 5

@@ -49,6 +49,10 @@ class Topics:
             return False
         return all(partition.leader >= 0 for partition in found.partitions.values())
 
+    def partition_count(self, name: str) -> int:
+        found: Any = self._admin.list_topics(name, timeout=CALL_SECONDS_MAX).topics[name]
+        return len(found.partitions)
+
     def leader(self, name: str, partition: int = 0) -> int:
         """The id of the server that leads a partition; -1 when nobody does."""
         found: Any = self._admin.list_topics(name, timeout=CALL_SECONDS_MAX).topics[name]

@@ -8,8 +8,10 @@ from segments.api import (
     MetaBatch,
     OffsetOutOfRange,
     StoredEntry,
+    StoreOptions,
     Unavailable,
 )
+from segments.log.index import read_idx
 from segments.log.read_ahead import IDLE_MS
 from segments.log.segment import LogFiles
 
@@ -510,8 +512,7 @@ def test_reader_that_goes_on_does_not_wait_for_the_disk(
     while offset < log.flushed_offset:
         found = []
         harness.store.read_cold(log, offset, log.flushed_index, 900, found.append)
-        jobs = harness.workers.pool_jobs
-        waits.append(len(jobs))
+        waits.append(not found)
         harness.workers.pump()
         assert [bytes(b) for b in found[0].buffers] == [
             bytes((n * 7 + 1 + k) & 0xFF for k in range(300))
@@ -520,6 +521,26 @@ def test_reader_that_goes_on_does_not_wait_for_the_disk(
         offset = found[0].end_offset
     assert len(waits) > 100
     assert sum(waits[2:]) == 0
+
+
+def test_read_looks_at_no_more_of_the_index_than_it_needs(
+    make_harness, writer, hard_state, tmp_path, monkeypatch
+):
+    """A row looked at costs as much as the entry: of all that one `pread` gave, few are."""
+    harness = make_harness("disk", tmp_path, StoreOptions(index_segment_entries=1024))
+    log = harness.new_log()
+    fill(harness, log, writer, hard_state, 400, size=300)
+    log = harness.reopen()
+    seen = []
+
+    def counted(data, at, log_id, index):
+        seen.append(index)
+        return read_idx(data, at, log_id, index)
+
+    monkeypatch.setattr("segments.log.segment.read_idx", counted)
+    found = harness.cold(harness.store.entries_cold, log, 20, 300, 900)
+    assert [entry.index for entry in found] == [20, 21, 22]
+    assert set(seen) <= set(range(20, 24))
 
 
 def test_offset_where_a_term_ended_is_known_without_the_disk(
@@ -544,3 +565,13 @@ def test_offset_where_a_term_ended_is_known_without_the_disk(
     harness.store.trim_log(log, first_index=91)
     assert [log.offset_after(n) for n in (90, 180)] == [270, 540]
     harness.crash()
+
+
+def test_disk_space_is_that_of_the_file_system(harness):
+    """disk_space: no more can be written than there is room for in all; neither is known where
+    there is no disk."""
+    found = []
+    harness.store.disk_space(found.append)
+    harness.pump()
+    ((total, usable),) = found
+    assert (total, usable) == (-1, -1) or 0 <= usable <= total

@@ -94,6 +94,35 @@ def test_everything_is_given_back():
     assert windows.bytes == 0
 
 
+@pytest.mark.parametrize("readers", [1, 5, 10, 15])
+def test_windows_of_so_many_readers_are_taken_before_they_are_dropped(readers):
+    """Each takes a mebibyte at a time in turn, has a window and the next one, and finds both."""
+    windows = ReadAhead()
+    asked, size = 1 << 20, 64 << 10
+    for reader in range(readers):
+        windows.keep((reader, 0, "offset", 0), Found(1, []))
+    bytes_ahead = windows.ahead_bytes(ahead.AHEAD_BYTES)
+    assert asked // 2 <= bytes_ahead <= ahead.AHEAD_BYTES
+    for reader in range(readers):
+        found = window(1, (asked + bytes_ahead) // (size + 448), size)
+        found.count = asked // size
+        windows.keep((reader, 0, "offset", 1), found)
+        windows.keep((reader, 0, "offset", 2), window(1, bytes_ahead // (size + 448), size))
+    assert windows.bytes <= ahead.WINDOWS_BYTES_MAX
+    for reader in range(readers):
+        assert (reader, 0, "offset", 1) in windows
+        assert (reader, 0, "offset", 2) in windows
+
+
+def test_nothing_is_read_ahead_for_too_many_readers():
+    """What would be dropped before it is taken costs the disk twice."""
+    windows = ReadAhead()
+    for reader in range(ahead.READERS_MAX):
+        windows.keep((reader, 0, "offset", 0), Found(1, []))
+        assert windows.ahead_bytes(2 << 20) * len(windows) <= ahead.WINDOWS_BYTES_MAX // 2
+    assert windows.ahead_bytes(2 << 20) == 0
+
+
 def test_reader_that_arrives_with_nothing_does_not_take_the_window_of_another():
     """Two at one place share what either has, and the second finds it, too."""
     windows = ReadAhead()

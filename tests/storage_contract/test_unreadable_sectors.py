@@ -339,7 +339,7 @@ def test_two_write_one_bad_page_of_an_index(medium):
     assert medium.before_whole_page is None
     assert medium.is_good
     with pytest.raises(CorruptRecord):
-        files.rows(ends[other] - 1, ends[other])
+        files.idx(ends[other] - 1)
     assert read_all(engine) == []
 
 

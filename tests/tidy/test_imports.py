@@ -34,6 +34,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.state",),
     ("vdl.kafka.client",),
     ("vdl.kafka.wire",),
+    ("vdl.records.legacy",),
     ("vdl.records.compaction",),
     ("vdl.records.batch",),
     ("vdl.records.walk",),

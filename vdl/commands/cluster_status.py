@@ -21,10 +21,11 @@ from rpc.errors import AdminError
 from vdl.config.settings import ADMIN_LISTENER
 from vdl.config.values import Address, parse_address
 from vdl.kafka.client import KafkaClient, Unreachable
+from vdl.kafka.wire.describe_cluster import DescribeClusterBroker, DescribeClusterRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from vdl.kafka.wire.metadata import MetadataRequest
 
-METADATA_KEY, DESCRIBE_CONFIGS_KEY = 3, 32
+METADATA_KEY, DESCRIBE_CONFIGS_KEY, DESCRIBE_CLUSTER_KEY = 3, 32, 60
 BROKER_RESOURCE = 4
 ADMIN_TIMEOUT_SECONDS = 10.0
 """An overloaded server with many groups takes some seconds."""
@@ -119,12 +120,11 @@ class ClusterStatus:
 def collect(bootstrap: Iterable[Address]) -> ClusterStatus:
     """Ask the first server of `bootstrap` that answers who the others are, then all of them at one
     time: one that is overloaded takes seconds. Raises Unreachable when none answers."""
-    metadata = _discover(list(bootstrap))
-    brokers = sorted(metadata.brokers, key=lambda broker: int(broker.node_id))
+    metadata, brokers = _discover(list(bootstrap))
     addresses = [Address(broker.host, broker.port) for broker in brokers]
     status = ClusterStatus(metadata.cluster_id or "")
     status.servers = [
-        Server(broker.node_id, str(address), rack=broker.rack or "")
+        Server(broker.broker_id, str(address), rack=broker.rack or "")
         for broker, address in zip(brokers, addresses, strict=True)
     ]
     with ThreadPoolExecutor(max_workers=len(brokers) or 1) as pool:
@@ -145,14 +145,17 @@ def collect(bootstrap: Iterable[Address]) -> ClusterStatus:
     return status
 
 
-def _discover(bootstrap: list[Address]) -> Any:
-    """Metadata of all topics, from the first server that answers."""
+def _discover(bootstrap: list[Address]) -> tuple[Any, list[DescribeClusterBroker]]:
+    """Metadata of all topics and the servers by id, from the first server that answers. One that is
+    cut off leaves itself out of its Metadata; DescribeCluster names it."""
     problems = []
     for address in bootstrap:
         try:
             with KafkaClient(address.host, address.port) as client:
                 everything = MetadataRequest(topics=None, allow_auto_topic_creation=False)
-                return client.request(METADATA_KEY, everything)
+                metadata = client.request(METADATA_KEY, everything)
+                cluster = client.request(DESCRIBE_CLUSTER_KEY, DescribeClusterRequest())
+                return metadata, cluster.brokers
         except Unreachable as error:
             problems.append(error)
     if len(problems) == 1:
@@ -223,6 +226,8 @@ def _replicas_by_group(answers: Mapping[int, ServerStatus]) -> dict[str, dict[in
 
 def _add_topics(status: ClusterStatus, metadata: Any, replicas: Mapping[str, ByServer]) -> None:
     for described in sorted(metadata.topics, key=lambda topic: str(topic.name)):
+        if described.is_internal:
+            continue  # a view of the coordinators, which are told as what they are
         topic = Topic(described.name)
         for row in sorted(described.partitions, key=lambda row: int(row.partition_index)):
             name = f"{described.name}-{row.partition_index}"

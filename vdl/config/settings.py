@@ -194,6 +194,23 @@ KEYS: dict[str, Key] = {
         "host.producer_expiration_check_ms", milliseconds(1_000, DAY_MS)
     ),
     "kafka.log.retention.ms": Key("kafka.retention_ms", milliseconds(-1, INT64_MAX)),
+    "kafka.log.retention.bytes": Key("kafka.retention_bytes", integer(-1, INT64_MAX)),
+    "kafka.log.roll.ms": Key("kafka.roll_ms", milliseconds(1, INT64_MAX)),
+    "kafka.compression.type": Key(
+        "kafka.compression_type",
+        choice("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+    ),
+    "kafka.compression.gzip.level": Key("kafka.gzip_level", integer(-1, 9)),
+    "kafka.compression.zstd.level": Key("kafka.zstd_level", integer(-131_072, 22)),
+    "kafka.log.message.timestamp.type": Key(
+        "kafka.timestamp_type", choice("CreateTime", "LogAppendTime")
+    ),
+    "kafka.log.message.timestamp.before.max.ms": Key(
+        "kafka.timestamp_before_max_ms", milliseconds(0, INT64_MAX)
+    ),
+    "kafka.log.message.timestamp.after.max.ms": Key(
+        "kafka.timestamp_after_max_ms", milliseconds(0, INT64_MAX)
+    ),
     "request.check_on_loop_bytes": Key("kafka.record_check_loop_bytes", size(0, 16 * MIB)),
     "kafka.max.partitions.per.request": Key(
         "kafka.partitions_per_request_max", integer(1, 1_000_000)
@@ -206,6 +223,7 @@ KEYS: dict[str, Key] = {
     "kafka.connections.max.idle.ms": Key(
         "kafka.connection_idle_ms", milliseconds(1_000, 30 * DAY_MS)
     ),
+    "kafka.telemetry.max.bytes": Key("kafka.telemetry_max_bytes", size(KIB, 16 * MIB)),
     "kafka.fetch.max.bytes": Key("kafka.fetch_max_bytes", size(KIB, INT32_MAX)),
     "kafka.max.incremental.fetch.session.cache.slots": Key(
         "kafka.fetch_sessions_max", integer(0, 1_000_000)

@@ -12,20 +12,24 @@ Must not know: sockets, the event loop, the wire format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from segments.api import Slices, StorageError
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
+from vdl.kafka.client_metrics import ClientMetrics
+from vdl.kafka.down_conversion import DownConversion
 from vdl.kafka.fetch_sessions import FetchSessions
+from vdl.kafka.log_sizes import LogSizes
 from vdl.kafka.memory import AnswerAccount, AnswerMemory, RequestMemory
 from vdl.kafka.read_throttle import ReadThrottle
 from vdl.kafka.record_checks import Compute, RecordChecks, at_once
 from vdl.log import Log
 
 if TYPE_CHECKING:
+    from rpc.queries import Quorum
     from vdl.kafka.answer import Encoded
     from vdl.kafka.group_coordinator import GroupCoordinator
     from vdl.logstream.group.state_group import Outcome, StateGroup
@@ -69,6 +73,23 @@ class KafkaOptions:
     retention_ms: int = -1
     """`log.retention.ms`: retention of topics without a setting of their own. Kafka's default, 168
     hours, deletes old data of users who do not know of it: here the default is for ever."""
+    retention_bytes: int = -1
+    """`log.retention.bytes`: the same by size."""
+    roll_ms: int = 604_800_000
+    """`log.roll.ms`: how far apart the timestamps of one segment may be, where records are deleted
+    by age or this is set."""
+    compression_type: str = "producer"
+    """`compression.type`: the codec that topics keep their batches in."""
+    gzip_level: int = -1
+    """`compression.gzip.level`."""
+    zstd_level: int = 3
+    """`compression.zstd.level`."""
+    timestamp_type: str = "CreateTime"
+    """`log.message.timestamp.type`: or LogAppendTime."""
+    timestamp_before_max_ms: int = (1 << 63) - 1
+    """`log.message.timestamp.before.max.ms`."""
+    timestamp_after_max_ms: int = 3_600_000
+    """`log.message.timestamp.after.max.ms`."""
     record_check_loop_bytes: int = 2 << 20
     """Larger batches are checked off the loop, as are compressed ones of more than 32 KiB."""
     partitions_per_request_max: int = 10_000
@@ -109,14 +130,17 @@ class KafkaOptions:
     # --- requests ----------------------------------------------------------------------------
     fetch_max_bytes: int = 55 << 20
     """`fetch.max.bytes`: most that one Fetch answers, whatever the client asks."""
+    telemetry_max_bytes: int = 1 << 20
+    """`telemetry.max.bytes`: most that a client may push of its metrics, compressed."""
     fetch_sessions_max: int = 1_000
     """`max.incremental.fetch.session.cache.slots`."""
     fetch_session_partitions_max: int = 100_000
     """Partitions in all fetch sessions; some 700 bytes each."""
     request_timeout_ms_max: int = 300_000
     """No client's timeout holds a request longer than this."""
-    cold_read_bytes_per_second: int = 32 << 20
-    """What all consumers far behind are sent from disk at least while producers are at work."""
+    cold_read_bytes_per_second: int = 8 << 20
+    """What all consumers far behind are sent from disk at least while producers are at work,
+    whatever these feel of it."""
     read_timeout_ms: int = 10_000
     """How long a request without a timeout of its own waits for a quorum round."""
     topic_create_wait_ms: int = 1_000
@@ -152,6 +176,19 @@ class Appended(Protocol):
     @property
     def duplicate_timestamp(self) -> int | None:
         """Largest timestamp of the batch as it was first appended; None: it is no duplicate."""
+
+
+class ActiveProducer(Protocol):
+    """An idempotent producer, as far as its batches are applied here."""
+
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def last_sequence(self) -> int: ...
+    @property
+    def last_timestamp(self) -> int: ...
 
 
 class TimedOffset(Protocol):
@@ -224,13 +261,26 @@ class LogStream(Protocol):
 
     def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
 
+    def segment_starts(self, done: Callable[[list[tuple[int, int]] | StorageError], None]) -> None:
+        """Of each segment, oldest first: its first offset that is not deleted, and the largest
+        timestamp up to its end (ms)."""
+
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
         """`done` gets the epoch in which the log's start was written; -1: unknown."""
+
+    def producers(self) -> Sequence[ActiveProducer]:
+        """The idempotent producers that the partition remembers, by id."""
+
+    def stored_bytes(self, done: Callable[[int | StorageError], None]) -> None:
+        """How many bytes of the log's committed entries this replica keeps."""
 
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | StorageError], None]
     ) -> None:
         """The first record at or after the time (ms since 1970)."""
+
+    def offset_of_largest_time(self, done: Callable[[TimedOffset | StorageError], None]) -> None:
+        """The first record with the largest timestamp of all (KIP-734)."""
 
     def delete_records(
         self, offset: int, *, deadline_ns: int, done: Callable[[ErrorCode], None]
@@ -265,6 +315,9 @@ class Host(Protocol):
     def state_group(self, group_id: int) -> StateGroup | None:
         """The catalog or coordinator replica here."""
 
+    def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
+        """(size, bytes that can still be written) of the disk; (-1, -1) where there is none."""
+
     def propose_catalog(
         self,
         command: Command,
@@ -274,13 +327,38 @@ class Host(Protocol):
     ) -> None:
         """From any server; `done` once the command is applied here, or fails."""
 
+    def elect_preferred(
+        self,
+        leader: int,
+        groups: Sequence[int],
+        *,
+        deadline_ns: int,
+        done: Callable[[frozenset[int] | None], None],
+    ) -> None:
+        """Ask the server that leads these groups to hand them to the first replicas of their
+        placements. `done` gets those that it does not hand over; None: it has not said of all, and
+        may have handed over any."""
+
+    def describe_quorum(self, *, deadline_ns: int, done: Callable[[Quorum | None], None]) -> None:
+        """The catalog's members in its leader's eyes; None: nobody leads it, or has not said."""
+
     def alive_servers(self) -> list[int]: ...
+
+    def silent_servers(self) -> set[int]:
+        """Those whose link was lost and that may be alive: nobody refused to be dialled."""
 
     def agreed_ms(self) -> int:
         """What time it is (ms since 1970), as far as a majority of the servers' clocks agree."""
 
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         """The servers whose replicas are in sync, as the group's leader last reported."""
+
+    def may_serve_reads(self, group_id: int) -> bool:
+        """Whether consumers may read from the replica here though it does not lead (KIP-392)."""
+
+    def read_replica(self, group_id: int, rack: str, offset: int) -> int:
+        """The server that consumers in this rack are to read a partition from that is led here;
+        -1: from here."""
 
     def leader_lost_ns(self, group_id: int) -> int:
         """When the group lost its leader because that server failed; 0: not recently."""
@@ -310,10 +388,14 @@ class Context:
     log: Log
     random_bytes: Callable[[int], bytes]
     """Randomness, for ids that must not repeat: `os.urandom`, or a seeded source."""
+    log_directory: str = ""
+    """The absolute path of the data directory."""
     groups: GroupCoordinator | None = None
     """The leader's side of the consumer groups this server coordinates."""
+    commit_logs: dict[int, LogStream] = field(default_factory=dict)
+    """The commits of each coordinator, by its group, as a partition of `__consumer_offsets`."""
     topics_refused: int = 0
-    """Topics that were not created because servers have all the replicas they may have."""
+    """Topics not created, or not enlarged, because servers have all the replicas they may have."""
     leader_waits: int = 0
     """Requests that wait for leaders now: see `vdl.kafka.leaders`."""
     defer: Callable[[Callable[[], None]], None] = _before_the_front_end
@@ -325,21 +407,34 @@ class Context:
     """Where what takes long is computed."""
     read_throttle: ReadThrottle = field(init=False)
     record_checks: RecordChecks = field(init=False)
+    down_conversion: DownConversion = field(init=False)
     requests: RequestMemory = field(init=False)
     """Memory of requests that arrive or are not answered."""
     answers: AnswerMemory = field(init=False)
     """Memory of answers that are not sent."""
     fetch_sessions: FetchSessions = field(init=False)
+    client_metrics: ClientMetrics = field(default_factory=ClientMetrics)
+    file_config: KafkaOptions = field(init=False)
+    """What the server's file says; `config` is with what was changed at run time."""
+    resources_revision: int = -1
+    """Of the settings in the catalog that `config` reflects."""
+    log_sizes: LogSizes = field(init=False)
+
+    def stream(self, group_id: int) -> LogStream | None:
+        """The partition replica here, or the view of a coordinator's commits."""
+        return self.host.stream(group_id) or self.commit_logs.get(group_id)
 
     def __post_init__(self) -> None:
-        config = self.config
+        config = self.file_config = self.config
         self.requests = RequestMemory(config.request_memory_max, config.request_bytes_max)
         self.answers = AnswerMemory(config.answer_memory_max)
         self.record_checks = RecordChecks(self.compute, config.record_check_loop_bytes)
+        self.down_conversion = DownConversion(self.compute)
         self.fetch_sessions = FetchSessions(
             config.fetch_sessions_max, config.fetch_session_partitions_max, self.random_bytes
         )
         self.read_throttle = ReadThrottle(self.config.cold_read_bytes_per_second)
+        self.log_sizes = LogSizes(self.host)
 
 
 @dataclass(slots=True)

@@ -849,6 +849,7 @@ class Frontend:
         self._marked: list[ClientSession] = []
         self._deferred: list[Callable[[], None]] = []
         context.defer = self.defer
+        context.read_throttle.pace.watch(self.stats["Produce"])
         self._held_back: list[ClientSession] = []
         self._told: set[tuple[str, str]] = set()
         self._quiet_until_ns: dict[str, int] = {}

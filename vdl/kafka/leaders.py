@@ -1,7 +1,8 @@
-"""Waiting until groups have leaders, as far as this server knows.
+"""Waiting until groups have leaders, any or certain ones, as far as this server knows.
 
 Leader lists of peers cover all groups at once and have no subscribers. A request that has created
-topics therefore polls every few milliseconds; the more requests poll, the longer the interval.
+topics, or had leaders elected, therefore polls every few milliseconds; the more requests poll, the
+longer the interval.
 
 Must not know: topics, requests.
 """
@@ -14,6 +15,8 @@ from vdl.clock import MS, NEVER
 from vdl.kafka.answer import Later
 from vdl.kafka.context import Context
 
+ANYONE = -1
+_NOBODY = NEVER, ANYONE
 _LOOK_AGAIN_NS = 5 * MS
 _LOOK_COST_NS = MS // 10
 """Each waiting request makes the interval longer by this: some fifty times the cost of a poll."""
@@ -30,26 +33,39 @@ def when_led(
     """Run `done`, as a step of `later`, once each group has been seen with a leader, or at the
     deadline; at once if that is now. Stops when `later` is done or cancelled. `groups` is iterated
     once, up to the first without a leader."""
-    _Wait(server, groups, deadline_ns, later, done).look(is_first=True)
+    wanted = ((group, ANYONE) for group in groups)
+    _Wait(server, wanted, deadline_ns, later, done).look(is_first=True)
+
+
+def when_led_by(
+    server: Context,
+    wanted: Iterable[tuple[int, int]],
+    *,
+    deadline_ns: int,
+    later: Later,
+    done: Callable[[], None],
+) -> None:
+    """As `when_led`, once each group has been seen to be led by the server named with it."""
+    _Wait(server, wanted, deadline_ns, later, done).look(is_first=True)
 
 
 class _Wait:
     """One waiting request."""
 
-    __slots__ = ("_deadline_ns", "_done", "_group", "_groups", "_later", "_server")
+    __slots__ = ("_deadline_ns", "_done", "_group", "_later", "_leader", "_server", "_wanted")
 
     def __init__(
         self,
         server: Context,
-        groups: Iterable[int],
+        wanted: Iterable[tuple[int, int]],
         deadline_ns: int,
         later: Later,
         done: Callable[[], None],
     ) -> None:
         self._server = server
-        self._groups = iter(groups)
-        self._group = next(self._groups, NEVER)
-        """The first that may have no leader; `NEVER`: all have been seen to have one."""
+        self._wanted = iter(wanted)
+        self._group, self._leader = next(self._wanted, _NOBODY)
+        """The first that may not be led as wanted; `NEVER`: all have been seen to be."""
         self._deadline_ns = deadline_ns
         self._later = later
         self._done = done
@@ -60,8 +76,8 @@ class _Wait:
             server.leader_waits -= 1
         if self._later.done or self._later.cancelled:
             return
-        while self._group != NEVER and server.host.leader_of(self._group)[0] >= 0:
-            self._group = next(self._groups, NEVER)
+        while self._group != NEVER and self._is_led():
+            self._group, self._leader = next(self._wanted, _NOBODY)
         now_ns = server.clock.now_ns()
         if self._group == NEVER or now_ns >= self._deadline_ns:
             self._later.run(self._done)
@@ -69,3 +85,7 @@ class _Wait:
         server.leader_waits += 1
         pause_ns = max(_LOOK_AGAIN_NS, _LOOK_COST_NS * server.leader_waits)
         server.clock.call_later(min(pause_ns, self._deadline_ns - now_ns), self.look)
+
+    def _is_led(self) -> bool:
+        leader, _term = self._server.host.leader_of(self._group)
+        return leader >= 0 and self._leader in (ANYONE, leader)

@@ -8,6 +8,12 @@ are named one by one, as INVALID_TIMESTAMP or INVALID_RECORD (KIP-467). Compress
 client can read, or that would decompress to too much, is INVALID_RECORD; Kafka says
 UNKNOWN_SERVER_ERROR.
 
+Message sets of clients before 0.11 become a batch here (`convert`, `convert_later`), under the same
+rules and bounds.
+
+A topic may ask for a codec (`compression.type`). Then what is not compressed so is compressed anew,
+in the same step: the records are at hand there, and known to be sound.
+
 Bounds over all connections:
 
 * `CHECKS_AT_ONCE` batches are checked in threads at a time, each decompressed into a buffer of
@@ -24,11 +30,18 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from mmap import PAGESIZE, mmap
-from typing import Any
+from typing import Any, NamedTuple
 
 from vdl.errors import ErrorCode, KafkaError
+from vdl.records import legacy
 from vdl.records import walk as record_walk
-from vdl.records.batch import CODEC_MASK, HEADER_BYTES, BatchHeader
+from vdl.records.batch import (
+    CODEC_MASK,
+    HEADER_BYTES,
+    BatchHeader,
+    read_header,
+    recompressed,
+)
 from vdl.records.compression import (
     OUTPUT_BYTES_MAX,
     Compression,
@@ -48,8 +61,12 @@ LOOP_COMPRESSED_BYTES = 32 << 10
 LOOP_DECOMPRESSED_BYTES = 128 << 10
 """What is compressed is checked on the loop when it is no larger than this, before and after."""
 
+LOOP_RECOMPRESSED_BYTES = 16 << 10
+"""Records that get another codec on the loop, without compression: half a millisecond of gzip."""
+
 LOOP_BYTES_IN_PYTHON = 16 << 10
-"""What is checked on the loop where there is only the walk in Python."""
+"""What is checked on the loop where there is only the walk in Python; and message sets of old
+clients, before and after they are decompressed."""
 
 SCRATCH_KEPT_BYTES = 2 << 20
 """A larger part of a buffer than this goes back to the system after its use."""
@@ -57,8 +74,28 @@ SCRATCH_KEPT_BYTES = 2 << 20
 RECORD_ERRORS_IN_TEXT = 3
 """As many as Kafka has in the text for the whole batch."""
 
-Verdict = int | BaseException
-"""The largest timestamp of the records (ms, -1 for none); a KafkaError; or what should not be."""
+
+class Codec(NamedTuple):
+    """How a topic keeps its batches."""
+
+    compression: Compression
+    level: int | None
+    """See `compress`."""
+    bytes_max: int
+    """The largest batch, as it is then."""
+
+
+class Recompressed(NamedTuple):
+    """A batch that is sound and has another codec now."""
+
+    max_timestamp: int
+    batch: memoryview
+    header: BatchHeader
+
+
+Verdict = int | Recompressed | BaseException
+"""The largest timestamp of the records (ms, -1 for none), if the batch is taken as it is; what is
+taken in its place; a KafkaError; or what should not be."""
 
 Bounds = tuple[int, int, bool]
 """What a partition asks of each record: the oldest and the newest timestamp (ms), both inclusive;
@@ -66,6 +103,9 @@ whether it must have a key. A plain tuple, because one is made for each batch.""
 
 Compute = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 """`(job, done)`: run a job elsewhere, and `done` on the loop with its result or exception."""
+
+
+_NOT_DECOMPRESSED = "the records cannot be decompressed, or become too large"
 
 
 class RecordsRefused(KafkaError):
@@ -77,20 +117,16 @@ class RecordsRefused(KafkaError):
 
 
 class _Waiting:
-    """A batch that left the loop."""
+    """A batch that left the loop: its bytes as they were sent, what is done with them in a thread,
+    and who gets the outcome."""
 
-    __slots__ = ("batch", "bounds", "done", "header")
+    __slots__ = ("bytes", "done", "job")
 
     def __init__(
-        self,
-        batch: memoryview,
-        header: BatchHeader,
-        bounds: Bounds,
-        done: Callable[[Verdict], None],
+        self, size: int, job: Callable[[Scratch], Any], done: Callable[[Any], None]
     ) -> None:
-        self.batch = batch
-        self.header = header
-        self.bounds = bounds
+        self.bytes = size
+        self.job = job
         self.done = done
 
 
@@ -117,6 +153,7 @@ class RecordChecks:
 
     __slots__ = (
         "_compute",
+        "_convert_scratch",
         "_loop_bytes",
         "_loop_compressed_bytes",
         "_loop_scratch",
@@ -126,6 +163,7 @@ class RecordChecks:
         "_waiting_bytes",
         "is_full",
         "left_loop",
+        "recompressed",
         "refused",
     )
 
@@ -134,21 +172,34 @@ class RecordChecks:
         self._loop_bytes = loop_bytes if IS_NATIVE else min(loop_bytes, LOOP_BYTES_IN_PYTHON)
         self._loop_compressed_bytes = min(loop_bytes, LOOP_COMPRESSED_BYTES)
         self._loop_scratch = memoryview(b"")
+        self._convert_scratch = memoryview(b"")
         self._scratches: list[Scratch] = []
         self._running = 0
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self.is_full = False
         """Whether so much waits for the threads that nothing further may come."""
+        self.recompressed = 0
+        """Batches that got the codec of their topic."""
         self.left_loop = 0
         """Batches that were checked in a thread."""
         self.refused = 0
         """Batches whose inside was not what it should be."""
 
-    def check(self, batch: memoryview, header: BatchHeader, bounds: Bounds) -> int | None:
-        """The largest timestamp of the records, whose header is checked already; None when this is
-        for `check_later`. Raises KafkaError."""
+    def check(
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        bounds: Bounds,
+        wanted: Codec | None = None,
+    ) -> int | Recompressed | None:
+        """The verdict on the records, whose header is checked already; None when this is for
+        `check_later`. `wanted`: the topic's codec, None to keep the producer's. Raises
+        KafkaError."""
         codec = header.attributes & CODEC_MASK
+        changes = wanted is not None and wanted.compression != codec
+        if changes and len(batch) > LOOP_RECOMPRESSED_BYTES:
+            return None
         records = batch[HEADER_BYTES:]
         if codec:
             if len(batch) > self._loop_compressed_bytes:
@@ -162,8 +213,15 @@ class RecordChecks:
             records = self._loop_scratch[:size]
         elif len(batch) > self._loop_bytes:
             return None
+        if changes and len(records) > LOOP_RECOMPRESSED_BYTES:
+            return None
         try:
-            return judge(records, header, bounds, release=False)
+            max_timestamp = judge(records, header, bounds, release=False)
+            if not changes:
+                return max_timestamp
+            assert wanted is not None, header
+            self.recompressed += 1
+            return _recompressed(batch, records, max_timestamp, wanted)
         except KafkaError:
             self.refused += 1
             raise
@@ -174,11 +232,47 @@ class RecordChecks:
         header: BatchHeader,
         bounds: Bounds,
         done: Callable[[Verdict], None],
+        wanted: Codec | None = None,
     ) -> None:
         """As `check`, whatever the size; `done` gets the verdict. Batches come out in any order."""
+        self._leave_loop(len(batch), partial(_judge_in_thread, batch, header, bounds, wanted), done)
+
+    def convert(
+        self, records: memoryview, bytes_max: int, bounds: Bounds, wanted: Codec | None = None
+    ) -> memoryview | None:
+        """The batch that a message set of magic 0 or 1 is stored as; None when this is for
+        `convert_later`. `bytes_max`: of a message, and of the batch. Raises KafkaError."""
+        if len(records) > LOOP_BYTES_IN_PYTHON:
+            return None
+        if not self._convert_scratch:
+            self._convert_scratch = memoryview(bytearray(LOOP_BYTES_IN_PYTHON))
+        try:
+            scratch = self._convert_scratch
+            return _convert(records, bytes_max, bounds, wanted, scratch, release=False)
+        except CorruptCompression:
+            return None  # corrupt, or larger than the room here
+        except KafkaError:
+            self.refused += 1
+            raise
+
+    def convert_later(
+        self,
+        records: memoryview,
+        bytes_max: int,
+        bounds: Bounds,
+        done: Callable[[memoryview | BaseException], None],
+        wanted: Codec | None = None,
+    ) -> None:
+        """As `convert`, whatever the size; `done` gets the batch, or what speaks against it."""
+        job = partial(_convert_in_thread, records, bytes_max, bounds, wanted)
+        self._leave_loop(len(records), job, done)
+
+    def _leave_loop(
+        self, size: int, job: Callable[[Scratch], Any], done: Callable[[Any], None]
+    ) -> None:
         self.left_loop += 1
-        self._waiting.append(_Waiting(batch, header, bounds, done))
-        self._count_waiting(len(batch))
+        self._waiting.append(_Waiting(size, job, done))
+        self._count_waiting(size)
         self._start()
 
     def _count_waiting(self, change: int) -> None:
@@ -190,17 +284,16 @@ class RecordChecks:
             one = self._waiting.popleft()
             self._running += 1
             scratch = self._scratches.pop() if self._scratches else Scratch()
-            self._compute(
-                partial(_judge_in_thread, one, scratch), partial(self._done, one, scratch)
-            )
+            self._compute(partial(one.job, scratch), partial(self._done, one, scratch))
 
-    def _done(self, one: _Waiting, scratch: Scratch, verdict: Verdict) -> None:
+    def _done(self, one: _Waiting, scratch: Scratch, outcome: Any) -> None:
         self._running -= 1
         self._scratches.append(scratch)
-        self._count_waiting(-len(one.batch))
-        self.refused += isinstance(verdict, KafkaError)
+        self._count_waiting(-one.bytes)
+        self.refused += isinstance(outcome, KafkaError)
+        self.recompressed += isinstance(outcome, Recompressed)
         self._start()
-        one.done(verdict)
+        one.done(outcome)
 
 
 def judge(records: memoryview, header: BatchHeader, bounds: Bounds, *, release: bool) -> int:
@@ -219,25 +312,98 @@ def judge(records: memoryview, header: BatchHeader, bounds: Bounds, *, release: 
     return max_timestamp
 
 
-def _judge_in_thread(one: _Waiting, scratch: Scratch) -> Verdict:
+def _judge_in_thread(
+    batch: memoryview,
+    header: BatchHeader,
+    bounds: Bounds,
+    wanted: Codec | None,
+    scratch: Scratch,
+) -> Verdict:
     """The verdict. Off the loop."""
-    records = one.batch[HEADER_BYTES:]
-    codec = one.header.attributes & CODEC_MASK
+    records = batch[HEADER_BYTES:]
+    codec = header.attributes & CODEC_MASK
     try:
         if not codec:
-            return judge(records, one.header, one.bounds, release=True)
+            return _judge_and_compress(batch, header, bounds, wanted, records)
         limit = output_limit(len(records))
         try:
             size = decompress_into(Compression(codec), records, scratch.view[:limit])
-            return judge(scratch.view[:size], one.header, one.bounds, release=True)
+            return _judge_and_compress(batch, header, bounds, wanted, scratch.view[:size])
         except CorruptCompression:
-            what = "the records cannot be decompressed, or become too large"
-            return KafkaError(ErrorCode.INVALID_RECORD, what)
+            return KafkaError(ErrorCode.INVALID_RECORD, _NOT_DECOMPRESSED)
         finally:
             if limit > SCRATCH_KEPT_BYTES:
                 scratch.trim()
     except KafkaError as error:
         return error
+
+
+def _convert(
+    records: memoryview,
+    bytes_max: int,
+    bounds: Bounds,
+    wanted: Codec | None,
+    scratch: memoryview,
+    *,
+    release: bool,
+) -> memoryview:
+    """The checked batch of a message set. Raises KafkaError, CorruptCompression."""
+    taken = legacy.take(records, scratch, bytes_max=bytes_max)
+    max_timestamp = judge(memoryview(taken.payload), taken.header(), bounds, release=release)
+    if wanted is not None and wanted.compression != taken.codec:
+        taken.codec = Compression.NONE
+        plain = memoryview(taken.batch(max_timestamp))
+        if wanted.compression != Compression.NONE:
+            return _recompressed(plain, memoryview(taken.payload), max_timestamp, wanted).batch
+        batch = plain
+    else:
+        batch = memoryview(taken.batch(max_timestamp))
+    if len(batch) > bytes_max:
+        raise legacy.too_large_for_a_batch()
+    return batch
+
+
+def _convert_in_thread(
+    records: memoryview, bytes_max: int, bounds: Bounds, wanted: Codec | None, scratch: Scratch
+) -> memoryview | KafkaError:
+    """The batch, or why there is none. Off the loop."""
+    limit = output_limit(len(records))
+    try:
+        return _convert(records, bytes_max, bounds, wanted, scratch.view[:limit], release=True)
+    except CorruptCompression:
+        return KafkaError(ErrorCode.INVALID_RECORD, _NOT_DECOMPRESSED)
+    except KafkaError as error:
+        return error
+    finally:
+        if limit > SCRATCH_KEPT_BYTES:
+            scratch.trim()
+
+
+def _judge_and_compress(
+    batch: memoryview,
+    header: BatchHeader,
+    bounds: Bounds,
+    wanted: Codec | None,
+    records: memoryview,
+) -> int | Recompressed:
+    """The verdict on records without their compression. Raises KafkaError."""
+    max_timestamp = judge(records, header, bounds, release=True)
+    if wanted is None or wanted.compression == header.attributes & CODEC_MASK:
+        return max_timestamp
+    return _recompressed(batch, records, max_timestamp, wanted)
+
+
+def _recompressed(
+    batch: memoryview, records: memoryview, max_timestamp: int, codec: Codec
+) -> Recompressed:
+    """The batch as the topic keeps it. Raises MESSAGE_TOO_LARGE: it has grown too much."""
+    made = memoryview(recompressed(batch, records, codec.compression, codec.level))
+    if len(made) > codec.bytes_max:
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"the record batch has {len(made)} bytes as the topic compresses it, more than allowed",
+        )
+    return Recompressed(max_timestamp, made, read_header(made))
 
 
 def _refusal(refused: tuple[Refused, ...], bounds: Bounds) -> RecordsRefused:

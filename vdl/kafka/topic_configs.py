@@ -5,7 +5,7 @@ Rules:
 
 * A name Kafka does not have is refused, a value that does not parse or is out of range too.
 * A value that would promise a behaviour this server does not have is refused rather than stored and
-  ignored (`compression.type=gzip`).
+  ignored (`remote.storage.enable=true`).
 * Retention is as in Kafka, but for its default: data is kept until somebody says for how long.
 * Values are kept as the text that was sent, without blanks around it.
 
@@ -15,7 +15,7 @@ Must not know: requests, the catalog, how a setting takes effect.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -23,9 +23,15 @@ from segments.api import SegmentLimits
 from vdl.kafka.context import KafkaOptions
 from vdl.logstream.group.compaction import CompactionPolicy
 from vdl.logstream.group.retention import FOREVER, RetentionPolicy
+from vdl.records.compression import Compression
+from vdl.state.resource_configs import list_parts
 
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
+
+
+DEFAULTS = KafkaOptions()
+"""What a server has whose file says nothing."""
 
 
 class ConfigType(IntEnum):
@@ -60,12 +66,22 @@ class TopicConfig:
     low: int | None = None
     high: int | None = None
     allowed: tuple[str, ...] | None = None
-    from_options: Callable[[KafkaOptions], int] | None = None
-    """Where the server's own value of the default comes from."""
+    pattern: re.Pattern[str] | None = None
+    """What a text, or each part of a list, must be like; None: anything its type allows."""
+    option: str = ""
+    """The field of `KafkaOptions` with the server's own default; empty if it has none."""
+
+    @property
+    def is_open_list(self) -> bool:
+        """Whether it is a list of whatever matches the pattern, or of nothing."""
+        return self.type is ConfigType.LIST and self.allowed is None
 
     def default_for(self, options: KafkaOptions) -> str:
         """The value of a topic that does not set it, on a server with these options."""
-        return self.default if self.from_options is None else str(self.from_options(options))
+        if not self.option:
+            return self.default
+        value = getattr(options, self.option)
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
     def check(self, value: str) -> None:
         """Raises InvalidConfig."""
@@ -75,6 +91,8 @@ class TopicConfig:
             raise InvalidConfig(f"{self.name} must be true or false, not {value!r}")
         elif self.type is ConfigType.DOUBLE:
             self._check_ratio(value)
+        if self.pattern is not None:
+            self._check_pattern(value)
         texts = [value.lower()]
         if self.type is ConfigType.LIST:
             texts = texts[0].split(",")
@@ -83,6 +101,13 @@ class TopicConfig:
         if self.allowed is not None and not set(texts) <= set(self.allowed):
             choices = ", ".join(self.allowed)
             raise InvalidConfig(f"{self.name}={value} is not supported here (supported: {choices})")
+
+    def _check_pattern(self, value: str) -> None:
+        assert self.pattern is not None, self.name
+        parts = [value] if self.type is not ConfigType.LIST else list_parts(value)
+        for part in parts:
+            if not self.pattern.fullmatch(part):
+                raise InvalidConfig(f"{self.name} cannot be {value!r}")
 
     def _check_integer(self, value: str) -> None:
         if not _WHOLE_NUMBER.fullmatch(value):
@@ -113,7 +138,22 @@ BATCH_BYTES_MAX = 16 << 20
 SEGMENT_BYTES_MIN = 64 << 10
 """Smaller segments are mostly file names."""
 
+PRODUCERS_CODEC = "producer"
+"""The `compression.type` that keeps batches as they were sent."""
+_THROTTLED = re.compile(r"\*|[0-9]+:[0-9]+")
+"""One replica as tools name it, partition:server; or all."""
+_CODECS = {
+    "uncompressed": Compression.NONE,
+    "gzip": Compression.GZIP,
+    "snappy": Compression.SNAPPY,
+    "lz4": Compression.LZ4,
+    "zstd": Compression.ZSTD,
+}
+
 CLEANUP_POLICY = "cleanup.policy"
+COMPRESSION_TYPE = "compression.type"
+GZIP_LEVEL = "compression.gzip.level"
+ZSTD_LEVEL = "compression.zstd.level"
 DELETE_RETENTION_MS = "delete.retention.ms"
 MAX_COMPACTION_LAG_MS = "max.compaction.lag.ms"
 MAX_MESSAGE_BYTES = "max.message.bytes"
@@ -138,12 +178,41 @@ KNOWN = (
         allowed=("delete", "compact"),
     ),
     TopicConfig(
-        "compression.type",
+        GZIP_LEVEL,
+        ConfigType.INT,
+        "-1",
+        "The level of compression.type=gzip, 1 to 9; -1: gzip's own default.",
+        GZIP_LEVEL,
+        pattern=re.compile("-1|[1-9]"),
+        option="gzip_level",
+    ),
+    TopicConfig(
+        "compression.lz4.level",
+        ConfigType.INT,
+        "9",
+        "Accepted for tools: lz4 has one level here.",
+        "compression.lz4.level",
+        low=1,
+        high=17,
+    ),
+    TopicConfig(
+        COMPRESSION_TYPE,
         ConfigType.STRING,
-        "producer",
-        "Batches are kept as the producer compressed them.",
-        "compression.type",
-        allowed=("producer",),
+        PRODUCERS_CODEC,
+        "The codec in which batches are kept; producer: as each producer compressed its own.",
+        COMPRESSION_TYPE,
+        allowed=(*_CODECS, PRODUCERS_CODEC),
+        option="compression_type",
+    ),
+    TopicConfig(
+        ZSTD_LEVEL,
+        ConfigType.INT,
+        "3",
+        "The level of compression.type=zstd.",
+        ZSTD_LEVEL,
+        low=-131_072,
+        high=22,
+        option="zstd_level",
     ),
     TopicConfig(
         DELETE_RETENTION_MS,
@@ -157,7 +226,7 @@ KNOWN = (
         "file.delete.delay.ms",
         ConfigType.LONG,
         "60000",
-        "How long a deleted file stays on disk.",
+        "Accepted for tools: files of what is deleted go as soon as nobody reads them.",
         "log.segment.delete.delay.ms",
         low=0,
     ),
@@ -178,12 +247,42 @@ KNOWN = (
         low=0,
     ),
     TopicConfig(
+        "follower.replication.throttled.replicas",
+        ConfigType.LIST,
+        "",
+        "Replicas, partition:server or *, whose followers a throttled rate is for.",
+        pattern=_THROTTLED,
+    ),
+    TopicConfig(
         "index.interval.bytes",
         ConfigType.INT,
         "4096",
         "Every batch is indexed.",
         "log.index.interval.bytes",
         low=0,
+    ),
+    TopicConfig(
+        "leader.replication.throttled.replicas",
+        ConfigType.LIST,
+        "",
+        "Replicas, partition:server or *, whose leaders a throttled rate is for.",
+        pattern=_THROTTLED,
+    ),
+    TopicConfig(
+        "local.retention.bytes",
+        ConfigType.LONG,
+        "-2",
+        "Of tiered storage, which there is not: everything kept is local.",
+        "log.local.retention.bytes",
+        low=-2,
+    ),
+    TopicConfig(
+        "local.retention.ms",
+        ConfigType.LONG,
+        "-2",
+        "Of tiered storage, which there is not: everything kept is local.",
+        "log.local.retention.ms",
+        low=-2,
     ),
     TopicConfig(
         MAX_COMPACTION_LAG_MS,
@@ -200,7 +299,7 @@ KNOWN = (
         "The largest batch a producer may send, in bytes, as it is after compression.",
         "message.max.bytes",
         low=0,
-        from_options=lambda options: options.message_max_bytes,
+        option="message_max_bytes",
         high=BATCH_BYTES_MAX,
     ),
     TopicConfig(
@@ -210,6 +309,7 @@ KNOWN = (
         "How far ahead of the server's clock a batch's timestamp may be.",
         "log.message.timestamp.after.max.ms",
         low=0,
+        option="timestamp_after_max_ms",
     ),
     TopicConfig(
         TIMESTAMP_BEFORE_MAX_MS,
@@ -218,6 +318,7 @@ KNOWN = (
         "How far behind the server's clock a batch's timestamp may be.",
         "log.message.timestamp.before.max.ms",
         low=0,
+        option="timestamp_before_max_ms",
     ),
     TopicConfig(
         TIMESTAMP_TYPE,
@@ -226,6 +327,7 @@ KNOWN = (
         "Whether records keep the producer's timestamp or get the time of their append.",
         "log.message.timestamp.type",
         allowed=("createtime", "logappendtime"),
+        option="timestamp_type",
     ),
     TopicConfig(
         MIN_DIRTY_RATIO,
@@ -250,14 +352,36 @@ KNOWN = (
         "answered. A majority always must.",
         MIN_IN_SYNC_REPLICAS,
         low=1,
-        from_options=lambda options: options.min_insync_replicas,
+        option="min_insync_replicas",
     ),
     TopicConfig(
         "preallocate",
         ConfigType.BOOLEAN,
         "false",
-        "Segment files grow in steps; they are never allocated whole.",
+        "Segment files grow in steps; they are never allocated whole: only false.",
         "log.preallocate",
+        allowed=("false",),
+    ),
+    TopicConfig(
+        "remote.log.copy.disable",
+        ConfigType.BOOLEAN,
+        "false",
+        "Of tiered storage, which there is not: only false.",
+        allowed=("false",),
+    ),
+    TopicConfig(
+        "remote.log.delete.on.disable",
+        ConfigType.BOOLEAN,
+        "false",
+        "Of tiered storage, which there is not: only false.",
+        allowed=("false",),
+    ),
+    TopicConfig(
+        "remote.storage.enable",
+        ConfigType.BOOLEAN,
+        "false",
+        "There is no tiered storage: only false.",
+        allowed=("false",),
     ),
     TopicConfig(
         RETENTION_BYTES,
@@ -266,6 +390,7 @@ KNOWN = (
         "The size up to which a partition is kept; -1: whatever its size. Segments go whole.",
         "log.retention.bytes",
         low=-1,
+        option="retention_bytes",
     ),
     TopicConfig(
         RETENTION_MS,
@@ -274,7 +399,7 @@ KNOWN = (
         "How long a batch is kept at least; -1: for ever. Segments go whole.",
         "log.retention.ms",
         low=-1,
-        from_options=lambda options: options.retention_ms,
+        option="retention_ms",
     ),
     TopicConfig(
         SEGMENT_BYTES,
@@ -283,7 +408,7 @@ KNOWN = (
         "The size of a log segment file, 64 KiB at least. Retention deletes whole segments.",
         "log.segment.bytes",
         low=14,
-        from_options=lambda options: options.segment_bytes,
+        option="segment_bytes",
     ),
     TopicConfig(
         "segment.index.bytes",
@@ -297,7 +422,7 @@ KNOWN = (
         "segment.jitter.ms",
         ConfigType.LONG,
         "0",
-        "Segments are rolled without jitter.",
+        "How much earlier than after segment.ms a segment may end at most; none does.",
         "log.roll.jitter.ms",
         low=0,
     ),
@@ -308,6 +433,7 @@ KNOWN = (
         "How far apart the timestamps of one segment may be, if the topic says so.",
         "log.roll.ms",
         low=1,
+        option="roll_ms",
     ),
     TopicConfig(
         "unclean.leader.election.enable",
@@ -322,12 +448,14 @@ KNOWN = (
 BY_NAME: Mapping[str, TopicConfig] = {config.name: config for config in KNOWN}
 
 
-def check_configs(configs: Mapping[str, str]) -> dict[str, str]:
+def check_configs(
+    configs: Mapping[str, str], known: Mapping[str, TopicConfig] = BY_NAME
+) -> dict[str, str]:
     """The settings as they are kept. Raises InvalidConfig for the first one that cannot be
-    accepted, in the order given."""
+    accepted, in the order given. `known`: the settings there are, by name; those of a topic."""
     kept: dict[str, str] = {}
     for name, value in configs.items():
-        config = BY_NAME.get(name)
+        config = known.get(name)
         if config is None:
             raise InvalidConfig(f"Unknown topic config name: {name}")
         kept[name] = value.strip()
@@ -335,6 +463,21 @@ def check_configs(configs: Mapping[str, str]) -> dict[str, str]:
             kept[name] = ",".join(part.strip() for part in value.split(","))
         config.check(kept[name])
     return kept
+
+
+def codec_of(
+    configs: Mapping[str, str], options: KafkaOptions
+) -> tuple[Compression, int | None] | None:
+    """Codec and level in which a topic with these settings keeps batches; None: the producer's."""
+    name = configs.get(COMPRESSION_TYPE, options.compression_type).lower()
+    if name == PRODUCERS_CODEC:
+        return None
+    codec = _CODECS[name]
+    if codec is Compression.GZIP:
+        return codec, int(configs.get(GZIP_LEVEL, options.gzip_level))
+    if codec is Compression.ZSTD:
+        return codec, int(configs.get(ZSTD_LEVEL, options.zstd_level))
+    return codec, None
 
 
 def is_compacted(configs: Mapping[str, str]) -> bool:
@@ -380,7 +523,8 @@ def retention_policy(configs: Mapping[str, str], options: KafkaOptions) -> Reten
     if is_compacted(configs):
         # The newest segment is not compacted: it must end for the rest to be in time.
         segment_ms = min(segment_ms, value(MAX_COMPACTION_LAG_MS))
-    is_rolled = is_compacted(configs) or retention_ms >= 0
-    if is_rolled or SEGMENT_BYTES in configs or SEGMENT_MS in configs:
+    rolls_by_age = SEGMENT_MS in configs or options.roll_ms != DEFAULTS.roll_ms
+    is_rolled = is_compacted(configs) or retention_ms >= 0 or rolls_by_age
+    if is_rolled or SEGMENT_BYTES in configs:
         segments = SegmentLimits(max(SEGMENT_BYTES_MIN, value(SEGMENT_BYTES)), segment_ms)
     return RetentionPolicy(retention_ms, retention_bytes, segments)

@@ -36,6 +36,7 @@ from rpc.frames import decode_messages, encode_frames
 from rpc.hello import Hello
 from rpc.lanes import in_lanes
 from rpc.peer import FrameType
+from rpc.queries import Quorum
 from vdl.logstream.bootstrap import encode_record
 from vdl.logstream.elections.timers import Timers
 from vdl.logstream.group.durable_responses import DurableResponses, Responses
@@ -43,6 +44,7 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.group.state_group import Outcome, StateGroup
+from vdl.logstream.membership.leader_requests import LeaderRequests
 from vdl.logstream.membership.open_replica import ReplicaOpener
 from vdl.logstream.membership.replacement import Replacement
 from vdl.logstream.membership.replicas import (
@@ -54,6 +56,7 @@ from vdl.logstream.membership.replicas import (
 from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.peers.commit_propagation import CommitPropagation
 from vdl.logstream.peers.entry_repair import EntryRepair
+from vdl.logstream.peers.follower_reads import FollowerReads
 from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.inbox import Inbox
 from vdl.logstream.peers.leader_proofs import LeaderProofs
@@ -97,12 +100,16 @@ class Host:
         self.campaigns = self.timers.campaigns
         self._status = ServerStatus(state)
         self._forwarding = Forwarding(state, self.liveness)
+        self._follower_reads = FollowerReads(state, self.liveness)
         self._repair = EntryRepair(state, self._status)
         self._inbox = Inbox(state, self._status, self._proofs, self._commits)
         self._opener = ReplicaOpener(state, hosting=self)
         self._replicas = Replicas(state, hosting=self)
         self._transfers = Transfers(state, self._status, self.liveness)
-        self._replacement = Replacement(state, self._replicas, self.liveness, self._forwarding)
+        self._requests = LeaderRequests(state, self._transfers, self.liveness)
+        self._replacement = Replacement(
+            state, self._replicas, self.liveness, self._forwarding, self._transfers
+        )
         self.in_sync = state.in_sync
         self.periodic = Periodic(
             state,
@@ -113,6 +120,7 @@ class Host:
             self._transfers,
             self._replacement,
             self._forwarding,
+            self._requests.queries,
         )
         self.overload = self.periodic.overload
         self.trimming = self.periodic.trimming
@@ -150,6 +158,7 @@ class Host:
         self._outbox.is_closed = True
         self.loop_time.close()
         self._forwarding.close()
+        self._requests.queries.close()
         for stream in self.state.streams.values():
             stream.close()
         for state_group in self.state.state_groups.values():
@@ -172,6 +181,14 @@ class Host:
             return told
         return tuple(s for s in told if s == self.server_id or s in self._alive)
 
+    def may_serve_reads(self, group_id: int) -> bool:
+        """See `FollowerReads.may_serve`."""
+        return self._follower_reads.may_serve(group_id)
+
+    def read_replica(self, group_id: int, rack: str, offset: int) -> int:
+        """See `FollowerReads.replica_for`."""
+        return self._follower_reads.replica_for(group_id, rack, offset)
+
     def stream(self, group_id: int) -> LogStream | None:
         """The partition replica here, None when this server holds none."""
         return self.state.streams.get(group_id)
@@ -185,11 +202,30 @@ class Host:
         """The coordinator replicas of this server, running or not yet."""
         return [self.state.system_groups[g] for g in range(1, 1 + self.coordinator_count)]
 
+    def disk_space(self, done: Callable[[tuple[int, int] | storage.StorageError], None]) -> None:
+        """See `Store.disk_space`."""
+        self.store.disk_space(done)
+
     def propose_catalog(
         self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:
         """Propose from any server; `done` once the command is applied here, or fails."""
         self._forwarding.propose(command, deadline_ns=deadline_ns, done=done)
+
+    def elect_preferred(
+        self,
+        leader: int,
+        groups: Sequence[int],
+        *,
+        deadline_ns: int,
+        done: Callable[[frozenset[int] | None], None],
+    ) -> None:
+        """See `LeaderRequests.elect_preferred`."""
+        self._requests.elect_preferred(leader, groups, deadline_ns=deadline_ns, done=done)
+
+    def describe_quorum(self, *, deadline_ns: int, done: Callable[[Quorum | None], None]) -> None:
+        """See `LeaderRequests.describe_quorum`."""
+        self._requests.describe_quorum(deadline_ns=deadline_ns, done=done)
 
     def agreed_ms(self) -> int:
         """What time it is (ms since 1970), to stamp with: see `agreed_time`."""
@@ -202,6 +238,10 @@ class Host:
     def alive_servers(self) -> list[int]:
         """This server and those with a link up, ascending."""
         return sorted([self.server_id, *self._alive])
+
+    def silent_servers(self) -> set[int]:
+        """Servers that may be alive although their link was lost: nobody refused to be dialled."""
+        return self.state.silent
 
     def leader_lost_ns(self, group_id: int) -> int:
         """When the group lost its leader together with the leader's server; 0 if not lately."""
@@ -364,6 +404,7 @@ class Host:
             return
         server = hello.server_id
         self._alive[server] = hello
+        self.state.silent.discard(server)
         self.time.linked(server)
         for frame_type, buffers in self.liveness.link_up(server):
             self.state.transport.send(server, frame_type, buffers)
@@ -384,10 +425,15 @@ class Host:
         need not wait for the election timeout."""
         self.timers.wake_all()  # while it is still known what the server has last said
         self._alive.pop(server_id, None)
+        if refused:
+            self.state.silent.discard(server_id)
+        elif server_id in self.catalog.servers:
+            self.state.silent.add(server_id)
         self.time.unlinked(server_id)
         self._status.link_down(server_id)
         self._replacement.link_down(server_id)
         self.liveness.link_down(server_id)
+        self._requests.queries.link_down(server_id)
         if refused:
             for group in self.in_sync.server_gone(server_id):
                 self.liveness.in_sync_changed(group)
@@ -426,6 +472,10 @@ class Host:
             self._repair.request_received(server_id, payload)
         elif frame_type is FrameType.ENTRIES:
             self._repair.answer_received(payload)
+        elif frame_type is FrameType.QUERY:
+            self._requests.queries.query_received(server_id, payload)
+        elif frame_type is FrameType.REPLY:
+            self._requests.queries.reply_received(server_id, payload)
         elif frame_type is FrameType.COMPACTED:
             self.compaction.received(server_id, payload)
         elif frame_type is FrameType.ASK:
@@ -573,8 +623,17 @@ class Host:
 
     def _place(self, group: Group) -> None:
         """Tell a group what its members are to be."""
-        if replicas := self.catalog.replicas(group.group_id):  # else its topic is deleted
-            group.placement = tuple(replica_ids(replicas))
+        replicas = self.catalog.replicas(group.group_id)
+        if not replicas:
+            return  # its topic is deleted
+        move = self.catalog.move(group.group_id)
+        group.placement = tuple(replica_ids(replicas))
+        group.leaving = tuple(replica_ids(move.leaving))
+        group.adding = frozenset(
+            replica_ids([r for r in replicas if move.origin and r.server_id not in move.origin])
+        )
+        group.wanted_revision = move.revision
+        group.to_finish = move.is_open
 
     def _collect_meta(self, logs: Sequence[storage.Log]) -> list[storage.MetaBatch]:
         """See `Store.collect_meta`."""

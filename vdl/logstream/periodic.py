@@ -26,6 +26,7 @@ from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.peers.entry_repair import EntryRepair
 from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.leader_proofs import LeaderProofs
+from vdl.logstream.peers.queries import Queries
 from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState
 from vdl.logstream.trimming import Trimming
@@ -55,6 +56,7 @@ class Periodic:
         transfers: Transfers,
         replacement: Replacement,
         forwarding: Forwarding,
+        queries: Queries,
     ) -> None:
         self._state = state
         self._timers = timers
@@ -64,6 +66,7 @@ class Periodic:
         self._transfers = transfers
         self._replacement = replacement
         self._forwarding = forwarding
+        self._queries = queries
         self._disk_watch = DiskWatch(state.options.disk_patience_ms, state.clock.now_ns())
         self._producer_expiry = ProducerExpiry(
             state.streams, alive=state.alive, server_id=state.server_id, options=state.options
@@ -117,6 +120,7 @@ class Periodic:
         if not catalog_group.is_running and catalog_group.busy:
             catalog_group.expire(now_ns)
         self._forwarding.retry(now_ns)
+        self._queries.expire(now_ns)
 
     def _look_at_disk(self, now_ns: int) -> None:
         store, watch = self._state.store, self._disk_watch

@@ -43,7 +43,7 @@ class HostState:
     __slots__ = (
         "alive", "cache_bytes_max", "catalog", "catalog_group", "clock", "gaps", "groups",
         "in_sync", "log", "loop_time", "lost", "options", "outbox", "record", "rng",
-        "server_id", "state_groups", "stats", "store", "streams", "system_groups", "time",
+        "server_id", "silent", "state_groups", "stats", "store", "streams", "system_groups", "time",
         "transport",
     )  # fmt: skip
 
@@ -101,6 +101,9 @@ class HostState:
         # --- peers ---
         self.alive: dict[int, Hello] = {}
         """The other servers that there is a link to, by server id, and what they said first."""
+        self.silent: set[int] = set()
+        """Servers whose link was lost, and that were neither linked nor refused since: they may be
+        alive. Invariant: none of them is in `alive`."""
         self.in_sync = InSyncReplicas(options, clock, self.alive)
         """Of the groups led here: which replicas have all of the log, about."""
 

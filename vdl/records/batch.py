@@ -66,12 +66,15 @@ NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
 NO_TIMESTAMP = -1
 ZSTD_SINCE_PRODUCE_VERSION = 7  # KIP-110
-BATCHES_SINCE_PRODUCE_VERSION = 3  # KIP-98: exactly one batch, of magic 2
 
 _LENGTH = Struct(">i")
 _BASE_OFFSET = Struct(">q")
 _LEADER_EPOCH = Struct(">i")
 _CRC = Struct(">I")
+_LAST_DELTA = Struct(">i")
+_LAST_DELTA_AT = 23
+SPAN_MAX = 1 << 31
+"""Offsets that one batch can stand for."""
 _ATTRIBUTES = Struct(">h")
 _MAX_TIMESTAMP = Struct(">q")
 _LENGTH_AT, _EPOCH_AT, _MAGIC_AT, _CRC_AT = 8, 12, 16, 17
@@ -165,7 +168,7 @@ def check_batch(records: memoryview | None, *, produce_version: int, bytes_max: 
     if length < _OLD_OVERHEAD_BYTES or magic > MAGIC:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "impossible batch length or magic")
     if magic < MAGIC:
-        raise _old_format(produce_version)
+        raise KafkaError(ErrorCode.INVALID_RECORD, "only magic 2 is allowed in this version")
     end = LENGTH_FROM + length
     if end > size:
         raise KafkaError(ErrorCode.INVALID_RECORD, "the record batch is cut off")
@@ -180,15 +183,6 @@ def check_batch(records: memoryview | None, *, produce_version: int, bytes_max: 
         raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "the record batch is larger than allowed")
     _check_fields(header, produce_version)
     return header
-
-
-def _old_format(produce_version: int) -> KafkaError:
-    """What a batch of magic 0 or 1 is answered with: VDL does not convert old formats."""
-    if produce_version >= BATCHES_SINCE_PRODUCE_VERSION:
-        return KafkaError(ErrorCode.INVALID_RECORD, "only magic 2 is allowed in this version")
-    return KafkaError(
-        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, "message formats 0 and 1 are not supported"
-    )
 
 
 def _check_fields(header: BatchHeader, produce_version: int) -> None:
@@ -235,6 +229,21 @@ def patch_max_timestamp(batch: memoryview, timestamp_ms: int) -> None:
     seal(batch)
 
 
+def recompressed(
+    batch: memoryview, records: memoryview, codec: Compression, level: int | None
+) -> bytearray:
+    """The batch with another codec. `records` are its own, without their compression."""
+    data = records if codec is Compression.NONE else compress(codec, records, level)
+    out = bytearray(HEADER_BYTES + len(data))
+    out[:HEADER_BYTES] = batch[:HEADER_BYTES]
+    out[HEADER_BYTES:] = data
+    (attributes,) = _ATTRIBUTES.unpack_from(out, _ATTRIBUTES_AT)
+    _ATTRIBUTES.pack_into(out, _ATTRIBUTES_AT, attributes & ~CODEC_MASK | codec)
+    _LENGTH.pack_into(out, _LENGTH_AT, len(out) - LENGTH_FROM)
+    seal(memoryview(out))
+    return out
+
+
 # --- reading ---
 
 
@@ -276,14 +285,24 @@ class Record:
     offset: int = -1
 
 
-def iter_records(batch: memoryview) -> Iterator[Record]:
-    """The records of one batch, decompressed. Raises CorruptBatch, also after the first ones.
+def iter_records(batch: memoryview, skip: int = 0) -> Iterator[Record]:
+    """The records of one batch, decompressed, without the first `skip`: nothing but the lengths of
+    those is looked at. Raises CorruptBatch, also after the first ones.
 
     The CRC is not checked (`crc_matches`). With LogAppendTime all records carry that time.
     """
     header, payload = _unpack(batch)
     position = 0
-    for _ in range(header.count):
+    skip = min(skip, header.count)
+    for _ in range(skip):
+        try:
+            length, position = read_varint(payload, position)
+        except IndexError:
+            raise CorruptBatch("record", position) from None
+        if length < 0:
+            raise CorruptBatch("record length", position)
+        position += length
+    for _ in range(header.count - skip):
         try:
             record, position = _read_record(payload, position, header)
         except IndexError:
@@ -427,6 +446,24 @@ def build_batch(records: Sequence[Record], fields: BatchFields = PLAIN) -> bytea
         body = _record_body(record, delta, record.timestamp - base_timestamp)
         write_varint(payload, len(body))
         payload += body
+    return pack_batch(
+        payload,
+        fields,
+        count=len(records),
+        base_timestamp=base_timestamp,
+        max_timestamp=max(record.timestamp for record in records),
+    )
+
+
+def pack_batch(
+    payload: bytearray,
+    fields: BatchFields,
+    *,
+    count: int,
+    base_timestamp: int,
+    max_timestamp: int,
+) -> bytearray:
+    """A sealed batch of `count` records, at least one; `payload`: the records, not compressed."""
     compressed = payload
     if fields.compression is not Compression.NONE:
         compressed = bytearray(compress(fields.compression, payload))
@@ -444,14 +481,36 @@ def build_batch(records: Sequence[Record], fields: BatchFields = PLAIN) -> bytea
         MAGIC,
         0,
         attributes,
-        len(records) - 1,
+        count - 1,
         base_timestamp,
-        max(record.timestamp for record in records),
+        max_timestamp,
         fields.producer_id,
         fields.producer_epoch,
         fields.base_sequence,
-        len(records),
+        count,
     )
+    seal(batch)
+    return batch
+
+
+def build_sparse_batch(
+    records: Sequence[Record], base_offset: int, end_offset: int, *, leader_epoch: int
+) -> bytearray:
+    """A sealed batch over the offsets [base_offset, end_offset) that holds these records, perhaps
+    none, from the first offset on: as compaction leaves them."""
+    span = end_offset - base_offset
+    assert len(records) <= span <= SPAN_MAX, (len(records), span)
+    if records:
+        batch = build_batch(
+            records, BatchFields(base_offset=base_offset, leader_epoch=leader_epoch)
+        )
+    else:
+        batch = bytearray(HEADER_BYTES)
+        _HEADER.pack_into(
+            batch, 0, base_offset, HEADER_BYTES - LENGTH_FROM, leader_epoch, MAGIC, 0, 0, 0,
+            NO_TIMESTAMP, NO_TIMESTAMP, NO_PRODUCER_ID, -1, NO_SEQUENCE, 0,
+        )  # fmt: skip
+    _LAST_DELTA.pack_into(batch, _LAST_DELTA_AT, span - 1)
     seal(batch)
     return batch
 

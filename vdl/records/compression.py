@@ -30,6 +30,8 @@ Buffer = bytes | bytearray | memoryview
 OUTPUT_BYTES_MAX = 16 * 1024 * 1024
 RATIO_MAX = 100
 FLOOR_BYTES = 1024 * 1024
+_GZIP_LEVEL = 6
+"""zlib's default."""
 _FIRST_TRY_BYTES = 64 * 1024
 
 FRAME_BLOCKS_MAX = 16_384
@@ -77,13 +79,14 @@ class CorruptCompression(VdlError):
         self.size = size
 
 
-def compress(codec: Compression, data: Buffer) -> bytes:
-    """`data` in the codec's framing."""
+def compress(codec: Compression, data: Buffer, level: int | None = None) -> bytes:
+    """`data` in the codec's framing. `level`: gzip's (1 to 9, -1 for its default) or zstd's; the
+    others have one level."""
     match codec:
         case Compression.NONE:
             return bytes(data)
         case Compression.GZIP:
-            return bytes(cramjam.gzip.compress(data))
+            return bytes(cramjam.gzip.compress(data, _GZIP_LEVEL if level in (None, -1) else level))
         case Compression.SNAPPY:
             return _compress_xerial(memoryview(data))
         case Compression.LZ4:
@@ -91,7 +94,7 @@ def compress(codec: Compression, data: Buffer) -> bytes:
             compressor.compress(bytes(data))
             return bytes(compressor.finish())
         case Compression.ZSTD:
-            return bytes(cramjam.zstd.compress(data))
+            return bytes(cramjam.zstd.compress(data, level))
 
 
 def output_limit(compressed_bytes: int) -> int:

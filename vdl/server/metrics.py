@@ -98,16 +98,22 @@ HELP: dict[str, str] = {
     "vdl_server_client_connections_refused_total": "Client connections over a limit.",
     "vdl_server_record_walk_native": "1 where batches are checked in C, 0 where in Python.",
     "vdl_server_record_checks_off_loop_total": "Batches that were checked in a thread.",
+    "vdl_server_record_checks_recompressed_total": (
+        "Batches that were compressed anew, as their topic asks."
+    ),
     "vdl_server_record_checks_refused_total": "Batches refused for what is inside them.",
+    "vdl_server_down_conversions_total": "Answers converted for consumers before Kafka 0.11.",
     "vdl_server_request_memory_bytes": "Requests that are arriving or not answered.",
     "vdl_server_request_memory_bytes_max": "The most they may come to.",
     "vdl_server_request_memory_waits_total": "Times a connection was not read for want of room.",
     "vdl_server_answer_memory_bytes": "Answers that are being built or not taken.",
     "vdl_server_answer_memory_bytes_max": "The most they may come to.",
     "vdl_server_answer_memory_waits_total": "Times an answer was put off for want of room.",
+    "vdl_server_cold_read_bytes_per_second": "What readers far behind may take beside producers.",
+    "vdl_server_acknowledgement_usual_seconds": "What one takes while nobody far behind reads.",
     "vdl_server_replicas": "Replicas of partitions that run here.",
     "vdl_server_replicas_max": "Replicas of partitions that a server may have.",
-    "vdl_server_topics_refused_total": "Topics not created because of that.",
+    "vdl_server_topics_refused_total": "Topics not created, or not enlarged, because of that.",
     "vdl_server_fetch_sessions": "Fetch sessions there are.",
     "vdl_server_fetch_session_partitions": "Partitions in them.",
     "vdl_server_fetch_sessions_evicted_total": "Fetch sessions that gave way to others.",
@@ -143,6 +149,13 @@ HELP: dict[str, str] = {
     "vdl_kafka_request_bytes_total": "Bytes of requests, by API.",
     "vdl_kafka_response_bytes_total": "Bytes of responses, by API.",
     "vdl_kafka_request_seconds_total": "Time from request to response, waiting included, by API.",
+    "vdl_client_telemetry_clients": "Clients that have asked which metrics to push.",
+    "vdl_client_telemetry_pushes_total": "Pushes of clients' metrics that were taken.",
+    "vdl_client_telemetry_pushes_refused_total": "Pushes that were refused, or could not be read.",
+    "vdl_client_telemetry_points_total": "Numbers in them that were taken.",
+    "vdl_client_telemetry_points_dropped_total": "Numbers beyond what is kept.",
+    "vdl_client_counter_total": "What clients count themselves, as they pushed it (KIP-714).",
+    "vdl_client_gauge": "What clients measure themselves, as they pushed it last (KIP-714).",
     "vdl_peer_up": "1 while the link to that server is up.",
     "vdl_peer_unsent_bytes": "Bytes that wait for the link to that server.",
     "vdl_peer_round_trip_seconds": "Last round trip to that server, -1 before the first.",
@@ -163,6 +176,22 @@ STORE_COUNTERS = frozenset(
     }
 )  # fmt: skip
 """What only grows, among the numbers that a store calls by plain names."""
+
+
+class PushedNumbers(Protocol):
+    """What clients pushed, as the front end keeps it."""
+
+    @property
+    def pushes(self) -> int: ...
+    @property
+    def pushes_refused(self) -> int: ...
+    @property
+    def points(self) -> int: ...
+    @property
+    def points_dropped(self) -> int: ...
+    def __len__(self) -> int: ...
+    def series(self, now_ns: int) -> Iterator[tuple[str, str, str, float, bool]]:
+        """(metric, client id, attributes, number, whether it is a counter)."""
 
 
 class ApiCounters(Protocol):
@@ -191,6 +220,18 @@ def api_samples(apis: Mapping[str, ApiCounters]) -> Iterator[Sample]:
         yield Sample("request_bytes_total", labels, counters.bytes_in)
         yield Sample("response_bytes_total", labels, counters.bytes_out)
         yield Sample("request_seconds_total", labels, counters.total_ns / 1e9)
+
+
+def client_samples(metrics: PushedNumbers, now_ns: int) -> Iterator[Sample]:
+    """What clients pushed of their own metrics (KIP-714), and how that went."""
+    yield Sample("telemetry_clients", (), len(metrics))
+    yield Sample("telemetry_pushes_total", (), metrics.pushes)
+    yield Sample("telemetry_pushes_refused_total", (), metrics.pushes_refused)
+    yield Sample("telemetry_points_total", (), metrics.points)
+    yield Sample("telemetry_points_dropped_total", (), metrics.points_dropped)
+    for name, client_id, attributes, value, is_counter in metrics.series(now_ns):
+        labels = (("metric", name), ("client_id", client_id), ("attributes", attributes))
+        yield Sample("counter_total" if is_counter else "gauge", labels, value)
 
 
 def peer_samples(links: Iterable[LinkStatus]) -> Iterator[Sample]:

@@ -47,6 +47,7 @@ from vdl.server.metrics import (
     Health,
     Source,
     api_samples,
+    client_samples,
     operations_routes,
     peer_samples,
     store_numbers,
@@ -269,6 +270,14 @@ class Process:
             Source("store", lambda: store_numbers(store.stats())),
             Source("server", server.numbers),
             Source("kafka", lambda: api_samples(server.frontend.stats) if server.frontend else ()),
+            Source(
+                "client",
+                lambda: (
+                    client_samples(server.frontend.context.client_metrics, server.clock.now_ns())
+                    if server.frontend
+                    else ()
+                ),
+            ),
             Source("peer", lambda: peer_samples(server.links.links())),
         )
         routes = operations_routes(sources, lambda: _health(server))

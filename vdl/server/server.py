@@ -30,9 +30,12 @@ from rpc.streams import PeerHandler
 from segments.api import Store
 from vdl.clock import MS, Clock
 from vdl.config.settings import Config
+from vdl.errors import ErrorCode
+from vdl.kafka.broker_configs import follow
 from vdl.kafka.context import Context
 from vdl.kafka.frontend import Frontend
 from vdl.kafka.group_coordinator import GroupCoordinator
+from vdl.kafka.offsets_topic import CommitLog
 from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS, compaction_policy, retention_policy
 from vdl.log import Log
 from vdl.logstream.bootstrap import (
@@ -51,6 +54,7 @@ from vdl.logstream.host import Host
 from vdl.logstream.state import HostState
 from vdl.records.walk import IS_NATIVE
 from vdl.state.commands import RegisterServer
+from vdl.state.features import SUPPORTED
 
 _REGISTER_RETRY_NS = 300 * MS
 _REGISTER_DEADLINE_NS = 2_000 * MS
@@ -286,13 +290,17 @@ class Server:
             clock=self.clock,
             log=self._log,
             random_bytes=self._random_bytes,
+            log_directory=str(config.data_dir.absolute()),
             compute=self.store.workers.compute,
         )
         context.groups = GroupCoordinator(
             host=host, clock=self.clock, rng=self._rng, config=config.kafka
         )
-        for coordinator in host.coordinators:
+        for group_id, coordinator in enumerate(host.coordinators, start=1):
             context.groups.attach(coordinator)
+            context.commit_logs[group_id] = CommitLog(
+                coordinator, group_id, self.clock, host.state.gaps, context.compute
+            )
         self.frontend = Frontend(context)
         host.overload.request_wait_ns = self.frontend.start_budget.oldest_ns
         host.on_catalog_change = self._catalog_changed
@@ -307,7 +315,9 @@ class Server:
     def _retention_policy(self, stream: LogStream) -> RetentionPolicy:
         assert self.host is not None
         topic = self.host.catalog.topics.get(stream.topic)
-        return KEEP if topic is None else retention_policy(topic.configs, self.config.kafka)
+        if topic is None or self.frontend is None:
+            return KEEP
+        return retention_policy(topic.configs, self.frontend.context.config)
 
     def _compaction_policy(self, stream: LogStream) -> CompactionPolicy | None:
         assert self.host is not None
@@ -327,6 +337,7 @@ class Server:
             rack=self.config.rack,
             listeners=self._advertised,
             replica_of_catalog=True,
+            features=dict(SUPPORTED),
         )
 
     def _is_registered(self) -> bool:
@@ -337,6 +348,7 @@ class Server:
             and known.directory_id == self.store.directory_id
             and known.rack == self.config.rack
             and known.listeners == self._advertised
+            and known.features == SUPPORTED
         )
 
     def _register(self) -> None:
@@ -359,14 +371,20 @@ class Server:
             self.clock.call_later(_PATIENCE_NS, self._tell_why_not_serving)
 
     def _registered(self, outcome: Outcome) -> None:
+        retry_ns = _REGISTER_RETRY_NS
         if outcome.kind is OutcomeKind.APPLIED:
             self._has_caught_up = True
             self._catalog_changed()
+            if outcome.result.error is not ErrorCode.NONE:
+                self._log.error("registration_refused", reason=outcome.result.message)
+                retry_ns = _PATIENCE_NS
         if not self._has_caught_up or not self._is_registered():
-            self.clock.call_later(_REGISTER_RETRY_NS, self._register)
+            self.clock.call_later(retry_ns, self._register)
 
     def _catalog_changed(self) -> None:
         assert self.host is not None
+        if self.frontend is not None:
+            follow(self.frontend.context)
         if self.state is ServerState.WAITING and self.host.is_known:
             self.state = ServerState.STARTING
             self._log.info("directory_known", server=self.config.server_id)
@@ -442,7 +460,9 @@ class Server:
 
     def _replication_numbers(self, host: Host) -> dict[str, float]:
         """Partitions led here by how many of their replicas are in sync."""
-        catalog, default = host.catalog, self.config.kafka.min_insync_replicas
+        assert self.frontend is not None
+        catalog = host.catalog
+        default = self.frontend.context.config.min_insync_replicas
         under_replicated = under_min = at_min = 0
         for group_id, info in catalog.groups.items():
             in_sync = host.in_sync.get(group_id)
@@ -492,7 +512,9 @@ class Server:
             "handler_errors_total": frontend.handler_errors,
             "record_walk_native": int(IS_NATIVE),
             "record_checks_off_loop_total": frontend.context.record_checks.left_loop,
+            "record_checks_recompressed_total": frontend.context.record_checks.recompressed,
             "record_checks_refused_total": frontend.context.record_checks.refused,
+            "down_conversions_total": frontend.context.down_conversion.converted,
             "replicas": host.partition_count,
             "replicas_max": self.config.kafka.replicas_per_server_max,
             "topics_refused_total": frontend.context.topics_refused,
@@ -502,6 +524,8 @@ class Server:
             "answer_memory_bytes": frontend.context.answers.used,
             "answer_memory_bytes_max": frontend.context.answers.limit,
             "answer_memory_waits_total": frontend.context.answers.waits,
+            "cold_read_bytes_per_second": frontend.context.read_throttle.pace.rate,
+            "acknowledgement_usual_seconds": frontend.context.read_throttle.pace.usual_ns / 1e9,
             "fetch_sessions": len(frontend.context.fetch_sessions),
             "fetch_session_partitions": frontend.context.fetch_sessions.partitions,
             "fetch_sessions_evicted_total": frontend.context.fetch_sessions.evicted,

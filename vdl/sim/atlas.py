@@ -74,7 +74,9 @@ def _why_not(group_id: int, newest: Host, watch: RaftWatch) -> str:
     membership = seen.membership
     if membership.is_joint or membership.learners:
         return "its membership is changing"
-    if len(membership.incoming) < seen.most_voters:
+    if newest.catalog.move(group_id).is_open:
+        return "its replicas move"
+    if group_id not in newest.catalog.moves and len(membership.incoming) < seen.most_voters:
         return "a voter is missing"
     if membership.incoming != frozenset(replica_ids(newest.catalog.replicas(group_id))):
         return "its membership is to change"

@@ -14,6 +14,9 @@ from segments.api import Buffer, DirectoryInUse
 from segments.io.fs import MetaChecks
 from vdl.sim.disk import Directory, Inode, MetaStore, SimDisk
 
+ENDLESS_BYTES = 1 << 40
+"""What a disk without end is said to have, and to take."""
+
 
 class SimFile:
     """An open file; it stays usable when its name is removed."""
@@ -175,6 +178,11 @@ class SimFileSystem:
 
     def sync_directory(self, path: str) -> None:
         self.disk.sync_directory(self._directory(path))
+
+    def space(self, path: str) -> tuple[int, int]:
+        del path
+        room = self.disk.room
+        return ENDLESS_BYTES, ENDLESS_BYTES if room is None else room
 
     def lock(self, path: str) -> SimLock:
         key = "/".join(_parts(path))

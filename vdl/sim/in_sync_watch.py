@@ -110,7 +110,7 @@ class InSyncWatch:
         return index if at_ns <= now_ns - SETTLED_NS else 0
 
     def _holds(self, leader: Group, server: int, index: Index) -> bool:
-        for replica in leader.placement:
+        for replica in leader.listed:
             if server_of(replica) == server:
                 last = self._raft.durable_last(leader.group_id, replica)
                 return last >= index

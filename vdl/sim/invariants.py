@@ -65,13 +65,13 @@ class Watch:
         """The most that any server held for its clients, by what."""
         self.sent_bytes_max = 0
         """What all producers together may have on its way to one leader."""
-        self.raft.on_voter_gone = self._voter_gone
+        self.raft.on_other_voters = self._other_voters
         self._machines = machines
         self._values: dict[int, set[int]] = {}
         """By server id: values of records that are in the durable image of its disk."""
         self._safe: dict[int, int] = {}
-        """Value → how many disks held it when one of them was lost, or its replica was no voter any
-        more, if it was a majority."""
+        """Value → how many disks held it when one of them was lost, or when the voters changed, if
+        it was a majority."""
         self._lost: dict[tuple[int, NodeId], set[int]] = {}
         """By (group, replica) whose disk was lost: what that held until then."""
         for machine in machines:
@@ -166,18 +166,20 @@ class Watch:
         for key in self.raft.log_ids:
             if server_of(key[1]) == machine.server_id:
                 self._lost[key] = mine
-        self._keep_safe(mine, list(self._values.values()))
+        majority = min(3, len(self._machines)) // 2 + 1
+        self._keep_safe(mine, list(self._values.values()), majority=majority)
         self._listen(machine)
         self.raft.disk_lost(machine.server_id)
 
-    def _voter_gone(self, group_id: int, voters: Collection[NodeId]) -> None:
-        """What its replica held was rightly counted, though the answer may still be on its way."""
+    def _other_voters(self, group_id: int, voters: Collection[NodeId]) -> None:
+        """A voter goes: what its replica held was rightly counted, though the answer may still be
+        on its way. Or one comes, which may lack what most of the others have: it is no less
+        committed, and any majority that elects somebody has one of those (thesis §4.1)."""
         disks = [self._held(group_id, replica) for replica in voters]
-        self._keep_safe(set().union(*disks), disks)
+        self._keep_safe(set().union(*disks), disks, majority=len(disks) // 2 + 1)
 
-    def _keep_safe(self, values: set[int], disks: list[set[int]]) -> None:
+    def _keep_safe(self, values: set[int], disks: list[set[int]], *, majority: int) -> None:
         """Remember those that a majority of the disks holds."""
-        majority = min(3, len(self._machines)) // 2 + 1
         for value in values:
             copies = sum(value in on_disk for on_disk in disks)
             if copies >= majority:
@@ -202,6 +204,8 @@ class Watch:
             replicas = [host.groups[group_id] for host in hosts if group_id in host.groups]
             if len(replicas) < len(replicas[0].placement):
                 return f"group {group_id} misses a replica"
+            if any(group.to_finish for group in replicas):
+                return f"replicas of group {group_id} are on the move"
             if not any(group.serving for group in replicas):
                 return f"group {group_id} has no leader that serves"
             if len({group.log.last_index for group in replicas}) > 1:

@@ -1,9 +1,9 @@
-"""A consumer that begins far behind while producers go on, and must catch up.
+"""Consumers that begin far behind while producers go on, and must catch up, each of them.
 
 Worlds where the knob `behind_kib` is on have small caches and a tiny `request.cold_read_rate`, so
-what is not new comes from disk at the pace that producers set. The consumer takes so little at a
+what is not new comes from disk at the pace that producers set. A consumer takes so little at a
 time that the limit of one read's wait alone, one read a second, is slower than the producers: it
-catches up only when readers gain on them.
+catches up only when readers gain on them, and share what they get.
 
 Must not know: faults, how readers are paced.
 """
@@ -20,6 +20,8 @@ from vdl.sim.options import Options
 from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartition
 
 S = 1_000 * MS
+LAGGARDS = ("laggard 1", "laggard 2")
+"""More than one: each on connections of its own, and none may live at the cost of another."""
 FLOOR_BYTES = 1 << 10
 """`request.cold_read_rate` of such a world's servers."""
 CATCH_UP_NS = 30 * S
@@ -51,7 +53,7 @@ class Laggard:
         """`ends`: each partition's first offset, and the one behind its last."""
         self._on_fetched = on_fetched
         self._left = set(ends)
-        piece = ingest_bytes_per_second(options) // (2 * options.partitions)
+        piece = ingest_bytes_per_second(options) // (2 * options.partitions_max)
         self._consumer = Consumer(
             client,
             SubscriptionState(ResetStrategy.EARLIEST),

@@ -42,6 +42,13 @@ CROWDED = 0.005
 QUIET_GROUPS = (200, 3_000)
 CROWDED_JOURNAL_KIB, CROWDED_CACHE_KIB = 16 << 10, 64 << 10
 
+GROWS = 0.2
+"""Chance that the topic gets more partitions."""
+
+MOVING = 0.2
+"""Chance that partitions are moved."""
+MOVING_SERVERS = (4, 5, 5)
+
 NARROW = 0.125
 """Chance that links are slow."""
 
@@ -166,6 +173,8 @@ class Options:
     records_max: int = 3
     record_bytes_max: int = 200
     topic_churn: float = 0.0
+    growth: int = 0
+    """So many partitions the topic gets while all goes on, one after the other."""
     old_clients: bool = False
     liars: int = 0
     """Clients whose batches are not what they say."""
@@ -197,12 +206,19 @@ class Options:
     floods: int = 0
     """Partitions that are written to as fast as the links carry it, before anything goes wrong."""
 
+    moves: float = 0.0
+    """Partitions are moved between servers, of which there are more than a partition needs."""
     keyed: bool = False
     """A compacted partition is written to beside the others (`keyed.py`)."""
 
     quiet_groups: int = 0
     """So many partitions nobody writes to, made at birth. Each is a group like any other: it must
     be led again after all that happens."""
+
+    @property
+    def partitions_max(self) -> int:
+        """How many the topic has in the end."""
+        return self.partitions + self.growth
 
     @property
     def ages(self) -> bool:
@@ -328,11 +344,28 @@ def draw(rng: Random) -> Options:
         world = replace(world, catch_up_kib=0)
     if rng.random() < CROWDED and not world.link_kib:
         world = _crowded(world, spread(*QUIET_GROUPS))
+    if rng.random() < GROWS:
+        world = replace(world, growth=rng.randint(1, 3))
+    if rng.random() < MOVING and not (world.quiet_groups or world.link_kib):
+        world = _moving(world, rng)
     # A small memory and full links have no room for what it writes besides.
     is_roomy = not (world.link_kib or world.behind_kib or world.small_cache_kib)
     if rng.random() < COMPACTED and is_roomy and not world.quiet_groups:
         world = replace(world, keyed=True)
     return world
+
+
+def _moving(drawn: Options, rng: Random) -> Options:
+    """The same world, with partitions that move. What a failover may take, and who must elect, was
+    worked out for members that stay."""
+    return replace(
+        drawn,
+        servers=rng.choice(MOVING_SERVERS),
+        moves=round(rng.uniform(0.2, 1.0), 3),
+        majority_first=False,
+        failover_sync_ms=0,
+        one_fault="",
+    )
 
 
 def _crowded(drawn: Options, groups: int) -> Options:

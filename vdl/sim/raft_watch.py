@@ -366,8 +366,8 @@ class ReplicaWatch:
                 self._watch.elections += 1
             # Two of one term are `ClusterInvariants`' to tell.
         if term >= seen.membership_term:
-            if seen.membership.incoming - raft.membership.incoming:
-                self._watch.on_voter_gone(seen.group_id, seen.membership.incoming)
+            if seen.membership.incoming != raft.membership.incoming:
+                self._watch.on_other_voters(seen.group_id, seen.membership.incoming)
             seen.membership_term, seen.membership = term, raft.membership
             seen.membership_index = raft.membership_index
         committed = seen.cluster.last_committed
@@ -557,8 +557,8 @@ class RaftWatch:
         """Which log on its disk a (group, replica) is; none for a replica lost for good."""
         self.lost: dict[tuple[int, NodeId], DurableLog] = {}
         """Replicas lost for good, as their disks had them: what they said before is still so."""
-        self.on_voter_gone: Callable[[int, Collection[NodeId]], None] = lambda _, __: None
-        """Told of a group and the voters it had, before one of them is none any more."""
+        self.on_other_voters: Callable[[int, Collection[NodeId]], None] = lambda _, __: None
+        """Told of a group and the voters it had, before it has others."""
         self._violate = violate
         self._directories: dict[int, bytes] = {}
         """Id of the data directory on each server's disk, once a process has had it open."""

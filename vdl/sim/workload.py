@@ -20,7 +20,13 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.handlers.produce import ACKS_ALL
 from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS
-from vdl.kafka.wire import create_topics, delete_topics, list_offsets, offset_fetch
+from vdl.kafka.wire import (
+    create_partitions,
+    create_topics,
+    delete_topics,
+    list_offsets,
+    offset_fetch,
+)
 from vdl.records.compression import Compression
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock
@@ -40,6 +46,9 @@ outage would otherwise be most of what a world does."""
 QUIET = 0.01
 """Chance that a producer that can be forgotten is quiet, for about as long as that takes."""
 _KINDS = {Fate.DELIVERED: "ok", Fate.FAILED: "fail", Fate.UNKNOWN: "info"}
+
+_THERE_ARE_SO_MANY = frozenset((ErrorCode.NONE, ErrorCode.INVALID_PARTITIONS))
+"""A growth that is refused has taken effect before: its answer was lost."""
 
 OLD_CLIENT = {0: 8, 1: 11, 2: 5, 3: 8, 8: 7, 9: 5, 10: 2, 11: 5, 12: 3, 13: 2, 14: 3, 22: 1}
 """Versions of a client from before flexible messages and topic ids (Kafka 2.3)."""
@@ -69,13 +78,22 @@ class Env:
         self.options = options
         self.topic = topic
         self.acknowledged = acknowledged
+        self.partition_count = options.partitions
+        """Of the topic: only grows."""
+        self.on_growth: list[Callable[[], None]] = []
         self.clients: list[KafkaClient] = []
         self.consumers: list[Consumer] = []
         self.producers: list[Producer] = []
 
+    def grown(self, count: int) -> None:
+        """The topic has so many partitions now: whoever uses it is to use all of them."""
+        self.partition_count = count
+        for tell in self.on_growth:
+            tell()
+
     @property
     def partitions(self) -> list[TopicPartition]:
-        return [TopicPartition(self.topic, p) for p in range(self.options.partitions)]
+        return [TopicPartition(self.topic, p) for p in range(self.partition_count)]
 
     def client(
         self, name: str, host: str, rng: Random, caps: dict[int, int] | None = None
@@ -215,10 +233,15 @@ class Reader:
         env.consumers.append(self.consumer)
         self._settled = False
         self.consumer.on_position = self._positioned
-        assigned = env.recorder.happened(name, "assign")
-        assigned.keys = [str(tp) for tp in env.partitions]
-        self.consumer.assign(env.partitions)
+        self._assign()
+        env.on_growth.append(self._assign)
         self._schedule()
+
+    def _assign(self) -> None:
+        """Read all the partitions there are; those that it reads already from where it is."""
+        assigned = self._env.recorder.happened(self.name, "assign")
+        assigned.keys = [str(tp) for tp in self._env.partitions]
+        self.consumer.assign(self._env.partitions)
 
     def settle(self) -> None:
         """Jump and pause no more: read each partition to its end, and stay there."""
@@ -549,6 +572,44 @@ class TopicChurn:
         else:
             self._client.forget(name)
             self._client.call_any(delete_topics, _deletion(name), lambda response: None)
+
+
+class TopicGrowth:
+    """Adds partitions to the topic, one after the other, each within the world's time. Once one is
+    said to be there it is used like any other, and must have and keep what is written to it."""
+
+    def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
+        self._env = env
+        self._rng = rng
+        self._client = env.client(name, host, rng)
+        self._growing = True
+        self._schedule()
+
+    def stop(self) -> None:
+        self._growing = False
+
+    def _schedule(self) -> None:
+        options = self._env.options
+        if self._env.partition_count < options.partitions_max:
+            pause_ms = options.seconds * 1_000 // (options.growth + 1)
+            self._client.clock.call_later(self._rng.randint(0, pause_ms) * MS, self._grow)
+
+    def _grow(self) -> None:
+        if not self._growing:
+            return
+        count = self._env.partition_count + 1
+        topic = create_partitions.CreatePartitionsTopic(self._env.topic, count, None)
+        request = create_partitions.CreatePartitionsRequest([topic], timeout_ms=2_000)
+
+        def answered(response: Message | Failure) -> None:
+            code = -1 if isinstance(response, Failure) else response.results[0].error_code
+            if code in _THERE_ARE_SO_MANY:
+                self._env.grown(count)
+                self._schedule()
+            else:
+                self._client.backoff(3, self._grow)
+
+        self._client.call_any(create_partitions, lambda _version: request, answered)
 
 
 def create_topic(

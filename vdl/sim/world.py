@@ -47,7 +47,7 @@ from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.in_sync_watch import IN_SYNC_LOOK_NS, LAG_MAX_MS
 from vdl.sim.invariants import Violation, Watch
 from vdl.sim.keyed import KeyedTopic
-from vdl.sim.laggard import CATCH_UP_NS, FLOOR_BYTES, Laggard
+from vdl.sim.laggard import CATCH_UP_NS, FLOOR_BYTES, LAGGARDS, Laggard
 from vdl.sim.lateness import judge_lateness
 from vdl.sim.liar import Liar
 from vdl.sim.machine import (
@@ -58,6 +58,7 @@ from vdl.sim.machine import (
     Machine,
     machine_name,
 )
+from vdl.sim.mover import Mover
 from vdl.sim.network import Network, SimDialer, Weather
 from vdl.sim.one_fault import judge_one_fault
 from vdl.sim.options import Options
@@ -73,6 +74,7 @@ from vdl.sim.workload import (
     ProducerLoad,
     Reader,
     TopicChurn,
+    TopicGrowth,
     create_topic,
     note_poll,
 )
@@ -118,7 +120,17 @@ ACKNOWLEDGEMENTS_MIN = 100
 SAFETY_LONGER_MAX = 3
 """A world that has not is kept in its safety phase for up to so many times its length more."""
 
-Load = ProducerLoad | MemberLoad | Asker | OffsetAsker | TopicChurn | Ageing | Liar
+Load = (
+    ProducerLoad
+    | MemberLoad
+    | Asker
+    | OffsetAsker
+    | TopicChurn
+    | TopicGrowth
+    | Ageing
+    | Liar
+    | Mover
+)
 
 
 @dataclass(slots=True)
@@ -180,10 +192,9 @@ class World:
             topic=TOPIC,
             acknowledged=self.watch.acknowledged,
         )
-        self._loads: list[
-            ProducerLoad | MemberLoad | Asker | OffsetAsker | TopicChurn | Ageing | Liar
-        ] = []
+        self._loads: list[Load] = []
         self.liars: list[Liar] = []
+        self.mover: Mover | None = None
         self._slept_ms = 0
         self._client_clocks: list[NodeClock] = []
         self._ageing: Ageing | None = None
@@ -546,8 +557,13 @@ class World:
             self._loads.append(self._ageing)
         if options.topic_churn:
             self._loads.append(TopicChurn(self.env, "t0", host(), new_rng()))
+        if options.growth:
+            self._loads.append(TopicGrowth(self.env, "g0", host(), new_rng()))
         self.liars = [Liar(self.env, f"l{i}", host(), new_rng()) for i in range(options.liars)]
         self._loads += self.liars
+        if options.moves:
+            self.mover = Mover(self.env, host(), new_rng(), len(self.machines))
+            self._loads.append(self.mover)
 
     def _begin_keyed(self) -> None:
         def written(group_id: int) -> None:
@@ -701,13 +717,22 @@ class World:
         return ", ".join(filter(None, (reader.behind(stands) for reader in self._readers)))
 
     def _catch_up(self) -> None:
-        """A consumer that begins behind meets the end of each partition while producers go on."""
+        """Each consumer that begins behind meets the end of each partition while producers go
+        on."""
         ends: dict[TopicPartition, tuple[int, int]] = {}
         for tp in self.env.partitions:
             stream = self._stream(tp.partition)
             if stream is not None:
                 ends[tp] = (stream.log_start_offset, stream.high_watermark)
-        name = "laggard"
+        laggards = [self._laggard(name, ends) for name in LAGGARDS]
+        limit_ns = CATCH_UP_NS + 2 * self.time.now_ns
+        if not self.wait(limit_ns, lambda: not any(one.missing() for one in laggards)):
+            missing = "; ".join(filter(None, (one.missing() for one in laggards)))
+            self.watch.violate("reader-starved", f"{missing}, producers went on")
+        self.note("caught up")
+
+    def _laggard(self, name: str, ends: dict[TopicPartition, tuple[int, int]]) -> Laggard:
+        """A consumer that begins behind `ends`."""
         recorder = self.recorder
         recorder.happened(name, "assign").keys = [str(tp) for tp in sorted(ends)]
 
@@ -722,10 +747,7 @@ class World:
             positioned,
         )
         self.env.consumers.append(laggard.consumer)
-        limit_ns = CATCH_UP_NS + 2 * self.time.now_ns
-        if not self.wait(limit_ns, lambda: not laggard.missing()):
-            self.watch.violate("reader-starved", f"{laggard.missing()}, producers went on")
-        self.note("caught up")
+        return laggard
 
     def _slow_failover(self) -> bool:
         """A server dies while all disks are slow: see `Options.failover_sync_ms`."""
@@ -848,7 +870,7 @@ def sent_bytes_max(options: Options) -> int:
     """What all producers together may have on its way at one time."""
     producers = options.idempotent_producers + options.plain_producers
     batch = BATCH_OVERHEAD + options.records_max * (RECORD_OVERHEAD + options.record_bytes_max)
-    return producers * options.partitions * ProducerOptions().in_flight_max * batch
+    return producers * options.partitions_max * ProducerOptions().in_flight_max * batch
 
 
 def fed_in_ns(options: Options, batches: int) -> int:

@@ -30,8 +30,26 @@ import msgspec
 
 from vdl.errors import ErrorCode
 from vdl.state import commands
+from vdl.state.features import Features
 from vdl.state.placement import Load, place
-from vdl.state.table import decode_value, encode_value, text_bytes
+from vdl.state.reassignment import (
+    NEVER_MOVED,
+    Move,
+    Reassignment,
+    ReplicaInfo,
+    finished,
+    in_progress,
+    reassigned,
+    renumbered,
+)
+from vdl.state.resource_configs import (
+    CONFIGS_BYTES_MAX,
+    KEY_PREFIX,
+    ResourceConfigs,
+    changed_configs,
+    configs_bytes,
+)
+from vdl.state.table import decode_value, encode_value
 
 TOPIC_NAME_CHARS_MAX = 249
 """Longest topic name Kafka allows."""
@@ -42,8 +60,6 @@ FIRST_REPLICA = 1
 REPLICA_NUMBER_MAX = (1 << 16) - 1
 """Numbers are 16 bits of a Raft id."""
 
-CONFIGS_BYTES_MAX = 4_096
-"""Names and values of one topic's settings: they are in every snapshot."""
 PARTITIONS_PER_TOPIC_MAX = 100_000
 """Keeps one command from filling every server's memory."""
 
@@ -61,13 +77,8 @@ class ServerInfo(msgspec.Struct, frozen=True, array_like=True):
     """Listener name → advertised (host, port)."""
     replica_of_catalog: bool
     """True: voter of the catalog; False: learner."""
-
-
-class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):
-    """One copy of a group: (server id, replica number) is never given out twice for a group."""
-
-    server_id: int
-    replica_number: int
+    features: dict[str, tuple[int, int, int]] = {}
+    """See `RegisterServer.features`."""
 
 
 class GroupInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -98,6 +109,7 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     next_group_id: int
     next_producer_id: int
     noted_ms: int = 0
+    features_epoch: int = 0
 
 
 @dataclass(slots=True)
@@ -127,6 +139,15 @@ class ReplicasReplaced:
 
     server_id: int
     group_ids: list[int]
+
+
+@dataclass(slots=True)
+class FeaturesUpdated:
+    """Answer to UpdateFeatures: all levels are as asked for, or none changed."""
+
+    error: ErrorCode
+    message: str = ""
+    events: list[CatalogEvent] = field(default_factory=list)
 
 
 CatalogEvent = GroupAdded | GroupRemoved | ServerRegistered | ReplicasReplaced
@@ -174,6 +195,25 @@ class TopicsCreated:
 
 
 @dataclass(slots=True)
+class GrownTopic:
+    """Answer for one topic of CreatePartitions."""
+
+    name: str
+    error: ErrorCode
+    message: str = ""
+    group_ids: list[int] = field(default_factory=list)
+    """Of the new partitions; empty with `validate_only`."""
+
+
+@dataclass(slots=True)
+class PartitionsCreated:
+    """Answer to CreatePartitions, in the order asked."""
+
+    topics: list[GrownTopic]
+    events: list[CatalogEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class DeletedTopic:
     """Answer for one topic of DeleteTopics. `name` is empty for an unknown id."""
 
@@ -196,6 +236,14 @@ class ConfigsAltered:
     """Answer to AlterTopicConfigs: an error for each change, in the order asked."""
 
     errors: list[ErrorCode]
+    events: list[CatalogEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ReassignmentsAltered:
+    """Answer to AlterReassignments: an error and its text for each change, in the order asked."""
+
+    errors: list[tuple[ErrorCode, str]]
     events: list[CatalogEvent] = field(default_factory=list)
 
 
@@ -235,8 +283,13 @@ class Catalog:
         self.topics_by_id: dict[bytes, TopicInfo] = {}
         self.groups: dict[int, GroupInfo] = {}
         """Groups of partitions only: the catalog and the coordinators are in the birth record."""
+        self.moves: dict[int, Move] = {}
+        """By group: what reassignments left behind, for groups that had any."""
         self.next_group_id = coordinator_groups + 1
         self.next_producer_id = 0
+        self.features = Features()
+        self.resources = ResourceConfigs()
+        """Settings of what is no topic."""
         self.noted_ms = 0
         """What time it was when it was noted last (ms since 1970); 0: never."""
         self.renumbered = 0
@@ -257,6 +310,11 @@ class Catalog:
             commands.ReplaceServer: self._replace_server,
             commands.ReplaceReplicas: self._replace_replicas,
             commands.AlterTopicConfigs: self._alter_configs,
+            commands.CreatePartitions: self._create_partitions,
+            commands.UpdateFeatures: self._update_features,
+            commands.AlterResourceConfigs: self._alter_resource_configs,
+            commands.AlterReassignments: self._alter_reassignments,
+            commands.FinishReassignments: self._finish_reassignments,
         }
 
     def understands(self, command: Any) -> bool:
@@ -293,18 +351,48 @@ class Catalog:
                     ErrorCode.DUPLICATE_BROKER_REGISTRATION,
                     f"this data directory is registered as server {other.server_id}",
                 )
+        complaint = self.features.complaint_about(command.features)
+        if complaint:
+            return Registration(ErrorCode.UNSUPPORTED_VERSION, complaint)
         info = ServerInfo(
             server_id=command.server_id,
             directory_id=command.directory_id,
             rack=command.rack,
             listeners=command.listeners,
             replica_of_catalog=command.replica_of_catalog,
+            features=command.features,
         )
         if info == known:
             return Registration(ErrorCode.NONE)
         self.servers[command.server_id] = info
         self._dirty.add(_server_key(command.server_id))
+        self._begin_features()
         return Registration(ErrorCode.NONE, events=[ServerRegistered(command.server_id)])
+
+    def _begin_features(self) -> None:
+        """Finalise the first levels, once all founders have registered theirs. Where servers are
+        of a version without features, that is when the last of them is of a newer one."""
+        servers = self.servers.values()
+        if (
+            not self.features.epoch
+            and self.founders
+            and self.founders.keys() <= self.servers.keys()
+            and all(server.features for server in servers)
+        ):
+            names = self.features.begin(server.features for server in servers)
+            self._dirty.add(_KEY_COUNTERS)
+            self._dirty.update(map(_feature_key, names))
+
+    def _update_features(self, command: commands.UpdateFeatures) -> FeaturesUpdated:
+        error, message = self.features.update(
+            command.updates,
+            {server.server_id: server.features for server in self.servers.values()},
+            validate_only=command.validate_only,
+        )
+        if error is ErrorCode.NONE and not command.validate_only:
+            self._dirty.add(_KEY_COUNTERS)
+            self._dirty.update(_feature_key(update.feature) for update in command.updates)
+        return FeaturesUpdated(error, message)
 
     def directory_of(self, server_id: int) -> bytes | None:
         """The directory that holds the server's replicas; None for an unknown server."""
@@ -323,6 +411,16 @@ class Catalog:
         info = self.groups.get(group_id)
         return [] if info is None else info.replicas
 
+    def move(self, group_id: int) -> Move:
+        """What reassignments left behind of a group."""
+        return self.moves.get(group_id, NEVER_MOVED)
+
+    def listed(self, group_id: int) -> list[ReplicaInfo]:
+        """Every replica of a group that its server has to keep: those that are to be members, then
+        those that leave."""
+        move = self.moves.get(group_id)
+        return self.replicas(group_id) + (move.leaving if move is not None else [])
+
     def founding(self, group_id: int) -> list[ReplicaInfo]:
         """The members a group was made with, preferred leader first."""
         if group_id <= self.coordinator_groups:
@@ -336,15 +434,20 @@ class Catalog:
         return not known and group_id < self.next_group_id
 
     def replica_number(self, group_id: int, server_id: int) -> int:
-        """The number of the server's replica of a group, 0 when it is to have none."""
+        """The number of the server's replica of a group, 0 when it is to have none; one that leaves
+        is there until the group has removed it."""
         for replica in self.replicas(group_id):
             if replica.server_id == server_id:
                 return replica.replica_number
+        if group_id in self.moves:
+            for replica in self.moves[group_id].leaving:
+                if replica.server_id == server_id:
+                    return replica.replica_number
         return 0
 
     def is_sole(self, group_id: int) -> bool:
         """Whether the group has a single replica, which cannot be replaced."""
-        return len(self.replicas(group_id)) == 1
+        return len(self.listed(group_id)) == 1
 
     def _founders_from(self, group_id: int) -> list[int]:
         """The founders, rotated so that the preferred leaders of coordinators spread."""
@@ -404,20 +507,111 @@ class Catalog:
                 self._dirty.add(_number_key(group_id, server_id))
             else:
                 info = self.groups[group_id]
-                replicas = [
-                    ReplicaInfo(server_id, number) if replica.server_id == server_id else replica
-                    for replica in info.replicas
-                ]
+                replicas = renumbered(info.replicas, server_id)
                 self.groups[group_id] = msgspec.structs.replace(info, replicas=replicas)
                 self._dirty.add(_group_key(group_id))
+                if move := self.moves.get(group_id):
+                    self._note_move(
+                        group_id,
+                        msgspec.structs.replace(
+                            move,
+                            revision=move.revision + 1,
+                            leaving=renumbered(move.leaving, server_id),
+                        ),
+                    )
         return Replacement(ErrorCode.NONE, events=[ReplicasReplaced(server_id, group_ids)])
+
+    # --- reassignments (KIP-455) -----------------------------------------------------------
+    def reassignment(self, group_id: int) -> Reassignment | None:
+        """The reassignment of a partition that is in progress."""
+        info, move = self.groups.get(group_id), self.moves.get(group_id)
+        return None if info is None or move is None else in_progress(info.replicas, move)
+
+    def is_reassigning(self, topic: TopicInfo) -> bool:
+        """Whether a reassignment of any of the topic's partitions is in progress."""
+        moves = self.moves
+        return bool(moves) and any(g in moves and moves[g].origin for g in topic.partitions)
+
+    def _alter_reassignments(self, command: commands.AlterReassignments) -> ReassignmentsAltered:
+        held: Counter[int] = Counter()
+        if command.replicas_per_server_max:
+            for group_id in self.groups:
+                held.update(replica.server_id for replica in self.listed(group_id))
+        return ReassignmentsAltered(
+            [self._alter_reassignment(change, command, held) for change in command.changes]
+        )
+
+    def _alter_reassignment(
+        self, change: commands.Reassign, command: commands.AlterReassignments, held: Counter[int]
+    ) -> tuple[ErrorCode, str]:
+        topic = self.topics.get(change.topic)
+        if topic is None or not 0 <= change.partition < len(topic.partitions):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such partition"
+        group_id = topic.partitions[change.partition]
+        info, move = self.groups[group_id], self.move(group_id)
+        servers, cancels = change.replicas, False
+        if servers is None:
+            if not move.origin:
+                return ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "no reassignment is in progress"
+            servers, cancels = move.origin, True
+        elif complaint := self._why_not_on(servers):
+            return ErrorCode.INVALID_REPLICA_ASSIGNMENT, complaint
+        elif len(servers) != len(info.replicas) and not command.may_change_count:
+            return (
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"the partition has {len(info.replicas)} replicas, {len(servers)} are asked for",
+            )
+        replicas, moved = reassigned(info.replicas, move, servers, cancels=cancels)
+        if any(replica.replica_number > REPLICA_NUMBER_MAX for replica in replicas):
+            return ErrorCode.POLICY_VIOLATION, "the partition was moved to a server too often"
+        there = {replica.server_id for replica in self.listed(group_id)}
+        more = [server for server in servers if server not in there]
+        for server in more:
+            if held[server] >= command.replicas_per_server_max > 0:
+                return (
+                    ErrorCode.POLICY_VIOLATION,
+                    f"server {server} has {held[server]} replicas of partitions, which is as many "
+                    "as it may have (cluster.replicas_per_server)",
+                )
+        held.update(more)
+        if replicas != info.replicas:
+            self.groups[group_id] = msgspec.structs.replace(info, replicas=replicas)
+            self._dirty.add(_group_key(group_id))
+            self.renumbered += 1
+        if moved != move:
+            self._note_move(group_id, moved)
+        return ErrorCode.NONE, ""
+
+    def _why_not_on(self, servers: list[int]) -> str:
+        """Why a partition cannot have its replicas on these servers; empty if it can."""
+        if not servers:
+            return "a partition needs at least one replica"
+        if len(set(servers)) != len(servers):
+            return "a partition's replicas need servers that are all different"
+        unknown = [server for server in servers if server not in self.servers]
+        return f"no server {unknown[0]}" if unknown else ""
+
+    def _finish_reassignments(self, command: commands.FinishReassignments) -> ReassignmentsAltered:
+        answer = ReassignmentsAltered([])
+        for done in command.moves:
+            move = self.move(done.group_id)
+            # Of an older one what is leaving may be a member by now.
+            if move.is_open and move.revision == done.revision:
+                self._note_move(done.group_id, finished(move))
+                answer.errors.append((ErrorCode.NONE, ""))
+            else:
+                answer.errors.append((ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ""))
+        return answer
+
+    def _note_move(self, group_id: int, move: Move) -> None:
+        self.moves[group_id] = move
+        self.renumbered += 1
+        self._dirty.add(_move_key(group_id))
 
     # --- topics ----------------------------------------------------------------------------
     def _create_topics(self, command: commands.CreateTopics) -> TopicsCreated:
         answer = TopicsCreated([])
-        load = Load(self.servers)
-        for group in self.groups.values():
-            load.add([replica.server_id for replica in group.replicas])
+        load = self._load()
         for new in command.topics:
             created = self._plan(new, command)
             if created.error is ErrorCode.NONE and (
@@ -429,6 +623,12 @@ class Catalog:
                 self._create(new, created, load, frozenset(command.alive))
                 answer.events.extend(GroupAdded(group_id) for group_id in created.group_ids)
         return answer
+
+    def _load(self) -> Load:
+        load = Load(self.servers)
+        for group_id in self.groups:
+            load.add([replica.server_id for replica in self.listed(group_id)])
+        return load
 
     def _crowded(
         self,
@@ -454,23 +654,22 @@ class Catalog:
             )
         placements = new.assignments
         if placements is None:
-            placements = self._place(created, load.copy(), frozenset(command.alive))
-        wanted = Counter(server for replicas in placements for server in replicas)
-        for server, more in sorted(wanted.items()):
-            held = load.replicas[server]
-            if held + more > replicas_max:
-                return (
-                    f"server {server} would have {held + more} replicas of partitions, and may "
-                    f"have {replicas_max} at most (cluster.replicas_per_server)"
-                )
-        return ""
+            placements = self._place(
+                load.copy(),
+                partitions=created.partitions,
+                replication_factor=created.replication_factor,
+                alive=frozenset(command.alive),
+            )
+        return _overfull(placements, load, replicas_max)
 
-    def _place(self, created: CreatedTopic, load: Load, alive: frozenset[int]) -> list[list[int]]:
+    def _place(
+        self, load: Load, *, partitions: int, replication_factor: int, alive: frozenset[int]
+    ) -> list[list[int]]:
         return place(
             load,
             {server.server_id: server.rack for server in self.servers.values()},
-            partitions=created.partitions,
-            replication_factor=created.replication_factor,
+            partitions=partitions,
+            replication_factor=replication_factor,
             alive=alive,
         )
 
@@ -513,7 +712,7 @@ class Catalog:
                 ErrorCode.INVALID_REPLICATION_FACTOR,
                 f"replication factor {factor}, but {len(self.servers)} servers are registered",
             )
-        if _configs_bytes(new.configs) > CONFIGS_BYTES_MAX:
+        if configs_bytes(new.configs) > CONFIGS_BYTES_MAX:
             return refused(
                 ErrorCode.INVALID_CONFIG, f"the settings take more than {CONFIGS_BYTES_MAX} bytes"
             )
@@ -540,20 +739,18 @@ class Catalog:
         if not assignments:
             return ErrorCode.INVALID_PARTITIONS, "the assignment names no partition"
         for replicas in assignments:
-            if not replicas or len(set(replicas)) != len(replicas):
-                return (
-                    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                    "each partition needs servers that are all different",
-                )
-            if len(replicas) != len(assignments[0]):
-                return (
-                    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                    "all partitions must have the same number of replicas",
-                )
-            unknown = [server for server in replicas if server not in self.servers]
-            if unknown:
-                return ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"no server {unknown[0]}"
+            if complaint := self._assignment_complaint(replicas, len(assignments[0])):
+                return ErrorCode.INVALID_REPLICA_ASSIGNMENT, complaint
         return ErrorCode.NONE, ""
+
+    def _assignment_complaint(self, replicas: list[int], replication_factor: int) -> str:
+        """What is wrong with the servers of one partition; empty when nothing is."""
+        if not replicas or len(set(replicas)) != len(replicas):
+            return "each partition needs servers that are all different"
+        if len(replicas) != replication_factor:
+            return "all partitions must have the same number of replicas"
+        unknown = [server for server in replicas if server not in self.servers]
+        return f"no server {unknown[0]}" if unknown else ""
 
     def _create(
         self,
@@ -564,31 +761,123 @@ class Catalog:
     ) -> None:
         placements = new.assignments
         if placements is None:
-            placements = self._place(created, load, alive)
+            placements = self._place(
+                load,
+                partitions=created.partitions,
+                replication_factor=created.replication_factor,
+                alive=alive,
+            )
         else:
             for replicas in placements:
                 load.add(replicas)
-        first = self.next_group_id
-        for partition, servers in enumerate(placements):
-            group_id = first + partition
-            assert group_id not in self.groups, group_id
-            members = [ReplicaInfo(server, FIRST_REPLICA) for server in servers]
-            self.groups[group_id] = GroupInfo(
-                group_id=group_id,
-                topic=new.name,
-                partition=partition,
-                replicas=members,
-                founding=members,
-            )
-            self._dirty.add(_group_key(group_id))
-        self.next_group_id = first + len(placements)
-        created.group_ids = list(range(first, self.next_group_id))
+        created.group_ids = self._add_groups(new.name, 0, placements)
         topic = TopicInfo(new.name, new.topic_id, created.group_ids, new.configs)
         self.topics[new.name] = topic
         self._metric_names[_metric_name(new.name)] = new.name
         self.topics_by_id[new.topic_id] = topic
         self._dirty.add(_topic_key(new.name))
+
+    def _add_groups(
+        self, topic: str, first_partition: int, placements: list[list[int]]
+    ) -> list[int]:
+        """Make the groups of partitions from `first_partition` on; their ids."""
+        first = self.next_group_id
+        for position, servers in enumerate(placements):
+            group_id = first + position
+            assert group_id not in self.groups, group_id
+            members = [ReplicaInfo(server, FIRST_REPLICA) for server in servers]
+            self.groups[group_id] = GroupInfo(
+                group_id=group_id,
+                topic=topic,
+                partition=first_partition + position,
+                replicas=members,
+                founding=members,
+            )
+            self._dirty.add(_group_key(group_id))
+        self.next_group_id = first + len(placements)
         self._dirty.add(_KEY_COUNTERS)
+        return list(range(first, self.next_group_id))
+
+    # --- partitions of topics that exist -----------------------------------------------------
+    def _create_partitions(self, command: commands.CreatePartitions) -> PartitionsCreated:
+        answer = PartitionsCreated([])
+        load = self._load()
+        for new in command.topics:
+            grown = self._grow(new, command, load)
+            answer.topics.append(grown)
+            answer.events.extend(GroupAdded(group_id) for group_id in grown.group_ids)
+        return answer
+
+    def _grow(
+        self, new: commands.NewPartitions, command: commands.CreatePartitions, load: Load
+    ) -> GrownTopic:
+        """Add the partitions of one topic, if it is sound. `load` is counted up."""
+
+        def refused(error: ErrorCode, message: str) -> GrownTopic:
+            return GrownTopic(new.topic, error, message)
+
+        topic = self.topics.get(new.topic)
+        if topic is None:
+            return refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic '{new.topic}'")
+        if self.is_reassigning(topic):
+            return refused(
+                ErrorCode.REASSIGNMENT_IN_PROGRESS, f"partitions of '{new.topic}' are being moved"
+            )
+        present = len(topic.partitions)
+        if not present < new.count <= PARTITIONS_PER_TOPIC_MAX:
+            return refused(
+                ErrorCode.INVALID_PARTITIONS,
+                f"topic '{new.topic}' has {present} partitions: the new number must be larger, "
+                f"and {PARTITIONS_PER_TOPIC_MAX} at most",
+            )
+        # As in Kafka, the first partition says how many replicas the topic's partitions have.
+        factor = len(self.groups[topic.partitions[0]].replicas)
+        alive = frozenset(command.alive)
+        added = new.count - present
+        if new.assignments is not None:
+            if complaint := self._growth_complaint(new.assignments, added, factor, alive):
+                return refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, complaint)
+            placements = new.assignments
+        elif factor > len(self.servers):
+            return refused(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"replication factor {factor}, but {len(self.servers)} servers are registered",
+            )
+        else:
+            placements = self._place(
+                load.copy(), partitions=added, replication_factor=factor, alive=alive
+            )
+        if complaint := _overfull(placements, load, command.replicas_per_server_max):
+            return refused(ErrorCode.POLICY_VIOLATION, complaint)
+        for replicas in placements:
+            load.add(replicas)
+        if command.validate_only:
+            return GrownTopic(new.topic, ErrorCode.NONE)
+        groups = self._add_groups(new.topic, present, placements)
+        self._change_topic(topic, partitions=[*topic.partitions, *groups])
+        return GrownTopic(new.topic, ErrorCode.NONE, group_ids=groups)
+
+    def _growth_complaint(
+        self,
+        assignments: list[list[int]],
+        added: int,
+        replication_factor: int,
+        alive: frozenset[int],
+    ) -> str:
+        """What is wrong with the servers of the new partitions; empty when nothing is."""
+        if len(assignments) != added:
+            return f"{added} partitions are added, and {len(assignments)} are assigned"
+        for replicas in assignments:
+            if complaint := self._assignment_complaint(replicas, replication_factor):
+                return complaint
+            if alive and alive.isdisjoint(replicas):
+                return "none of a partition's servers can be reached"
+        return ""
+
+    def _change_topic(self, topic: TopicInfo, **fields: Any) -> None:
+        changed = msgspec.structs.replace(topic, **fields)
+        self.topics[topic.name] = self.topics_by_id[topic.topic_id] = changed
+        self._dirty.add(_topic_key(topic.name))
 
     def _delete_topics(self, command: commands.DeleteTopics) -> TopicsDeleted:
         answer = TopicsDeleted([])
@@ -611,6 +900,8 @@ class Catalog:
         for group_id in topic.partitions:
             del self.groups[group_id]
             self._dirty.add(_group_key(group_id))
+            if self.moves.pop(group_id, None) is not None:
+                self._dirty.add(_move_key(group_id))
             answer.events.append(GroupRemoved(group_id))
         del self.topics[topic.name]
         self._metric_names.pop(_metric_name(topic.name), None)
@@ -627,21 +918,21 @@ class Catalog:
             if topic is None:
                 answer.errors.append(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 continue
-            kept = {} if change.replaces else topic.configs
-            configs = {name: value for name, value in kept.items() if name not in change.unset}
-            configs |= change.set
-            lists = {one.name: changed_list(one, kept.get(one.name)) for one in change.lists}
-            if None in lists.values():
+            configs = changed_configs(change, topic.configs)
+            if configs is None or configs_bytes(configs) > CONFIGS_BYTES_MAX:
                 answer.errors.append(ErrorCode.INVALID_CONFIG)
                 continue
-            configs |= {name: value for name, value in lists.items() if value is not None}
-            if _configs_bytes(configs) > CONFIGS_BYTES_MAX:
-                answer.errors.append(ErrorCode.INVALID_CONFIG)
-                continue
-            changed = msgspec.structs.replace(topic, configs=configs)
-            self.topics[topic.name] = self.topics_by_id[topic.topic_id] = changed
-            self._dirty.add(_topic_key(topic.name))
+            self._change_topic(topic, configs=configs)
             answer.errors.append(ErrorCode.NONE)
+        return answer
+
+    def _alter_resource_configs(self, command: commands.AlterResourceConfigs) -> ConfigsAltered:
+        answer = ConfigsAltered([])
+        for resource_type, change in command.changes:
+            error, key = self.resources.alter(resource_type, change)
+            answer.errors.append(error)
+            if error is ErrorCode.NONE:
+                self._dirty.add(key)
         return answer
 
     # --- producer ids ----------------------------------------------------------------------
@@ -660,7 +951,10 @@ class Catalog:
     def items(self) -> list[tuple[bytes, bytes]]:
         """The whole state, in key order: snapshots and digests."""
         keys = [_KEY_COUNTERS]
+        keys.extend(map(_feature_key, self.features.levels))
+        keys.extend(self.resources.keys())
         keys.extend(map(_group_key, self.groups))
+        keys.extend(map(_move_key, self.moves))
         keys.extend(map(_server_key, self.servers))
         keys.extend(map(_topic_key, self.topics))
         keys.extend(map(_retired_key, self.retired))
@@ -672,7 +966,8 @@ class Catalog:
     def item_count(self) -> int:
         """The number of items, at no cost."""
         named = len(self.groups) + len(self.servers) + len(self.topics)
-        return 1 + named + len(self.retired) + len(self._numbers)
+        several = len(self.features.levels) + len(self.retired) + len(self._numbers)
+        return 1 + named + several + len(self.moves) + len(self.resources)
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
@@ -681,13 +976,16 @@ class Catalog:
         self._metric_names = {}
         self.topics_by_id = {}
         self.groups = {}
+        self.moves = {}
         self.next_group_id = self._first_group_id
         self.next_producer_id = 0
         self.noted_ms = 0
+        self.features = Features()
         self.retired = {}
         self.renumbered += 1
         self._numbers = {}
         self._dirty = set()
+        self.resources.load([value for key, value in items if key[:1] == KEY_PREFIX])
         for key, value in items:
             match key[:1]:
                 case b"c":
@@ -695,9 +993,14 @@ class Catalog:
                     self.next_group_id = counters.next_group_id
                     self.next_producer_id = counters.next_producer_id
                     self.noted_ms = counters.noted_ms
+                    self.features.epoch = counters.features_epoch
+                case b"f":
+                    self.features.levels[key[1:].decode()] = decode_value(value, int)
                 case b"g":
                     group = decode_value(value, GroupInfo)
                     self.groups[group.group_id] = group
+                case b"m":
+                    self.moves[_KEY_GROUP.unpack(key)[1]] = decode_value(value, Move)
                 case b"n":
                     _, group_id, server_id = _KEY_NUMBER.unpack(key)
                     self._numbers[group_id, server_id] = decode_value(value, int)
@@ -706,6 +1009,8 @@ class Catalog:
                 case b"s":
                     server = decode_value(value, ServerInfo)
                     self.servers[server.server_id] = server
+                case b"x":
+                    continue  # loaded above
                 case b"t":
                     topic = decode_value(value, TopicInfo)
                     self.topics[topic.name] = topic
@@ -718,13 +1023,24 @@ class Catalog:
         value: Any
         match key[:1]:
             case b"c":
-                value = Counters(self.next_group_id, self.next_producer_id, self.noted_ms)
+                value = Counters(
+                    self.next_group_id,
+                    self.next_producer_id,
+                    self.noted_ms,
+                    self.features.epoch,
+                )
+            case b"f":
+                value = self.features.levels.get(key[1:].decode())
             case b"g":
                 value = self.groups.get(_KEY_GROUP.unpack(key)[1])
+            case b"m":
+                value = self.moves.get(_KEY_GROUP.unpack(key)[1])
             case b"n":
                 value = self._numbers.get(_KEY_NUMBER.unpack(key)[1:])
             case b"r":
                 value = self.retired.get(key[1:])
+            case b"x":
+                return self.resources.stored(key)
             case b"s":
                 value = self.servers.get(_KEY_SERVER.unpack(key)[1])
             case _:
@@ -732,19 +1048,19 @@ class Catalog:
         return None if value is None else encode_value(value)
 
 
-def changed_list(change: commands.ListChange, present: str | None) -> str | None:
-    """The new text of a setting that is a list; None when that is no value of it."""
-    parts = [part for part in (change.default if present is None else present).split(",") if part]
-    if change.subtracts:
-        parts = [part for part in parts if part not in change.parts]
-    else:
-        parts += [part for part in change.parts if part not in parts]
-    allowed = all(part.lower() in change.allowed for part in parts)
-    return ",".join(parts) if parts and allowed else None
-
-
-def _configs_bytes(configs: Mapping[str, str]) -> int:
-    return sum(text_bytes(name) + text_bytes(value) for name, value in configs.items())
+def _overfull(placements: list[list[int]], load: Load, replicas_max: int) -> str:
+    """Why a server would have more replicas than it may; empty if none would. 0: any number."""
+    if not replicas_max:
+        return ""
+    wanted = Counter(server for replicas in placements for server in replicas)
+    for server, more in sorted(wanted.items()):
+        held = load.replicas[server]
+        if held + more > replicas_max:
+            return (
+                f"server {server} would have {held + more} replicas of partitions, and may "
+                f"have {replicas_max} at most (cluster.replicas_per_server)"
+            )
+    return ""
 
 
 def topic_name_complaint(name: str) -> str:
@@ -764,8 +1080,16 @@ def _metric_name(name: str) -> str:
     return name.replace(".", "_")
 
 
+def _feature_key(feature: str) -> bytes:
+    return b"f" + feature.encode()
+
+
 def _group_key(group_id: int) -> bytes:
     return _KEY_GROUP.pack(b"g", group_id)
+
+
+def _move_key(group_id: int) -> bytes:
+    return _KEY_GROUP.pack(b"m", group_id)
 
 
 def _number_key(group_id: int, server_id: int) -> bytes:

@@ -51,6 +51,9 @@ class RegisterServer(Command, frozen=True, tag=1):
     """Listener name → advertised (host, port)."""
     replica_of_catalog: bool
     """True: voter of the catalog; False: learner."""
+    features: dict[str, tuple[int, int, int]] = {}
+    """Feature → the lowest and highest level this server's version speaks, and the one that a new
+    cluster begins with. Empty: of a version without features."""
 
 
 class NewTopic(Part, frozen=True):
@@ -132,12 +135,16 @@ class ListChange(Part, frozen=True):
     subtracts: bool
     default: str
     allowed: list[str]
+    is_open: bool = False
+    """Whether the list may have any part, the proposer having checked those of the change, or
+    none at all."""
 
 
 class ConfigChange(Part, frozen=True):
     """What changes about one topic's settings. The proposer has checked the values."""
 
     topic: str
+    """Or the name of another resource."""
     set: dict[str, str] = {}
     unset: list[str] = []
     """Back to the default."""
@@ -154,6 +161,85 @@ class AlterTopicConfigs(Command, frozen=True, tag=7):
 
 class NoteTime(Command, frozen=True, tag=8):
     """Remember what time it is: the envelope's. Proposed now and then by the catalog's leader."""
+
+
+class NewPartitions(Part, frozen=True):
+    """What one topic is to grow to."""
+
+    topic: str
+    count: int
+    """How many partitions it has then, those of before included."""
+    assignments: list[list[int]] | None = None
+    """Server ids of each new partition, preferred leader first; None: placed as the others."""
+
+
+class CreatePartitions(Command, frozen=True, tag=9):
+    """Add partitions to topics, each on its own (KIP-195). Those of before stay as they are."""
+
+    topics: list[NewPartitions]
+    validate_only: bool
+    alive: list[int]
+    """As in `CreateTopics`."""
+    replicas_per_server_max: int
+    """As in `CreateTopics`; it holds for each server by itself."""
+
+
+class FeatureUpdate(Part, frozen=True):
+    """The level a feature is to have from now on."""
+
+    feature: str
+    level: int
+    """0: not finalised any more."""
+    upgrade_type: int = 1
+    """Kafka's: 1 upgrade, 2 downgrade that loses nothing, 3 any downgrade (KIP-778)."""
+
+
+class UpdateFeatures(Command, frozen=True, tag=10):
+    """Finalise levels of features, all or none (KIP-584)."""
+
+    updates: list[FeatureUpdate]
+    validate_only: bool = False
+
+
+class AlterResourceConfigs(Command, frozen=True, tag=11):
+    """Change settings of servers, consumer groups and subscriptions to metrics, each on its own."""
+
+    changes: list[tuple[int, ConfigChange]]
+    """(Kafka's number of the resource's type, what changes)."""
+
+
+class Reassign(Part, frozen=True):
+    """Where the replicas of one partition are to be."""
+
+    topic: str
+    partition: int
+    replicas: list[int] | None
+    """Server ids, preferred leader first; None: back to where they were (KIP-455)."""
+
+
+class AlterReassignments(Command, frozen=True, tag=14):
+    """Begin, change or cancel reassignments, each on its own."""
+
+    changes: list[Reassign]
+    may_change_count: bool = True
+    """Whether a partition may get more or fewer replicas than it has."""
+    replicas_per_server_max: int = 0
+    """Replicas of partitions that one server may have, as the proposer is configured; 0: any."""
+
+
+class FinishedMove(Part, frozen=True):
+    """A group's leader says that the group's members are what they are to be, and that a majority
+    of them knows it."""
+
+    group_id: int
+    revision: int
+    """Of what they are to be: see `vdl/state/reassignment.py`."""
+
+
+class FinishReassignments(Command, frozen=True, tag=19):
+    """Replicas that were leaving may be deleted."""
+
+    moves: list[FinishedMove]
 
 
 # --- coordinator: tags 100..199 --------------------------------------------------------------

@@ -40,6 +40,9 @@ class CommitAnswer:
 
     error: ErrorCode
     events: list[GroupEvent] = field(default_factory=list)
+    group_id: str = ""
+    offsets: list[commands.OffsetCommit] = field(default_factory=list)
+    """What was committed; empty with an error."""
 
 
 @dataclass(slots=True)
@@ -126,6 +129,7 @@ class Coordinator:
         if error is ErrorCode.NONE:
             self.groups.ensure(command.group_id, now_ms)
             self.offsets.commit(command.group_id, command.offsets, now_ms, command.retention_ms)
+            return CommitAnswer(error, [], command.group_id, command.offsets)
         return CommitAnswer(error)
 
     def _delete_groups(self, command: commands.DeleteGroups, now_ms: int) -> GroupsDeleted:

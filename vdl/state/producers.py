@@ -97,6 +97,17 @@ class Producer:
         return None
 
 
+class ActiveProducer(msgspec.Struct, frozen=True, gc=False):
+    """A producer as it is described to people (KIP-664)."""
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    """Of its newest batch's last record."""
+    last_timestamp: int
+    """Largest timestamp (ms) of its newest batch."""
+
+
 class Overlay:
     """Batches this leader has appended and not yet seen applied, by producer."""
 
@@ -168,6 +179,15 @@ class Producers:
     def get(self, producer_id: int) -> Producer | None:
         """The producer as committed, for descriptions; not to be changed."""
         return self._producers.get(producer_id)
+
+    def active(self) -> list[ActiveProducer]:
+        """All producers, by id."""
+        return [
+            ActiveProducer(
+                producer_id, producer.epoch, producer.window[-1].last, producer.last_timestamp
+            )
+            for producer_id, producer in sorted(self._producers.items())
+        ]
 
     def check(
         self,

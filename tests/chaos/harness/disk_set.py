@@ -9,13 +9,11 @@ Must not know: Kafka's protocol.
 from __future__ import annotations
 
 import shutil
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
 from tests.chaos.harness.disks import MIB, Disks, release
 from tests.chaos.harness.replica_set import ReplicaSet
-from vdl.commands.replica_set import make_replica_set, write_configs
 
 DISK_BYTES = 512 * MIB
 
@@ -52,11 +50,7 @@ class DiskSet(ReplicaSet):
             server_id: disks.make(self.directory / str(server_id) / "store", disk_bytes)
             for server_id in self.server_ids
         }
-        made = make_replica_set(self.directory, count=nodes, base_port=self.base_port)
-        write_configs(made)
-        for server in made.servers:
-            with server.config_file.open("a", encoding="utf-8") as file:
-                file.write(_toml(settings))
+        self.configure(settings)
 
     @property
     def stores(self) -> list[Path]:
@@ -90,13 +84,3 @@ class DiskSet(ReplicaSet):
             for disk in self.disks.values():
                 disk.discard()
         shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def _toml(settings: Mapping[str, object]) -> str:
-    """Dotted keys as tables, to be put behind a configuration that has none of them."""
-    tables: dict[str, list[str]] = defaultdict(list)
-    for name, value in settings.items():
-        table, _, key = name.partition(".")
-        text = f'"{value}"' if isinstance(value, str) else str(value)
-        tables[table].append(f"{key} = {text}")
-    return "".join(f"\n[{name}]\n" + "\n".join(rows) + "\n" for name, rows in tables.items())

@@ -19,9 +19,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
-from vdl.commands.replica_set import LocalServer, find_replica_set, start_server
+from vdl.commands.replica_set import (
+    LocalServer,
+    find_replica_set,
+    make_replica_set,
+    start_server,
+    write_configs,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 FAILED = ROOT / ".cache" / "failed"
@@ -73,6 +81,14 @@ class ReplicaSet:
         return f"127.0.0.1:{self.base_port + server_id - 1}"
 
     # --- the whole set ------------------------------------------------------------------------
+
+    def configure(self, settings: Mapping[str, object]) -> None:
+        """Before the first `up`: settings beside those that `vdl up` writes, by dotted key."""
+        made = make_replica_set(self.directory, count=self.nodes, base_port=self.base_port)
+        write_configs(made)
+        for server in made.servers:
+            with server.config_file.open("a", encoding="utf-8") as file:
+                file.write(_toml(settings))
 
     def up(self) -> float:
         """Start what does not run; return when all serve, with the seconds that took."""
@@ -226,6 +242,16 @@ class ReplicaSet:
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Processes that were started here and not by `vdl up`."""
+
+
+def _toml(settings: Mapping[str, object]) -> str:
+    """Dotted keys as tables, to be put behind a configuration that has none of them."""
+    tables: dict[str, list[str]] = defaultdict(list)
+    for name, value in settings.items():
+        table, _, key = name.partition(".")
+        text = f'"{value}"' if isinstance(value, str) else str(value)
+        tables[table].append(f"{key} = {text}")
+    return "".join(f"\n[{name}]\n" + "\n".join(rows) + "\n" for name, rows in tables.items())
 
 
 def _keep(directory: Path, name: str) -> Path:

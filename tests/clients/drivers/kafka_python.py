@@ -6,6 +6,7 @@ import sys
 
 import kafka
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import NewPartitions
 from kafka.errors import BrokerResponseError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from tests.clients.drivers.command_loop import (
@@ -142,6 +143,16 @@ class KafkaPython:
         finally:
             admin.close()
         return {"errors": errors}
+
+    def create_partitions(self, *, topic: str, count: int) -> Fields:
+        admin = KafkaAdminClient(bootstrap_servers=self._bootstrap)
+        try:
+            admin.create_partitions({topic: NewPartitions(count)})
+        except BrokerResponseError as error:
+            return {"error": error.errno}
+        finally:
+            admin.close()
+        return {"error": 0}
 
     def close(self) -> None:
         if self._consumer is not None:

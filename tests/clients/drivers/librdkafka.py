@@ -1,4 +1,7 @@
-"""Driver of confluent-kafka, the Python face of librdkafka."""
+"""Driver of confluent-kafka, the Python face of librdkafka.
+
+With two arguments, the first is the version of an old broker that it is to take the servers for.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tests.clients.drivers.command_loop import (
     Fields,
@@ -33,8 +37,14 @@ RESET_POLICIES = {"earliest": "earliest", "latest": "latest", "none": "error"}
 
 
 class Librdkafka:
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, broker_version: str = "") -> None:
         self._bootstrap = bootstrap
+        self._version: dict[str, Any] = {}
+        if broker_version:
+            self._version = {
+                "api.version.request": False,
+                "broker.version.fallback": broker_version,
+            }
         self._consumer: Consumer | None = None
 
     def hello(self) -> Fields:
@@ -48,7 +58,8 @@ class Librdkafka:
         self, *, compression: str, idempotent: bool, batch_bytes: int, records: list[Fields]
     ) -> Fields:
         producer = Producer(
-            {
+            self._version
+            | {
                 "bootstrap.servers": self._bootstrap,
                 "acks": "all",
                 "compression.type": compression,
@@ -85,7 +96,8 @@ class Librdkafka:
     def open(self, *, group: str | None, reset: str) -> None:
         self.close()
         self._consumer = Consumer(
-            {
+            self._version
+            | {
                 "bootstrap.servers": self._bootstrap,
                 # librdkafka wants a group id even where it only assigns.
                 "group.id": group or "unused",
@@ -158,6 +170,15 @@ class Librdkafka:
     def delete_offsets(self, *, group: str, partitions: list[tuple[str, int]]) -> Fields:
         raise NotImplementedError("confluent-kafka does not offer DeleteConsumerGroupOffsets")
 
+    def create_partitions(self, *, topic: str, count: int) -> Fields:
+        admin = AdminClient({"bootstrap.servers": self._bootstrap})
+        (growth,) = admin.create_partitions([NewPartitions(topic, count)]).values()
+        try:
+            growth.result(CALL_SECONDS_MAX)
+        except KafkaException as error:
+            return {"error": error.args[0].code()}
+        return {"error": 0}
+
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()
@@ -169,4 +190,4 @@ def _topic_partitions(partitions: list[tuple[str, int]]) -> list[TopicPartition]
 
 
 if __name__ == "__main__":
-    run(Librdkafka(sys.argv[1]))
+    run(Librdkafka(sys.argv[-1], *sys.argv[1:-1]))

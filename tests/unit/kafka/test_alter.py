@@ -170,20 +170,41 @@ def test_validation_tells_what_a_change_would_be_answered(api_key: int) -> None:
 
 
 def test_resources_that_cannot_be_altered_are_refused() -> None:
-    """Servers' settings are their files'; a resource named twice is in doubt."""
+    """Another server's settings, a kind that has none, and one named twice, which is in doubt."""
     world = World()
     world.topic()
-    broker = incremental.AlterConfigsResource(BROKER, "1", [])
-    nobody = incremental.AlterConfigsResource(TOPIC, "nobody", [])
-    twice = incremental.AlterConfigsResource(TOPIC, "t", [])
-    request = incremental.IncrementalAlterConfigsRequest([broker, nobody, twice, twice], False)
+    asked = [
+        incremental.AlterConfigsResource(kind, name, [])
+        for kind, name in (
+            (BROKER, "2"), (BROKER, "one"), (8, "1"), (64, "x"), (16, ""), (32, ""),
+            (TOPIC, "t"), (TOPIC, "t"), (TOPIC, "nobody"),
+        )
+    ]  # fmt: skip
+    request = incremental.IncrementalAlterConfigsRequest(asked, False)
     answer = world.client().ask(INCREMENTAL, 1, request)
     assert [result.error_code for result in answer.responses] == [
-        ErrorCode.INVALID_REQUEST,
+        *[ErrorCode.INVALID_REQUEST] * 8,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.INVALID_REQUEST,
-        ErrorCode.INVALID_REQUEST,
     ]
+
+
+def test_replicas_that_tools_throttle_are_added_and_taken_away() -> None:
+    """One by one (KIP-339), until none is left; what names no replica is refused."""
+    world = World()
+    world.topic()
+    name = "leader.replication.throttled.replicas"
+    for operation, value, after in (
+        (APPEND, "0:1,0:2", "0:1,0:2"),
+        (APPEND, "0:2, 1:3", "0:1,0:2,1:3"),
+        (SUBTRACT, "0:1,7:7", "0:2,1:3"),
+        (SUBTRACT, "0:2,1:3", ""),
+        (SET, "*", "*"),
+    ):
+        assert alter(world, (name, operation, value)) == ErrorCode.NONE
+        assert configs(world) == {name: after}
+    for operation in (SET, APPEND):
+        assert alter(world, (name, operation, "0:1,everywhere")) == ErrorCode.INVALID_CONFIG
+    assert configs(world) == {name: "*"}
 
 
 def test_alteration_nobody_decides_has_an_open_fate() -> None:

@@ -8,14 +8,48 @@ import pytest
 
 from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.kafka.api import ROWS, Api
+from vdl.kafka.wire import incremental_alter_configs as incremental
+from vdl.kafka.wire.alter_configs import (
+    AlterableConfig,
+    AlterConfigsRequest,
+    AlterConfigsResource,
+)
+from vdl.kafka.wire.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from vdl.kafka.wire.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+)
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
+from vdl.kafka.wire.create_partitions import (
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
 from vdl.kafka.wire.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from vdl.kafka.wire.delete_topics import DeleteTopicsRequest
 from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from vdl.kafka.wire.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
+from vdl.kafka.wire.describe_producers import DescribeProducersRequest
+from vdl.kafka.wire.describe_producers import TopicRequest as TopicRequestOfProducers
+from vdl.kafka.wire.describe_quorum import DescribeQuorumRequest, PartitionData, TopicData
 from vdl.kafka.wire.describe_topic_partitions import DescribeTopicPartitionsRequest, TopicRequest
+from vdl.kafka.wire.elect_leaders import ElectLeadersRequest
+from vdl.kafka.wire.elect_leaders import TopicPartitions as ElectTopicPartitions
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from vdl.kafka.wire.get_telemetry_subscriptions import GetTelemetrySubscriptionsRequest
+from vdl.kafka.wire.incremental_alter_configs import IncrementalAlterConfigsRequest
+from vdl.kafka.wire.list_config_resources import ListConfigResourcesRequest
 from vdl.kafka.wire.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from vdl.kafka.wire.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsTopics,
+)
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
 from vdl.kafka.wire.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
@@ -23,6 +57,9 @@ from vdl.kafka.wire.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from vdl.kafka.wire.push_telemetry import PushTelemetryRequest
+from vdl.kafka.wire.unregister_broker import UnregisterBrokerRequest
+from vdl.kafka.wire.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 
 DAMAGED_PER_VERSION = 40
 
@@ -44,7 +81,32 @@ def sound_requests(version: int) -> dict[int, object]:
             -1, [OffsetForLeaderTopic("t", [OffsetForLeaderPartition(0, -1, 5)])]
         ),
         32: DescribeConfigsRequest([DescribeConfigsResource(2, "t", None)]),
+        33: AlterConfigsRequest(
+            [AlterConfigsResource(32, "g", [AlterableConfig("consumer.session.timeout.ms", "5")])]
+        ),
+        34: AlterReplicaLogDirsRequest(
+            [AlterReplicaLogDir("/data", [AlterReplicaLogDirTopic("t", [0])])]
+        ),
+        35: DescribeLogDirsRequest([DescribableLogDirTopic("t", [0])]),
+        37: CreatePartitionsRequest(
+            [CreatePartitionsTopic("t", 2, [CreatePartitionsAssignment([1, 2, 3])])], 100
+        ),
+        43: ElectLeadersRequest(0, [ElectTopicPartitions("t", [0])], 100),
+        44: IncrementalAlterConfigsRequest(
+            [incremental.AlterConfigsResource(16, "m", [incremental.AlterableConfig("match", 2)])]
+        ),
+        45: AlterPartitionReassignmentsRequest(
+            100, True, [ReassignableTopic("t", [ReassignablePartition(0, [3, 1])])]
+        ),
+        46: ListPartitionReassignmentsRequest(100, [ListPartitionReassignmentsTopics("t", [0])]),
+        55: DescribeQuorumRequest([TopicData("__cluster_metadata", [PartitionData(0)])]),
+        57: UpdateFeaturesRequest(1_000, [FeatureUpdateKey("f", 1)]),
         60: DescribeClusterRequest(),
+        61: DescribeProducersRequest([TopicRequestOfProducers("t", [0])]),
+        64: UnregisterBrokerRequest(1),
+        71: GetTelemetrySubscriptionsRequest(b"i" * 16),
+        72: PushTelemetryRequest(b"i" * 16, 1, False, 0, b"\x0a\x02\x12\x00"),
+        74: ListConfigResourcesRequest([2, 4] if version else []),
         75: DescribeTopicPartitionsRequest([TopicRequest("t")]),
     }
 

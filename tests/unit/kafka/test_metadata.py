@@ -53,14 +53,37 @@ def test_metadata_of_each_version_describes_servers_and_topics(version: int) -> 
         assert topic.topic_authorized_operations == -(1 << 31)
 
 
+TOPIC_OPERATIONS = 3_576
+"""Read, write, create, delete, alter, describe, describe and alter configs: what Kafka answers."""
+CLUSTER_OPERATIONS = 8_096
+"""Create, alter, describe, act as the cluster, describe and alter configs, idempotent write."""
+
+
+@pytest.mark.parametrize("version", [8, 10])
+def test_metadata_says_what_one_may_do_when_asked(version: int) -> None:
+    """KIP-430: without an authorizer everything that there is to be done."""
+    world = World()
+    world.topic("t")
+    request = named("t")
+    request.include_topic_authorized_operations = True
+    request.include_cluster_authorized_operations = True
+    answer = world.client().ask(METADATA, version, request)
+    assert answer.topics[0].topic_authorized_operations == TOPIC_OPERATIONS
+    assert answer.cluster_authorized_operations == CLUSTER_OPERATIONS
+    request.topics = None
+    answer = world.client().ask(METADATA, version, request)
+    assert answer.topics[0].topic_authorized_operations == TOPIC_OPERATIONS
+
+
 def test_metadata_of_all_topics_is_asked_for_differently_by_version() -> None:
     """v0: an empty list is all; later: null is all and an empty list is none."""
     world = World()
     world.topic("a")
     world.topic("b")
     client = world.client()
-    assert [t.name for t in client.ask(METADATA, 0, MetadataRequest([])).topics] == ["a", "b"]
-    assert [t.name for t in client.ask(METADATA, 1, MetadataRequest(None)).topics] == ["a", "b"]
+    names = ["__consumer_offsets", "a", "b"]
+    assert [t.name for t in client.ask(METADATA, 0, MetadataRequest([])).topics] == names
+    assert [t.name for t in client.ask(METADATA, 1, MetadataRequest(None)).topics] == names
     assert client.ask(METADATA, 1, MetadataRequest([])).topics == []
 
 
@@ -150,7 +173,9 @@ def test_metadata_creates_nothing_when_client_or_server_forbid_it() -> None:
     world = World()
     client = world.client()
     assert client.ask(METADATA, 9, named("x", create=False)).topics[0].error_code == unknown
-    assert client.ask(METADATA, 9, named("__consumer_offsets")).topics[0].error_code == unknown
+    assert client.ask(METADATA, 9, named("__transaction_state")).topics[0].error_code == unknown
+    (internal,) = client.ask(METADATA, 9, named("__consumer_offsets")).topics
+    assert (internal.error_code, internal.is_internal) == (ErrorCode.NONE, True)
     closed = World(KafkaOptions(auto_create_topics=False))
     assert closed.client().ask(METADATA, 9, named("x")).topics[0].error_code == unknown
     assert world.host.catalog.topics == closed.host.catalog.topics == {}
@@ -223,8 +248,11 @@ def test_describe_topic_partitions_answers_page_by_page() -> None:
     world.topic("a", 3)
     world.topic("b", 3)
     client = world.client()
+    first = DescribeTopicPartitionsRequest([], 2)
+    (internal,) = client.ask(DESCRIBE_TOPIC_PARTITIONS, 0, first).topics
+    assert (internal.name, internal.is_internal) == ("__consumer_offsets", True)
     seen: list[tuple[str, int]] = []
-    cursor: Cursor | None = None
+    cursor: Cursor | None = Cursor("a", 0)
     for _ in range(4):
         request = DescribeTopicPartitionsRequest([], 2, cursor)
         answer = client.ask(DESCRIBE_TOPIC_PARTITIONS, 0, request)
@@ -241,6 +269,35 @@ def test_describe_topic_partitions_answers_page_by_page() -> None:
     request = DescribeTopicPartitionsRequest([TopicRequest("zzz")], 2, None)
     (unknown,) = client.ask(DESCRIBE_TOPIC_PARTITIONS, 0, request).topics
     assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert answer.topics[0].topic_authorized_operations == TOPIC_OPERATIONS
+
+
+def test_describe_topic_partitions_ends_a_page_with_its_last_topic() -> None:
+    """A page that is full at the end of a topic does not begin the next one."""
+    world = World()
+    world.topic("a", 3)
+    world.topic("b", 3)
+    answer = world.client().ask(
+        DESCRIBE_TOPIC_PARTITIONS, 0, DescribeTopicPartitionsRequest([], 3, Cursor("a", 0))
+    )
+    assert [topic.name for topic in answer.topics] == ["a"]
+    assert answer.next_cursor == Cursor("b", 0)
+
+
+@pytest.mark.parametrize("cursor", [Cursor("ab", 0), Cursor("a", -1)])
+def test_describe_topic_partitions_refuses_a_cursor_that_it_cannot_have_given(
+    cursor: Cursor,
+) -> None:
+    """A topic that was not asked for, or no partition: INVALID_REQUEST for each topic."""
+    world = World()
+    world.topic("a", 3)
+    world.topic("b", 3)
+    request = DescribeTopicPartitionsRequest([TopicRequest("a"), TopicRequest("b")], 2, cursor)
+    answer = world.client().ask(DESCRIBE_TOPIC_PARTITIONS, 0, request)
+    assert [(topic.name, topic.error_code) for topic in answer.topics] == [
+        ("a", ErrorCode.INVALID_REQUEST),
+        ("b", ErrorCode.INVALID_REQUEST),
+    ]
 
 
 def test_controller_is_the_asked_server_while_the_catalog_has_no_leader() -> None:
@@ -261,6 +318,8 @@ def test_describe_cluster_lists_reachable_servers_and_the_rest_on_request() -> N
         answer = client.ask(DESCRIBE_CLUSTER, version, DescribeClusterRequest())
         assert [broker.broker_id for broker in answer.brokers] == [1, 2]
         assert (answer.cluster_id, answer.controller_id) == ("twin", 2)
+    answer = client.ask(DESCRIBE_CLUSTER, 2, DescribeClusterRequest(True))
+    assert answer.cluster_authorized_operations == CLUSTER_OPERATIONS
     all_servers = DescribeClusterRequest(include_fenced_brokers=True)
     answer = client.ask(DESCRIBE_CLUSTER, 2, all_servers)
     assert [broker.is_fenced for broker in answer.brokers] == [False, False, True]
@@ -311,5 +370,9 @@ def test_metadata_of_a_server_that_hears_nobody_tells_of_the_others() -> None:
     assert told(named("t")) == [2, 3]
     assert told(named("led")) == [1, 2, 3]
     assert told(named("t", "led")) == [1, 2, 3]
+    world.host.alive = [1]
+    assert told(named("t")) == [1, 2, 3], "the others are gone for certain"
+    world.host.silent = {3}
+    assert told(named("t")) == [2, 3], "one may be alive"
     world.host.leaders[group_id] = (2, 6)
     assert told(named("t")) == [1, 2, 3]

@@ -358,14 +358,6 @@ def test_produce_waits_while_the_host_has_no_room() -> None:
     assert only(client.answers()[0]).error_code == ErrorCode.NONE
 
 
-def test_produce_in_the_old_formats_is_refused_in_the_old_versions() -> None:
-    """v0–v2 are advertised for librdkafka's sake (KAFKA-18659); old formats are not converted."""
-    world = World()
-    world.topic()
-    request = produce(old_format(1))
-    assert error_of(world, request, 2) == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
-
-
 def test_clients_that_go_away_leave_their_appends() -> None:
     """What was appended is appended; the fate has nobody to tell."""
     world = World()
@@ -646,3 +638,58 @@ def test_produce_duplicate_is_answered_with_the_originals_append_time() -> None:
     stream.duplicate_timestamp = WALL_MS - 77
     answer = only(world.client().ask(PRODUCE, 9, produce(batch())))
     assert answer.log_append_time_ms == WALL_MS - 77
+
+
+@pytest.mark.parametrize("size", [50, 5_000])
+def test_batch_is_kept_in_the_codec_of_its_topic(size: int) -> None:
+    """Whoever compressed it otherwise, on the loop and off it; the records are the same."""
+    world, threads = threaded_world()
+    world.context.record_checks = RecordChecks(threads.compute, 1 << 20)
+    (stream,) = world.topic(configs={"compression.type": "zstd", "compression.zstd.level": "7"})
+    client = world.client()
+    for codec in Compression:
+        client.request(PRODUCE, 9, produce(batch(5, size, compression=codec)))
+    while threads.jobs:
+        threads.jobs.pop(0)()
+        world.run()
+    world.run()
+    assert [only(answer).base_offset for answer in client.answers()] == [0, 5, 10, 15, 20]
+    for kept in stream.batches:
+        assert read_header(kept.data).codec == Compression.ZSTD
+        assert crc_matches(memoryview(kept.data))
+        values = [record.value for record in iter_records(memoryview(kept.data))]
+        assert values == [bytes(size)] * 5
+    assert world.context.record_checks.recompressed == 4
+
+
+def test_batch_that_grows_beyond_its_topics_limit_is_refused() -> None:
+    """As the topic keeps it, not as it was sent."""
+    world = World()
+    (stream,) = world.topic(
+        configs={"compression.type": "uncompressed", "max.message.bytes": "500"}
+    )
+    sent = batch(1, 1_000, compression=Compression.GZIP)
+    assert error_of(world, produce(sent)) == ErrorCode.MESSAGE_TOO_LARGE
+    assert stream.batches == []
+
+
+def test_topics_without_a_setting_follow_the_servers() -> None:
+    """Codec, kind of timestamp and its bounds."""
+    world = World(
+        KafkaOptions(
+            compression_type="gzip", timestamp_before_max_ms=1_000, timestamp_after_max_ms=500
+        )
+    )
+    (stream,) = world.topic()
+    assert error_of(world, produce(batch())) == ErrorCode.NONE
+    assert read_header(stream.batches[0].data).codec == Compression.GZIP
+    for timestamp, error in (
+        (WALL_MS - 1_000, ErrorCode.INVALID_TIMESTAMP),  # some virtual time has passed
+        (WALL_MS + 5_000, ErrorCode.INVALID_TIMESTAMP),
+        (WALL_MS, ErrorCode.NONE),
+    ):
+        assert error_of(world, produce(batch(timestamp=timestamp))) == error
+    world = World(KafkaOptions(timestamp_type="LogAppendTime"))
+    (stream,) = world.topic()
+    assert error_of(world, produce(batch(timestamp=5))) == ErrorCode.NONE
+    assert read_header(stream.batches[0].data).is_log_append_time

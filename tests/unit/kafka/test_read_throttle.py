@@ -8,9 +8,8 @@ import pytest
 
 from vdl.kafka.ingest_rate import SLOT_NS, IngestRate
 from vdl.kafka.read_throttle import (
-    AMPLE_BYTES,
-    AMPLE_GAIN,
     AT_WORK_NS,
+    BURST_NS,
     GAIN,
     READ_BYTES_MAX,
     WAIT_NS_MAX,
@@ -22,6 +21,8 @@ SECOND = 1_000_000_000
 STEP = 10_000_000
 MB = 1_000_000
 FLOOR = 1 * MB
+PAUSED = BURST_NS * MB // SECOND
+"""What is missing behind a pause, or made up for, of each MB a second."""
 
 
 def run(
@@ -33,7 +34,8 @@ def run(
     asking: int = READ_BYTES_MAX,
 ) -> dict[Reader, list[int]]:
     """Bytes that each reader was given in each second, of virtual time. `ingest`: bytes a second
-    by group; `readers`: how many bytes a second each can take, at most."""
+    by group; `readers`: how many bytes a second each can take, at most. Nothing is acknowledged, so
+    that readers get only what they must."""
     given = {reader: [0] * seconds for reader in readers}
     due = dict.fromkeys(readers, 0)
     for now_ns in range(0, seconds * SECOND, STEP):
@@ -58,8 +60,7 @@ def test_single_reader_gets_twice_what_is_produced(rate: int) -> None:
         assert taken >= GAIN * rate - READ_BYTES_MAX
         assert taken >= FLOOR - READ_BYTES_MAX
         # And no more than that: somebody waits for each acknowledgement.
-        most = max(FLOOR, GAIN * rate, min(AMPLE_GAIN * rate, AMPLE_BYTES))
-        assert taken <= 1.15 * most + READ_BYTES_MAX
+        assert taken <= 1.15 * max(FLOOR, GAIN * rate) + READ_BYTES_MAX
 
 
 def test_reader_beside_a_producer_of_single_records_gets_the_floor() -> None:
@@ -69,15 +70,11 @@ def test_reader_beside_a_producer_of_single_records_gets_the_floor() -> None:
         assert abs(taken - 32 * MB) <= 2 * READ_BYTES_MAX
 
 
-def test_reader_beside_a_producer_of_large_batches_gets_more_than_it_needs() -> None:
-    """Beside 20 MB/s more than 100 MB/s."""
-    given = run(ReadThrottle(32 * MB), 4, ingest={1: 20 * MB}, readers={(1, 1): 10_000 * MB})
-    assert min(given[1, 1][1:]) >= 100 * MB
-
-
 def test_single_reader_that_takes_less_gets_all_it_takes() -> None:
     given = run(ReadThrottle(FLOOR), 6, ingest={1: 40 * MB}, readers={(1, 1): 50 * MB})
-    assert min(given[1, 1][1:]) >= 50 * MB - READ_BYTES_MAX
+    taken = given[1, 1][1:]
+    assert sum(taken) >= 50 * MB * len(taken) - READ_BYTES_MAX - PAUSED * 50
+    assert sorted(taken)[1] >= 50 * MB - READ_BYTES_MAX
 
 
 def test_readers_of_random_loads_gain_each() -> None:
@@ -94,8 +91,9 @@ def test_readers_of_random_loads_gain_each() -> None:
         given = run(ReadThrottle(FLOOR), 4, ingest=ingest, readers=readers, asking=asking)
         for reader, takes in readers.items():
             wanted = min(takes, GAIN * ingest[reader[1]])
-            for taken in given[reader][1:]:
-                assert taken >= 0.98 * wanted - 2 * READ_BYTES_MAX, (seed, reader, taken, wanted)
+            paused = PAUSED * takes // MB if takes < 1.5 * wanted else 0  # cannot make up for it
+            taken = sum(given[reader][1:])
+            assert taken >= 3 * 0.98 * wanted - 2 * READ_BYTES_MAX - paused, (seed, reader, wanted)
 
 
 def test_reader_that_asks_for_more_gets_no_larger_share() -> None:
@@ -110,8 +108,8 @@ def test_reader_that_asks_for_more_gets_no_larger_share() -> None:
                 admission = pace.ask((connection, connection), asked, at_ns)
                 due[connection] = at_ns + admission.wait_ns + 1
                 given[connection] += admission.bytes
-    assert abs(given[1] - given[2]) <= 2 * READ_BYTES_MAX
-    assert given[1] + given[2] <= 100 * MB + 4 * READ_BYTES_MAX
+    assert max(given.values()) <= 1.1 * min(given.values())
+    assert given[1] + given[2] <= 100 * MB + PAUSED * 20 + 4 * READ_BYTES_MAX
 
 
 def test_fast_producers_readers_do_not_take_the_share_of_others() -> None:
@@ -142,7 +140,7 @@ def test_what_was_not_found_is_given_back() -> None:
         assert admission.wait_ns == 0
         pace.give_back(admission)
     admission = pace.ask((1, 2), READ_BYTES_MAX, 0)
-    pace.found(admission, READ_BYTES_MAX // 10)
+    pace.found(admission, READ_BYTES_MAX // 10, 0)
     assert abs(pace.ask((1, 2), 1, 0).wait_ns - SECOND // 10) < 1_000
 
 
@@ -165,6 +163,35 @@ def test_readers_are_not_paced_when_producers_have_gone() -> None:
     for _ in range(10):
         admission = pace.ask((1, 2), 50 << 20, AT_WORK_NS)
         assert (admission.wait_ns, admission.bytes) == (0, 50 << 20)
+
+
+def test_readers_are_fed_at_once_when_busy_producers_have_ended() -> None:
+    """A tenth of a second without a batch is an end where there were a hundred in each; it is not
+    while one waits for its acknowledgement, nor where there are two a second."""
+    pace = ReadThrottle(1_000)
+    for now_ns in range(0, 2 * SECOND, STEP):
+        pace.produced(1, 60_000, now_ns)
+        pace.waiting -= 1
+    last_ns = pace.produced_ns
+    assert pace.ask((1, 2), READ_BYTES_MAX, last_ns + STEP).is_paced
+    pace.waiting += 1
+    assert pace.ask((1, 2), READ_BYTES_MAX, last_ns + SECOND // 2).is_paced
+    pace.waiting -= 1
+    assert not pace.ask((1, 2), READ_BYTES_MAX, last_ns + SECOND // 8).is_paced
+    for now_ns in range(3 * SECOND, 13 * SECOND, SECOND // 2):
+        pace.produced(1, 1_000, now_ns)
+        pace.waiting -= 1
+    assert pace.ask((1, 2), READ_BYTES_MAX, pace.produced_ns + SECOND // 2).is_paced
+
+
+def test_very_many_readers_get_smaller_reads_and_not_more_in_all() -> None:
+    """Two hundred at the floor: their turns would take six seconds with whole reads."""
+    readers = {(n, 2): 10_000 * MB for n in range(200)}
+    given = run(ReadThrottle(32 * MB), 6, ingest={1: 1 * MB}, readers=readers)
+    for second in range(2, 6):
+        assert sum(given[reader][second] for reader in readers) <= 1.3 * 32 * MB
+    totals = [sum(given[reader][2:]) for reader in readers]
+    assert min(totals) > 0.6 * max(totals)
 
 
 def test_pace_forgets_who_has_gone() -> None:

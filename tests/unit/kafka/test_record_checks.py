@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vdl.errors import KafkaError
+from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka import record_checks
-from vdl.kafka.record_checks import RecordChecks, Scratch, at_once
+from vdl.kafka.record_checks import Codec, Recompressed, RecordChecks, Scratch, at_once
 from vdl.records.batch import (
     HEADER_BYTES,
     LENGTH_FROM,
@@ -142,7 +142,7 @@ def test_checks_in_threads_are_few_and_use_their_buffers_again() -> None:
         assert len(jobs) <= record_checks.CHECKS_AT_ONCE
     while jobs:
         job, done = jobs.pop(0)
-        made.append(job.args[1])  # type: ignore[attr-defined]
+        made.append(job.args[-1])  # type: ignore[attr-defined]
         done(job())  # type: ignore[operator]
         assert len(jobs) <= record_checks.CHECKS_AT_ONCE
     assert ended == [-1] * 10
@@ -150,3 +150,83 @@ def test_checks_in_threads_are_few_and_use_their_buffers_again() -> None:
     assert sum(len(one.view) for one in {id(one): one for one in made}.values()) <= (
         record_checks.CHECKS_AT_ONCE * OUTPUT_BYTES_MAX
     )
+
+
+def verdict_of(batch: bytearray, codec: Codec, *, in_thread: bool) -> object:
+    """What a check says of a batch whose topic asks for a codec."""
+    view = memoryview(batch)
+    header = check_batch(view, produce_version=9, bytes_max=1 << 24)
+    checks = RecordChecks(at_once, 1 << 20)
+    verdicts: list[object] = []
+    if in_thread:
+        checks.check_later(view, header, BOUNDS, verdicts.append, codec)
+    else:
+        try:
+            verdicts.append(checks.check(view, header, BOUNDS, codec))
+        except KafkaError as error:
+            verdicts.append(error)
+    return verdicts[0]
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("sent", Compression)
+@pytest.mark.parametrize("wanted", Compression)
+def test_batch_gets_the_codec_of_its_topic(
+    sent: Compression, wanted: Compression, in_thread: bool
+) -> None:
+    """With the same records, times and sequence numbers; one that has it is taken as it is."""
+    records = [
+        Record(b"k", bytes(20), [("h", None)], timestamp=1_000 + number) for number in range(9)
+    ]
+    fields = BatchFields(compression=sent, producer_id=7, producer_epoch=2, base_sequence=5)
+    batch = build_batch(records, fields)
+    verdict = verdict_of(batch, Codec(wanted, None, 1 << 20), in_thread=in_thread)
+    if sent is wanted:
+        assert verdict == 1_008
+        return
+    assert isinstance(verdict, Recompressed)
+    assert verdict.max_timestamp == 1_008
+    header = check_batch(verdict.batch, produce_version=9, bytes_max=1 << 20)
+    assert header == verdict.header
+    before = read_header(batch)
+    for name in ("base_timestamp", "max_timestamp", "producer_id", "producer_epoch",
+                 "base_sequence", "count", "last_offset_delta"):  # fmt: skip
+        assert getattr(header, name) == getattr(before, name), name
+    assert header.attributes == before.attributes & ~7 | wanted
+    assert list(iter_records(verdict.batch)) == list(iter_records(memoryview(batch)))
+    assert passes(bytearray(verdict.batch), 1 << 20)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_batch_that_becomes_too_large_is_refused(in_thread: bool) -> None:
+    """A kilobyte of zeros is little while it is compressed: the topic's limit is for what is kept.
+    At the limit it is taken, one byte above not."""
+    batch = build_batch([Record(None, bytes(1_000))], BatchFields(compression=Compression.GZIP))
+    taken = verdict_of(batch, Codec(Compression.NONE, None, 1 << 20), in_thread=in_thread)
+    assert isinstance(taken, Recompressed)
+    for size, fits in ((len(taken.batch), True), (len(taken.batch) - 1, False)):
+        verdict = verdict_of(batch, Codec(Compression.NONE, None, size), in_thread=in_thread)
+        assert isinstance(verdict, Recompressed) is fits
+        if not fits:
+            assert isinstance(verdict, KafkaError)
+            assert verdict.code is ErrorCode.MESSAGE_TOO_LARGE
+
+
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.ZSTD])
+def test_large_batch_is_compressed_off_the_loop(codec: Compression) -> None:
+    """Whether it is large as it was sent, or only without its compression."""
+    limit = record_checks.LOOP_RECOMPRESSED_BYTES
+    wanted = Codec(Compression.GZIP, 1, 1 << 20)
+    for size, leaves in ((limit - 200, False), (limit, True)):
+        batch = build_batch([Record(None, bytes(size))], BatchFields(compression=codec))
+        assert (verdict_of(batch, wanted, in_thread=False) is None) is leaves
+
+
+def test_damaged_batch_is_refused_before_it_is_compressed() -> None:
+    """Its own codec cannot read it: nothing is made of it."""
+    batch = build_batch([Record(None, bytes(500))], BatchFields(compression=Compression.LZ4))
+    batch[HEADER_BYTES + 4] ^= 0xFF
+    seal(memoryview(batch))
+    verdict = verdict_of(batch, Codec(Compression.ZSTD, 3, 1 << 20), in_thread=True)
+    assert isinstance(verdict, KafkaError)
+    assert verdict.code is ErrorCode.INVALID_RECORD

@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.kafka.twin import World
 from vdl.errors import ErrorCode
+from vdl.kafka.broker_configs import DYNAMIC
 from vdl.kafka.context import KafkaOptions
 from vdl.kafka.topic_configs import BY_NAME, KNOWN, InvalidConfig, check_configs
 from vdl.kafka.wire.create_topics import (
@@ -53,7 +54,7 @@ def create(
     return found
 
 
-@pytest.mark.parametrize("version", range(2, 8))
+@pytest.mark.parametrize("version", range(8))
 def test_create_topics_of_each_version_creates(version: int) -> None:
     """The topic exists, with leaders, when the answer comes."""
     world = World()
@@ -133,13 +134,15 @@ def test_create_topics_answers_each_topic_on_its_own() -> None:
     }
 
 
-def test_create_topics_leaves_counts_to_the_server_from_v4_on() -> None:
-    """KIP-464: -1 means the server's default; older versions must say."""
+@pytest.mark.parametrize("version", [2, 3, 5])
+def test_create_topics_leaves_counts_to_the_server(version: int) -> None:
+    """KIP-464: -1 means the server's default, in versions before the KIP too."""
     world = World(KafkaOptions(num_partitions=6, default_replication_factor=2))
-    (result,) = create(world, topic("old", -1, -1), version=3)
-    assert result.error_code == ErrorCode.INVALID_PARTITIONS
-    (result,) = create(world, topic("new", -1, -1), version=5)
-    assert (result.num_partitions, result.replication_factor) == (6, 2)
+    (result,) = create(world, topic("t", -1, -1), version=version)
+    assert result.error_code == ErrorCode.NONE
+    catalog = world.host.catalog
+    groups = catalog.topics["t"].partitions
+    assert (len(groups), len(catalog.groups[groups[0]].replicas)) == (6, 2)
 
 
 def test_create_topics_places_as_assigned() -> None:
@@ -197,7 +200,7 @@ def test_topic_commands_that_are_not_decided_say_what_is_certain(
     assert answer.responses[0].error_code == error
 
 
-@pytest.mark.parametrize("version", range(1, 7))
+@pytest.mark.parametrize("version", range(7))
 def test_delete_topics_of_each_version_deletes(version: int) -> None:
     """By name in every version; an unknown one is said to be unknown."""
     world = World()
@@ -235,6 +238,30 @@ def test_delete_topics_by_id_answers_in_the_order_asked() -> None:
         ("a", ErrorCode.INVALID_REQUEST),
         (None, ErrorCode.INVALID_REQUEST),
     ]
+
+
+def test_delete_topics_says_what_is_wrong_from_v5_on() -> None:
+    """KIP-599 gave the answer a text; Kafka fills it for a topic that is not there."""
+    client = World().client()
+    (result,) = client.ask(DELETE_TOPICS, 5, DeleteTopicsRequest(topic_names=["none"])).responses
+    assert result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert result.error_message
+
+
+def test_delete_topics_deletes_nothing_that_is_named_by_name_and_by_id() -> None:
+    """One mistake has one answer, under the name, whatever else is deleted."""
+    world = World()
+    world.topic("t")
+    world.topic("u")
+    topic_id = world.host.catalog.topics["t"].topic_id
+    states = [DeleteTopicState("t"), DeleteTopicState(None, topic_id), DeleteTopicState("u")]
+    results = world.client().ask(DELETE_TOPICS, 6, DeleteTopicsRequest(states)).responses
+    assert [(result.name, result.error_code) for result in results] == [
+        ("t", ErrorCode.INVALID_REQUEST),
+        ("u", ErrorCode.NONE),
+    ]
+    assert results[0].topic_id == topic_id
+    assert list(world.host.catalog.topics) == ["t"]
 
 
 def describe(
@@ -288,13 +315,14 @@ def test_describe_configs_returns_the_keys_asked_for() -> None:
 
 
 def test_describe_configs_of_a_server_is_answered_by_that_server() -> None:
-    """Read-only values from its file; another server's id is refused, no name means no defaults."""
+    """Values from its file, which are read-only but for those that can be changed at run time;
+    another server's id is refused, no name means what was set for all."""
     world = World(KafkaOptions(num_partitions=8))
     entries = {entry.name: entry for entry in describe(world, 4, "1").configs}
     assert (entries["num.partitions"].value, entries["num.partitions"].config_source) == ("8", 4)
     assert entries["auto.create.topics.enable"].value == "true"
     assert entries["message.max.bytes"].value == "1048588"
-    assert all(entry.read_only for entry in entries.values())
+    assert {entry.name for entry in entries.values() if not entry.read_only} == set(DYNAMIC)
     assert describe(world, 4, "2").error_code == ErrorCode.INVALID_REQUEST
     assert describe(world, 4, "").configs == []
 
@@ -305,7 +333,9 @@ def test_describe_configs_of_a_server_is_answered_by_that_server() -> None:
         (2, "nope", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         (2, "a b", ErrorCode.INVALID_TOPIC_EXCEPTION),
         (8, "1", ErrorCode.INVALID_REQUEST),
-        (32, "group", ErrorCode.INVALID_REQUEST),
+        (16, "", ErrorCode.INVALID_REQUEST),
+        (32, "", ErrorCode.INVALID_REQUEST),
+        (64, "x", ErrorCode.INVALID_REQUEST),
     ],
 )
 def test_describe_configs_of_what_is_not_there_is_refused(
@@ -334,7 +364,17 @@ def test_topic_defaults_are_accepted_by_their_own_check() -> None:
         ("retention.ms", "1" * 5_000),
         ("min.cleanable.dirty.ratio", "1.5"),
         ("min.cleanable.dirty.ratio", "half"),
-        ("compression.type", "gzip"),
+        ("compression.type", "brotli"),
+        ("compression.gzip.level", "0"),
+        ("compression.gzip.level", "10"),
+        ("compression.lz4.level", "18"),
+        ("compression.zstd.level", "23"),
+        ("leader.replication.throttled.replicas", "0:1,1"),
+        ("follower.replication.throttled.replicas", "all"),
+        ("local.retention.ms", "-3"),
+        ("preallocate", "true"),
+        ("remote.storage.enable", "true"),
+        ("remote.log.copy.disable", "true"),
         ("unclean.leader.election.enable", "true"),
         ("message.timestamp.type", "Sometime"),
     ],

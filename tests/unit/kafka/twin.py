@@ -8,16 +8,18 @@ Virtual time comes from the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from struct import Struct
 from typing import Any
 
+from rpc.queries import Quorum
 from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API
+from vdl.kafka.broker_configs import follow
 from vdl.kafka.context import Context, KafkaOptions
 from vdl.kafka.frontend import ClientSession, Frontend
 from vdl.kafka.wire import registry
@@ -27,7 +29,11 @@ from vdl.kafka.wire.header import (
     encode_request_header,
     response_header_is_flexible,
 )
-from vdl.logstream.group.offset_for_time import NO_OFFSET, TimedOffset
+from vdl.logstream.group.offset_for_time import (
+    NO_OFFSET,
+    TimedOffset,
+    find_offset_of_largest_time,
+)
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.records.batch import (
     BatchFields,
@@ -41,6 +47,7 @@ from vdl.records.batch import (
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state import commands
 from vdl.state.catalog import Catalog
+from vdl.state.producers import ActiveProducer
 
 LISTENER = "PLAINTEXT"
 WALL_MS = 1_700_000_000_000
@@ -91,7 +98,10 @@ class TwinStream:
         self.on_disk_below = 0
         """Batches below this offset are not in memory."""
         self.cold_reads = 0
+        self.sizes_asked = 0
+        self.active_producers: list[ActiveProducer] = []
         self.cold_error: StorageError | None = None
+        self.segments_error: StorageError | None = None
         self.batches: list[TwinBatch] = []
         self.copies_asked: list[int] = []
         """`copies_min` of each append."""
@@ -235,6 +245,16 @@ class TwinStream:
         else:
             self.asked.append(done)
 
+    def segment_starts(self, done: Callable[[Any], None]) -> None:
+        """Each batch is a segment here."""
+        committed = [one for one in self.batches if one.end_offset <= self.high_watermark]
+        starts = [
+            (max(one.base_offset, self.log_start_offset), one.timestamp)
+            for one in committed
+            if one.end_offset > self.log_start_offset
+        ]
+        self.clock.call_soon(lambda: done(self.segments_error or starts))
+
     def offset_for_time(self, timestamp_ms: int, done: Callable[[Any], None]) -> None:
         for batch in self.batches:
             if batch.end_offset <= self.high_watermark:
@@ -243,6 +263,19 @@ class TwinStream:
                     done(TimedOffset(*record, batch.term))
                     return
         done(NO_OFFSET)
+
+    def offset_of_largest_time(self, done: Callable[[Any], None]) -> None:
+        times = [batch.timestamp for batch in self.batches]
+        find_offset_of_largest_time(max(times, default=-1), self.offset_for_time, done)
+
+    def producers(self) -> list[ActiveProducer]:
+        return self.active_producers
+
+    def stored_bytes(self, done: Callable[[int | StorageError], None]) -> None:
+        self.sizes_asked += 1
+        size = sum(len(batch.data) for batch in self.batches)
+        answer = self.cold_error or size
+        self.clock.call_later(MS, lambda: done(answer))
 
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
         kept = [batch for batch in self.batches if batch.end_offset > self.log_start_offset]
@@ -270,14 +303,27 @@ class TwinHost:
         self.coordinator_count = 8
         self.overloaded = False
         self.alive = [1, 2, 3]
+        self.silent: set[int] = set()
         self.in_sync = [1, 2, 3]
+        self.preferred = -1
+        """The read replica that the host chooses."""
+        self.may_follow = False
+        """Whether a follower here may be read from."""
+        self.preference_asked: list[tuple[str, int]] = []
+        """Rack and offset of each question for a read replica."""
         self.lost_ns: dict[int, int] = {}
         self.is_heard = True
         self.streams: dict[int, TwinStream] = {}
         self.leaders: dict[int, tuple[int, int]] = {0: (2, 7)}
         self.catalog_outcome = OutcomeKind.APPLIED
         self.leaders_at_once = True
+        self.kept: set[int] = set()
+        """Groups whose leaders refuse to hand them over."""
+        self.says_nothing = False
+        """Leaders that are asked to hand over do not, and give no answer."""
+        self.quorum: Quorum | None = None
         self._applied = 0
+        self.on_catalog_change: Callable[[], None] = lambda: None
         for server_id in (1, 2, 3):
             self.apply(
                 commands.RegisterServer(
@@ -303,6 +349,7 @@ class TwinHost:
                 self.streams.setdefault(group_id, TwinStream(self.clock, group_id))
         for group_id in [group for group in self.streams if group not in self.catalog.groups]:
             self.streams.pop(group_id).lose_leadership()
+        self.on_catalog_change()
         return result
 
     def leader_of(self, group_id: int) -> tuple[int, int]:
@@ -325,11 +372,49 @@ class TwinHost:
 
         self.clock.call_soon(decide)
 
+    def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
+        self.clock.call_later(MS, lambda: done((1000, 400)))
+
+    def elect_preferred(
+        self,
+        leader: int,
+        groups: Sequence[int],
+        *,
+        deadline_ns: int,
+        done: Callable[[frozenset[int] | None], None],
+    ) -> None:
+        def hand_over() -> None:
+            if self.says_nothing:
+                done(None)
+                return
+            for group_id in groups:
+                assert self.leaders[group_id][0] == leader
+                if group_id not in self.kept:
+                    term = self.leaders[group_id][1] + 1
+                    first = self.catalog.groups[group_id].replicas[0].server_id
+                    self.leaders[group_id] = (first, term)
+            done(frozenset(groups) & self.kept)
+
+        self.clock.call_soon(hand_over)
+
+    def describe_quorum(self, *, deadline_ns: int, done: Callable[[Quorum | None], None]) -> None:
+        self.clock.call_soon(lambda: done(self.quorum))
+
     def alive_servers(self) -> list[int]:
         return self.alive
 
+    def silent_servers(self) -> set[int]:
+        return self.silent
+
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         return tuple(self.in_sync)
+
+    def may_serve_reads(self, group_id: int) -> bool:
+        return self.may_follow
+
+    def read_replica(self, group_id: int, rack: str, offset: int) -> int:
+        self.preference_asked.append((rack, offset))
+        return self.preferred
 
     def leader_lost_ns(self, group_id: int) -> int:
         return self.lost_ns.get(group_id, 0)
@@ -458,6 +543,7 @@ class World:
             self.host, options or KafkaOptions(), self.clock, self.log, self._random_bytes
         )
         self.frontend = Frontend(self.context)
+        self.host.on_catalog_change = partial(follow, self.context)
 
     def _random_bytes(self, count: int) -> bytes:
         self._drawn += 1
@@ -470,23 +556,29 @@ class World:
         self.time.run_until(self.time.now_ns + int(ms * MS))
 
     def topic(
-        self, name: str = "t", partitions: int = 1, configs: dict[str, str] | None = None
+        self,
+        name: str = "t",
+        partitions: int = 1,
+        configs: dict[str, str] | None = None,
+        servers: tuple[int, ...] = (1, 2, 3),
     ) -> list[TwinStream]:
-        """Create a topic that this server leads; its partitions' logs."""
+        """Create a topic, which this server leads unless `servers` begins with another; the logs of
+        its partitions that are here."""
         self.host.apply(
             commands.CreateTopics(
                 [
                     commands.NewTopic(
                         name,
                         self._random_bytes(16),
-                        assignments=[[1, 2, 3]] * partitions,
+                        assignments=[list(servers)] * partitions,
                         configs=configs or {},
                     )
                 ]
             )
         )
         topic = self.host.catalog.topics[name]
-        return [self.host.streams[group] for group in topic.partitions]
+        streams = self.host.streams
+        return [streams[group] for group in topic.partitions if group in streams]
 
 
 def batch(count: int = 1, size: int = 10, timestamp: int = WALL_MS, **fields: Any) -> bytearray:

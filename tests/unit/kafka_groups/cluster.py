@@ -156,6 +156,9 @@ class TwinServer:
     def alive_servers(self) -> list[int]:
         return sorted(self.cluster.servers)
 
+    def silent_servers(self) -> set[int]:
+        return set()
+
     def propose_catalog(
         self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.unit.kafka_groups.client import GROUP, join, leave, new_member, stable_group
@@ -96,7 +98,7 @@ def test_stable_group_is_described_whole(cluster: Cluster, version: int) -> None
         for m in group.members
     ] == [(member, "client", "/127.0.0.1", b"r", member.encode()) for member in ids]
     if version >= 3:
-        assert group.authorized_operations == 0b1_0100_1000
+        assert group.authorized_operations == 3_400, "as Kafka without an authorizer"
 
 
 def test_group_in_a_rebalance_is_described_without_assignments(cluster: Cluster) -> None:
@@ -175,7 +177,7 @@ def test_list_that_a_quorum_did_not_confirm_is_asked_for_again(cluster: Cluster)
     assert (listed(cluster), listed(cluster, server=2)) == ([], [GROUP])
 
 
-@pytest.mark.parametrize("version", range(3))
+@pytest.mark.parametrize("version", range(4))
 def test_group_is_deleted_when_nobody_is_in_it(cluster: Cluster, version: int) -> None:
     """68, then 0, then 69 (KIP-229)."""
     (first, second), _ = stable_group(cluster)
@@ -183,6 +185,8 @@ def test_group_is_deleted_when_nobody_is_in_it(cluster: Cluster, version: int) -
     def delete() -> list[int]:
         request = delete_wire.DeleteGroupsRequest([GROUP, "no"])
         response = cluster.call(DELETE, version, request).response
+        for result in response.results if version >= 3 else ():
+            assert (result.error_message is None) is (result.error_code == ErrorCode.NONE)
         return [result.error_code for result in response.results]
 
     missing = ErrorCode.GROUP_ID_NOT_FOUND
@@ -212,10 +216,25 @@ def test_producers_get_different_ids(cluster: Cluster, version: int) -> None:
         assert response.producer_id not in ids
 
 
-@pytest.mark.parametrize("name", ["", "tx"])
-def test_transactional_id_is_for_nobody(cluster: Cluster, name: str) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"transactional_id": ""},
+        {"transactional_id": None, "producer_id": 5},
+        {"transactional_id": None, "producer_epoch": 3},
+    ],
+)
+def test_producer_that_names_half_of_itself_is_refused(
+    cluster: Cluster, fields: dict[str, Any]
+) -> None:
+    """An empty transactional id, a producer id without its epoch, an epoch without a producer."""
+    response = cluster.call(INIT, 4, producer_wire.InitProducerIdRequest(**fields)).response
+    assert (response.error_code, response.producer_id) == (ErrorCode.INVALID_REQUEST, -1)
+
+
+def test_transactional_id_is_for_nobody(cluster: Cluster) -> None:
     """53, final: no client waits for a coordinator that will never be."""
-    request = producer_wire.InitProducerIdRequest(transactional_id=name)
+    request = producer_wire.InitProducerIdRequest(transactional_id="tx")
     response = cluster.call(INIT, 4, request).response
     refused = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     assert (response.error_code, response.producer_id) == (refused, -1)

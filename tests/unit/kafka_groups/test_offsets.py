@@ -44,10 +44,19 @@ def commit(
         position.committed_leader_epoch = 3
     request = commit_wire.OffsetCommitRequest(
         group_id=fields.pop("group_id", GROUP),
-        topics=[commit_wire.OffsetCommitRequestTopic(name=topic, partitions=[position])],
+        topics=[commit_wire.OffsetCommitRequestTopic(topic, partitions=[position])],
         **fields,
     )
+    if version >= 10:
+        request.topics[0].name = ""
+        request.topics[0].topic_id = id_of(cluster, topic)
     return cluster.call(COMMIT, version, request, server=server)
+
+
+def id_of(cluster: Cluster, name: str) -> bytes:
+    """The id of a topic; of one that does not exist, one that nobody has."""
+    topic = cluster.servers[1].catalog.topics.get(name)
+    return b"n" * 16 if topic is None else topic.topic_id
 
 
 def commit_error(call: Call) -> ErrorCode:
@@ -71,6 +80,9 @@ def fetch(
                 fetch_wire.OffsetFetchRequestTopics(name=n, partition_indexes=p)
                 for n, p in topics.items()
             ]
+            for one in asked.topics if version >= 10 else ():
+                one.topic_id = id_of(cluster, one.name)
+                one.name = ""
         request = fetch_wire.OffsetFetchRequest(groups=[asked])
     else:
         request = fetch_wire.OffsetFetchRequest(group_id=group_id, topics=None)
@@ -89,19 +101,28 @@ def positions(call: Call) -> dict[tuple[str, int], int]:
     }
 
 
-@pytest.mark.parametrize("version", range(2, 10))
+@pytest.mark.parametrize("version", range(11))
 def test_offset_committed_in_any_version_is_fetched_in_any(cluster: Cluster, version: int) -> None:
     """Offset, leader epoch (from v6 and v5) and metadata come back."""
     assert commit_error(commit(cluster, 42, version=version)) is ErrorCode.NONE
-    for fetched in range(1, 10):
+    for fetched in range(11):
         call = fetch(cluster, version=fetched, topics={"t": [0, 1]})
-        assert positions(call) == {("t", 0): 42, ("t", 1): -1}
+        name = "t" if fetched < 10 else ""
+        assert positions(call) == {(name, 0): 42, (name, 1): -1}
         response = call.response
         topics = response.groups[0].topics if fetched >= 8 else response.topics
         found = topics[0].partitions[0]
         assert (found.metadata, found.error_code) == ("m", 0)
         if fetched >= 5:
             assert found.committed_leader_epoch == (3 if version >= 6 else -1)
+
+
+def test_partition_without_a_position_is_unknown_in_version_0(cluster: Cluster) -> None:
+    """Where ZooKeeper had no node; from v1 on it is no error."""
+    for version, code in ((0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (1, ErrorCode.NONE)):
+        call = fetch(cluster, version=version, topics={"t": [0]})
+        (partition,) = call.response.topics[0].partitions
+        assert (partition.committed_offset, partition.error_code) == (-1, code)
 
 
 @pytest.mark.parametrize("version", [2, 7, 8, 9])
@@ -114,6 +135,33 @@ def test_all_offsets_of_a_group_are_fetched_without_naming_topics(
     commit(cluster, 2, topic="u", partition=0)
     commit(cluster, 3, group_id="other")
     assert positions(fetch(cluster, version=version)) == {("t", 2): 1, ("u", 0): 2}
+
+
+def test_topics_are_named_by_id_from_version_10(cluster: Cluster) -> None:
+    """An id that is not known here is refused by itself (KIP-848): clients try that again. A topic
+    that was deleted has none, whatever its name."""
+    cluster.create_topic("u")
+    commit(cluster, 5, topic="t", version=10)
+    commit(cluster, 6, topic="u", version=10)
+    assert commit_error(commit(cluster, 7, topic="no", version=10)) is ErrorCode.UNKNOWN_TOPIC_ID
+    assert commit_error(commit(cluster, 7, partition=99, version=10)) is (
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    )
+    asked = fetch(cluster, version=10, topics={"t": [0], "no": [0, 1]}).response.groups[0]
+    assert [
+        (topic.topic_id, [(p.committed_offset, p.error_code) for p in topic.partitions])
+        for topic in asked.topics
+    ] == [
+        (id_of(cluster, "t"), [(5, 0)]),
+        (id_of(cluster, "no"), [(-1, ErrorCode.UNKNOWN_TOPIC_ID)] * 2),
+    ]
+    everything = fetch(cluster, version=10).response.groups[0]
+    assert {
+        topic.topic_id: topic.partitions[0].committed_offset for topic in everything.topics
+    } == {
+        id_of(cluster, "t"): 5,
+        id_of(cluster, "u"): 6,
+    }
 
 
 def test_several_groups_are_fetched_from_their_own_coordinators(cluster: Cluster) -> None:
@@ -312,7 +360,7 @@ def test_offset_acknowledged_is_fetched_after_a_failover(cluster: Cluster) -> No
     cluster.assert_replicas_equal()
 
 
-@pytest.mark.parametrize("version", range(1, 10))
+@pytest.mark.parametrize("version", range(11))
 def test_fetch_waits_for_a_quorum(cluster: Cluster, version: int) -> None:
     """A deposed coordinator must not answer an old position: 16 instead."""
     commit(cluster, 7)
@@ -323,7 +371,7 @@ def test_fetch_waits_for_a_quorum(cluster: Cluster, version: int) -> None:
     check_refused(call.response, version, ErrorCode.NOT_COORDINATOR)
 
 
-@pytest.mark.parametrize("version", range(1, 10))
+@pytest.mark.parametrize("version", range(11))
 def test_refused_fetch_says_so_wherever_a_client_may_look(cluster: Cluster, version: int) -> None:
     """-1 without an error is "nothing was ever committed": clients would start at the end."""
     commit(cluster, 7)
@@ -550,6 +598,14 @@ def test_offset_delete_of_unknown_partitions_is_refused_one_by_one(cluster: Clus
     assert answer == {("t", 99): unknown, ("t", 0): ErrorCode.NONE, ("no", 0): unknown}
     assert deleted(delete(cluster, {"no": [0]})) == {("no", 0): unknown}
     assert deleted(delete(cluster, {})) == {}
+
+
+def test_offset_delete_without_a_group_is_refused(cluster: Cluster) -> None:
+    """24, whatever is to be deleted."""
+    for topics in ([], [delete_wire.OffsetDeleteRequestTopic("no")]):
+        request = delete_wire.OffsetDeleteRequest("", topics)
+        response = cluster.call(DELETE, 0, request).response
+        assert (response.error_code, response.topics) == (ErrorCode.INVALID_GROUP_ID, [])
 
 
 def test_offset_delete_tells_what_is_wrong_with_the_group(cluster: Cluster) -> None:

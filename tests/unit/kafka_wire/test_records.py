@@ -131,12 +131,10 @@ def test_zstd_is_refused_before_produce_version_7() -> None:
     assert code_of(batch, version=7) is ErrorCode.NONE
 
 
-def test_old_formats_are_answered_by_the_version_that_may_carry_them() -> None:
-    """Produce 0 to 2 may carry message sets, which VDL does not convert; later versions may not."""
+def test_old_formats_are_no_batch() -> None:
+    """Who takes them asks `vdl.records.legacy` first."""
     for magic in (b"\0", b"\1"):
-        records = changed(16, magic)
-        assert code_of(records, version=2) is ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
-        assert code_of(records, version=3) is ErrorCode.INVALID_RECORD
+        assert code_of(changed(16, magic), version=3) is ErrorCode.INVALID_RECORD
 
 
 @given(st.binary(max_size=200))
@@ -292,3 +290,23 @@ def test_varint_that_never_ends_is_corrupt() -> None:
         read_varint(b"\xff" * 20, 0)
     with pytest.raises(IndexError):
         read_varint(b"\xff", 0)
+
+
+@pytest.mark.parametrize("compression", [Compression.NONE, Compression.GZIP])
+def test_records_behind_skipped_ones_are_the_same(compression: Compression) -> None:
+    """Whatever is skipped: nothing, some, all, and more than there are."""
+    records = [Record(b"k%d" % index, b"v" * index, [("h", b"x")], 5 + index) for index in range(9)]
+    batch = memoryview(build_batch(records, BatchFields(compression=compression)))
+    everything = list(iter_records(batch))
+    for skip in (0, 1, 5, 9, 10):
+        assert list(iter_records(batch, skip)) == everything[skip:]
+
+
+def test_skipping_stops_at_what_is_no_record() -> None:
+    """Lengths that cannot be, and records that are not there."""
+    batch = build_batch([Record(None, b"value"), Record(None, b"value")])
+    negative = bytearray(batch)
+    negative[61] = 1
+    for damaged, skip in ((negative, 1), (batch[:62], 2), (batch[:61], 1)):
+        with pytest.raises(CorruptBatch):
+            list(iter_records(memoryview(damaged), skip))

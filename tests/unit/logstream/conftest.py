@@ -158,7 +158,7 @@ class Node:
         )
         cluster.network.listen(self.id, ("node", self.id), self.links.accepted)
         self.host.start()
-        for other in SERVERS:
+        for other in cluster.servers:
             if other != self.id:
                 self.links.set_peer(other, ("node", other))
 
@@ -207,17 +207,18 @@ def directory_of(server_id: int) -> bytes:
 class Cluster:
     """The hosts, and what tests ask of them."""
 
-    def __init__(self, **options: int) -> None:
+    def __init__(self, servers: tuple[int, ...] = SERVERS, **options: int) -> None:
+        self.servers = servers
         self.time = VirtualTime()
         self.time.now_ns = 10**12
         world = NodeClock(self.time)
         self.network = Network(world, lambda source, target, size: 200_000)
         often = {"replace_after_ms": 300, "clock_hold_ms": CLOCK_HOLD_MS}
         self.options = HostOptions(held_appends_max=3, **{**often, **options})
-        self.record = BirthRecord("cluster", tuple((i, directory_of(i)) for i in SERVERS))
-        self.nodes = {i: Node(self, i) for i in SERVERS}
+        self.record = BirthRecord("cluster", tuple((i, directory_of(i)) for i in servers))
+        self.nodes = {i: Node(self, i) for i in servers}
         self.run(100)
-        for i in SERVERS:
+        for i in servers:
             directory_id = self.record.directory_of(i) or b""
             self.propose(RegisterServer(i, directory_id, "", {}, True))
 

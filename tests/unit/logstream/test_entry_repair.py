@@ -55,7 +55,7 @@ class Replica:
     group_id: int = GROUP
     owner: Any = None
     members: Sequence[int] = (replica_id_of(1, 1), replica_id_of(2, 1), replica_id_of(3, 1))
-    placement: Sequence[int] = ()
+    listed: Sequence[int] = ()
     is_whole: bool = True
     dirty: bool = False
 

@@ -199,3 +199,22 @@ def test_dead_server_costs_its_groups_no_messages_and_is_fed_when_it_returns(clu
         log = cluster.leader(group_id).group.node
         assert dead.host.groups[group_id].node.last_index == log.last_index
         assert dead.host.groups[group_id].node.commit == log.commit
+
+
+def test_server_whose_link_was_lost_is_silent_until_it_is_linked_or_refuses(cluster: Any) -> None:
+    """Clients are sent to a server that may be alive, and to none that is certainly gone."""
+    cluster.create_topic()
+    cluster.run(1_000)
+    deaf = cluster.nodes[1]
+    assert deaf.host.silent_servers() == set()
+    for other in (2, 3):
+        cluster.network.cut(other, 1)
+    cluster.run(4_000)
+    assert deaf.host.alive_servers() == [1]
+    assert deaf.host.silent_servers() == {2, 3}
+    cluster.nodes[2].crash()
+    cluster.network.heal(2, 1)
+    cluster.network.heal(3, 1)
+    cluster.run(4_000)
+    assert deaf.host.alive_servers() == [1, 3]
+    assert deaf.host.silent_servers() == set()

@@ -269,5 +269,5 @@ def test_report_of_a_stranger_is_ignored(cluster: Any) -> None:
         (frame,) = encode_compacted(rows)
         compaction.received(12, memoryview(frame))
     assert compaction._replicas == {}
-    assert FrameType.COMPACTED == 15
+    assert FrameType.COMPACTED == 17
     assert isinstance(cluster.nodes[1].store, MemoryStore)

@@ -1,9 +1,11 @@
 """Appends, acknowledgements and reads of a log stream, over three real hosts."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from segments.api import SegmentSpan
 from vdl.errors import ErrorCode
 from vdl.logstream.group.log_stream import Appended, LogStream
 
@@ -290,3 +292,34 @@ def test_earliest_epoch_is_that_of_the_record_at_the_logs_start(cluster: Any) ->
     cluster.run(20)
     assert done == [ErrorCode.NONE]
     assert earliest() == stream.term
+
+
+def test_segment_starts_leave_out_what_is_deleted_and_never_go_back_in_time(cluster: Any) -> None:
+    """A segment without a time is as old as what is before it."""
+    stream = cluster.leader(cluster.create_topic())
+    spans = [
+        SegmentSpan(end_offset=5, bytes=1, max_timestamp=100),
+        SegmentSpan(end_offset=5, bytes=1, max_timestamp=-1),
+        SegmentSpan(end_offset=9, bytes=1, max_timestamp=300),
+        SegmentSpan(end_offset=12, bytes=1, max_timestamp=-1),
+        SegmentSpan(end_offset=15, bytes=1, max_timestamp=200),
+    ]
+    stream.state.log_start_offset = 2
+    stream.group.store = SimpleNamespace(segment_spans=lambda log, done: done(spans))
+    found: list[object] = []
+    stream.segment_starts(found.append)
+    assert found == [[(2, 100), (5, 300), (9, 300), (12, 300)]]
+
+
+def test_segment_starts_of_a_real_log_begin_at_its_start(cluster: Any) -> None:
+    """What is in no segment yet counts as one."""
+    stream = cluster.leader(cluster.create_topic())
+    found: list[Any] = []
+    stream.segment_starts(found.append)
+    cluster.append(stream)
+    cluster.run(5)
+    stream.segment_starts(found.append)
+    cluster.run(5)
+    empty, (one,) = found
+    assert empty == []
+    assert one[0] == 0

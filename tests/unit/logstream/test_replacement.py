@@ -17,7 +17,7 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import replica_id_of, server_of
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.membership.replacement import (
-    LEARNERS_MAX,
+    PARTITIONS_MAX,
     SMALL_GROUPS_PATIENCE,
     groups_that_halt,
 )
@@ -507,7 +507,7 @@ def test_directory_is_not_given_up_while_nobody_else_leads_its_groups() -> None:
 def test_second_directory_waits_until_the_first_is_made_good(cluster: Any) -> None:
     """A volume that is mounted late while another server is being replaced: its groups need what
     it has, and get it back."""
-    groups = [cluster.create_topic(f"t{number}") for number in range(LEARNERS_MAX + 8)]
+    groups = [cluster.create_topic(f"t{number}") for number in range(PARTITIONS_MAX + 8)]
     cluster.run(1_000)
     for group_id in groups:
         cluster.append(cluster.leader(group_id))

@@ -540,6 +540,54 @@ def test_time_finds_no_deleted_record_of_a_batch_that_is_left(cluster: Any) -> N
     assert at_time(cluster, group_id, 250) == NO_OFFSET
 
 
+def at_largest_time(cluster: Any, group_id: int) -> TimedOffset:
+    found: list[Any] = []
+    cluster.leader(group_id).offset_of_largest_time(found.append)
+    cluster.run(200)
+    (answer,) = found
+    assert isinstance(answer, TimedOffset)
+    return answer
+
+
+def test_largest_time_is_that_of_a_record_that_is_left(cluster: Any) -> None:
+    """KIP-734: of equals the first. Deleted records lie in the same segment, and have the largest
+    time it knows of."""
+    group_id = cluster.create_topic()
+    assert at_largest_time(cluster, group_id) == NO_OFFSET
+    stream = cluster.leader(group_id)
+    for timestamp in (100, 900, 200, 700, 300, 700, 1 << 62, 400):
+        cluster.append(stream, timestamp=timestamp)
+        cluster.run(5)
+    epoch = stream.term
+    assert at_largest_time(cluster, group_id) == TimedOffset(6, 1 << 62, epoch)
+    assert delete(cluster, group_id, 7) == [ErrorCode.NONE]
+    assert at_largest_time(cluster, group_id) == TimedOffset(7, 400, epoch)
+    assert delete(cluster, group_id, -1) == [ErrorCode.NONE]
+    assert at_largest_time(cluster, group_id) == NO_OFFSET
+
+
+def test_largest_time_is_found_by_few_questions() -> None:
+    """However far the bound lies above what there is, and wherever that is."""
+    times_of = [5, 80, 7, 80, 3]
+    asked: list[int] = []
+
+    def find(timestamp_ms: int, done: times.Done) -> None:
+        asked.append(timestamp_ms)
+        offsets = [n for n, at in enumerate(times_of) if at >= timestamp_ms]
+        done(TimedOffset(offsets[0], times_of[offsets[0]], 1) if offsets else NO_OFFSET)
+
+    for bound_ms in (80, 81, 1000, (1 << 63) - 1):
+        found: list[object] = []
+        asked.clear()
+        times.find_offset_of_largest_time(bound_ms, find, found.append)
+        assert found == [TimedOffset(1, 80, 1)]
+        assert len(asked) <= 65
+    times_of = [-1, -1]
+    found = []
+    times.find_offset_of_largest_time(-1, find, found.append)
+    assert found == [TimedOffset(0, -1, 1)]
+
+
 def test_batch_without_the_record_it_promises_has_few_others_read(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

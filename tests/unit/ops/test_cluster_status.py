@@ -119,6 +119,15 @@ def test_replica_is_in_sync_as_clients_are_told():
     assert told == [(1, True), (2, False), (3, True)]
 
 
+def test_internal_topic_is_no_topic_of_its_own():
+    """Its partitions are the coordinators, each of which is told as a group."""
+    row = MetadataResponsePartition(0, 0, 1, 3, [1, 2, 3], [1, 3], [])
+    topic = MetadataResponseTopic(name="__consumer_offsets", is_internal=True, partitions=[row])
+    status = ClusterStatus("c")
+    _add_topics(status, MetadataResponse(topics=[topic]), {})
+    assert status.topics == []
+
+
 def test_cluster_health_needs_every_server_and_every_leader():
     """The exit code of `vdl status`: one silent server or one group without a leader is enough."""
     healthy = ClusterStatus("c", [Server(1, "a:1")], groups=[Group("catalog", leader=1)])

@@ -12,7 +12,9 @@ import pytest
 
 from rpc.streams import LinkStatus
 from tests.unit.rpc.world import World, address_of
+from vdl.kafka.client_metrics import ClientMetrics
 from vdl.kafka.frontend import ApiStats
+from vdl.kafka.otlp import Point
 from vdl.log import EventLog
 from vdl.server import http
 from vdl.server.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, HttpServer, Response, answer
@@ -21,6 +23,7 @@ from vdl.server.metrics import (
     Sample,
     Source,
     api_samples,
+    client_samples,
     operations_routes,
     peer_samples,
     store_numbers,
@@ -82,6 +85,20 @@ def test_metrics_of_apis_and_peers_are_labelled():
     assert "Fetch" not in body
     assert 'vdl_peer_up{server="2"} 1.0\n' in body
     assert 'vdl_peer_round_trip_seconds{server="2"} -1.0\n' in body
+
+
+def test_metrics_of_clients_are_told_apart():
+    """By metric, client and attributes, whatever text a client put there."""
+    metrics = ClientMetrics()
+    points = [
+        Point("a.total", "", 5.0, is_counter=True, adds=True),
+        Point('b"\n', "node=1", 2.5, is_counter=False, adds=False),
+    ]
+    metrics.take("me", points, now_ns=0, interval_ms=1_000)
+    body = get(routes_with(Source("client", lambda: client_samples(metrics, 0))))[2]
+    assert 'vdl_client_counter_total{attributes="",client_id="me",metric="a.total"} 5.0' in body
+    assert 'vdl_client_gauge{attributes="node=1",client_id="me",metric="b\\"\\n"} 2.5' in body, body
+    assert "vdl_client_telemetry_points_total 2.0" in body
 
 
 def test_metrics_of_a_peer_that_is_down_count_its_silence():

@@ -39,6 +39,20 @@ def create(catalog: Catalog, name: str, **fields: Any) -> Any:
     return catalog.apply(commands.CreateTopics([new], **shared), 0, 1)
 
 
+def grow(
+    catalog: Catalog,
+    name: str,
+    count: int,
+    assignments: list[list[int]] | None = None,
+    *,
+    validate_only: bool = False,
+    replicas_max: int = 0,
+) -> Any:
+    new = commands.NewPartitions(name, count, assignments)
+    command = commands.CreatePartitions([new], validate_only, [], replicas_max)
+    return catalog.apply(command, 0, 1)
+
+
 @pytest.fixture
 def catalog() -> Catalog:
     catalog = Catalog("cluster")
@@ -312,3 +326,62 @@ def test_altered_configs_are_set_unset_or_replaced(catalog: Catalog) -> None:
     assert copy.topics["t"].configs == {"b": "2"}
     nobody = commands.AlterTopicConfigs([commands.ConfigChange("nobody")])
     assert catalog.apply(nobody, 0, 1).errors == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+
+
+def test_topic_that_grows_keeps_its_groups_and_what_was_stored(catalog: Catalog) -> None:
+    """New groups come behind all others; what is stored gives the same catalog again."""
+    create(catalog, "t", partitions=2)
+    create(catalog, "u", partitions=1)
+    kept = {group: catalog.groups[group] for group in (9, 10, 11)}
+    answer = grow(catalog, "t", 4)
+    assert answer.events == [GroupAdded(12), GroupAdded(13)]
+    assert answer.topics[0].group_ids == [12, 13]
+    assert catalog.topics["t"].partitions == [9, 10, 12, 13]
+    assert {group: catalog.groups[group] for group in (9, 10, 11)} == kept
+    assert [catalog.groups[group].partition for group in (12, 13)] == [2, 3]
+    again = Catalog("cluster")
+    again.load([(key, value) for key, value in catalog.take_dirty() if value is not None])
+    assert again.items() == catalog.items()
+    catalog.apply(commands.DeleteTopics(["t"]), 0, 1)
+    assert sorted(catalog.groups) == [11]
+
+
+def test_topic_grows_once_however_often_it_is_asked(catalog: Catalog) -> None:
+    """The count is that of all partitions: a command sent again adds nothing."""
+    create(catalog, "t", partitions=1)
+    grow(catalog, "t", 3)
+    again = grow(catalog, "t", 3)
+    assert again.topics[0].error is ErrorCode.INVALID_PARTITIONS
+    assert again.events == []
+    assert len(catalog.topics["t"].partitions) == 3
+
+
+def test_new_partitions_spread_beside_all_others(catalog: Catalog) -> None:
+    """The preferred leaders of six partitions are two on each of three servers, grown or not."""
+    create(catalog, "t", partitions=2)
+    grow(catalog, "t", 6)
+    leaders = [catalog.groups[g].replicas[0].server_id for g in catalog.topics["t"].partitions]
+    assert sorted(leaders) == [1, 1, 2, 2, 3, 3]
+
+
+def test_new_partitions_have_as_many_replicas_as_the_first(catalog: Catalog) -> None:
+    """The topic has no number of its own; of an assignment with another one is said so."""
+    create(catalog, "t", partitions=1, replication_factor=2)
+    grow(catalog, "t", 2)
+    assert len(catalog.groups[catalog.topics["t"].partitions[1]].replicas) == 2
+    refused = grow(catalog, "t", 3, [[1, 2, 3]])
+    assert refused.topics[0].error is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+
+def test_topic_does_not_grow_beyond_what_servers_may_have(catalog: Catalog) -> None:
+    """The cap holds for each server; validating says so too, and takes no room."""
+    create(catalog, "t", partitions=2)
+    assert grow(catalog, "t", 5, replicas_max=4).topics[0].error is ErrorCode.POLICY_VIOLATION
+    one_server = [[1], [1], [1]]
+    create(catalog, "u", partitions=1, replication_factor=1)
+    refused = grow(catalog, "u", 4, one_server, replicas_max=4)
+    assert refused.topics[0].error is ErrorCode.POLICY_VIOLATION
+    for _ in range(2):
+        fits = grow(catalog, "t", 3, validate_only=True, replicas_max=4)
+        assert (fits.topics[0].error, fits.events) == (ErrorCode.NONE, [])
+    assert len(catalog.topics["t"].partitions) == 2

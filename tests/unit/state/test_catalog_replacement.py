@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vdl.errors import ErrorCode
-from vdl.state.catalog import Catalog, ReplicaInfo, ReplicasReplaced
+from vdl.state.catalog import Catalog, ReplicasReplaced
 from vdl.state.commands import (
     CreateTopics,
     LostReplica,
@@ -16,6 +16,7 @@ from vdl.state.commands import (
     ReplaceReplicas,
     ReplaceServer,
 )
+from vdl.state.reassignment import ReplicaInfo
 
 OLD, NEW, THIRD = b"o" * 16, b"n" * 16, b"t" * 16
 FOUNDERS = {1: b"1" * 16, 2: b"2" * 16, 3: OLD}

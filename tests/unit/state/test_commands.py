@@ -11,6 +11,7 @@ from vdl.state.coordinator import Coordinator
 
 EXAMPLES = [
     commands.RegisterServer(1, b"d" * 16, "r1", {"PLAINTEXT": ("10.0.0.1", 9092)}, True),
+    commands.RegisterServer(1, b"d" * 16, "", {}, True, {"group.version": (0, 1, 1)}),
     commands.CreateTopics(
         [commands.NewTopic("t", b"i" * 16, 3, configs={"b": "1", "a": "2"})], alive=[1, 2]
     ),
@@ -19,6 +20,8 @@ EXAMPLES = [
     commands.ReplaceServer(3, b"o" * 16, b"n" * 16),
     commands.ReplaceReplicas(3, b"n" * 16, [commands.LostReplica(9, 1)]),
     commands.AlterTopicConfigs([commands.ConfigChange("t", {"b": "1", "a": "2"}, ["c"], True)]),
+    commands.AlterResourceConfigs([(4, commands.ConfigChange("", {"a": "1"}))]),
+    commands.UpdateFeatures([commands.FeatureUpdate("group.version", 1, 3)], True),
     commands.JoinGroup(
         "g", "", "c-1", None, "c", "/h", 1, 2, "consumer",
         [commands.Protocol("range", b"\x00")], True, 10, False,
@@ -35,6 +38,13 @@ EXAMPLES = [
     commands.ExpireOffsets(1, [], 1_700_000_000_000),
     commands.DeleteOffsets("g", [("t", 0), ("u", 7)]),
     commands.NoteTime(),
+    commands.CreatePartitions(
+        [commands.NewPartitions("t", 3), commands.NewPartitions("u", 2, [[1, 2]])], False, [1], 9
+    ),
+    commands.AlterReassignments(
+        [commands.Reassign("t", 0, [4, 1, 2]), commands.Reassign("t", 1, None)], False, 9
+    ),
+    commands.FinishReassignments([commands.FinishedMove(9, 2)]),
 ]  # fmt: skip
 
 

@@ -1,32 +1,48 @@
-"""AlterConfigs (key 33), IncrementalAlterConfigs (key 44): settings of topics (KIP-133, KIP-339).
+"""AlterConfigs (key 33), IncrementalAlterConfigs (key 44): settings of topics, servers, consumer
+groups and subscriptions to metrics (KIP-133, KIP-226, KIP-339, KIP-714, KIP-848).
 
-The older one replaces all settings of a topic by those named; the newer one sets, unsets, and adds
-to or takes from lists. Servers' own settings are read-only: they come from their files.
+The older one replaces all settings of a resource by those named; the newer one sets, unsets, and
+adds to or takes from lists. Of a server's settings only some can be changed at run time
+(`vdl.kafka.broker_configs`); the others come from its file.
 
-Values are judged here; that the topic exists, and what a list is that is added to, is decided where
+Values are judged here; that a topic exists, and what a list is that is added to, is decided where
 the command is applied, or, when the request is only to be validated, by this server's catalog.
+Topics and the rest are two commands.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from typing import Any, TypeVar
 
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka.answer import Later
+from vdl.kafka import broker_configs, client_metrics_configs, group_configs, topic_configs
+from vdl.kafka.answer import Gathering, Later
+from vdl.kafka.broker_configs import ALL_SERVERS
 from vdl.kafka.context import RequestContext
-from vdl.kafka.handlers.configs import Resource
+from vdl.kafka.handlers.configs import check_server_name
 from vdl.kafka.handlers.partitions import find_topic
 from vdl.kafka.handlers.topics import undecided
-from vdl.kafka.topic_configs import BY_NAME, ConfigType, InvalidConfig, check_configs
+from vdl.kafka.topic_configs import (
+    ConfigType,
+    InvalidConfig,
+    TopicConfig,
+    check_configs,
+)
 from vdl.kafka.wire import alter_configs as whole
 from vdl.kafka.wire import incremental_alter_configs as incremental
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
-from vdl.state.catalog import changed_list
-from vdl.state.commands import AlterTopicConfigs, ConfigChange, ListChange
+from vdl.state.commands import (
+    AlterResourceConfigs,
+    AlterTopicConfigs,
+    ConfigChange,
+    ListChange,
+)
+from vdl.state.resource_configs import ResourceType, changed_configs, list_parts
 
 _TIMEOUT_MS = 30_000
 """These requests have no time-out of their own."""
@@ -44,14 +60,76 @@ class Operation(IntEnum):
     SUBTRACT = 3
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The settings of one type of resource, and how what is wrong with them is answered."""
+
+    name: str
+    settings: Mapping[str, TopicConfig]
+    unknown: ErrorCode = ErrorCode.INVALID_CONFIG
+    invalid: ErrorCode = ErrorCode.INVALID_CONFIG
+    check_parts: Callable[[str, str], None] | None = None
+    """What is asked of (name, value) besides. Raises InvalidConfig."""
+    check_together: Callable[[Mapping[str, str]], None] | None = None
+    """What is asked of all settings that a resource would have. Raises InvalidConfig."""
+
+    def setting(self, name: str) -> TopicConfig:
+        """Raises KafkaError."""
+        known = self.settings.get(name)
+        if known is None:
+            raise KafkaError(self.unknown, f"{self.name}: {name}")
+        return known
+
+    def check(self, values: dict[str, str]) -> dict[str, str]:
+        """The settings as they are kept. Raises KafkaError, InvalidConfig."""
+        for name in values:
+            self.setting(name)
+        kept = check_configs(values, self.settings)
+        if self.check_parts is not None:
+            for name, value in kept.items():
+                self.check_parts(name, value)
+        return kept
+
+
+_KINDS: Mapping[int, _Kind] = {
+    ResourceType.TOPIC: _Kind("Unknown topic config name", topic_configs.BY_NAME),
+    ResourceType.BROKER: _Kind(
+        "Cannot update these configs dynamically",
+        broker_configs.DYNAMIC,
+        unknown=ErrorCode.INVALID_REQUEST,
+        invalid=ErrorCode.INVALID_REQUEST,
+    ),
+    ResourceType.GROUP: _Kind(
+        "Unknown group config name",
+        group_configs.BY_NAME,
+        check_together=group_configs.check_together,
+    ),
+    ResourceType.CLIENT_METRICS: _Kind(
+        "Unknown client metrics configuration",
+        client_metrics_configs.BY_NAME,
+        unknown=ErrorCode.INVALID_REQUEST,
+        check_parts=client_metrics_configs.check_parts,
+    ),
+}
+
+
+@dataclass(slots=True)
+class _Change:
+    """What is asked of one resource, found sound, and its answer."""
+
+    resource_type: int
+    change: ConfigChange
+    result: Result
+
+
 def handle_alter_configs(
     ctx: RequestContext, request: whole.AlterConfigsRequest
 ) -> whole.AlterConfigsResponse | Later:
-    """Replace the settings of each topic; each has its own answer."""
+    """Replace the settings of each resource; each has its own answer."""
     response = whole.AlterConfigsResponse()
-    changes: list[tuple[ConfigChange, Result]] = []
+    changes: list[_Change] = []
     for asked, result in _answers(request.resources, response, whole.AlterConfigsResourceResponse):
-        _judge(result, changes, partial(_whole, asked))
+        _judge(ctx, result, changes, partial(_whole, asked))
     if request.validate_only:
         _validate(ctx, changes)
         return response
@@ -73,12 +151,12 @@ def fail_alter_configs(
 def handle_incremental_alter_configs(
     ctx: RequestContext, request: incremental.IncrementalAlterConfigsRequest
 ) -> incremental.IncrementalAlterConfigsResponse | Later:
-    """Change settings of each topic; each has its own answer."""
+    """Change settings of each resource; each has its own answer."""
     response = incremental.IncrementalAlterConfigsResponse()
-    changes: list[tuple[ConfigChange, Result]] = []
+    changes: list[_Change] = []
     made = incremental.AlterConfigsResourceResponse
     for asked, result in _answers(request.resources, response, made):
-        _judge(result, changes, partial(_incremental, asked))
+        _judge(ctx, result, changes, partial(_incremental, asked))
     if request.validate_only:
         _validate(ctx, changes)
         return response
@@ -102,7 +180,7 @@ def fail_incremental_alter_configs(
 def _answers(
     resources: list[Asked], response: Any, made: Callable[..., Result]
 ) -> Iterator[tuple[Asked, Result]]:
-    """Each resource that may be changed, and its answer; the others are answered."""
+    """Each resource that is named once, and its answer; the others are answered."""
     times = Counter((asked.resource_type, asked.resource_name) for asked in resources)
     for asked in resources:
         result = made(resource_type=asked.resource_type, resource_name=asked.resource_name)
@@ -110,41 +188,59 @@ def _answers(
         if times[asked.resource_type, asked.resource_name] > 1:
             result.error_code = ErrorCode.INVALID_REQUEST
             result.error_message = "the resource is named more than once"
-        elif asked.resource_type != Resource.TOPIC:
-            result.error_code = ErrorCode.INVALID_REQUEST
-            result.error_message = "only settings of topics can be changed at run time"
         else:
             yield asked, result
 
 
 def _judge(
+    ctx: RequestContext,
     result: Result,
-    changes: list[tuple[ConfigChange, Result]],
-    read: Callable[[], ConfigChange],
+    changes: list[_Change],
+    read: Callable[[_Kind], ConfigChange],
 ) -> None:
     """Add the change to those that may be proposed, or set its error."""
+    resource_type, name = result.resource_type, result.resource_name
+    kind = _KINDS.get(resource_type)
     try:
-        change = read()
+        if kind is None:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"resource type {resource_type} has no settings here that can be changed",
+            )
+        _check_name(ctx, resource_type, name)
+        change = read(kind)
+        if kind.check_together is not None:
+            before = ctx.server.host.catalog.resources.of(resource_type, name)
+            kind.check_together(changed_configs(change, before) or {})
     except KafkaError as error:
         result.error_code, result.error_message = error.code, error.message
     except InvalidConfig as error:
-        result.error_code, result.error_message = ErrorCode.INVALID_CONFIG, str(error)
+        assert kind is not None, resource_type
+        result.error_code, result.error_message = kind.invalid, str(error)
     else:
         result.error_message = None
-        changes.append((change, result))
+        changes.append(_Change(resource_type, change, result))
 
 
-def _whole(asked: whole.AlterConfigsResource) -> ConfigChange:
+def _check_name(ctx: RequestContext, resource_type: int, name: str) -> None:
+    """Raises KafkaError if no resource of the type may have the name."""
+    if resource_type == ResourceType.BROKER and name != ALL_SERVERS:
+        check_server_name(ctx, name)
+    elif resource_type in (ResourceType.GROUP, ResourceType.CLIENT_METRICS) and not name:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Default resources are not allowed.")
+
+
+def _whole(asked: whole.AlterConfigsResource, kind: _Kind) -> ConfigChange:
     """Raises KafkaError, InvalidConfig."""
     values: dict[str, str] = {}
     for config in asked.configs:
         if config.value is None:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"null value for {config.name}")
         values[config.name] = config.value
-    return ConfigChange(asked.resource_name, check_configs(values), replaces=True)
+    return ConfigChange(asked.resource_name, kind.check(values), replaces=True)
 
 
-def _incremental(asked: incremental.AlterConfigsResource) -> ConfigChange:
+def _incremental(asked: incremental.AlterConfigsResource, kind: _Kind) -> ConfigChange:
     """Raises KafkaError, InvalidConfig."""
     values: dict[str, str] = {}
     unset: list[str] = []
@@ -153,9 +249,7 @@ def _incremental(asked: incremental.AlterConfigsResource) -> ConfigChange:
         name, value = config.name, config.value
         if name in values or name in unset or name in lists:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} is named more than once")
-        known = BY_NAME.get(name)
-        if known is None:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}")
+        known = kind.setting(name)
         if config.config_operation == Operation.DELETE:
             unset.append(name)
             continue
@@ -168,57 +262,82 @@ def _incremental(asked: incremental.AlterConfigsResource) -> ConfigChange:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"operation {config.config_operation}")
         if known.type is not ConfigType.LIST:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} is not a list")
+        if known.is_open_list:
+            kind.check({name: value})
         lists[name] = ListChange(
             name,
-            [part.strip() for part in value.split(",") if part.strip()],
+            list_parts(value),
             subtracts=config.config_operation == Operation.SUBTRACT,
             default=known.default,
             allowed=list(known.allowed or ()),
+            is_open=known.is_open_list,
         )
-    return ConfigChange(
-        asked.resource_name, check_configs(values), unset, lists=list(lists.values())
-    )
+    return ConfigChange(asked.resource_name, kind.check(values), unset, lists=list(lists.values()))
 
 
-def _validate(ctx: RequestContext, changes: list[tuple[ConfigChange, Result]]) -> None:
+def _validate(ctx: RequestContext, changes: list[_Change]) -> None:
     """Set the errors that the applied command would return."""
-    for change, result in changes:
-        topic = find_topic(ctx, change.topic)
+    for one in changes:
+        if one.resource_type != ResourceType.TOPIC:
+            continue
+        topic = find_topic(ctx, one.change.topic)
         if topic is None:
-            _refuse(change, result, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        elif any(changed_list(one, topic.configs.get(one.name)) is None for one in change.lists):
-            _refuse(change, result, ErrorCode.INVALID_CONFIG)
+            _refuse(one, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        elif changed_configs(one.change, topic.configs) is None:
+            _refuse(one, ErrorCode.INVALID_CONFIG)
 
 
-def _refuse(change: ConfigChange, result: Result, error: ErrorCode) -> None:
+def _refuse(one: _Change, error: ErrorCode) -> None:
+    result = one.result
     result.error_code = error
-    result.error_message = f"no topic '{result.resource_name}'"
-    if error is ErrorCode.INVALID_CONFIG:
-        names = ", ".join(one.name for one in change.lists)
-        result.error_message = f"{names} would have a value that is not supported here"
+    match error:
+        case ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            result.error_message = f"no topic '{result.resource_name}'"
+        case ErrorCode.POLICY_VIOLATION:
+            result.error_message = "the settings of all resources take as much as they may"
+        case _:
+            names = ", ".join(part.name for part in one.change.lists)
+            result.error_message = (
+                f"{names} would have a value that is not supported here"
+                if names
+                else "the settings of the resource would take more than they may"
+            )
 
 
 def _propose(
     ctx: RequestContext,
-    changes: list[tuple[ConfigChange, Result]],
+    changes: list[_Change],
     response: whole.AlterConfigsResponse | incremental.IncrementalAlterConfigsResponse,
-) -> Later:
-    later = Later()
+) -> Any:
+    """The response when all is decided."""
+    parts = Gathering(response)
+    topics = [one for one in changes if one.resource_type == ResourceType.TOPIC]
+    others = [one for one in changes if one.resource_type != ResourceType.TOPIC]
+    if topics:
+        _propose_one(ctx, AlterTopicConfigs([one.change for one in topics]), topics, parts)
+    if others:
+        pairs = [(one.resource_type, one.change) for one in others]
+        _propose_one(ctx, AlterResourceConfigs(pairs), others, parts)
+    return parts.result()
+
+
+def _propose_one(
+    ctx: RequestContext,
+    command: AlterTopicConfigs | AlterResourceConfigs,
+    changes: list[_Change],
+    parts: Gathering[Any],
+) -> None:
+    parts.expect()
 
     def decided(outcome: Outcome) -> None:
         if outcome.kind is OutcomeKind.APPLIED:
-            for (change, result), error in zip(changes, outcome.result.errors, strict=True):
+            for one, error in zip(changes, outcome.result.errors, strict=True):
                 if error:
-                    _refuse(change, result, error)
+                    _refuse(one, error)
         else:
             code, message = undecided(outcome)
-            for _, result in changes:
-                result.error_code, result.error_message = code, message
-        later.complete(response)
+            for one in changes:
+                one.result.error_code, one.result.error_message = code, message
+        parts.arrived()
 
-    ctx.server.host.propose_catalog(
-        AlterTopicConfigs([change for change, _ in changes]),
-        deadline_ns=ctx.deadline_ns(_TIMEOUT_MS),
-        done=lambda outcome: later.run(lambda: decided(outcome)),
-    )
-    return later
+    ctx.server.host.propose_catalog(command, deadline_ns=ctx.deadline_ns(_TIMEOUT_MS), done=decided)

@@ -5,8 +5,9 @@ know what the server speaks must be able to read it. A request of a version this
 know is answered in version 0 with UNSUPPORTED_VERSION and the range of ApiVersions alone, so that
 the client can ask again; the connection stays.
 
-No feature is listed as supported or finalised: none of Kafka's feature levels (`metadata.version`,
-`group.version`, `transaction.version`) means here what it means there.
+v3 features: what this server understands, and what the cluster has finalised (KIP-584). v4 they may
+begin at level 0 (KAFKA-17011). v5 a client says whom it means to ask: another server, or one of
+another cluster, at that address tells it to begin anew (KIP-1242).
 """
 
 from __future__ import annotations
@@ -21,10 +22,17 @@ from vdl.kafka.wire.api_versions import (
     ApiVersion,
     ApiVersionsRequest,
     ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
 )
+from vdl.state.features import SUPPORTED
 
+_ANY_NODE = -1
 _SOFTWARE_FROM = 3
 """KIP-511: the version from which clients say what they are."""
+
+_LEVEL_0_FROM = 4
+"""Older clients refuse a feature whose lowest level is 0."""
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 """What a client software's name and version may look like (KIP-511)."""
@@ -38,7 +46,25 @@ def handle_api_versions(ctx: RequestContext, request: ApiVersionsRequest) -> Api
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         ctx.connection.client_software_name = name
         ctx.connection.client_software_version = version
-    return ApiVersionsResponse(api_keys=[ApiVersion(*row) for row in advertised()])
+    host = ctx.server.host
+    if request.cluster_id not in (None, host.cluster_id) or (
+        request.node_id not in (_ANY_NODE, host.server_id)
+    ):
+        return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
+    features = host.catalog.features
+    lowest = 0 if ctx.api_version >= _LEVEL_0_FROM else 1
+    return ApiVersionsResponse(
+        api_keys=[ApiVersion(*row) for row in advertised()],
+        supported_features=[
+            SupportedFeatureKey(name, max(low, lowest), high)
+            for name, (low, high, _) in SUPPORTED.items()
+        ],
+        finalized_features_epoch=features.epoch,
+        finalized_features=[
+            FinalizedFeatureKey(name, level, level)
+            for name, level in sorted(features.levels.items())
+        ],
+    )
 
 
 def unsupported_version() -> ApiVersionsResponse:

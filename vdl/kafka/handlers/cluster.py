@@ -1,21 +1,48 @@
-"""DescribeCluster (key 60): the servers, the cluster's id, who leads the catalog. KIP-700.
+"""What there is to know of the servers: DescribeCluster (key 60), DescribeQuorum (55),
+UnregisterBroker (64).
 
-v1: brokers or controllers (KIP-919); there is no separate controller to describe here. v2: servers
-that are registered but not reachable, as fenced (KIP-1073).
+DescribeCluster (KIP-700): the servers, the cluster's id, who leads the catalog. v1: brokers or
+controllers (KIP-919); there is no separate controller to describe here. v2: servers that are
+registered but not reachable, as fenced (KIP-1073).
+
+DescribeQuorum (KIP-595): the members of the catalog, under the name of Kafka's metadata log. v1
+when they were heard of and caught up (KIP-836), v2 directories, and where the members are
+(KIP-853). The server that leads the catalog is asked. An offset here is the index of a Raft entry:
+the log's end is the index after the last, the high watermark that after the last committed one.
+
+UnregisterBroker (KIP-631) would take a server out of the cluster. All servers there are hold the
+catalog and the coordinators since the cluster began, which cannot be taken from them; so none goes.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 
+from rpc.queries import Quorum, QuorumMember
+from vdl.clock import MS
 from vdl.errors import ErrorCode
+from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
-from vdl.kafka.handlers.metadata import View
+from vdl.kafka.handlers.metadata import CLUSTER_OPERATIONS, View
 from vdl.kafka.wire.describe_cluster import (
     DescribeClusterBroker,
     DescribeClusterRequest,
     DescribeClusterResponse,
 )
+from vdl.kafka.wire.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    Listener,
+    Node,
+    PartitionDataResponse,
+    ReplicaState,
+    TopicDataResponse,
+)
+from vdl.kafka.wire.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
+
+_DIRECTORIES_FROM = 2
+_METADATA_TOPIC = "__cluster_metadata"
+"""Kafka's name of the log that all servers follow; its one partition is 0."""
 
 
 class EndpointType(IntEnum):
@@ -31,11 +58,7 @@ def handle_describe_cluster(
     """All servers that clients of this listener may connect to."""
     view = View(ctx)
     host = ctx.server.host
-    response = DescribeClusterResponse(
-        endpoint_type=request.endpoint_type,
-        cluster_id=host.cluster_id,
-        controller_id=view.controller_id(),
-    )
+    response = DescribeClusterResponse(cluster_id=host.cluster_id)
     if request.endpoint_type != EndpointType.BROKERS:
         known = request.endpoint_type == EndpointType.CONTROLLERS
         response.error_code = (
@@ -43,6 +66,9 @@ def handle_describe_cluster(
         )
         response.error_message = "only brokers can be described here"
         return response
+    response.controller_id = view.controller_id()
+    if request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
     for server_id, server in sorted(host.catalog.servers.items()):
         address = server.listeners.get(ctx.connection.listener)
         fenced = not view.may_be_alive(server_id)
@@ -52,3 +78,91 @@ def handle_describe_cluster(
             DescribeClusterBroker(server_id, address[0], address[1], server.rack or None, fenced)
         )
     return response
+
+
+def handle_describe_quorum(
+    ctx: RequestContext, request: DescribeQuorumRequest
+) -> DescribeQuorumResponse | Later:
+    """The catalog's members; of any other topic there is no quorum to describe."""
+    asked = [(t.topic_name, [p.partition_index for p in t.partitions]) for t in request.topics]
+    if asked != [(_METADATA_TOPIC, [0])]:
+        return DescribeQuorumResponse(
+            topics=[
+                TopicDataResponse(
+                    name,
+                    [
+                        PartitionDataResponse(
+                            index,
+                            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                            f"only {_METADATA_TOPIC}-0 has a quorum",
+                        )
+                        for index in indexes
+                    ],
+                )
+                for name, indexes in asked
+            ]
+        )
+    later = Later()
+
+    def found(quorum: Quorum | None) -> None:
+        later.run(lambda: later.complete(_description(ctx, quorum)))
+
+    deadline_ns = ctx.received_ns + ctx.server.config.read_timeout_ms * MS
+    ctx.server.host.describe_quorum(deadline_ns=deadline_ns, done=found)
+    return later
+
+
+def _description(ctx: RequestContext, quorum: Quorum | None) -> DescribeQuorumResponse:
+    host = ctx.server.host
+    partition = PartitionDataResponse(error_message=None)
+    response = DescribeQuorumResponse(
+        error_message=None, topics=[TopicDataResponse(_METADATA_TOPIC, [partition])]
+    )
+    if quorum is None:
+        partition.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        partition.error_message = "nobody is known to lead the catalog now"
+        return response
+    partition.leader_id = quorum.leader
+    partition.leader_epoch = quorum.term
+    partition.high_watermark = quorum.commit + 1
+    for member in quorum.members:
+        state = _replica_state(ctx, member)
+        (partition.observers if member.is_learner else partition.current_voters).append(state)
+    if ctx.api_version < _DIRECTORIES_FROM:
+        return response
+    for server_id in sorted(member.server_id for member in quorum.members):
+        server = host.catalog.servers.get(server_id)
+        if server is not None:
+            listeners = [Listener(n, h, p) for n, (h, p) in sorted(server.listeners.items())]
+            response.nodes.append(Node(server_id, listeners))
+    return response
+
+
+def _replica_state(ctx: RequestContext, member: QuorumMember) -> ReplicaState:
+    directory_id = ctx.server.host.catalog.directory_of(member.server_id)
+    if directory_id is None or ctx.api_version < _DIRECTORIES_FROM:
+        directory_id = bytes(16)
+    return ReplicaState(
+        replica_id=member.server_id,
+        replica_directory_id=directory_id,
+        log_end_offset=member.last + 1,
+        last_fetch_timestamp=member.heard_ms,
+        last_caught_up_timestamp=member.caught_up_ms,
+    )
+
+
+def handle_unregister_broker(
+    ctx: RequestContext, request: UnregisterBrokerRequest
+) -> UnregisterBrokerResponse:
+    """A server that is needed stays; one that is unknown cannot go."""
+    server_id = request.broker_id
+    catalog = ctx.server.host.catalog
+    if server_id not in catalog.servers:
+        return UnregisterBrokerResponse(
+            error_code=ErrorCode.BROKER_ID_NOT_REGISTERED,
+            error_message=f"server {server_id} is not registered",
+        )
+    return UnregisterBrokerResponse(
+        error_code=ErrorCode.INVALID_REQUEST,
+        error_message=f"server {server_id} holds the catalog and coordinators, and cannot leave",
+    )

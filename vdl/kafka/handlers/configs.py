@@ -1,18 +1,28 @@
-"""DescribeConfigs (key 32): settings of topics and of this server, under Kafka's names.
+"""DescribeConfigs (key 32), ListConfigResources (74): settings of topics, servers, consumer groups
+and subscriptions to metrics, under Kafka's names.
 
-v1 sources and synonyms (KIP-226), v3 types and documentation (KIP-569).
+DescribeConfigs: v1 sources and synonyms (KIP-226), v3 types and documentation (KIP-569).
+ListConfigResources: v0 subscriptions to metrics only (KIP-714), v1 any types (KIP-1142).
 
-A server describes itself only, and all its settings are read-only: they come from its file. The
-cluster-wide default (a broker resource without a name) has no dynamic settings.
+A server describes itself only. What can be changed at run time says so; the rest comes from its
+file. The resource of all servers (a broker without a name) has what was set for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from enum import IntEnum
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka.context import KafkaOptions, RequestContext
+from vdl.kafka import client_metrics_configs, group_configs
+from vdl.kafka.broker_configs import (
+    ALL_SERVERS,
+    DYNAMIC,
+    KNOWN_OF_SERVERS,
+    Layer,
+    Source,
+    layers,
+)
+from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.partitions import find_topic
 from vdl.kafka.topic_configs import KNOWN, ConfigType, TopicConfig
 from vdl.kafka.wire.create_topics import CreatableTopicConfigs
@@ -24,67 +34,36 @@ from vdl.kafka.wire.describe_configs import (
     DescribeConfigsResult,
     DescribeConfigsSynonym,
 )
-from vdl.state.catalog import topic_name_complaint
-
-
-class Resource(IntEnum):
-    """What can be described here."""
-
-    TOPIC = 2
-    BROKER = 4
-
-
-class Source(IntEnum):
-    """Where a value comes from (KIP-226)."""
-
-    TOPIC = 1
-    STATIC_BROKER = 4
-    DEFAULT = 5
-
-
-_DEFAULTS = KafkaOptions()
-
-_BROKER_SETTINGS: tuple[tuple[str, ConfigType, str], ...] = (
-    ("auto.create.topics.enable", ConfigType.BOOLEAN, "auto_create_topics"),
-    ("connections.max.idle.ms", ConfigType.LONG, "connection_idle_ms"),
-    ("default.replication.factor", ConfigType.INT, "default_replication_factor"),
-    ("fetch.max.bytes", ConfigType.INT, "fetch_max_bytes"),
-    ("group.initial.rebalance.delay.ms", ConfigType.INT, "group_initial_rebalance_delay_ms"),
-    ("group.max.session.timeout.ms", ConfigType.INT, "group_max_session_timeout_ms"),
-    ("group.max.size", ConfigType.INT, "group_max_size"),
-    ("group.min.session.timeout.ms", ConfigType.INT, "group_min_session_timeout_ms"),
-    ("max.connections", ConfigType.INT, "connections_max"),
-    ("max.connections.per.ip", ConfigType.INT, "connections_per_ip_max"),
-    ("num.partitions", ConfigType.INT, "num_partitions"),
-    ("offset.metadata.max.bytes", ConfigType.INT, "offset_metadata_max_bytes"),
-    ("offsets.retention.minutes", ConfigType.INT, "offsets_retention_minutes"),
-    ("socket.request.max.bytes", ConfigType.INT, "request_bytes_max"),
+from vdl.kafka.wire.list_config_resources import (
+    ConfigResource,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
 )
-"""Settings that are the server's alone: Kafka's name, type, our option."""
+from vdl.state.catalog import topic_name_complaint
+from vdl.state.resource_configs import ResourceType
+
+Entry = DescribeConfigsResourceResult
+_TYPES_FROM = 1
+"""ListConfigResources: the version from which a client says what it wants listed."""
 
 
-def _text(value: bool | int) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def inherited(ctx: RequestContext, config: TopicConfig) -> list[Layer]:
+    """The values of a topic's setting for a topic that does not set it, the one in force first."""
+    server = ctx.server
+    default = KNOWN_OF_SERVERS.get(config.broker_name)
+    if default is None:
+        return [Layer(Source.DEFAULT, config.default)]
+    return layers(default, server.file_config, server.host.catalog.resources, server.host.server_id)
 
 
-def _broker_source(config: TopicConfig, options: KafkaOptions) -> Source:
-    """Whether the server's file changed the default of a topic setting."""
-    changed = config.default_for(options) != config.default_for(_DEFAULTS)
-    return Source.STATIC_BROKER if changed else Source.DEFAULT
-
-
-def created_configs(options: KafkaOptions, configs: dict[str, str]) -> list[CreatableTopicConfigs]:
+def created_configs(ctx: RequestContext, configs: dict[str, str]) -> list[CreatableTopicConfigs]:
     """All settings of a topic, for the answer of its creation (KIP-525)."""
-    return [
-        CreatableTopicConfigs(
-            config.name,
-            configs.get(config.name, config.default_for(options)),
-            False,
-            Source.TOPIC if config.name in configs else _broker_source(config, options),
-            False,
-        )
-        for config in KNOWN
-    ]
+    found = []
+    for config in KNOWN:
+        own = configs.get(config.name)
+        layer = inherited(ctx, config)[0] if own is None else Layer(Source.TOPIC, own)
+        found.append(CreatableTopicConfigs(config.name, layer.value, False, layer.source, False))
+    return found
 
 
 def handle_describe_configs(
@@ -133,79 +112,138 @@ def fail_describe_configs(
     )
 
 
-def _entries(
-    ctx: RequestContext, resource: DescribeConfigsResource
-) -> list[tuple[DescribeConfigsResourceResult, str]]:
+def _entries(ctx: RequestContext, resource: DescribeConfigsResource) -> list[tuple[Entry, str]]:
     """(setting, documentation) of one resource. Raises KafkaError."""
-    name = resource.resource_name
-    if resource.resource_type == Resource.TOPIC:
-        topic = find_topic(ctx, name)
-        if topic is None:
-            complaint = topic_name_complaint(name)
-            if complaint:
-                raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic '{name}'")
-        return list(_topic_entries(ctx.server.config, topic.configs))
-    if resource.resource_type == Resource.BROKER:
-        if not name:
-            return []
-        if name != str(ctx.server.host.server_id):
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST,
-                f"this is server {ctx.server.host.server_id}; ask server {name} for its settings",
-            )
-        return list(_broker_entries(ctx))
-    raise KafkaError(
-        ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings here"
-    )
+    describe = _BY_TYPE.get(resource.resource_type)
+    if describe is None:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"resource type {resource.resource_type} has no settings here",
+        )
+    return list(describe(ctx, resource.resource_name))
 
 
-def _topic_entries(
-    options: KafkaOptions, configs: dict[str, str]
-) -> Iterator[tuple[DescribeConfigsResourceResult, str]]:
+def _topic_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str]]:
+    topic = find_topic(ctx, name)
+    if topic is None:
+        complaint = topic_name_complaint(name)
+        if complaint:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic '{name}'")
     for config in KNOWN:
-        inherited = config.default_for(options)
-        source = _broker_source(config, options)
-        synonyms = [DescribeConfigsSynonym(config.broker_name, inherited, source)]
-        if source is Source.STATIC_BROKER:
-            original = config.default_for(_DEFAULTS)
-            synonyms.append(DescribeConfigsSynonym(config.broker_name, original, Source.DEFAULT))
-        value = configs.get(config.name)
-        if value is not None:
-            source = Source.TOPIC
-            synonyms.insert(0, DescribeConfigsSynonym(config.name, value, source))
-        yield (
-            DescribeConfigsResourceResult(
-                name=config.name,
-                value=inherited if value is None else value,
-                config_source=source,
-                synonyms=synonyms,
-                config_type=config.type,
-            ),
-            config.documentation,
+        below = inherited(ctx, config)
+        synonyms = []
+        if config.broker_name:
+            synonyms = [_synonym(config.broker_name, layer) for layer in below]
+        in_force = below[0]
+        own = topic.configs.get(config.name)
+        if own is not None:
+            in_force = Layer(Source.TOPIC, own)
+            synonyms.insert(0, _synonym(config.name, in_force))
+        yield _entry(config, in_force, synonyms), config.documentation
+
+
+def check_server_name(ctx: RequestContext, name: str) -> None:
+    """Raises KafkaError unless the name is this server's id."""
+    own = ctx.server.host.server_id
+    if name != str(own):
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"this is server {own}; ask server {name} for its settings"
         )
 
 
-def _broker_entries(ctx: RequestContext) -> Iterator[tuple[DescribeConfigsResourceResult, str]]:
-    options = ctx.server.config
-    server_id = str(ctx.server.host.server_id)
-    for name in ("broker.id", "node.id"):
-        yield _broker_entry(name, ConfigType.INT, server_id, Source.STATIC_BROKER), ""
-    listeners = _advertised_listeners(ctx)
+def _broker_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str]]:
+    host = ctx.server.host
+    if name == ALL_SERVERS:
+        for setting, value in sorted(host.catalog.resources.of(ResourceType.BROKER, name).items()):
+            config = DYNAMIC.get(setting)
+            if config is not None:
+                layer = Layer(Source.DYNAMIC_DEFAULT, value)
+                yield _entry(config, layer, [_synonym(setting, layer)]), config.documentation
+        return
+    check_server_name(ctx, name)
+    for setting in ("broker.id", "node.id"):
+        yield _own_entry(setting, ConfigType.INT, name), "The number of this server"
     yield (
-        _broker_entry("advertised.listeners", ConfigType.STRING, listeners, Source.STATIC_BROKER),
+        _own_entry("advertised.listeners", ConfigType.STRING, _advertised_listeners(ctx)),
         "Where each listener of this server can be reached, the admin service's (ADMIN) among them",
     )
-    for name, kind, attribute in _BROKER_SETTINGS:
-        value = getattr(options, attribute)
-        changed = value != getattr(_DEFAULTS, attribute)
-        source = Source.STATIC_BROKER if changed else Source.DEFAULT
-        yield _broker_entry(name, kind, _text(value), source), ""
-    for config in KNOWN:
-        value = config.default_for(options)
-        source = _broker_source(config, options)
-        entry = _broker_entry(config.broker_name, config.type, value, source)
+    for config in KNOWN_OF_SERVERS.values():
+        found = layers(config, ctx.server.file_config, host.catalog.resources, host.server_id)
+        entry = _entry(config, found[0], [_synonym(config.name, layer) for layer in found])
+        entry.read_only = config.name not in DYNAMIC
         yield entry, config.documentation
+
+
+def _group_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str]]:
+    if not name:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the name of a group must not be empty")
+    return _resource_entries(
+        group_configs.KNOWN,
+        ctx.server.host.catalog.resources.of(ResourceType.GROUP, name),
+        Source.GROUP,
+    )
+
+
+def _client_metrics_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str]]:
+    if not name:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the name of a subscription must not be empty")
+    return _resource_entries(
+        client_metrics_configs.KNOWN,
+        ctx.server.host.catalog.resources.of(ResourceType.CLIENT_METRICS, name),
+        Source.CLIENT_METRICS,
+    )
+
+
+def _resource_entries(
+    known: Iterable[TopicConfig], configs: Mapping[str, str], source: Source
+) -> Iterator[tuple[Entry, str]]:
+    """The settings of a resource that need not be there: nothing may have been set for it."""
+    for config in known:
+        synonyms = []
+        in_force = Layer(Source.DEFAULT, config.default)
+        if config.broker_name:
+            synonyms.append(_synonym(config.broker_name, in_force))
+        own = configs.get(config.name)
+        if own is not None:
+            in_force = Layer(source, own)
+            synonyms.insert(0, _synonym(config.name, in_force))
+        yield _entry(config, in_force, synonyms), config.documentation
+
+
+_BY_TYPE: Mapping[int, Callable[[RequestContext, str], Iterator[tuple[Entry, str]]]] = {
+    ResourceType.TOPIC: _topic_entries,
+    ResourceType.BROKER: _broker_entries,
+    ResourceType.GROUP: _group_entries,
+    ResourceType.CLIENT_METRICS: _client_metrics_entries,
+}
+
+
+def _entry(config: TopicConfig, layer: Layer, synonyms: list[DescribeConfigsSynonym]) -> Entry:
+    return Entry(
+        name=config.name,
+        value=layer.value,
+        config_source=layer.source,
+        synonyms=synonyms,
+        config_type=config.type,
+    )
+
+
+def _own_entry(name: str, kind: ConfigType, value: str) -> Entry:
+    """What only this server has, and nobody changes."""
+    layer = Layer(Source.STATIC_BROKER, value)
+    return Entry(
+        name=name,
+        value=value,
+        read_only=True,
+        config_source=layer.source,
+        synonyms=[_synonym(name, layer)],
+        config_type=kind,
+    )
+
+
+def _synonym(name: str, layer: Layer) -> DescribeConfigsSynonym:
+    return DescribeConfigsSynonym(name, layer.value, layer.source)
 
 
 def _advertised_listeners(ctx: RequestContext) -> str:
@@ -219,14 +257,34 @@ def _advertised_listeners(ctx: RequestContext) -> str:
     )
 
 
-def _broker_entry(
-    name: str, kind: ConfigType, value: str, source: Source
-) -> DescribeConfigsResourceResult:
-    return DescribeConfigsResourceResult(
-        name=name,
-        value=value,
-        read_only=True,
-        config_source=source,
-        synonyms=[DescribeConfigsSynonym(name, value, source)],
-        config_type=kind,
-    )
+# --- ListConfigResources -------------------------------------------------------------------------
+
+
+def handle_list_config_resources(
+    ctx: RequestContext, request: ListConfigResourcesRequest
+) -> ListConfigResourcesResponse:
+    """What has settings, or may have: all topics and servers, of the rest what was set."""
+    wanted: Iterable[int] = (ResourceType.CLIENT_METRICS,)
+    if ctx.api_version >= _TYPES_FROM:
+        wanted = sorted(set(request.resource_types)) or list(ResourceType)
+    response = ListConfigResourcesResponse()
+    for kind in wanted:
+        if kind not in frozenset(ResourceType):
+            return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+        response.config_resources += [
+            ConfigResource(name, kind) for name in _names(ctx, ResourceType(kind))
+        ]
+    return response
+
+
+def _names(ctx: RequestContext, kind: ResourceType) -> Iterable[str]:
+    catalog = ctx.server.host.catalog
+    match kind:
+        case ResourceType.TOPIC:
+            return sorted(catalog.topics)
+        case ResourceType.BROKER:
+            return map(str, sorted(catalog.servers))
+        case ResourceType.BROKER_LOGGER:
+            return ()  # what a server logs is said in its file
+        case ResourceType.GROUP | ResourceType.CLIENT_METRICS:
+            return catalog.resources.names(kind)

@@ -1,9 +1,13 @@
 """Fetch (key 1): committed batches from an offset on, at once or when there are enough.
 
+* v0–v3: consumers before 0.11 get message sets (`vdl.kafka.down_conversion`). v1 throttle time, v2
+  magic 1 (KIP-32), v3 a bound on the answer (KIP-74). v4 record batches.
 * v7: sessions (KIP-227), see `vdl.kafka.fetch_sessions`. An incremental request reads those of
   its session's partitions that may have something to say; whatever woke one while it waits joins.
-* v9: leader epochs are checked (KIP-320). v12: divergence of an older epoch (KIP-595).
-  v13: topic ids (KIP-516). v16: leader hints (KIP-951). v15, v17, v18 concern Kafka's own replicas.
+* v9: leader epochs are checked (KIP-320). v11: a consumer with a rack is sent to a replica in it
+  (KIP-392); a follower serves what it knows to be committed. v12: divergence of an older epoch
+  (KIP-595).
+* v13: topic ids (KIP-516). v16: leader hints (KIP-951). v15, v17, v18 concern Kafka's own replicas.
 
 A fetch is a `_Poll`: it makes attempts until it can answer. An attempt first passes the gates: this
 replica leads, its leader has committed an entry of its own term, a quorum has answered since the
@@ -33,11 +37,13 @@ from vdl.clock import MS, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Encoded, Later
 from vdl.kafka.context import LogStream, RequestContext, Wait
+from vdl.kafka.down_conversion import BYTES_MAX, Outcome, ToConvert
 from vdl.kafka.error_map import code_of
 from vdl.kafka.fetch_sessions import Cached, FetchSession, Key
 from vdl.kafka.handlers.partitions import (
     Topic,
     check_leader_epoch,
+    endpoint,
     find_topic,
     leader_endpoints,
 )
@@ -55,12 +61,15 @@ from vdl.kafka.wire.fetch import (
     PartitionData,
     encode_response,
 )
+from vdl.records.legacy import LAST_FETCH_VERSION
 
 _SESSIONS_FROM = 7
+_RACKS_FROM = 11
 _HINTS_FROM = 12
 _TOPIC_IDS_FROM = 13
 _ENDPOINTS_FROM = 16
 _READ_COMMITTED = 1
+_UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 _FIRST_EPOCH = 0
 _FULL_EPOCHS = frozenset((_FIRST_EPOCH, -1))
 """Of requests that name all their partitions: to begin a session, or without one."""
@@ -93,6 +102,7 @@ class _Target:
         "found",
         "group_id",
         "key",
+        "preferred",
         "reported",
         "stream",
         "unknown",
@@ -113,6 +123,8 @@ class _Target:
         self.unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         """What to answer when the topic is gone."""
         self.stream: LogStream | None = None
+        self.preferred = -1
+        """The server to read this partition from, in place of this one; -1: this one."""
         self.confirmed = False
         """A quorum confirmed the high watermark after this request arrived."""
         self.admission: Admission | None = None
@@ -257,6 +269,9 @@ class _Poll:
         if size > UNCOUNTED_BYTES:
             answers.reserve(size)
         if size >= self.request.min_bytes or at_once or self.expired:
+            if size and self.ctx.api_version <= LAST_FETCH_VERSION:
+                self._convert()
+                return
             self._build()
             self._answer(size)
         else:
@@ -283,17 +298,19 @@ class _Poll:
     def _pass_gates(self, target: _Target) -> None:
         """Check what must hold before the log may be read. Closes a gate to wait for it."""
         host = self.ctx.server.host
-        stream = host.stream(target.group_id)
+        stream = self.ctx.server.stream(target.group_id)
         if stream is None:
             gone = target.group_id not in host.catalog.groups
             target.error = target.unknown if gone else ErrorCode.NOT_LEADER_OR_FOLLOWER
             return
         target.stream = stream
-        target.error = check_leader_epoch(stream, target.asked.current_leader_epoch)
+        # Kafka takes any epoch below nought for none.
+        target.error = check_leader_epoch(stream, max(target.asked.current_leader_epoch, -1))
         if target.error:
             return
+        target.preferred = -1
         if not stream.is_leader:
-            target.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            self._pass_as_follower(target, stream)
             return
         if not stream.serving:
             self._close_gate()
@@ -321,8 +338,39 @@ class _Poll:
             stream.read_index(
                 deadline_ns=self._gate_deadline_ns(), done=partial(self._confirmed, target)
             )
-        else:
+        elif not self._sent_elsewhere(target):
             self._check_divergence(target, stream)
+
+    @property
+    def _has_rack(self) -> bool:
+        """Whether the consumer would read from another replica than the leader. One that names no
+        rack and comes to a follower has missed a change of leaders."""
+        return self.ctx.api_version >= _RACKS_FROM and bool(self.request.rack_id)
+
+    def _sent_elsewhere(self, target: _Target) -> bool:
+        """Whether the consumer is to read from a replica nearer to it."""
+        if self._has_rack:
+            ctx, offset = self.ctx, target.asked.fetch_offset
+            host = ctx.server.host
+            preferred = host.read_replica(target.group_id, self.request.rack_id, offset)
+            if preferred >= 0 and endpoint(ctx, preferred) is not None:
+                target.preferred = preferred
+        return target.preferred >= 0
+
+    def _pass_as_follower(self, target: _Target, stream: LogStream) -> None:
+        """What must hold before a follower's log may be read. It never says that an offset is out
+        of range, because it may not know how far the log goes: the consumer asks the leader."""
+        if not self._has_rack or not self.ctx.server.host.may_serve_reads(target.group_id):
+            target.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return
+        offset = target.asked.fetch_offset
+        if offset < stream.log_start_offset:
+            target.error = ErrorCode.OFFSET_NOT_AVAILABLE
+        elif offset <= stream.high_watermark:
+            self._check_divergence(target, stream)
+        elif self.expired:
+            # It waited: the news that this is committed may have been on its way.
+            target.error = ErrorCode.OFFSET_NOT_AVAILABLE
 
     def _gate_deadline_ns(self) -> int:
         return self.ctx.received_ns + self.ctx.server.config.read_timeout_ms * MS
@@ -376,7 +424,8 @@ class _Poll:
         for target in self.targets:
             target.found = None
             stream = target.stream
-            if target.error or stream is None or target.diverging is not None:
+            is_elsewhere = target.preferred >= 0 or target.diverging is not None
+            if target.error or stream is None or is_elsewhere:
                 at_once = True
             elif left > 0 and target.asked.fetch_offset < stream.high_watermark:
                 found = self._read_one(target, stream, left)
@@ -412,7 +461,7 @@ class _Poll:
                 None,
                 None,
                 aborted,
-                -1,
+                target.preferred,
                 found.buffers if found is not None and found.bytes else b"",
             )
 
@@ -430,7 +479,11 @@ class _Poll:
                 self._close_gate()
                 self._read_cold(target, stream, bytes_max)
         except OffsetOutOfRange:
-            target.error = ErrorCode.OFFSET_OUT_OF_RANGE
+            target.error = (
+                ErrorCode.OFFSET_OUT_OF_RANGE
+                if stream.is_leader
+                else ErrorCode.OFFSET_NOT_AVAILABLE
+            )
         except StorageError as error:
             target.error = code_of(error)
         return None
@@ -469,7 +522,8 @@ class _Poll:
         else:
             target.cold = found
             found_bytes = found.bytes
-        self.ctx.server.read_throttle.found(admission, found_bytes)
+        server = self.ctx.server
+        server.read_throttle.found(admission, found_bytes, server.clock.now_ns())
         if not self.later.cancelled:
             self._open_gate()
 
@@ -478,6 +532,8 @@ class _Poll:
             partition_index=target.asked.partition,
             error_code=target.error,
             high_watermark=-1,
+            # As Kafka: null behind a partition that is there.
+            aborted_transactions=[] if target.error in _UNKNOWN else None,
             records=b"",
         )
         if self.ctx.api_version >= _HINTS_FROM and target.error in (
@@ -488,6 +544,64 @@ class _Poll:
             if leader >= 0:
                 answer.current_leader = LeaderIdAndEpoch(leader, epoch)
         return answer
+
+    # --- consumers before 0.11 -----------------------------------------------------------------
+    def begin_converting(self) -> None:
+        """Bound the answer, and begin with another partition each time."""
+        request, targets = self.request, self.targets
+        request.max_bytes = min(request.max_bytes, BYTES_MAX)
+        request.min_bytes = min(request.min_bytes, request.max_bytes)
+        first = self.ctx.server.down_conversion.first_of(len(targets))
+        self.targets = targets[first:] + targets[:first]
+
+    def _convert(self) -> None:
+        """Have message sets made of what was read; then answer."""
+        self._close_gate()
+        targets: list[_Target] = []
+        parts: list[ToConvert] = []
+        for target in self.targets:
+            if target.found is not None and target.found.bytes:
+                asked = target.asked
+                buffers = [memoryview(buffer) for buffer in target.found.buffers]
+                targets.append(target)
+                parts.append(ToConvert(buffers, asked.fetch_offset, asked.partition_max_bytes))
+        self.ctx.server.down_conversion.convert(
+            parts,
+            lambda outcome: self.later.run(partial(self._converted, targets, outcome)),
+            version=self.ctx.api_version,
+            bytes_max=self.request.max_bytes,
+        )
+
+    def _converted(self, targets: list[_Target], outcome: Outcome) -> None:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        total = 0
+        reads_on = False
+        for target, converted in zip(targets, outcome, strict=True):
+            found, target.found = target.found, None
+            assert found is not None, target.key
+            if converted is None:
+                continue
+            total += converted.bytes
+            if converted.bytes:
+                target.found = Slices([*converted.buffers], converted.bytes)
+            elif converted.error:
+                target.error = converted.error
+            else:
+                # Control batches: such a consumer cannot go beyond what it is not sent.
+                assert found.end_offset > target.asked.fetch_offset, found.end_offset
+                target.asked.fetch_offset = found.end_offset
+                target.cold = None
+                reads_on = True
+        if reads_on:
+            self._open_gate()
+            return
+        self.gates -= 1
+        assert not self.gates, self.gates
+        self.state = _State.RUNNING
+        self.ctx.connection.answers.reserve(total if total > UNCOUNTED_BYTES else 0)
+        self._build()
+        self._answer(total)
 
     # --- waiting -----------------------------------------------------------------------------
     def _subscribe(self, *, has_room: bool) -> None:
@@ -633,7 +747,8 @@ class _Poll:
         answer = target.answer
         target.answer = target.cold = target.found = None
         assert answer is not None, target.key
-        if answer.error_code or answer.diverging_epoch is not None:
+        is_elsewhere = answer.preferred_read_replica >= 0
+        if answer.error_code or answer.diverging_epoch is not None or is_elsewhere:
             target.reported = None  # reported again while it lasts, and once it is over
             return True
         stands = answer.high_watermark, answer.log_start_offset
@@ -647,7 +762,9 @@ class _Poll:
                 target.wait = target.stream.wait_for(
                     answer.high_watermark, partial(session.wake, target)
                 )
-            if target.wait is not None:
+            # Whether a follower may still serve is asked at each request.
+            is_led = target.stream is not None and target.stream.is_leader
+            if target.wait is not None and is_led:
                 session.quiet(target)
         return is_new
 
@@ -707,6 +824,8 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
         poll.opens_session = request.session_epoch == _FIRST_EPOCH and bool(poll.targets)
     else:
         session.read_by(poll)
+    if ctx.api_version <= LAST_FETCH_VERSION:
+        poll.begin_converting()
     later = poll.later
     later.on_cancel = poll.release
     later.answer_early = poll.answer_early

@@ -8,7 +8,8 @@ JoinGroup (11) v0–9: v1 rebalance timeout (KIP-62), v4 member id required (KIP
     (KIP-814).
 SyncGroup (14) v0–5, Heartbeat (12) v0–4, LeaveGroup (13) v0–5: v3 several members (KIP-345).
 DescribeGroups (15) v0–6: v6 says when there is no such group (KIP-1043).
-ListGroups (16) v0–5: v4 by state (KIP-518), v5 by type (KIP-848). DeleteGroups (42) v0–2.
+ListGroups (16) v0–5: v4 by state (KIP-518), v5 by type (KIP-848).
+DeleteGroups (42) v0–3: v3 says why.
 
 A client that is told to look for the coordinator again finds it where FindCoordinator says; this
 server names itself only after a quorum confirmed that it leads.
@@ -47,8 +48,14 @@ TRANSACTION_KEY = 1
 """The one for transactional ids."""
 NO_TRANSACTIONS = "this server has no transactions"
 
-_GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
-"""Read, delete and describe, as a bit field: what anybody may do with a group (KIP-430)."""
+_GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+"""Read, delete, describe, and the same of its configs, as a bit field: what anybody may do with a
+group (KIP-430)."""
+
+_DELETION_REFUSED = {
+    ErrorCode.GROUP_ID_NOT_FOUND: "Group {} not found.",
+    ErrorCode.NON_EMPTY_GROUP: "Group {} is not empty.",
+}
 
 _STATE_NAMES = {
     GroupState.EMPTY: "Empty",
@@ -442,7 +449,10 @@ def handle_delete_groups(
     def done(
         target: delete_wire.DeletableGroupResult, error: ErrorCode, answer: GroupsDeleted | None
     ) -> None:
-        target.error_code = error if answer is None else answer.errors[0]
+        code = error if answer is None else answer.errors[0]
+        target.error_code = code
+        if code in _DELETION_REFUSED:
+            target.error_message = _DELETION_REFUSED[code].format(target.group_id)
         parts.arrived()
 
     for group_id in request.groups_names:

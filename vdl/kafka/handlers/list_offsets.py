@@ -1,8 +1,12 @@
 """ListOffsets (key 2) and OffsetForLeaderEpoch (key 23): where a partition's log begins and ends.
 
-ListOffsets: v1 one offset a partition (KIP-79), v2 isolation levels, v4 leader epochs (KIP-320), v6
-flexible. Later versions each add a special timestamp (largest timestamp, tiers) that this server
-does not know, so they are not spoken.
+ListOffsets: v0 the end of the log and where segments begin, newest first: what was written up to a
+time lies before what is answered, as far as segments tell. v1 one offset a partition (KIP-79), v2
+isolation levels, v4 leader epochs (KIP-320), v6 flexible, v7 the record with the largest timestamp
+(KIP-734), v8 the start of what is on local disks (KIP-405), v9 the end of what is in remote storage
+(KIP-1005), v10 a timeout for look-ups there (KIP-1075), v11 the start of what is to be uploaded
+(KIP-1023). There is no remote storage: all is local, nothing is remote or is to be, and the timeout
+bounds nothing.
 
 Both answer only after a quorum confirmed that this server still leads: the start of a deposed
 leader's log, or of one that has not applied yet what the last one deleted, would show deleted
@@ -28,7 +32,21 @@ from vdl.kafka.wire import offset_for_leader_epoch as epochs_wire
 
 LATEST = -1
 EARLIEST = -2
+LARGEST_TIME = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+_SPECIAL_FROM = {
+    LATEST: 1,
+    EARLIEST: 1,
+    LARGEST_TIME: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
+"""The version from which on a negative timestamp has a meaning."""
 _EPOCHS_FROM = 4
+_NO_VERSION = 1 << 15
 _NOT_A_REPLICA = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 """Replicas use the peer port: a client that claims to be one is refused."""
 
@@ -71,10 +89,17 @@ def handle_list_offsets(
             try:
                 if times[topic.name, asked.partition_index] > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST)
+                timestamp = asked.timestamp
+                if timestamp < 0 < ctx.api_version < _SPECIAL_FROM.get(timestamp, _NO_VERSION):
+                    raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
                 stream = led_stream(
                     ctx, topic.name, asked.partition_index, asked.current_leader_epoch
                 )
-                _find_offset(ctx, parts, stream, asked.timestamp, answer)
+                if ctx.api_version == 0:
+                    _find_segments(ctx, parts, stream, asked, answer)
+                else:
+                    then = partial(_confirmed_end, ctx, parts, stream, timestamp, answer)
+                    _confirm(ctx, parts, stream, then)
             except KafkaError as error:
                 answer.error_code = error.code
     return parts.result()
@@ -100,18 +125,51 @@ def fail_list_offsets(
     )
 
 
-def _find_offset(
+def _find_segments(
     ctx: RequestContext,
     parts: Gathering[offsets_wire.ListOffsetsResponse],
     stream: LogStream,
-    timestamp: int,
+    asked: offsets_wire.ListOffsetsPartition,
     answer: offsets_wire.ListOffsetsPartitionResponse,
 ) -> None:
-    if timestamp >= EARLIEST:
-        then = partial(_confirmed_end, ctx, parts, stream, timestamp, answer)
-        _confirm(ctx, parts, stream, then)
-    else:
-        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+    if asked.max_num_offsets < 0:
+        raise KafkaError(ErrorCode.INVALID_REQUEST)
+
+    def confirmed(leads: bool) -> None:
+        if leads:
+            stream.segment_starts(lambda starts: parts.later.run(partial(found, starts)))
+        else:
+            answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            parts.arrived()
+
+    def found(starts: list[tuple[int, int]] | StorageError) -> None:
+        if isinstance(starts, StorageError):
+            answer.error_code = code_of(starts)
+        else:
+            end = stream.high_watermark
+            begin = stream.log_start_offset
+            now_ms = ctx.server.host.agreed_ms()
+            offsets = offsets_before(asked.timestamp, starts, begin=begin, end=end, now_ms=now_ms)
+            answer.old_style_offsets = offsets[: asked.max_num_offsets]
+        parts.arrived()
+
+    _confirm(ctx, parts, stream, confirmed)
+
+
+def offsets_before(
+    timestamp: int, starts: list[tuple[int, int]], *, begin: int, end: int, now_ms: int
+) -> list[int]:
+    """What v0 answers, newest first. `starts`: `LogStream.segment_starts`; [begin, end) may be read
+    now. A time stands for the newest segment all of whose records are as old."""
+    if timestamp == EARLIEST:
+        return [begin]
+    offsets = [
+        start for start, newest_ms in starts if newest_ms <= timestamp or timestamp == LATEST
+    ]
+    offsets = [start for start in offsets if begin <= start < end]
+    if timestamp == LATEST or now_ms <= timestamp:
+        offsets.append(end)
+    return offsets[::-1]
 
 
 def _confirmed_end(
@@ -122,9 +180,12 @@ def _confirmed_end(
     answer: offsets_wire.ListOffsetsPartitionResponse,
     confirmed: bool,
 ) -> None:
+    def found(record: TimedOffset | StorageError) -> None:
+        parts.later.run(partial(_found_time, ctx, parts, answer, record))
+
     if not confirmed:
         answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-    elif timestamp == EARLIEST:
+    elif timestamp in (EARLIEST, EARLIEST_LOCAL):
         answer.offset = stream.log_start_offset
         if ctx.api_version >= _EPOCHS_FROM:
             stream.earliest_epoch(
@@ -135,11 +196,11 @@ def _confirmed_end(
         answer.offset = stream.high_watermark
         if ctx.api_version >= _EPOCHS_FROM:
             answer.leader_epoch = stream.term
-    else:
-        stream.offset_for_time(
-            timestamp,
-            lambda found: parts.later.run(partial(_found_time, ctx, parts, answer, found)),
-        )
+    elif timestamp == LARGEST_TIME:
+        stream.offset_of_largest_time(found)
+        return
+    elif timestamp >= 0:
+        stream.offset_for_time(timestamp, found)
         return
     parts.arrived()
 

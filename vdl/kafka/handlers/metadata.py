@@ -7,7 +7,7 @@
 Everything comes from this server's applied catalog and from what the links say about leaders, which
 is fresh without a write anywhere. Which replicas are in sync is what the partition's leader said
 last (`vdl/logstream/group/in_sync_replicas.py`); a replica counts as offline when this server has
-no link to its server. What an authoriser would allow is not said: there is none.
+no link to its server. There is no authoriser: who asks what it may do is told everything.
 
 A topic nobody knows is created if client and server allow it. The answer then waits a moment for
 its leaders; if they take longer the client is told LEADER_NOT_AVAILABLE and asks again, as with
@@ -22,8 +22,15 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.context import RequestContext
-from vdl.kafka.handlers.partitions import NO_TOPIC_ID, Topic, endpoint
+from vdl.kafka.handlers.partitions import (
+    NO_TOPIC_ID,
+    Topic,
+    all_topics,
+    endpoint,
+    find_topic,
+)
 from vdl.kafka.leaders import when_led
+from vdl.kafka.offsets_topic import OFFSETS_TOPIC_ID
 from vdl.kafka.wire import describe_topic_partitions as described
 from vdl.kafka.wire.metadata import (
     MetadataRequest,
@@ -34,7 +41,7 @@ from vdl.kafka.wire.metadata import (
     MetadataResponseTopic,
 )
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
-from vdl.state.catalog import Catalog, topic_name_complaint
+from vdl.state.catalog import topic_name_complaint
 from vdl.state.commands import CreateTopics, NewTopic
 
 CATALOG_GROUP = 0
@@ -43,8 +50,20 @@ _CREATION_CHOICE_FROM = 4
 _LISTENER_ERROR_FROM = 6
 _IDS_IN_REQUEST_FROM = 12
 _INTERNAL_NAMES = frozenset({"__consumer_offsets", "__transaction_state"})
-"""Kafka's own topics. Offsets live in coordinator groups here, so these are never created."""
+"""Kafka's own topics, which no client creates. The first is a view here (`offsets_topic.py`)."""
 _CREATE_TIMEOUT_MS = 5_000
+NOT_ASKED = -(1 << 31)
+"""What one may do, where nobody asked."""
+
+
+def _operations(*numbers: int) -> int:
+    return sum(1 << number for number in numbers)
+
+
+TOPIC_OPERATIONS = _operations(3, 4, 5, 6, 7, 8, 10, 11)
+"""All that can be done with a topic, as a bit field of Kafka's AclOperation (KIP-430)."""
+CLUSTER_OPERATIONS = _operations(5, 7, 8, 9, 10, 11, 12)
+"""All that can be done with a cluster."""
 _PARTITIONS_DESCRIBED_MAX = 2_000
 """`max.request.partition.size.limit`."""
 
@@ -84,7 +103,11 @@ class View:
         """One partition. A leader that clients of this listener cannot reach is none."""
         host = self.ctx.server.host
         leader, term = host.leader_of(group_id)
-        replicas = [replica.server_id for replica in host.catalog.groups[group_id].replicas]
+        moving = host.catalog.reassignment(group_id)
+        if moving is None:
+            replicas = [replica.server_id for replica in host.catalog.replicas(group_id)]
+        else:
+            replicas = moving.replicas  # those that go as well (KIP-455)
         error = ErrorCode.NONE
         must_report_loss = self._must_report_loss(group_id)
         if leader < 0:
@@ -118,14 +141,16 @@ class View:
         self.lost_ns = max(self.lost_ns, lost_ns)
         return lost_ns > self.ctx.connection.loss_reported_ns
 
-    def topic(self, topic: Topic) -> MetadataResponseTopic:
-        """One topic with all its partitions."""
+    def topic(self, topic: Topic, *, with_operations: bool = False) -> MetadataResponseTopic:
+        """One topic with all its partitions, and what one may do with it."""
         return MetadataResponseTopic(
             name=topic.name,
             topic_id=topic.topic_id,
+            is_internal=topic.topic_id == OFFSETS_TOPIC_ID,
             partitions=[
                 self.partition(group_id, index) for index, group_id in enumerate(topic.partitions)
             ],
+            topic_authorized_operations=TOPIC_OPERATIONS if with_operations else NOT_ASKED,
         )
 
     def brokers(self) -> list[MetadataResponseBroker]:
@@ -144,15 +169,18 @@ class View:
 
     def _is_left_out(self, server_id: int) -> bool:
         """Whether this server should be left out of its own answer: it knows no leader of some
-        partition, no majority answered it, and there are others to ask. librdkafka keeps asking any
-        server that it is connected to, whatever that one answers."""
+        partition, no majority answered it, and others may be alive. librdkafka keeps asking any
+        server that it is connected to, whatever that one answers. A server whose peers are all
+        certainly gone stays in: clients have nobody else to ask."""
+        host = self.ctx.server.host
         return (
-            server_id == self.ctx.server.host.server_id
+            server_id == host.server_id
             and not self.is_heard
             and self.leaderless > 0
             and server_id not in self.leaders
             and any(
-                other != server_id and endpoint(self.ctx, other) is not None for other in self.alive
+                other != server_id and endpoint(self.ctx, other) is not None
+                for other in self.alive | host.silent_servers()
             )
         )
 
@@ -161,7 +189,7 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
     """Servers and topics; creates topics that do not exist when that is wanted."""
     asked = request.topics
     if asked is None or (not asked and ctx.api_version < _NULL_IS_ALL_FROM):
-        return _confirmed(ctx, _everything)
+        return _confirmed(ctx, lambda view: _everything(view, request))
     if ctx.api_version < _IDS_IN_REQUEST_FROM and any(
         topic.name is None or topic.topic_id != NO_TOPIC_ID for topic in asked
     ):
@@ -187,8 +215,8 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
             # What is too much for one command is asked for again, as any unknown topic.
             options = ctx.server.config
             fit = max(1, options.partitions_per_request_max // options.num_partitions)
-            return _create(ctx, asked, missing[:fit])
-    return _confirmed(ctx, lambda view: _some(view, asked, frozenset()))
+            return _create(ctx, request, asked, missing[:fit])
+    return _confirmed(ctx, lambda view: _some(view, request, asked, frozenset()))
 
 
 def fail_metadata(request: MetadataRequest, version: int, code: ErrorCode) -> MetadataResponse:
@@ -223,28 +251,24 @@ def _wanted(asked: list[MetadataRequestTopic]) -> Iterable[tuple[str | None, byt
     )
 
 
-def _topic(catalog: Catalog, name: str | None, topic_id: bytes) -> Topic | None:
-    """The topic of this id, or of this name if the id is null."""
-    if topic_id != NO_TOPIC_ID:
-        return catalog.topics_by_id.get(topic_id)
-    return None if name is None else catalog.topics.get(name)
-
-
-def _everything(view: View) -> MetadataResponse:
-    catalog = view.ctx.server.host.catalog
-    topics = [view.topic(topic) for _, topic in sorted(catalog.topics.items())]
-    return _response(view, topics)
+def _everything(view: View, request: MetadataRequest) -> MetadataResponse:
+    operations = request.include_topic_authorized_operations
+    topics = [view.topic(topic, with_operations=operations) for topic in all_topics(view.ctx)]
+    return _response(view, request, topics)
 
 
 def _some(
-    view: View, asked: list[MetadataRequestTopic], creating: frozenset[str]
+    view: View,
+    request: MetadataRequest,
+    asked: list[MetadataRequestTopic],
+    creating: frozenset[str],
 ) -> MetadataResponse:
     """The topics asked for, once each; those in `creating` are not unknown, they are on their
     way."""
-    catalog = view.ctx.server.host.catalog
     topics: list[MetadataResponseTopic] = []
     for name, topic_id in _wanted(asked):
-        topic = _topic(catalog, name, topic_id)
+        key = name if topic_id == NO_TOPIC_ID else topic_id
+        topic = None if key is None else find_topic(view.ctx, key)
         if topic_id != NO_TOPIC_ID:
             missing = ErrorCode.UNKNOWN_TOPIC_ID
         else:
@@ -254,13 +278,16 @@ def _some(
             elif name in creating:
                 missing = ErrorCode.LEADER_NOT_AVAILABLE
         if topic is not None:
-            topics.append(view.topic(topic))
+            operations = request.include_topic_authorized_operations
+            topics.append(view.topic(topic, with_operations=operations))
         else:
             topics.append(MetadataResponseTopic(error_code=missing, name=name, topic_id=topic_id))
-    return _response(view, topics)
+    return _response(view, request, topics)
 
 
-def _response(view: View, topics: list[MetadataResponseTopic]) -> MetadataResponse:
+def _response(
+    view: View, request: MetadataRequest, topics: list[MetadataResponseTopic]
+) -> MetadataResponse:
     connection = view.ctx.connection
     connection.loss_reported_ns = max(connection.loss_reported_ns, view.lost_ns)
     return MetadataResponse(
@@ -268,10 +295,18 @@ def _response(view: View, topics: list[MetadataResponseTopic]) -> MetadataRespon
         cluster_id=view.ctx.server.host.cluster_id,
         controller_id=view.controller_id(),
         topics=topics,
+        cluster_authorized_operations=CLUSTER_OPERATIONS
+        if request.include_cluster_authorized_operations
+        else NOT_ASKED,
     )
 
 
-def _create(ctx: RequestContext, asked: list[MetadataRequestTopic], missing: list[str]) -> Later:
+def _create(
+    ctx: RequestContext,
+    request: MetadataRequest,
+    asked: list[MetadataRequestTopic],
+    missing: list[str],
+) -> Later:
     """Have the topics created, wait for leaders, answer."""
     server = ctx.server
     later = Later()
@@ -287,7 +322,7 @@ def _create(ctx: RequestContext, asked: list[MetadataRequestTopic], missing: lis
     refused: dict[str, ErrorCode] = {}
 
     def build() -> MetadataResponse:
-        response = _some(View(ctx), asked, names)
+        response = _some(View(ctx), request, asked, names)
         for topic in response.topics:
             if topic.name in refused:
                 topic.error_code = refused[topic.name]
@@ -322,19 +357,29 @@ def handle_describe_topic_partitions(
     ctx: RequestContext, request: described.DescribeTopicPartitionsRequest
 ) -> described.DescribeTopicPartitionsResponse:
     """Topics in name order, a page of partitions at a time (KIP-966)."""
-    catalog = ctx.server.host.catalog
     view = View(ctx)
-    names = sorted({topic.name for topic in request.topics} or catalog.topics)
+    names = sorted({topic.name for topic in request.topics})
+    names = names or [topic.name for topic in all_topics(ctx)]
     first = 0
     if request.cursor is not None:
         start = request.cursor.topic_name
+        is_among = not request.topics or start in names
+        if request.cursor.partition_index < 0 or not is_among:
+            return fail_describe_topic_partitions(
+                request, ctx.api_version, ErrorCode.INVALID_REQUEST
+            )
         names = [name for name in names if name >= start]
         first = request.cursor.partition_index if names and names[0] == start else 0
     left = max(1, min(request.response_partition_limit, _PARTITIONS_DESCRIBED_MAX))
     response = described.DescribeTopicPartitionsResponse()
     for name in names:
-        topic = catalog.topics.get(name)
-        answer = described.DescribeTopicPartitionsResponseTopic(name=name)
+        topic = find_topic(ctx, name)
+        if topic is not None and not left:
+            response.next_cursor = described.Cursor(name, first)
+            return response
+        answer = described.DescribeTopicPartitionsResponseTopic(
+            name=name, topic_authorized_operations=TOPIC_OPERATIONS
+        )
         response.topics.append(answer)
         if topic is None:
             invalid = topic_name_complaint(name)
@@ -345,7 +390,8 @@ def handle_describe_topic_partitions(
             )
             continue
         answer.topic_id = topic.topic_id
-        for index in range(max(0, first), len(topic.partitions)):
+        answer.is_internal = topic.topic_id == OFFSETS_TOPIC_ID
+        for index in range(first, len(topic.partitions)):
             if not left:
                 response.next_cursor = described.Cursor(name, index)
                 return response

@@ -1,13 +1,17 @@
-"""OffsetCommit (key 8) v2–9, OffsetFetch (9) v1–9, OffsetDelete (47) v0: positions of consumer
+"""OffsetCommit (key 8) v0–10, OffsetFetch (9) v0–10, OffsetDelete (47) v0: positions of consumer
 groups.
 
-OffsetCommit: v2 retention of its own until v4, v6 leader epoch (KIP-320), v7 static members
-    (KIP-345), v9 also for the newer group protocol, whose member epoch is the generation here; a
-    member of a group that does not exist is told so from then on, before that its generation is
-    wrong (KIP-848).
-OffsetFetch: v2 all topics of a group, v5 leader epoch, v7 require stable (KIP-447), v8 several
-    groups (KIP-709), v9 member epochs, which a classic group does not check.
-v10 of these two names topics by id and is not spoken.
+OffsetCommit: v1 members, and a time of the commit, which is the time here; v2 retention of its own
+    until v4, v6 leader epoch (KIP-320), v7 static members (KIP-345), v9 also for the newer group
+    protocol, whose member epoch is the generation here; a member of a group that does not exist is
+    told so from then on, before that its generation is wrong (KIP-848).
+OffsetFetch: v0 calls a partition without a position unknown, v2 all topics of a group, v5 leader
+    epoch, v7 require stable (KIP-447), v8 several groups (KIP-709), v9 member epochs, which a
+    classic group does not check.
+v0 of these two was for positions in ZooKeeper, which every broker asked. Here all versions share
+    the same positions, and only the group's coordinator answers; the others say NOT_COORDINATOR.
+v10 names topics by id: one that this server does not know is UNKNOWN_TOPIC_ID, which clients try
+    again.
 OffsetDelete: KIP-496. Only positions in topics that no member subscribes to.
 
 A position is committed with the partition that has the name here and now. When that was deleted, or
@@ -40,6 +44,7 @@ from vdl.state.offsets import CommittedOffset, Offsets
 
 NO_OFFSET = -1
 _GROUP_NOT_FOUND_FROM = 9
+_TOPIC_IDS_FROM = 10
 
 # --- OffsetCommit --------------------------------------------------------------------------------
 
@@ -109,19 +114,23 @@ def _sort_out(
 ]:
     """The response with refused partitions filled in; what to commit; the partitions that get the
     outcome of that."""
+    by_id = ctx.api_version >= _TOPIC_IDS_FROM
+    unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     metadata_max = ctx.server.config.offset_metadata_max_bytes
     response = commit_wire.OffsetCommitResponse()
     offsets: list[commands.OffsetCommit] = []
     waiting: list[commit_wire.OffsetCommitResponsePartition] = []
     for asked in request.topics:
-        answered = commit_wire.OffsetCommitResponseTopic(name=asked.name)
+        answered = commit_wire.OffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id)
         response.topics.append(answered)
-        topic = find_topic(ctx, asked.name)
+        topic = find_topic(ctx, asked.topic_id if by_id else asked.name)
         for position in asked.partitions:
             partition = commit_wire.OffsetCommitResponsePartition(position.partition_index)
             answered.partitions.append(partition)
             metadata = position.committed_metadata or ""
-            if topic is None or not 0 <= position.partition_index < len(topic.partitions):
+            if topic is None:
+                partition.error_code = unknown
+            elif not 0 <= position.partition_index < len(topic.partitions):
                 partition.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif len(metadata) > metadata_max:
                 partition.error_code = ErrorCode.OFFSET_METADATA_TOO_LARGE
@@ -129,7 +138,7 @@ def _sort_out(
                 waiting.append(partition)
                 offsets.append(
                     commands.OffsetCommit(
-                        topic=asked.name,
+                        topic=topic.name,
                         topic_id=topic.topic_id,
                         partition=position.partition_index,
                         offset=position.committed_offset,
@@ -163,11 +172,12 @@ def handle_offset_fetch(
             response.topics.append(topic)
             for index in indexes:
                 found = _current(ctx, machine.offsets, request.group_id, name, index)
-                topic.partitions.append(
-                    fetch_wire.OffsetFetchResponsePartition(
-                        index, found.offset, found.leader_epoch, found.metadata
-                    )
+                partition = fetch_wire.OffsetFetchResponsePartition(
+                    index, found.offset, found.leader_epoch, found.metadata
                 )
+                if ctx.api_version == 0 and found.offset == NO_OFFSET:
+                    partition.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                topic.partitions.append(partition)
         later.complete(response)
 
     group_coordinator(ctx).read(request.group_id, read)
@@ -212,20 +222,21 @@ def _fetch_groups(
 
     def read(
         target: fetch_wire.OffsetFetchResponseGroup,
-        asked: list[tuple[str, list[int]]] | None,
+        group: fetch_wire.OffsetFetchRequestGroup,
         error: ErrorCode,
         machine: Coordinator | None,
     ) -> None:
         target.error_code = error
         if machine is not None:
-            _fill_group(ctx, target, machine.offsets, asked)
+            fill = _fill_group_by_id if ctx.api_version >= _TOPIC_IDS_FROM else _fill_group
+            fill(ctx, target, machine.offsets, group.topics)
         parts.arrived()
 
     for group in request.groups:
         target = fetch_wire.OffsetFetchResponseGroup(group_id=group.group_id)
         parts.response.groups.append(target)
         parts.expect()
-        groups.read(group.group_id, partial(read, target, _asked(group.topics)))
+        groups.read(group.group_id, partial(read, target, group))
     return parts.result()
 
 
@@ -233,18 +244,60 @@ def _fill_group(
     ctx: RequestContext,
     target: fetch_wire.OffsetFetchResponseGroup,
     offsets: Offsets,
-    asked: list[tuple[str, list[int]]] | None,
+    topics: list[fetch_wire.OffsetFetchRequestTopics] | None,
 ) -> None:
-    for name, indexes in _wanted(ctx, offsets, target.group_id, asked):
+    for name, indexes in _wanted(ctx, offsets, target.group_id, _asked(topics)):
         topic = fetch_wire.OffsetFetchResponseTopics(name=name)
         target.topics.append(topic)
-        for index in indexes:
-            found = _current(ctx, offsets, target.group_id, name, index)
-            topic.partitions.append(
-                fetch_wire.OffsetFetchResponsePartitions(
-                    index, found.offset, found.leader_epoch, found.metadata
-                )
+        _fill_topic(ctx, target.group_id, topic, offsets, name, indexes)
+
+
+def _fill_group_by_id(
+    ctx: RequestContext,
+    target: fetch_wire.OffsetFetchResponseGroup,
+    offsets: Offsets,
+    topics: list[fetch_wire.OffsetFetchRequestTopics] | None,
+) -> None:
+    """v10+. Of all positions, those in topics that this server does not know have no id to name."""
+    if topics is None:
+        for name, indexes in _wanted(ctx, offsets, target.group_id, None):
+            known = find_topic(ctx, name)
+            if known is not None:
+                topic = fetch_wire.OffsetFetchResponseTopics(topic_id=known.topic_id)
+                target.topics.append(topic)
+                _fill_topic(ctx, target.group_id, topic, offsets, name, indexes)
+        return
+    for asked in topics:
+        topic = fetch_wire.OffsetFetchResponseTopics(topic_id=asked.topic_id)
+        target.topics.append(topic)
+        known = find_topic(ctx, asked.topic_id)
+        if known is not None:
+            indexes = asked.partition_indexes
+            _fill_topic(ctx, target.group_id, topic, offsets, known.name, indexes)
+            continue
+        topic.partitions = [
+            fetch_wire.OffsetFetchResponsePartitions(
+                index, NO_OFFSET, error_code=ErrorCode.UNKNOWN_TOPIC_ID
             )
+            for index in asked.partition_indexes
+        ]
+
+
+def _fill_topic(
+    ctx: RequestContext,
+    group_id: str,
+    topic: fetch_wire.OffsetFetchResponseTopics,
+    offsets: Offsets,
+    name: str,
+    indexes: list[int],
+) -> None:
+    for index in indexes:
+        found = _current(ctx, offsets, group_id, name, index)
+        topic.partitions.append(
+            fetch_wire.OffsetFetchResponsePartitions(
+                index, found.offset, found.leader_epoch, found.metadata
+            )
+        )
 
 
 _NONE = CommittedOffset(
@@ -303,6 +356,8 @@ def handle_offset_delete(
     ctx: RequestContext, request: delete_wire.OffsetDeleteRequest
 ) -> Later | delete_wire.OffsetDeleteResponse:
     """Each partition has its own answer; an error of the group stands alone."""
+    if not request.group_id:
+        return delete_wire.OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     response = delete_wire.OffsetDeleteResponse()
     partitions: list[tuple[str, int]] = []
     waiting: list[delete_wire.OffsetDeleteResponsePartition] = []

@@ -8,8 +8,11 @@ Must not know: any one API.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.context import LogStream, RequestContext
+from vdl.kafka.offsets_topic import OFFSETS_TOPIC, OFFSETS_TOPIC_ID, offsets_topic
 from vdl.state.catalog import TopicInfo
 
 Topic = TopicInfo
@@ -18,11 +21,28 @@ NO_TOPIC_ID = bytes(16)
 
 
 def find_topic(ctx: RequestContext, key: str | bytes) -> Topic | None:
-    """The topic of that name, or (16 bytes) of that id."""
+    """The topic of that name, or (16 bytes) of that id; also the one that clients cannot make."""
     catalog = ctx.server.host.catalog
-    if isinstance(key, str):
-        return catalog.topics.get(key)
-    return catalog.topics_by_id.get(key)
+    topic = catalog.topics.get(key) if isinstance(key, str) else catalog.topics_by_id.get(key)
+    if topic is None and key in (OFFSETS_TOPIC, OFFSETS_TOPIC_ID):
+        return offsets_topic(catalog)
+    return topic
+
+
+def is_internal(ctx: RequestContext, key: str | bytes) -> bool:
+    """Whether that is a topic which clients can only read."""
+    topic = find_topic(ctx, key)
+    # One that somebody made under that name, in an older version, is a topic like any other.
+    return topic is not None and topic.topic_id == OFFSETS_TOPIC_ID
+
+
+def all_topics(ctx: RequestContext) -> list[Topic]:
+    """In order of their names."""
+    topics = ctx.server.host.catalog.topics
+    found = list(topics.values())
+    if OFFSETS_TOPIC not in topics:
+        found.append(offsets_topic(ctx.server.host.catalog))
+    return sorted(found, key=attrgetter("name"))
 
 
 def partition_group(topic: Topic, index: int) -> int:
@@ -42,7 +62,7 @@ def led_stream(ctx: RequestContext, topic_name: str, index: int, epoch: int = -1
     topic = find_topic(ctx, topic_name)
     if topic is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    stream = ctx.server.host.stream(partition_group(topic, index))
+    stream = ctx.server.stream(partition_group(topic, index))
     if stream is None:
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     error = check_leader_epoch(stream, epoch)

@@ -1,7 +1,8 @@
 """Produce (key 0): check each batch as Kafka does and append it to its partition's log.
 
-* v0–v2: the message formats of that time are refused; a batch of today's format is taken. They are
-  advertised because librdkafka infers from v0 whether a broker knows compression (KAFKA-18659).
+* v0–v2: messages of magic 0 and 1 become one batch of magic 2 (`vdl.records.legacy`), which is
+  checked as any other. v1 throttle time, v2 append time (KIP-32). librdkafka infers from v0 whether
+  a broker knows compression (KAFKA-18659).
 * v7: zstd (KIP-110). v8: error texts (KIP-467). v10: leader hints (KIP-951). v13: topic ids
   (KIP-516).
 
@@ -38,13 +39,15 @@ from vdl.kafka.handlers.partitions import (
     partition_group,
     topic_setting,
 )
-from vdl.kafka.record_checks import Bounds, RecordsRefused, Verdict
+from vdl.kafka.record_checks import Bounds, Codec, Recompressed, RecordsRefused, Verdict
 from vdl.kafka.topic_configs import (
     MAX_MESSAGE_BYTES,
     MIN_IN_SYNC_REPLICAS,
+    PRODUCERS_CODEC,
     TIMESTAMP_AFTER_MAX_MS,
     TIMESTAMP_BEFORE_MAX_MS,
     TIMESTAMP_TYPE,
+    codec_of,
     is_compacted,
 )
 from vdl.kafka.wire.produce import (
@@ -64,7 +67,9 @@ from vdl.records.batch import (
     check_batch,
     patch_log_append_time,
     patch_max_timestamp,
+    read_header,
 )
+from vdl.records.legacy import LAST_PRODUCE_VERSION, header_to_come, is_legacy
 from vdl.records.walk import ANY_TIME
 
 ACKS_ALL = -1
@@ -103,6 +108,12 @@ class _Placed:
         self.verdict: Verdict | None = None
         """None while it is being checked."""
 
+    def converted(self, batch: memoryview) -> None:
+        """The batch that stands for what was sent."""
+        self.records = batch
+        self.header = read_header(batch)
+        self.verdict = self.header.max_timestamp
+
 
 class _Produce:
     """One request under way: its answer, and how many appends it waits for."""
@@ -132,6 +143,8 @@ class _Produce:
         host = self.ctx.server.host
         stream = host.stream(group_id)
         if stream is None or not stream.is_leader:
+            if group_id <= host.coordinator_count:
+                raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, "an internal topic")
             self.refuse_as_follower(group_id, answer)
             return
         try:
@@ -153,7 +166,12 @@ class _Produce:
             topic, MAX_MESSAGE_BYTES, self.ctx.server.config.message_max_bytes
         )
         assert records is None or type(records) is memoryview, type(records)
-        header = check_batch(records, produce_version=self.ctx.api_version, bytes_max=bytes_max)
+        version = self.ctx.api_version
+        is_old = version <= LAST_PRODUCE_VERSION and is_legacy(records)
+        if is_old:
+            header = header_to_come()
+        else:
+            header = check_batch(records, produce_version=version, bytes_max=bytes_max)
         assert records is not None, "checked"
         if self.is_late and not header.has_producer_id:
             # To append it were work that nobody waits for, and the more the later it is. One of an
@@ -163,10 +181,11 @@ class _Produce:
         if header.attributes & TRANSACTIONAL_FLAG:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
         configs = topic.configs
-        log_append_time = (
-            bool(configs) and configs.get(TIMESTAMP_TYPE, "").lower() == "logappendtime"
-        )
+        default_type = self.ctx.server.config.timestamp_type
+        timestamp_type = configs.get(TIMESTAMP_TYPE, default_type) if configs else default_type
+        log_append_time = timestamp_type.lower() == "logappendtime"
         bounds = self.bounds(topic, log_append_time=log_append_time)
+        codec = self.codec(topic, bytes_max)
         copies_min = 1
         if self.acks == ACKS_ALL:
             default = self.ctx.server.config.min_insync_replicas
@@ -176,14 +195,52 @@ class _Produce:
             copies_min=copies_min, log_append_time=log_append_time,
         )  # fmt: skip
         checks = self.ctx.server.record_checks
-        verdict = checks.check(records, header, bounds) if not self.line else None
+        if is_old:
+            self.convert(placed, stream, bytes_max, bounds, codec)
+            return
+        verdict = checks.check(records, header, bounds, codec) if not self.line else None
         self.waiting += 1
         if verdict is not None:
             placed.verdict = verdict
             self.place(placed, stream)
             return
         self.line.append(placed)
-        checks.check_later(records, header, bounds, partial(self.checked, placed))
+        checks.check_later(records, header, bounds, partial(self.checked, placed), codec)
+
+    def codec(self, topic: Topic, bytes_max: int) -> Codec | None:
+        """The codec the topic keeps its batches in; None for each producer's own."""
+        config = self.ctx.server.config
+        if not topic.configs and config.compression_type == PRODUCERS_CODEC:
+            return None
+        found = codec_of(topic.configs, config)
+        return None if found is None else Codec(*found, bytes_max)
+
+    def convert(
+        self,
+        placed: _Placed,
+        stream: LogStream,
+        bytes_max: int,
+        bounds: Bounds,
+        codec: Codec | None,
+    ) -> None:
+        """Make a batch of a message set, and place it as `check` does. Raises KafkaError."""
+        checks = self.ctx.server.record_checks
+        batch = checks.convert(placed.records, bytes_max, bounds, codec) if not self.line else None
+        self.waiting += 1
+        if batch is not None:
+            placed.converted(batch)
+            self.place(placed, stream)
+            return
+
+        def done(outcome: memoryview | BaseException) -> None:
+            if isinstance(outcome, BaseException):
+                self.checked(placed, outcome)
+            else:
+                placed.converted(outcome)
+                self.checked(placed, placed.header.max_timestamp)
+
+        self.line.append(placed)
+        checks.convert_later(placed.records, bytes_max, bounds, done, codec)
 
     def bounds(self, topic: Topic, *, log_append_time: bool) -> Bounds:
         """What the topic asks of each record: its time, unless that is not kept (KIP-32, KIP-937),
@@ -193,8 +250,9 @@ class _Produce:
         if log_append_time:
             return _OLDEST, _NEWEST, keys_required
         now_ms = self.ctx.server.host.agreed_ms()
-        after_ms = topic_setting(topic, TIMESTAMP_AFTER_MAX_MS, 3_600_000)
-        before_ms = topic_setting(topic, TIMESTAMP_BEFORE_MAX_MS, _NO_LIMIT_MS)
+        config = self.ctx.server.config
+        after_ms = topic_setting(topic, TIMESTAMP_AFTER_MAX_MS, config.timestamp_after_max_ms)
+        before_ms = topic_setting(topic, TIMESTAMP_BEFORE_MAX_MS, config.timestamp_before_max_ms)
         oldest = _OLDEST if before_ms == _NO_LIMIT_MS else now_ms - before_ms
         return oldest, min(now_ms + after_ms, _NEWEST), keys_required
 
@@ -216,7 +274,11 @@ class _Produce:
 
     def place(self, placed: _Placed, stream: LogStream | None) -> None:
         """Append a checked batch, or set its error."""
-        verdict, header, answer = placed.verdict, placed.header, placed.answer
+        verdict, answer = placed.verdict, placed.answer
+        if isinstance(verdict, Recompressed):
+            placed.records, placed.header = verdict.batch, verdict.header
+            verdict = verdict.max_timestamp
+        header = placed.header
         group_id = placed.group_id
         done = partial(self.appended, group_id, answer, placed.log_append_time)
         if isinstance(verdict, KafkaError):
@@ -260,6 +322,7 @@ class _Produce:
     ) -> None:
         """The fate of one partition's batch. Called from the host's turn, which a bug here must not
         reach."""
+        self.ctx.server.read_throttle.waiting -= 1
         try:
             if appended.duplicate_timestamp is not None and log_append_time:
                 answer.log_append_time_ms = appended.duplicate_timestamp

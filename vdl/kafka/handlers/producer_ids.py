@@ -1,7 +1,9 @@
-"""InitProducerId (key 22) v0–5: an id for an idempotent producer.
+"""InitProducerId (key 22) v0–5: an id for an idempotent producer. DescribeProducers (61) v0: those
+that partitions remember (KIP-664).
 
-v3: a producer may name its id and epoch (KIP-360). Without a transactional id there is nothing to
-fence, so it gets a new id, as from Kafka. v6 is about two-phase commit (KIP-939) and not spoken.
+v3: a producer may name its id and epoch (KIP-360), both or neither. Without a transactional id
+there is nothing to fence, so it gets a new id, as from Kafka. v6 is about two-phase commit
+(KIP-939) and not spoken.
 
 Each id is a command to the catalog. Producers start rarely, the command is batched with others of
 the turn, and no server has to remember a block of ids.
@@ -11,24 +13,46 @@ There are no transactions. A transactional id is refused with TRANSACTIONAL_ID_A
 kafka-python all treat that as final at once. After an invalid request librdkafka retries for ever;
 after 14, 15, 16 and 51 all do.
 
+DescribeProducers is answered by any replica, as in Kafka, from what it has applied. A partition
+remembers up to 4,096 producers, so they are collected a partition at a time, and one answer has a
+limit.
+
 Must not know: what producers write.
 """
 
 from __future__ import annotations
 
 from vdl.clock import MS
-from vdl.errors import ErrorCode
+from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
+from vdl.kafka.handlers.partitions import find_topic, partition_group
+from vdl.kafka.wire.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
 from vdl.kafka.wire.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.state.catalog import topic_name_complaint
 from vdl.state.commands import AllocateProducerIds
+
+_PRODUCERS_PER_ANSWER_MAX = 50_000
+"""Some 15 MB while the answer is made."""
+_PRODUCERS_PER_STEP = 2_000
+"""So many are collected in one go: about 2 ms."""
+_NO_COORDINATOR_EPOCH = -1
 
 
 def handle_init_producer_id(
     ctx: RequestContext, request: InitProducerIdRequest
 ) -> Later | InitProducerIdResponse:
     """A new id, epoch 0. Errors are ones that clients try again."""
+    names_one_of_both = (request.producer_id == -1) != (request.producer_epoch == -1)
+    if request.transactional_id == "" or names_one_of_both:
+        return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=-1)
     if request.transactional_id is not None:
         return InitProducerIdResponse(
             error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, producer_epoch=-1
@@ -50,3 +74,79 @@ def handle_init_producer_id(
     deadline_ns = ctx.server.clock.now_ns() + ctx.server.config.read_timeout_ms * MS
     ctx.server.host.propose_catalog(AllocateProducerIds(1), deadline_ns=deadline_ns, done=decided)
     return later
+
+
+def handle_describe_producers(
+    ctx: RequestContext, request: DescribeProducersRequest
+) -> DescribeProducersResponse | Later:
+    """Each partition has its own answer."""
+    response = DescribeProducersResponse()
+    left: list[tuple[str, PartitionResponse]] = []
+    for topic in request.topics:
+        partitions = [PartitionResponse(index) for index in topic.partition_indexes]
+        response.topics.append(TopicResponse(topic.name, partitions))
+        left += [(topic.name, partition) for partition in partitions]
+    left.reverse()
+    later = Later()
+    told = 0
+
+    def step() -> None:
+        nonlocal told
+        until = told + _PRODUCERS_PER_STEP
+        steps = 0
+        while left and told < until and steps < _PRODUCERS_PER_STEP:
+            steps += 1
+            name, partition = left.pop()
+            try:
+                partition.active_producers = _active_producers(
+                    ctx, name, partition.partition_index, told
+                )
+            except KafkaError as error:
+                partition.error_code, partition.error_message = error.code, error.message
+            told += len(partition.active_producers)
+        if left:
+            ctx.server.clock.call_soon(lambda: later.run(step))
+        else:
+            later.complete(response)
+
+    step()
+    return later
+
+
+def fail_describe_producers(
+    request: DescribeProducersRequest, _version: int, code: ErrorCode
+) -> DescribeProducersResponse:
+    """`code` for each partition."""
+    return DescribeProducersResponse(
+        topics=[
+            TopicResponse(
+                topic.name,
+                [PartitionResponse(index, error_code=code) for index in topic.partition_indexes],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _active_producers(ctx: RequestContext, name: str, index: int, told: int) -> list[ProducerState]:
+    """`told`: how many producers are in the answer already. Raises KafkaError."""
+    if complaint := topic_name_complaint(name):
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
+    topic = find_topic(ctx, name)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic '{name}'")
+    stream = ctx.server.stream(partition_group(topic, index))
+    if stream is None:
+        raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    if told >= _PRODUCERS_PER_ANSWER_MAX:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, "ask for fewer partitions at a time")
+    return [
+        ProducerState(
+            producer_id=producer.producer_id,
+            producer_epoch=producer.epoch,
+            last_sequence=producer.last_sequence,
+            last_timestamp=producer.last_timestamp,
+            coordinator_epoch=_NO_COORDINATOR_EPOCH,
+        )
+        for producer in stream.producers()
+    ]

@@ -11,7 +11,7 @@ from functools import partial
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import LogStream, RequestContext
-from vdl.kafka.handlers.partitions import find_topic, led_stream
+from vdl.kafka.handlers.partitions import find_topic, is_internal, led_stream
 from vdl.kafka.topic_configs import is_deleted
 from vdl.kafka.wire.delete_records import (
     DeleteRecordsPartitionResult,
@@ -48,7 +48,10 @@ def handle_delete_records(
 
 
 def _check_policy(ctx: RequestContext, name: str) -> None:
-    """A topic that is only compacted keeps the newest record of each key. Raises KafkaError."""
+    """Nobody deletes from an internal topic; one that is only compacted keeps the newest record of
+    each key. Raises KafkaError."""
+    if is_internal(ctx, name):
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION)
     topic = find_topic(ctx, name)
     if topic is not None and not is_deleted(topic.configs):
         raise KafkaError(ErrorCode.POLICY_VIOLATION)

@@ -1,11 +1,14 @@
-"""CreateTopics (key 19) and DeleteTopics (key 20): asked of any server, decided by the catalog.
+"""CreateTopics (key 19), DeleteTopics (20), CreatePartitions (37): asked of any server, decided by
+the catalog.
 
-CreateTopics: v4 counts may be left to the server (KIP-464), v5 the answer tells what was chosen
-(KIP-525), v7 topic ids. DeleteTopics: v5 error texts, v6 by id (KIP-516).
+CreateTopics: v1 error texts and validation alone, counts may be left to the server (KIP-464; by
+Kafka's brokers in every version), v5 the answer tells what was chosen (KIP-525), v7 topic ids.
+DeleteTopics: v5 error texts, v6 by id (KIP-516). v2 and v1 of them brought the throttle time.
+CreatePartitions: KIP-195; v2 flexible, v3 may be told of quotas (KIP-599), of which there are none.
 
 What can be judged without the catalog (duplicates, settings, the shape of assignments) is judged
 here; the rest is decided where the command is applied, so two racing requests get one winner. A
-creation is answered when all its partitions have leaders, or at its timeout: the topic exists then
+creation is answered when all its partitions have leaders, or at its timeout: they exist then
 too. A command whose fate is not known at the timeout is REQUEST_TIMED_OUT; one that certainly was
 not taken is NOT_CONTROLLER, which clients retry.
 """
@@ -18,9 +21,15 @@ from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.configs import created_configs
-from vdl.kafka.handlers.partitions import NO_TOPIC_ID
+from vdl.kafka.handlers.partitions import NO_TOPIC_ID, find_topic, is_internal
 from vdl.kafka.leaders import when_led
 from vdl.kafka.topic_configs import InvalidConfig, check_configs
+from vdl.kafka.wire.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+)
 from vdl.kafka.wire.create_topics import (
     CreatableTopic,
     CreatableTopicResult,
@@ -35,9 +44,14 @@ from vdl.kafka.wire.delete_topics import (
 )
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.state.catalog import CreatedTopic, DeletedTopic
-from vdl.state.commands import CreateTopics, DeleteTopics, NewTopic
+from vdl.state.commands import (
+    CreatePartitions,
+    CreateTopics,
+    DeleteTopics,
+    NewPartitions,
+    NewTopic,
+)
 
-_DEFAULT_COUNTS_FROM = 4
 _BY_ID_FROM = 6
 
 
@@ -66,6 +80,8 @@ def handle_create_topics(
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "duplicate topic name")
             if too_many:
                 raise KafkaError(ErrorCode.POLICY_VIOLATION, "too many partitions in one request")
+            if is_internal(ctx, name):
+                raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"'{name}' is an internal topic")
             wanted.append((_new_topic(ctx, topic), result))
         except KafkaError as error:
             result.error_code, result.error_message = error.code, error.message
@@ -85,11 +101,6 @@ def fail_create_topics(
 
 def _new_topic(ctx: RequestContext, topic: CreatableTopic) -> NewTopic:
     """The topic as a command says it. Raises KafkaError for what needs no catalog to be wrong."""
-    if ctx.api_version < _DEFAULT_COUNTS_FROM and not topic.assignments:
-        if topic.num_partitions < 1:
-            raise KafkaError(ErrorCode.INVALID_PARTITIONS, "at least one partition is needed")
-        if topic.replication_factor < 1:
-            raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, "at least one replica is needed")
     configs: dict[str, str] = {}
     for config in topic.configs:
         if config.value is None:
@@ -172,7 +183,7 @@ def _fill_created(ctx: RequestContext, created: CreatedTopic, result: CreatableT
     if created.error is ErrorCode.NONE:
         result.num_partitions = created.partitions
         result.replication_factor = created.replication_factor
-        result.configs = created_configs(ctx.server.config, created.configs)
+        result.configs = created_configs(ctx, created.configs)
         if created.group_ids:
             result.topic_id = created.topic_id
 
@@ -186,6 +197,92 @@ def undecided(outcome: Outcome) -> tuple[ErrorCode, str]:
     return ErrorCode.REQUEST_TIMED_OUT, "it is not known whether the request took effect"
 
 
+def handle_create_partitions(
+    ctx: RequestContext, request: CreatePartitionsRequest
+) -> CreatePartitionsResponse | Later:
+    """Let each topic grow that can; each has its own answer."""
+    server = ctx.server
+    response = CreatePartitionsResponse()
+    results: list[CreatePartitionsTopicResult] = []
+    wanted: list[NewPartitions] = []
+    times = Counter(topic.name for topic in request.topics)
+    first_of: dict[str, CreatePartitionsTopic] = {}
+    for topic in request.topics:
+        first_of.setdefault(topic.name, topic)
+    known = server.host.catalog.topics
+    added = sum(
+        max(0, topic.count - len(known[topic.name].partitions))
+        for topic in first_of.values()
+        if topic.name in known
+    )
+    too_many = added > server.config.partitions_per_request_max
+    for name, topic in first_of.items():
+        result = CreatePartitionsTopicResult(name=name)
+        response.results.append(result)
+        if times[name] > 1:
+            result.error_code = ErrorCode.INVALID_REQUEST
+            result.error_message = "duplicate topic name"
+        elif too_many:
+            result.error_code = ErrorCode.POLICY_VIOLATION
+            result.error_message = "too many partitions in one request"
+        elif is_internal(ctx, name):
+            result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
+            result.error_message = f"'{name}' is an internal topic"
+        else:
+            results.append(result)
+            assignments = topic.assignments
+            servers = None if assignments is None else [one.broker_ids for one in assignments]
+            wanted.append(NewPartitions(name, topic.count, servers))
+    if not wanted:
+        return response
+    later = Later()
+    deadline_ns = ctx.deadline_ns(request.timeout_ms)
+
+    def decided(outcome: Outcome) -> None:
+        groups: list[int] = []
+        if outcome.kind is OutcomeKind.APPLIED:
+            for grown, result in zip(outcome.result.topics, results, strict=True):
+                result.error_code = grown.error
+                result.error_message = grown.message or None
+                server.topics_refused += grown.error is ErrorCode.POLICY_VIOLATION
+                groups += grown.group_ids
+        else:
+            code, message = undecided(outcome)
+            for result in results:
+                result.error_code, result.error_message = code, message
+        when_led(
+            server,
+            groups,
+            deadline_ns=deadline_ns,
+            later=later,
+            done=lambda: later.complete(response),
+        )
+
+    server.host.propose_catalog(
+        CreatePartitions(
+            topics=wanted,
+            validate_only=request.validate_only,
+            alive=sorted(server.host.alive_servers()),
+            replicas_per_server_max=server.config.replicas_per_server_max,
+        ),
+        deadline_ns=deadline_ns,
+        done=lambda outcome: later.run(lambda: decided(outcome)),
+    )
+    return later
+
+
+def fail_create_partitions(
+    request: CreatePartitionsRequest, _version: int, code: ErrorCode
+) -> CreatePartitionsResponse:
+    """`code` for each topic."""
+    return CreatePartitionsResponse(
+        results=[
+            CreatePartitionsTopicResult(name=topic.name, error_code=code)
+            for topic in request.topics
+        ]
+    )
+
+
 def handle_delete_topics(
     ctx: RequestContext, request: DeleteTopicsRequest
 ) -> DeleteTopicsResponse | Later:
@@ -194,10 +291,14 @@ def handle_delete_topics(
     if ctx.api_version < _BY_ID_FROM:
         asked = [DeleteTopicState(name, NO_TOPIC_ID) for name in request.topic_names]
     times = Counter((topic.name, topic.topic_id) for topic in asked)
+    both_ways = _named_both_ways(ctx, asked)
+    answered_by_name = frozenset(both_ways.values())
     response = DeleteTopicsResponse()
     by_name: list[DeletableTopicResult] = []
     by_id: list[DeletableTopicResult] = []
     for name, topic_id in times:
+        if name is None and topic_id in answered_by_name:
+            continue
         result = DeletableTopicResult(name=name, topic_id=topic_id)
         response.responses.append(result)
         if times[name, topic_id] > 1:
@@ -206,6 +307,13 @@ def handle_delete_topics(
         elif (name is None) == (topic_id == NO_TOPIC_ID):
             result.error_code = ErrorCode.INVALID_REQUEST
             result.error_message = "either a name or an id is needed"
+        elif name in both_ways:
+            result.error_code = ErrorCode.INVALID_REQUEST
+            result.error_message = "the topic is named by its id as well"
+            result.topic_id = both_ways[name]
+        elif is_internal(ctx, topic_id if name is None else name):
+            result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
+            result.error_message = "an internal topic"
         elif name is None:
             by_id.append(result)
         else:
@@ -250,8 +358,22 @@ def fail_delete_topics(
     return DeleteTopicsResponse(responses=results)
 
 
+def _named_both_ways(ctx: RequestContext, asked: list[DeleteTopicState]) -> dict[str | None, bytes]:
+    """Name → id of the topics that are asked for by name and by id: that is a mistake, and what it
+    was meant to delete is not known."""
+    names = {topic.name for topic in asked if topic.topic_id == NO_TOPIC_ID}
+    found: dict[str | None, bytes] = {}
+    for topic_id in {topic.topic_id for topic in asked if topic.name is None}:
+        topic = find_topic(ctx, topic_id)
+        if topic is not None and topic.name in names:
+            found[topic.name] = topic_id
+    return found
+
+
 def _fill_deleted(deleted: DeletedTopic, result: DeletableTopicResult) -> None:
     result.error_code = deleted.error
     if deleted.error is ErrorCode.NONE:
         result.name = deleted.name
         result.topic_id = deleted.topic_id
+    else:
+        result.error_message = "there is no such topic"

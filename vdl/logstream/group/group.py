@@ -51,6 +51,7 @@ from vdl.logstream.group.snapshots import (
     encode_snapshot,
     for_the_owner,
     members_of,
+    revision_of,
 )
 from vdl.logstream.group.storage import LogStorage, as_entry
 from vdl.logstream.options import HostOptions
@@ -151,6 +152,7 @@ class Group:
         "_stored_for",
         "_throttle",
         "_tick",
+        "adding",
         "applied",
         "apply_stalled",
         "awaits_copies",
@@ -163,6 +165,7 @@ class Group:
         "last_token",
         "leader_known",
         "leader_lost_ns",
+        "leaving",
         "log",
         "meta_applied",
         "node",
@@ -172,11 +175,14 @@ class Group:
         "reads",
         "reflects",
         "replica_id",
+        "revision",
         "serving",
         "snapshot_cache",
         "store",
         "term_known",
+        "to_finish",
         "trim_refused",
+        "wanted_revision",
         "was_leader",
         "whole_at",
     )
@@ -205,6 +211,17 @@ class Group:
         self.store = store
         self.owner = owner
         self.placement = tuple(placement)
+        self.leaving: tuple[NodeId, ...] = ()
+        """Replicas that are not to be members any more, and whose servers keep them until the group
+        has removed them."""
+        self.adding: frozenset[NodeId] = frozenset()
+        """Those of `placement` that a reassignment brings: they come together, or not yet."""
+        self.wanted_revision = 0
+        """Of `placement`, as the catalog is applied here: see `vdl/state/reassignment.py`."""
+        self.to_finish = False
+        """Whether the catalog waits to hear that the group has done its part of a reassignment."""
+        self.revision = members.revision
+        """The last revision that this was said of in the group's own log."""
         self._settled_for: tuple[object, object] = (None, None)
         node_storage = LogStorage(
             log, members.conf_state, applied=applied, make_snapshot=self._snapshot
@@ -217,7 +234,8 @@ class Group:
                 applied=applied,
                 rng=rng,
                 is_linked=is_linked,
-                # At a follower nobody waits for records to be committed, for commands somebody may.
+                # At a follower no producer waits for records to be committed, for commands somebody
+                # may.
                 commit_apart=owner.entries_are_state,
             )
         )
@@ -283,9 +301,17 @@ class Group:
         return sorted(self.node.membership.members())
 
     @property
+    def listed(self) -> tuple[NodeId, ...]:
+        """Every replica that its server has to keep: those that are to be members, preferred leader
+        first, and those that leave."""
+        return self.placement + self.leaving if self.leaving else self.placement
+
+    @property
     def is_settled(self) -> bool:
-        """Whether the members are what the catalog says they are to be. Asked often, and answered
-        anew when either has changed."""
+        """Whether the members are what the catalog says they are to be, and it knows. Asked often,
+        and answered anew when either has changed."""
+        if self.to_finish:
+            return False
         membership = self.node.raft.membership
         if membership is not self._settled_for[0] or self.placement is not self._settled_for[1]:
             is_settled = (
@@ -494,6 +520,7 @@ class Group:
             state=bytes(snapshot.data),
         )
         assert snapshot.index >= self.applied, (self.group_id, snapshot.index, self.applied)
+        self.revision = state.members.revision
         self.applied = snapshot.index
         self.reflects = state.members.reflects
         self._take_items(state.items)
@@ -548,6 +575,7 @@ class Group:
         self.node.take_state(coming.snapshot)
         self.applied = coming.snapshot.index
         self.reflects = coming.state.members.reflects
+        self.revision = coming.state.members.revision
         self._take_items(coming.state.items)
         coming.taken()
 
@@ -606,7 +634,8 @@ class Group:
     def _encode(self, conf_state: ConfState, reflects: int) -> bytes:
         """The state as snapshots hold it: work for the whole loop."""
         items = self.owner.items()
-        data = encode_snapshot(members_of(conf_state, reflects=reflects), items)
+        members = members_of(conf_state, reflects=reflects, revision=self.revision)
+        data = encode_snapshot(members, items)
         uncompressed = sum(len(key) + len(value) for key, value in items)
         self.snapshot_cache.measured(self.owner.item_count, len(data), uncompressed)
         return data
@@ -673,6 +702,7 @@ class Group:
             for entry in entries:
                 if entry.index > self.reflects and entry.kind in CONF_CHANGE_KINDS:
                     self.node.apply_conf_change(entry)
+                    self.revision = max(self.revision, revision_of(entry))
         if self.on_whole is not None:
             self._note_whole()
 
@@ -754,7 +784,9 @@ class Group:
         # Compared by identity, for a thousand groups that rest: a change makes a new one.
         if stored is None or membership is not self._stored_for:
             self._stored_for, conf_state = membership, membership.conf_state()
-            self._members_stored = stored = members_of(conf_state, reflects=self.reflects)
+            self._members_stored = stored = members_of(
+                conf_state, reflects=self.reflects, revision=self.revision
+            )
             items.append((MEMBERS_KEY, encode_members(stored)))
         if not items and self.applied == self.meta_applied:
             return None
@@ -810,6 +842,8 @@ def _config(
         async_storage_writes=True,
         pre_vote=True,
         check_quorum=True,
+        # One that was removed does not know it before it has applied that, and may be elected.
+        step_down_on_removal=True,
         quiet_heartbeats=True,
         is_linked=is_linked,
         batch_appends=True,

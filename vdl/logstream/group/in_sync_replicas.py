@@ -11,7 +11,8 @@ Rules:
   term and was caught up lately; it leaves when it lags for too long, or when its server is silent
   for longer than two election timeouts. A refused connection proves a dead process: it leaves at
   once. Between the bounds of joining (`JOIN_NS`) and of leaving the list does not change.
-* Learners, and replicas that are to be replaced, are not in sync.
+* Learners, and replicas that are to be replaced, are not in sync. One that leaves is, while it is
+  a voter: what was acknowledged may depend on it.
 * How many copies an entry has does not follow from this list but from the voters' durable match
   (`copied`). The list only says whether it is worth waiting for copies.
 
@@ -50,6 +51,8 @@ class Follower:
     caught_up_ns: int = NEVER_NS
     """Invariant: the replica holds all that the leader's log held then."""
     heard_ns: int = NEVER_NS
+    is_gone: bool = False
+    """Whether its server's process was proved dead since."""
 
 
 class InSync:
@@ -68,12 +71,12 @@ class InSync:
     @property
     def servers(self) -> tuple[int, ...]:
         """The servers that hold the in-sync replicas, in the order of the placement."""
-        return tuple(server_of(r) for r in self.group.placement if r in self.replicas)
+        return tuple(server_of(r) for r in self.group.listed if r in self.replicas)
 
     @property
     def is_whole(self) -> bool:
         """Whether all replicas there are to be are in sync."""
-        return len(self.replicas) == len(self.group.placement)
+        return len(self.replicas) == len(self.group.listed)
 
     def is_young(self, now_ns: int) -> bool:
         """Whether replicas that live may not have been heard of yet in this term."""
@@ -97,7 +100,7 @@ class InSync:
         raft = group.node.raft
         last, voters = raft.log.last_index, raft.membership.incoming
         found = []
-        for replica in group.placement:
+        for replica in group.listed:
             if replica == group.replica_id:
                 found.append(replica)
                 continue
@@ -118,6 +121,7 @@ class InSync:
                 follower.target, follower.target_ns = last, now_ns
             if is_heard(group, replica):
                 follower.heard_ns = now_ns
+                follower.is_gone = False
             if self._is_in_sync(replica, follower, now_ns, match=progress.match):
                 found.append(replica)
         before, self.replicas = self.replicas, frozenset(found)
@@ -126,7 +130,7 @@ class InSync:
     def _is_in_sync(
         self, replica: NodeId, follower: Follower, now_ns: int, *, match: Index
     ) -> bool:
-        if now_ns - follower.heard_ns > silence_ns(self._options):
+        if follower.is_gone or now_ns - follower.heard_ns > silence_ns(self._options):
             return False
         lag_ns = now_ns - follower.caught_up_ns
         lag_max_ns = self._options.replica_lag_max_ms * MS
@@ -134,11 +138,26 @@ class InSync:
             return lag_ns <= lag_max_ns
         return match >= self.group.node.raft.term_start and lag_ns <= min(JOIN_NS, lag_max_ns)
 
+    def times(self, replica: NodeId, clock: Clock) -> tuple[int, int]:
+        """(when the replica was last heard of, a time of which it holds all), ms since 1970 on this
+        server's clock; -1: not known."""
+        now_ms, now_ns = clock.wall_ms(), clock.now_ns()
+        if replica == self.group.replica_id:
+            return now_ms, now_ms
+        follower = self._followers.get(replica)
+        if follower is None:
+            return -1, -1
+        heard_ms, caught_up_ms = (
+            -1 if at_ns == NEVER_NS else now_ms - (now_ns - at_ns) // MS
+            for at_ns in (follower.heard_ns, follower.caught_up_ns)
+        )
+        return heard_ms, caught_up_ms
+
     def server_gone(self, server_id: int) -> bool:
         """The server's process is gone: its replica leaves at once; whether it was in sync."""
         for replica, follower in self._followers.items():
             if server_of(replica) == server_id:
-                follower.heard_ns = NEVER_NS
+                follower.is_gone = True
                 before = len(self.replicas)
                 self.replicas -= {replica}
                 return len(self.replicas) < before

@@ -26,7 +26,12 @@ from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas, copied
-from vdl.logstream.group.offset_for_time import TimedOffset, find_offset_for_time
+from vdl.logstream.group.offset_for_time import (
+    NO_TIME,
+    TimedOffset,
+    find_offset_for_time,
+    find_offset_of_largest_time,
+)
 from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.pending import Pending, take_late
 from vdl.logstream.group.producer_expiry import ProducerMarks
@@ -49,7 +54,7 @@ from vdl.state.partition import (
     PartitionState,
     encode_command,
 )
-from vdl.state.producers import Duplicate, Overlay
+from vdl.state.producers import ActiveProducer, Duplicate, Overlay
 
 DELETIONS_MAX = 100
 """Deletions of one partition that may wait to be applied."""
@@ -429,7 +434,7 @@ class LogStream:
         bytes_max: int,
         done: Callable[[storage.Slices | storage.StorageError], None],
     ) -> None:
-        """As `read`, from disk, off the loop."""
+        """As `read`, from disk, off the loop. `done` may be called before this returns."""
         group = self.group
         group.store.read_cold(group.log, offset, group.commit, bytes_max, done)
 
@@ -474,6 +479,40 @@ class LogStream:
 
         group.store.index_of_offset(group.log, start, found)
 
+    def producers(self) -> list[ActiveProducer]:
+        """The idempotent producers of committed batches, as this replica has applied them; by
+        id."""
+        return self.state.producers.active()
+
+    def stored_bytes(self, done: Callable[[int | storage.StorageError], None]) -> None:
+        """How many bytes of the log's committed entries this replica keeps."""
+
+        def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
+            done(spans if isinstance(spans, storage.StorageError) else sum(s.bytes for s in spans))
+
+        self.group.store.segment_spans(self.group.log, found)
+
+    def segment_starts(
+        self, done: Callable[[list[tuple[int, int]] | storage.StorageError], None]
+    ) -> None:
+        """Of each segment, oldest first: its first offset that is not deleted, and the largest
+        timestamp up to its end (ms, -1 while there is none)."""
+
+        def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
+            if isinstance(spans, storage.StorageError):
+                done(spans)
+                return
+            starts: list[tuple[int, int]] = []
+            start, newest_ms = self.log_start_offset, -1
+            for span in spans:
+                newest_ms = max(newest_ms, span.max_timestamp)
+                if span.end_offset > start:
+                    starts.append((start, newest_ms))
+                    start = span.end_offset
+            done(starts)
+
+        self.group.store.segment_spans(self.group.log, found)
+
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | storage.StorageError], None]
     ) -> None:
@@ -498,6 +537,21 @@ class LogStream:
         )
 
     # --- delete ------------------------------------------------------------------------------
+    def offset_of_largest_time(
+        self, done: Callable[[TimedOffset | storage.StorageError], None]
+    ) -> None:
+        """The first committed record, of those not deleted, that has the largest timestamp of all
+        (KIP-734)."""
+
+        def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
+            if isinstance(spans, storage.StorageError):
+                done(spans)
+            else:
+                bound_ms = max((span.max_timestamp for span in spans), default=NO_TIME)
+                find_offset_of_largest_time(bound_ms, self.offset_for_time, done)
+
+        self.group.store.segment_spans(self.group.log, found)
+
     def delete_records(
         self, offset: int, *, deadline_ns: int, done: Callable[[ErrorCode], None]
     ) -> None:

@@ -1,4 +1,5 @@
-"""Which offset belongs to a time: ListOffsets by timestamp (KIP-79).
+"""Which offset belongs to a time: ListOffsets by timestamp (KIP-79), and by the largest of all
+(KIP-734).
 
 The store knows the largest timestamp of every batch; the exact record is found by walking the one
 batch that must hold it. A batch may not: its header overstates, or that record is deleted. What
@@ -30,6 +31,9 @@ NO_OFFSET = TimedOffset(-1, -1, -1)
 
 WALK_BYTES = 1 << 20
 """How much is read behind a batch that has no such record."""
+
+NO_TIME = -1
+"""The timestamp of a record without one, and the least there is."""
 
 Done = Callable[[TimedOffset | storage.StorageError], None]
 
@@ -129,3 +133,39 @@ def find_offset_for_time(
             walked(None)
 
     search(0)
+
+
+def find_offset_of_largest_time(
+    bound_ms: int, find: Callable[[int, Done], None], done: Done
+) -> None:
+    """The first of the records with the largest timestamp. None has a later one than `bound_ms`;
+    `find` looks for the first at or after a time.
+
+    As a rule a record has the time that bounds all. If not, because that one is deleted or a header
+    overstates, the largest is found by halving: 63 questions at most.
+    """
+    low, high = NO_OFFSET, bound_ms
+
+    def ask(timestamp_ms: int) -> None:
+        find(timestamp_ms, partial(answered, timestamp_ms))
+
+    def answered(timestamp_ms: int, answer: TimedOffset | storage.StorageError) -> None:
+        nonlocal low, high
+        if isinstance(answer, storage.StorageError):
+            done(answer)
+            return
+        if answer.offset >= 0:
+            low = answer
+        else:
+            high = timestamp_ms
+        # No record has the time `high` or a later one; `low` is the first with its time or later.
+        if low.offset >= 0 and low.timestamp + 1 >= high:
+            done(low)
+        elif low.offset >= 0:
+            ask((low.timestamp + high) // 2)
+        elif high > NO_TIME:
+            ask(NO_TIME)
+        else:
+            done(NO_OFFSET)
+
+    ask(bound_ms)

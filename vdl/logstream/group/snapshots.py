@@ -23,6 +23,7 @@ from struct import Struct
 import cramjam
 import msgspec
 
+from raft.membership import decode_conf_change
 from raft.types import CONF_CHANGE_KINDS, ConfState, Entry
 from segments.api import INSTALLED_STATE_BYTES_MAX
 
@@ -51,6 +52,9 @@ class Members(msgspec.Struct, frozen=True, array_like=True):
     learners: tuple[int, ...] = ()
     learners_next: tuple[int, ...] = ()
     auto_leave: bool = False
+    revision: int = 0
+    """Up to which revision of what the members are to be the group has done its part: see
+    `vdl/state/reassignment.py`."""
 
     @property
     def conf_state(self) -> ConfState:
@@ -71,7 +75,7 @@ class SnapshotState(msgspec.Struct, frozen=True, array_like=True):
     items: Items
 
 
-def members_of(conf_state: ConfState, *, reflects: int) -> Members:
+def members_of(conf_state: ConfState, *, reflects: int, revision: int = 0) -> Members:
     """The core's form, with the index it was applied at."""
     return Members(
         reflects=reflects,
@@ -80,13 +84,27 @@ def members_of(conf_state: ConfState, *, reflects: int) -> Members:
         learners=conf_state.learners,
         learners_next=conf_state.learners_next,
         auto_leave=conf_state.auto_leave,
+        revision=revision,
     )
+
+
+def revision_of(entry: Entry) -> int:
+    """The revision that a membership change says the group has done its part of; 0 if it says
+    nothing."""
+    context = decode_conf_change(entry.data).context
+    return _REVISION.unpack(context)[0] if context else 0
+
+
+def revision_context(revision: int) -> bytes:
+    """What a membership change carries to say so."""
+    return _REVISION.pack(revision)
 
 
 DecodeError = msgspec.DecodeError
 """Bytes that are no snapshot, or no members, of this version."""
 
 _LENGTH = Struct("<I")
+_REVISION = Struct("<Q")
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 _MEMBERS = msgspec.msgpack.Decoder(Members)
 _SNAPSHOT = msgspec.msgpack.Decoder(SnapshotState)

@@ -5,6 +5,11 @@ membership changes of one replica each (thesis §4.1): whoever is to go is remov
 come is added as a learner, and made a voter once it has caught up (§4.2.1). Whatever the last
 leader got done, the next one goes on from there: nothing is kept but the group's own configuration.
 
+Who is to go because it is moved, and not because it is lost, is *leaving*: it holds what was
+acknowledged, and stays until all who are to be members have its place. Those that a reassignment
+adds become voters together, when all of them have caught up, so that a group does not wait for
+more voters than it needs to for as long as a copy takes.
+
 The catalog applied at the leader may for a while be older than the members: it may have restarted,
 or lag. Members with a later number than the wanted one of the same server tell; then it waits.
 
@@ -13,7 +18,7 @@ Must not know: why a member is replaced, messages, time.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 from raft.errors import Compacted, NotInMemory
 from raft.node import RawNode
@@ -28,26 +33,51 @@ CAUGHT_UP_BYTES = 1 << 20
 """Nor more than this, unless it is one entry."""
 
 
-def next_change(node: RawNode, wanted: Collection[NodeId]) -> ConfChangeSingle | None:
-    """The leader's next step towards the wanted voters; None when there is nothing to do now."""
+def next_change(
+    node: RawNode,
+    wanted: Collection[NodeId],
+    *,
+    leaving: Sequence[NodeId] = (),
+    adding: Collection[NodeId] = (),
+    may_come: Callable[[NodeId], bool] = lambda member: True,
+) -> ConfChangeSingle | None:
+    """The leader's next step towards the wanted voters; None when there is nothing to do now.
+    `leaving`: members that may stay for the time being. `adding`: those of `wanted` that a
+    reassignment brings. `may_come`: whether a replica can be added now."""
     membership = node.membership
-    if membership.is_joint or node.membership_changing or node.id not in wanted:
-        # A leader that is not wanted itself cannot do it: another one will.
+    if membership.is_joint or node.membership_changing:
+        return None
+    if node.id not in wanted and node.id not in leaving:
+        # A leader that was replaced itself cannot do it: another one will.
         return None
     members = membership.members()
     newest = {server_of(member): member for member in sorted(members)}
-    if any(newest.get(server_of(replica), NONE) > replica for replica in wanted):
+    if any(newest.get(server_of(replica), NONE) > replica for replica in (*wanted, *leaving)):
         return None
     for member in sorted(members):
-        if member not in wanted:
+        # A learner that leaves was cancelled: nothing depends on it.
+        if member not in wanted and (member not in leaving or member in membership.learners):
             return ConfChangeSingle(ConfChangeType.REMOVE_NODE, member)
     for member in sorted(wanted):
-        if member not in members:
+        if member not in members and may_come(member):
             return ConfChangeSingle(ConfChangeType.ADD_LEARNER_NODE, member)
+    have_come = all(is_caught_up(node, member) for member in adding)
     for member in sorted(membership.learners):
-        if is_caught_up(node, member):
+        if is_caught_up(node, member) and (have_come or member not in adding):
             return ConfChangeSingle(ConfChangeType.ADD_NODE, member)
+    if node.id in wanted and have_come and can_take_over(node, wanted):
+        # Those first that are of no use.
+        for member in sorted(leaving, key=lambda member: (is_caught_up(node, member), member)):
+            if member in members:
+                return ConfChangeSingle(ConfChangeType.REMOVE_NODE, member)
     return None
+
+
+def can_take_over(node: RawNode, wanted: Collection[NodeId]) -> bool:
+    """Whether all wanted are voters, and most of them miss little: the group goes on without those
+    that leave."""
+    caught_up = sum(is_caught_up(node, member) for member in wanted)
+    return node.membership.incoming.issuperset(wanted) and 2 * caught_up > len(wanted)
 
 
 def is_caught_up(node: RawNode, member: NodeId) -> bool:

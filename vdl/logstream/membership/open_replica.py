@@ -31,7 +31,13 @@ from vdl.logstream.group.group import Group, Owner
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import replica_id_of
 from vdl.logstream.group.recovery_throttle import RecoveryThrottle
-from vdl.logstream.group.snapshots import Items, Members, for_the_owner, members_of
+from vdl.logstream.group.snapshots import (
+    Items,
+    Members,
+    for_the_owner,
+    members_of,
+    revision_of,
+)
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.group.storage import as_entry
 from vdl.logstream.membership.replicas import Hosting, Placement
@@ -176,6 +182,7 @@ class Replay:
         self._owner = owner
         self._members = members
         self._membership: Membership = restored(members.conf_state)
+        self._revision = members.revision
         self._bytes_max = bytes_max
         self._then = then
 
@@ -196,8 +203,9 @@ class Replay:
         self._end(applied)
 
     def _end(self, applied: int) -> None:
-        reflects = self._members.reflects
-        self._then(applied, members_of(self._membership.conf_state(), reflects=reflects))
+        reflects, conf_state = self._members.reflects, self._membership.conf_state()
+        members = members_of(conf_state, reflects=reflects, revision=self._revision)
+        self._then(applied, members)
 
     def _read(self, applied: int, found: list[storage.StoredEntry] | storage.StorageError) -> None:
         if not self._wanted():
@@ -225,4 +233,5 @@ class Replay:
                 if entry.index > reflects and entry.kind in CONF_CHANGE_KINDS:
                     change = decode_conf_change(entry.data)
                     self._membership = changed(self._membership, change)
+                    self._revision = max(self._revision, revision_of(entry))
         return entries[-1].index

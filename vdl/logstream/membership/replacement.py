@@ -23,7 +23,9 @@ Must not know: how entries travel, what happens when.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -36,16 +38,22 @@ from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.group.state_group import Outcome
-from vdl.logstream.membership.conf_changes import as_change, next_change
+from vdl.logstream.membership.conf_changes import (
+    as_change,
+    is_caught_up,
+    next_change,
+)
+from vdl.logstream.membership.reassignment import Reassignment
 from vdl.logstream.membership.replicas import Replicas
+from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import CATALOG_GROUP, HostState
 from vdl.state.catalog import Catalog
 from vdl.state.commands import LostReplica, ReplaceReplicas, ReplaceServer
 
-LEARNERS_MAX = 16
-"""Partitions that may be bringing a new replica up at one time, of those a server leads. The
+PARTITIONS_MAX = 16
+"""Partitions that may be bringing new replicas up at one time, of those a server leads. The
 catalog and the coordinators do not count and do not wait: without them no server gets its
 partitions."""
 
@@ -87,9 +95,15 @@ class Replacement:
     """One server's part in it."""
 
     def __init__(
-        self, state: HostState, replicas: Replicas, liveness: Liveness, forwarding: Forwarding
+        self,
+        state: HostState,
+        replicas: Replicas,
+        liveness: Liveness,
+        forwarding: Forwarding,
+        transfers: Transfers,
     ) -> None:
         self._state = state
+        self._reassignment = Reassignment(state, forwarding, transfers)
         self._replicas = replicas
         self._liveness = liveness
         self._forwarding = forwarding
@@ -110,18 +124,23 @@ class Replacement:
         unsettled = [
             group for group in self._state.groups.values() if group.serving and not group.is_settled
         ]
-        learners = sum(self._catching_up(group) for group in unsettled)
+        busy = {group.group_id for group in unsettled if self._is_catching_up(group)}
         for group in unsettled:
-            change = next_change(group.node, group.placement)
+            if group.revision > group.wanted_revision:
+                continue  # the catalog here is older than what the group has done
+            change = next_change(
+                group.node,
+                group.placement,
+                leaving=group.leaving,
+                adding=group.adding,
+                may_come=partial(self._may_come, group, busy),
+            )
             if change is None:
+                if group.to_finish:
+                    self._reassignment.go_on(group)
                 continue
-            if change.type is ConfChangeType.ADD_LEARNER_NODE:
-                if not self._is_there(change.node_id):
-                    continue  # it would only hold a place
-                if group.owner.entries_are_state:
-                    if learners >= LEARNERS_MAX:
-                        continue
-                    learners += 1
+            if change.type is ConfChangeType.ADD_LEARNER_NODE and group.owner.entries_are_state:
+                busy.add(group.group_id)
             try:
                 group.node.propose_conf_change(as_change(change))
             except ProposalDropped:
@@ -133,13 +152,23 @@ class Replacement:
                 replica=change.node_id,
             )
             self._state.outbox.mark_dirty(group)
+        self._reassignment.finish()
         return bool(unsettled)
 
-    def _catching_up(self, group: Group) -> int:
-        """How many new replicas a led partition brings up just now."""
-        if not group.owner.entries_are_state:
-            return 0
-        return sum(map(self._is_there, group.node.membership.learners))
+    def _is_catching_up(self, group: Group) -> bool:
+        """Whether a led partition brings new replicas up just now. One that waits for others, or is
+        away, takes nothing."""
+        node = group.node
+        return group.owner.entries_are_state and any(
+            self._is_there(learner) and not is_caught_up(node, learner)
+            for learner in node.membership.learners
+        )
+
+    def _may_come(self, group: Group, busy: Collection[int], replica: NodeId) -> bool:
+        """Whether a replica can be added: else it would only hold a place. A partition that has one
+        of the places may bring up all of its replicas: they become voters together."""
+        has_place = group.group_id in busy or len(busy) < PARTITIONS_MAX
+        return self._is_there(replica) and (has_place or not group.owner.entries_are_state)
 
     def _is_there(self, replica: NodeId) -> bool:
         """Whether the replica's server runs, in the directory that the catalog knows."""
@@ -211,9 +240,7 @@ class Replacement:
     def _patience_for(self, halted: list[int]) -> float:
         """Nanoseconds. Groups of three that have no majority now may have one when another server
         is back; those of one or two never will, so at some time they are abandoned."""
-        largest = max(
-            (len(self._state.catalog.replicas(group_id)) for group_id in halted), default=0
-        )
+        largest = max((len(self._state.catalog.listed(group_id)) for group_id in halted), default=0)
         if not largest:
             return self._patience_ns
         return inf if largest > 2 else SMALL_GROUPS_PATIENCE * self._patience_ns

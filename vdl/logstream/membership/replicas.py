@@ -34,7 +34,8 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import Outbox, replica_id_of
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.state import CATALOG_GROUP, HostState
-from vdl.state.catalog import FIRST_REPLICA, GroupInfo, ReplicaInfo
+from vdl.state.catalog import FIRST_REPLICA, GroupInfo
+from vdl.state.reassignment import ReplicaInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Hosting(Protocol):
 
     def stop_group(self, group_id: int, *, deleted: bool) -> None:
         """Take a replica out of service, answering everyone who waits: its group is deleted, or
-        its successor comes."""
+        goes on without it, or its successor comes."""
 
     def replica_lost(self, log: storage.Log) -> None:
         """The log lost what it may have acknowledged: the replica never takes part again."""
@@ -234,7 +235,9 @@ class Replicas:
     def _delete(self, log: storage.Log) -> None:
         del self._logs[log.group_id]
         self._started.discard(log.group_id)
-        self._hosting.stop_group(log.group_id, deleted=True)
+        # A group that goes on elsewhere still has leaders, of whom this server tells clients.
+        is_gone = self._catalog.has_deleted(log.group_id)
+        self._hosting.stop_group(log.group_id, deleted=is_gone)
         self._store.delete_log(log.log_id)
         self.fed(log.group_id)
 

@@ -1,9 +1,10 @@
 """Which leaderships should move, and to whom (thesis §3.10).
 
-Four reasons to hand one over: this server stops; its disk is full; its disk hangs while the
-followers' disks keep the group alive; or the first replica of the placement, which should lead when
-it can, is back, has caught up and has no damaged entries left. The last happens in small batches,
-so that a server that comes back is not flooded by all its clients at once.
+Five reasons to hand one over: this server stops; its disk is full; its disk hangs while the
+followers' disks keep the group alive; its replica leaves the group; or the first replica of the
+placement, which should lead when it can, is back, has caught up and has no damaged entries left.
+The last happens in small batches, so that a server that comes back is not flooded by all its
+clients at once.
 
 A leadership goes to the first replica of its placement when that one can lead, else to the server
 that leads least of those that have all that is committed, or nearly: when a server with thousands
@@ -69,6 +70,12 @@ class Transfers:
         groups = self._groups.values()
         self._hand_out([g for g in groups if g.node.is_leader and g.node.commit > g.node.stable])
 
+    def hand_to_wanted(self, group: Group) -> None:
+        """This replica leaves the group: give the leadership to one that stays."""
+        transferee = self._best_transferee(group, {}, among=group.placement)
+        if transferee:
+            self._hand_over(group, transferee)
+
     def return_some(self) -> None:
         """Let some placements' first replicas lead again: called once a second. One that comes to
         nothing, because that replica's disk hangs, say, costs its producers an election timeout,
@@ -86,6 +93,26 @@ class Transfers:
             if attempt.due <= self._round and not self._leads(group_id):
                 del self._returned[group_id]  # it went, and stayed away
 
+    def hand_to_preferred(self, group_ids: Collection[int]) -> list[int]:
+        """Somebody asked that the first replicas of these groups' placements lead: begin with those
+        that are led here; the ids of those that cannot go, or are led elsewhere. One that the first
+        replica leads already is none of them."""
+        refused: list[int] = []
+        due: dict[int, Group] = {}
+        for group_id in group_ids:
+            group = self._groups.get(group_id)
+            if group is None or not group.node.is_leader:
+                refused.append(group_id)
+            elif group.placement[0] != group.replica_id:
+                due[group_id] = group
+        able = to_return(due, self._can_take) if due else []
+        for group in able:
+            del due[group.group_id]
+            self._hand_over(group, group.placement[0])
+        # One that is on its way to its placement's first replica need not be sent there again.
+        refused += [g for g, group in due.items() if group.node.transferring != group.placement[0]]
+        return refused
+
     def _tries(self, group: Group) -> int:
         attempt = self._returned.get(group.group_id)
         return 0 if attempt is None else attempt.wait
@@ -97,11 +124,13 @@ class Transfers:
     def _may_return(self, group: Group) -> bool:
         attempt = self._returned.get(group.group_id)
         is_due = attempt is None or attempt.due <= self._round
+        return is_due and self._can_take(group)
+
+    def _can_take(self, group: Group) -> bool:
+        """Whether the server of the placement's first replica could lead the group."""
         server, group_id = server_of(group.placement[0]), group.group_id
-        return (
-            is_due
-            and self._status.can_lead(server, group_id)
-            and not self._status.has_damage(server, group_id)
+        return self._status.can_lead(server, group_id) and not self._status.has_damage(
+            server, group_id
         )
 
     def _hand_out(self, groups: Collection[Group]) -> int:
@@ -114,9 +143,11 @@ class Transfers:
                 self._hand_over(group, transferee)
         return given.total()
 
-    def _best_transferee(self, group: Group, given: Mapping[int, int]) -> NodeId:
+    def _best_transferee(
+        self, group: Group, given: Mapping[int, int], among: Collection[NodeId] = ()
+    ) -> NodeId:
         """The live voter that is to lead a led group next, 0 when there is none. `given`:
-        leaderships by server that are on their way there already.
+        leaderships by server that are on their way there already. `among`: not empty, one of these.
 
         One without damage comes first, then one that misses little, as producers wait until it has
         the rest; among those the placement's first, then the one whose server leads least, then the
@@ -125,6 +156,8 @@ class Transfers:
         best, best_rank = 0, (False, False, False, 0, 0)
         for replica in sorted(group.node.membership.incoming):
             server = server_of(replica)
+            if among and replica not in among:
+                continue
             if replica == group.replica_id or not self._status.can_lead(server, group.group_id):
                 continue
             progress = group.node.progress(replica)

@@ -1,9 +1,9 @@
 """The commit index of partitions, sent to followers without haste.
 
-Nobody waits for it there: clients are served by leaders, and a new leader's own first entry tells
-it what is committed. So it travels with the next entries, and where none follow for a while, in
-messages without answers, those of all groups together. Sent by itself, for each commit, it would
-cost a leader with many groups as much as the entries do.
+Only consumers wait for it there that read from a follower in their rack, and they can: a new
+leader's own first entry tells it what is committed. So it travels with the next entries, and where
+none follow for a while, in messages without answers, those of all groups together. Sent by itself,
+for each commit, it would cost a leader with many groups as much as the entries do.
 
 State groups do not come here: a command that another server has proposed is answered there, once
 it is applied.

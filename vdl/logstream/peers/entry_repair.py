@@ -106,7 +106,7 @@ class EntryRepair:
             ranges = group.log.holes
             self._note_damaged(group, ranges[0])
             # A state of the past may know members of the past.
-            replicas = {*group.members, *group.placement}
+            replicas = {*group.members, *group.listed}
             others = {server_of(replica) for replica in replicas} - {self._state.server_id}
             if peers := sorted(others & self._state.alive.keys()):
                 reachable += [(group, damage, peers) for damage in ranges]

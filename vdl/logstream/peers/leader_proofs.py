@@ -56,11 +56,11 @@ class LeaderProofs:
         A list's acknowledgement is a server's; it speaks for the replica that the catalog lists
         there, not for one that went with its directory."""
         heard = 1
-        for replica in group.placement:
+        for replica in group.listed:
             if self.is_heard(group, replica):
                 group.node.peer_heard(replica)
                 heard += 1
-        return heard * 2 > len(group.placement)
+        return heard * 2 > len(group.listed)
 
     def is_heard(self, group: Group, replica: NodeId) -> bool:
         """Whether a group's leader heard from the server of that replica, in the directory the

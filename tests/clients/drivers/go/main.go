@@ -41,6 +41,7 @@ type command struct {
 	Topic       string   `json:"topic"`
 	Partition   int32    `json:"partition"`
 	Offset      int64    `json:"offset"`
+	Count       int      `json:"count"`
 }
 
 type record struct {
@@ -84,7 +85,8 @@ func main() {
 		"hello": d.hello, "produce": d.produce, "open": d.open, "subscribe": d.subscribe,
 		"subscribe_pattern": d.subscribePattern, "assign": d.assign, "poll": d.poll,
 		"pause": d.pause, "resume": d.resume, "seek": d.seek, "commit": d.commit,
-		"committed": d.committed, "delete_offsets": d.deleteOffsets, "close": d.close,
+		"committed": d.committed, "delete_offsets": d.deleteOffsets,
+		"create_partitions": d.createPartitions, "close": d.close,
 	}
 	lines := bufio.NewScanner(os.Stdin)
 	lines.Buffer(nil, lineBytesMax)
@@ -354,6 +356,28 @@ func (d *driver) deleteOffsets(c command) (answer, error) {
 		}
 	}
 	return answer{"errors": codes}, nil
+}
+
+func (d *driver) createPartitions(c command) (answer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	client, err := kgo.NewClient(kgo.SeedBrokers(d.seeds...))
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	found, err := kadm.NewClient(client).UpdatePartitions(ctx, c.Count, c.Topic)
+	if err != nil {
+		return nil, err
+	}
+	var refused *kerr.Error
+	if failure := found[c.Topic].Err; failure != nil && !errors.As(failure, &refused) {
+		return nil, failure
+	}
+	if refused != nil {
+		return answer{"error": refused.Code}, nil
+	}
+	return answer{"error": 0}, nil
 }
 
 func (d *driver) close(command) (answer, error) {

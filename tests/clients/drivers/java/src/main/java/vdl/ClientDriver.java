@@ -25,6 +25,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.regex.Pattern;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.DeleteConsumerGroupOffsetsResult;
+import org.apache.kafka.clients.admin.NewPartitions;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.InvalidOffsetException;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
@@ -99,6 +100,7 @@ public final class ClientDriver {
             case "commit" -> consumer.commitSync(CALL_TIMEOUT);
             case "committed" -> committed(command, answer);
             case "delete_offsets" -> deleteOffsets(command, answer);
+            case "create_partitions" -> createPartitions(command, answer);
             case "close" -> close();
             default -> throw new IllegalArgumentException(command.toString());
         }
@@ -221,6 +223,20 @@ public final class ClientDriver {
                     errors.add(Errors.forException(error.getCause()).code());
                 }
             }
+        }
+    }
+
+    private void createPartitions(JsonNode command, ObjectNode answer) throws Exception {
+        Map<String, Object> settings = new HashMap<>();
+        settings.put("bootstrap.servers", bootstrap);
+        settings.put("request.timeout.ms", 10_000);
+        settings.put("default.api.timeout.ms", (int) CALL_TIMEOUT.toMillis());
+        NewPartitions growth = NewPartitions.increaseTo(command.get("count").asInt());
+        try (Admin admin = Admin.create(settings)) {
+            admin.createPartitions(Map.of(command.get("topic").asText(), growth)).all().get();
+            answer.put("error", 0);
+        } catch (ExecutionException error) {
+            answer.put("error", Errors.forException(error.getCause()).code());
         }
     }
 

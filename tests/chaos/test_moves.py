@@ -1,0 +1,138 @@
+"""Partitions move among four servers under load, and servers die meanwhile."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chaos.conftest import Figure
+from tests.chaos.harness.cluster import wait_healthy
+from tests.chaos.harness.load import IDEMPOTENT, Load, assert_kept, read_back
+from tests.chaos.harness.replica_set import ReplicaSet
+from vdl.kafka.client import KafkaClient, Unreachable
+from vdl.kafka.wire import alter_partition_reassignments as alter
+from vdl.kafka.wire import list_partition_reassignments as listing
+from vdl.kafka.wire.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreateTopicsRequest,
+)
+from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
+
+TOPIC = "moving"
+PARTITIONS = 30
+ROUNDS = 4
+ACKS_BETWEEN = 100
+SECONDS_MAX = 60.0
+RNG_SEED = 7
+RETRIED = {6, 7, 41}
+"""Of a request whose catalog leader has just died."""
+
+
+@pytest.fixture
+def four_servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
+    """Four servers that serve: one more than a partition needs."""
+    servers = ReplicaSet(4)
+    is_over = False
+    try:
+        servers.up()
+        yield servers
+        is_over = True
+    finally:
+        servers.close(failed="" if is_over else request.node.name)
+
+
+def ask(servers: ReplicaSet, key: int, request: object) -> object:
+    """The answer of some server that runs."""
+    for server_id in servers.server_ids:
+        host, _, port = servers.address(server_id).rpartition(":")
+        try:
+            with KafkaClient(host, int(port), timeout_seconds=10.0) as client:
+                return client.request(key, request)
+        except Unreachable:
+            continue
+    raise AssertionError("no server answers")
+
+
+def create(servers: ReplicaSet) -> None:
+    placed = [CreatableReplicaAssignment(index, [1, 2, 3]) for index in range(PARTITIONS)]
+    request = CreateTopicsRequest([CreatableTopic(TOPIC, -1, -1, placed)], 10_000)
+    answer = ask(servers, 19, request)
+    assert answer.topics[0].error_code == 0, answer  # type: ignore[attr-defined]
+
+
+def move(servers: ReplicaSet, targets: dict[int, list[int]]) -> None:
+    partitions = [alter.ReassignablePartition(index, where) for index, where in targets.items()]
+    request = alter.AlterPartitionReassignmentsRequest(
+        5_000, True, [alter.ReassignableTopic(TOPIC, partitions)]
+    )
+    deadline = time.monotonic() + SECONDS_MAX
+    while True:
+        answer = ask(servers, 45, request)
+        assert isinstance(answer, alter.AlterPartitionReassignmentsResponse)
+        if answer.error_code not in RETRIED:
+            break
+        assert time.monotonic() < deadline, answer.error_message
+        time.sleep(0.2)
+    assert answer.error_code == 0, answer.error_message
+    assert {row.error_code for row in answer.responses[0].partitions} == {0}
+
+
+def moving(servers: ReplicaSet) -> int:
+    """How many partitions move."""
+    answer = ask(servers, 46, listing.ListPartitionReassignmentsRequest(5_000, None))
+    assert isinstance(answer, listing.ListPartitionReassignmentsResponse)
+    return sum(len(topic.partitions) for topic in answer.topics)
+
+
+def wait_moved(servers: ReplicaSet) -> float:
+    """Seconds until nothing moves."""
+    began = time.monotonic()
+    while moving(servers):
+        assert time.monotonic() - began < SECONDS_MAX, "replicas do not get on"
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def replicas(servers: ReplicaSet) -> dict[int, list[int]]:
+    request = MetadataRequest([MetadataRequestTopic(name=TOPIC)])
+    topic = ask(servers, 3, request).topics[0]  # type: ignore[attr-defined]
+    return {row.partition_index: row.replica_nodes for row in topic.partitions}
+
+
+def test_partitions_that_move_under_load_lose_nothing(
+    four_servers: ReplicaSet, figure: Figure
+) -> None:
+    """All partitions get other servers again and again; in every other round one is killed at some
+    point, and started again. Whatever was acknowledged is there, at its offset."""
+    rng = random.Random(RNG_SEED)
+    create(four_servers)
+    load = Load(four_servers.bootstrap, TOPIC, IDEMPOTENT)
+    load.start()
+    seen_moving = 0
+    try:
+        load.wait_acknowledged(ACKS_BETWEEN)
+        for number in range(ROUNDS):
+            targets = {index: rng.sample(range(1, 5), 3) for index in range(PARTITIONS)}
+            move(four_servers, targets)
+            seen_moving += moving(four_servers)
+            if number % 2:
+                victim = rng.randint(1, 4)
+                time.sleep(rng.random())
+                four_servers.kill(victim)
+                load.wait_acknowledged(ACKS_BETWEEN)
+                four_servers.up()
+            figure(f"round_{number + 1}_seconds", round(wait_moved(four_servers), 2))
+            assert replicas(four_servers) == targets
+            load.wait_acknowledged(ACKS_BETWEEN)
+        wait_healthy(four_servers)
+    finally:
+        load.stop()
+    assert load.failures == {}
+    assert seen_moving, "nobody could see that anything moved"
+    figure("acknowledged", len(load.acks))
+    figure("longest_gap_ms", round(load.longest_gap_ms(0, time.monotonic_ns())))
+    assert_kept(load, read_back(four_servers.bootstrap, TOPIC))

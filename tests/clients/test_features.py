@@ -1,0 +1,38 @@
+"""Finalised features, as an unmodified client sees and changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*_text is deprecated")
+"""kafka-python reads its schemas in a way that is going away."""
+
+FEATURE = "metadata.version"
+
+
+@pytest.fixture
+def admin(bootstrap: str) -> Iterator[Any]:
+    client = import_module("kafka.admin").KafkaAdminClient(bootstrap_servers=bootstrap.split(","))
+    yield client
+    client.close()
+
+
+def test_features_are_finalised_from_the_start(admin: Any) -> None:
+    """As soon as clients are served: all servers have said what they understand."""
+    feature = admin.describe_features()[FEATURE]
+    assert feature["finalized_epoch"] >= 1
+    _, highest = feature["supported"]
+    assert feature["finalized"] == (highest, highest)
+
+
+def test_level_that_no_server_understands_is_refused(admin: Any) -> None:
+    """By its name; and what was finalised stays."""
+    before = admin.describe_features()
+    with pytest.raises(import_module("kafka.errors").InvalidUpdateVersionError) as refused:
+        admin.update_features({FEATURE: 99})
+    assert FEATURE in str(refused.value)
+    assert admin.describe_features() == before

@@ -1,0 +1,58 @@
+"""What groups commit is read from `__consumer_offsets`, as monitors of Kafka read it."""
+
+from __future__ import annotations
+
+import time
+from struct import Struct
+
+from tests.clients.clients import Client
+from tests.clients.conftest import Drivers
+from tests.clients.scenarios import numbered, read
+from tests.clients.topics import Topics
+
+SECONDS = 30.0
+INTERNAL = "__consumer_offsets"
+
+
+def committed(key: bytes | None, value: bytes | None) -> tuple[str, str, int, int]:
+    """Group, topic, partition and offset of an OffsetCommitKey v1 and an OffsetCommitValue v3."""
+    assert key is not None
+    assert value is not None
+    (version,) = Struct(">h").unpack_from(key)
+    (size,) = Struct(">h").unpack_from(key, 2)
+    group, at = key[4 : 4 + size].decode(), 4 + size
+    (size,) = Struct(">h").unpack_from(key, at)
+    topic, at = key[at + 2 : at + 2 + size].decode(), at + 2 + size
+    (partition,) = Struct(">i").unpack(key[at:])
+    value_version, offset = Struct(">hq").unpack_from(value)
+    assert (version, value_version) == (1, 3)
+    return group, topic, partition, offset
+
+
+def test_commits_are_read_from_the_topic_of_offsets(
+    client: Client, drivers: Drivers, topics: Topics
+) -> None:
+    """From its beginning, and those that are made while it is read."""
+    driver, monitor = drivers.of(client, 2)
+    topic, group = topics.create("monitored"), topics.unused_name("group")
+    partitions = [(INTERNAL, p) for p in range(topics.partition_count(INTERNAL))]
+    driver.produce(numbered(topic, range(4)))
+    driver.open(group=group)
+    driver.ask("subscribe", topics=[topic])
+    read(driver, 4)
+    driver.ask("commit")
+    monitor.open(reset="earliest")
+    monitor.ask("assign", partitions=partitions)
+    for wanted in (4, 6):
+        if wanted == 6:
+            driver.produce(numbered(topic, range(4, 6)))
+            read(driver, 2)
+            driver.ask("commit")
+        deadline = time.monotonic() + SECONDS
+        found: list[tuple[str, str, int, int]] = []
+        while (group, topic, 0, wanted) not in found:
+            assert time.monotonic() < deadline, found
+            polled = monitor.poll()
+            found += [committed(record.key, record.value) for _, record in polled.records]
+    driver.ask("close")
+    monitor.ask("close")

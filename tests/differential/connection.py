@@ -1,0 +1,98 @@
+"""One connection to one server: a request in the version it is told, the decoded answer."""
+
+from __future__ import annotations
+
+import socket
+from struct import Struct
+from typing import Any
+
+from vdl.kafka.wire import header, registry
+
+CLIENT_ID = "differential"
+TIMEOUT_SECONDS = 10.0
+_LENGTH = Struct(">i")
+
+
+def key_of(message: Any) -> int:
+    """The API key of a request."""
+    return registry.KEYS[type(message).__name__.removesuffix("Request")]
+
+
+class Closed(Exception):
+    """The server closed the connection instead of answering."""
+
+
+class Connection:
+    """May be used for one request after another; `Closed` ends it."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._socket = socket.create_connection(address, timeout=TIMEOUT_SECONDS)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._correlation_id = 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def ask(self, message: Any, version: int) -> Any:
+        """The decoded response. Raises Closed, TimeoutError, and EncodeError when the version has
+        no place for what the message says."""
+        module = registry.module(key_of(message))
+        body = b"".join(module.encode_request(message, version))
+        answer = self.ask_raw(module.API_KEY, version, body)
+        return module.decode_response(answer, version)
+
+    def answer(self, message: Any, version: int) -> Any:
+        """The decoded response to what was sent before. Raises Closed, TimeoutError."""
+        module = registry.module(key_of(message))
+        return module.decode_response(self._answer(module.API_KEY, version), version)
+
+    def send(self, message: Any, version: int) -> None:
+        """A request that gets no answer, or whose answer is not waited for."""
+        module = registry.module(key_of(message))
+        body = b"".join(module.encode_request(message, version))
+        self._send(module.API_KEY, version, body)
+
+    def ask_raw(self, key: int, version: int, body: bytes) -> memoryview:
+        """The body of the answer to a body of bytes."""
+        self._send(key, version, body)
+        return self._answer(key, version)
+
+    def ask_frame(self, frame: bytes) -> bytes:
+        """The whole answer to a whole request, header and all. Raises Closed, TimeoutError."""
+        try:
+            self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
+        except OSError as error:
+            raise Closed from error
+        return bytes(self._receive())
+
+    def _answer(self, key: int, version: int) -> memoryview:
+        answer = self._receive()
+        is_flexible = header.response_header_is_flexible(key, version, registry.FLEXIBLE_FROM)
+        answered, start = header.decode_response_header(answer, is_flexible=is_flexible)
+        assert answered == self._correlation_id, (answered, self._correlation_id)
+        return answer[start:]
+
+    def _send(self, key: int, version: int, body: bytes) -> None:
+        self._correlation_id += 1
+        fields = header.RequestHeader(key, version, self._correlation_id, CLIENT_ID, 0)
+        is_flexible = version >= registry.FLEXIBLE_FROM.get(key, 32767)
+        frame = header.encode_request_header(fields, is_flexible=is_flexible) + body
+        try:
+            self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
+        except OSError as error:
+            raise Closed from error
+
+    def _receive(self) -> memoryview:
+        return memoryview(self._exactly(_LENGTH.unpack(self._exactly(_LENGTH.size))[0]))
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            try:
+                piece = self._socket.recv(size - len(data))
+            except ConnectionError as error:
+                raise Closed from error
+            if not piece:
+                raise Closed
+            data += piece
+        return bytes(data)

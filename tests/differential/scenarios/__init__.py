@@ -1,0 +1,1 @@
+"""What is asked: scenarios by family of APIs."""

@@ -1,0 +1,141 @@
+"""Topics of the tests, what is put into them and what is in them, by librdkafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Record:
+    """What a copy of a record has in common with it. `partition` and `timestamp_ms` -1: any."""
+
+    key: bytes | None
+    value: bytes | None
+    partition: int = -1
+    timestamp_ms: int = -1
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+class Topics:
+    """The topics of one cluster."""
+
+    def __init__(self, bootstrap: str, *, replication: int) -> None:
+        self.bootstrap = bootstrap
+        self.replication = replication
+        self._admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def create(self, *names: str, partitions: int = 4) -> None:
+        """Make topics, and wait until all of them have leaders."""
+        wanted = [
+            NewTopic(name, num_partitions=partitions, replication_factor=self.replication)
+            for name in names
+        ]
+        for made in self._admin.create_topics(wanted, request_timeout=TIMEOUT_SECONDS).values():
+            made.result()
+
+    def names(self) -> set[str]:
+        return set(self._admin.list_topics(timeout=TIMEOUT_SECONDS).topics)
+
+    def config(self, topic: str, name: str) -> str:
+        """A setting of a topic."""
+        asked = ConfigResource(ResourceType.TOPIC, topic)
+        (answer,) = self._admin.describe_configs([asked]).values()
+        return str(answer.result(TIMEOUT_SECONDS)[name].value)
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """Partition → committed offset of a group, of those partitions that have one."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": group})
+        try:
+            found = consumer.committed(self._partitions(topic), timeout=TIMEOUT_SECONDS)
+        finally:
+            consumer.close()
+        return {
+            partition.partition: partition.offset for partition in found if partition.offset >= 0
+        }
+
+    def produce(self, topic: str, records: Iterable[Record]) -> None:
+        """Append records and wait until all are acknowledged."""
+        failures: list[KafkaError] = []
+        producer = Producer(
+            {"bootstrap.servers": self.bootstrap, "enable.idempotence": True, "linger.ms": 5}
+        )
+
+        def delivered(error: KafkaError | None, message: object) -> None:
+            if error is not None:
+                failures.append(error)
+
+        for record in records:
+            fields: dict[str, Any] = {
+                "key": record.key,
+                "value": record.value,
+                "headers": list(record.headers),
+            }
+            if record.partition >= 0:
+                fields["partition"] = record.partition
+            if record.timestamp_ms >= 0:
+                fields["timestamp"] = record.timestamp_ms
+            while True:
+                try:
+                    producer.produce(topic, on_delivery=delivered, **fields)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        assert producer.flush(TIMEOUT_SECONDS) == 0
+        assert not failures, failures[0]
+
+    def read(self, topic: str) -> list[Record]:
+        """All that is in a topic, in the order of each partition."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": f"read-{topic}",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+            }
+        )
+        partitions = self._partitions(topic)
+        consumer.assign(partitions)
+        ended: set[int] = set()
+        found: list[Record] = []
+        try:
+            while len(ended) < len(partitions):
+                message = consumer.poll(TIMEOUT_SECONDS)
+                assert message is not None, f"nothing for {TIMEOUT_SECONDS} s from {topic}"
+                error = message.error()
+                if error is None:
+                    found.append(_record(message))
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    ended.add(message.partition() or 0)
+                else:
+                    raise AssertionError(error)
+        finally:
+            consumer.close()
+        return found
+
+    def _partitions(self, topic: str) -> list[TopicPartition]:
+        known = self._admin.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic].partitions
+        assert known, f"{topic} is not there"
+        return [TopicPartition(topic, number, OFFSET_BEGINNING) for number in sorted(known)]
+
+
+def last_values(records: Sequence[Record]) -> dict[bytes | None, bytes | None]:
+    """The last value of each key."""
+    return {record.key: record.value for record in records}
+
+
+def _record(message: Any) -> Record:
+    _kind, timestamp_ms = message.timestamp()
+    headers = tuple(message.headers() or ())
+    return Record(message.key(), message.value(), message.partition(), timestamp_ms, headers)

@@ -1,0 +1,96 @@
+"""Kafka Streams: a word count and a windowed join, whose state is in changelog topics."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from tests.ecosystem.programs import Program, classes, java
+from tests.ecosystem.records import Record, Topics, last_values
+
+LINES = 2_000
+WORDS = 300
+PAIRS = 400
+KEYS = 20
+WINDOW_MS = 10_000
+"""As in Topology.java."""
+FIRST_MS = 1_700_000_000_000
+SPAN_MS = 300_000
+
+
+def test_streams_counts_words_and_joins_over_a_restart(
+    topics: Topics, tmp_path: Path, log: Path
+) -> None:
+    """Half of the input; then the program ends and its local state is lost; then the other half.
+    All of the left side comes before: later pairs need what only a changelog still has."""
+    rng = random.Random(7)
+    topics.create("lines", "counts", "left", "right", "joined")
+    lines = [" ".join(f"w{rng.randrange(WORDS)}" for _ in range(8)) for _ in range(LINES)]
+    left, right = _events(rng, "l"), _events(rng, "r")
+    topics.produce("left", left)
+    state = tmp_path / "state"
+    command = java(
+        classes("java"), "vdl.Topology",
+        topics.bootstrap, "topology", str(state), str(topics.replication),
+    )  # fmt: skip
+    for begin, end in ((0.0, 0.5), (0.5, 1.0)):
+        topics.produce("lines", _records(lines[int(begin * LINES) : int(end * LINES)]))
+        topics.produce("right", right[int(begin * PAIRS) : int(end * PAIRS)])
+        counted = Counter(word for line in lines[: int(end * LINES)] for word in line.split())
+        joined = _joined(left, right[: int(end * PAIRS)])
+        shutil.rmtree(state, ignore_errors=True)
+        log.unlink(missing_ok=True)
+        with Program(command, log) as program:
+            program.wait_for("all words are counted", partial(_is_counted, topics, counted))
+            program.wait_for("all pairs are joined", partial(_is_joined, topics, len(joined)))
+            assert program.end_input() == 0
+            assert program.says("closed"), program.tail()
+        assert _counts(topics) == counted
+        assert sorted((r.key, r.value) for r in topics.read("joined")) == joined
+    policy = topics.config(
+        "topology-KSTREAM-AGGREGATE-STATE-STORE-0000000003-changelog", "cleanup.policy"
+    )
+    assert policy == "compact"
+
+
+def _records(lines: Sequence[str]) -> list[Record]:
+    return [Record(b"%d" % number, line.encode()) for number, line in enumerate(lines)]
+
+
+def _events(rng: random.Random, side: str) -> list[Record]:
+    return [
+        Record(
+            b"k%d" % rng.randrange(KEYS),
+            f"{side}{number}".encode(),
+            timestamp_ms=FIRST_MS + rng.randrange(SPAN_MS),
+        )
+        for number in range(PAIRS)
+    ]
+
+
+def _joined(left: Sequence[Record], right: Sequence[Record]) -> list[tuple[bytes, bytes]]:
+    """What the join has to give, each pair once."""
+    return sorted(
+        (one.key or b"", (one.value or b"") + b"|" + (other.value or b""))
+        for one in left
+        for other in right
+        if one.key == other.key and abs(one.timestamp_ms - other.timestamp_ms) <= WINDOW_MS
+    )
+
+
+def _counts(topics: Topics) -> Counter[str]:
+    """The last count of each word."""
+    found = last_values(topics.read("counts"))
+    return Counter({(key or b"").decode(): int(value or b"0") for key, value in found.items()})
+
+
+def _is_counted(topics: Topics, counted: Counter[str]) -> bool:
+    return _counts(topics) == counted
+
+
+def _is_joined(topics: Topics, pairs: int) -> bool:
+    return len(topics.read("joined")) >= pairs

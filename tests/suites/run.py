@@ -1,0 +1,151 @@
+"""`make suites`: other projects' own tests of a Kafka cluster, unmodified, against servers of ours.
+
+    python -m tests.suites.run                     all of them, each on servers of its own
+    python -m tests.suites.run librdkafka          some
+    python -m tests.suites.run javatools FILTER    one, and of it what matches the filter
+
+The suites are programs in the folder that SUITES names: `run_<suite> BOOTSTRAP [FILTER]`, which
+print `FAILED NAME (why)` and `skipped NAME (why)`, and at last `SUITE: N passed, N failed, N
+skipped`. Where the folder is missing nothing runs, and the command says so.
+
+`expected.toml` names each test that is known to fail, with its reason. The command fails when a
+test fails that is not named there, and when one that is named passes: so the list stays true.
+
+Must not know: what any of the tests does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos.harness.replica_set import ROOT, ReplicaSet
+
+FOLDER = Path(os.environ.get("SUITES") or ROOT.parent / "shared" / "suites")
+EXPECTED_FILE = Path(__file__).with_name("expected.toml")
+SUITES = ("librdkafka", "kafkapython", "javatools")
+SETTINGS = {"kafka.num.partitions": 4}
+"""Tests of librdkafka presume that a topic which says nothing has so many partitions."""
+
+_OUTCOME = re.compile(r"(FAILED|skipped) (.+?)(?: \((.*)|)$")
+_SUMMARY = re.compile(r"\w+: (\d+) passed, (\d+) failed, (\d+) skipped")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is known of one suite: test → reason."""
+
+    fails: dict[str, str] = field(default_factory=dict)
+    """Fails always. One that passes is an error of this list."""
+    may_fail: dict[str, str] = field(default_factory=dict)
+    """Fails at times, on Kafka as well."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one run of a suite came to."""
+
+    suite: str
+    passed: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    """Test → what the suite says about it."""
+    skipped: set[str] = field(default_factory=set)
+    is_complete: bool = False
+    """It said how many passed: without that the run itself broke down."""
+
+    def read(self, line: str) -> None:
+        """One line of what the suite prints."""
+        if found := _SUMMARY.fullmatch(line):
+            self.passed, self.is_complete = int(found[1]), True
+        elif found := _OUTCOME.fullmatch(line):
+            if found[1] == "FAILED":
+                self.failed[found[2]] = f"({found[3]}" if found[3] else ""
+            else:
+                self.skipped.add(found[2])
+
+    def problems(self, expected: Expected, *, is_whole: bool) -> list[str]:
+        """What makes the command fail. `is_whole`: no filter left anything out."""
+        found = [] if self.is_complete else [f"{self.suite}: did not say how many passed"]
+        known = expected.fails.keys() | expected.may_fail.keys()
+        found += [
+            f"{self.suite}: {name} fails and is not in {EXPECTED_FILE.name} {why}".rstrip()
+            for name, why in sorted(self.failed.items())
+            if name not in known
+        ]
+        if is_whole and self.is_complete:
+            found += [
+                f"{self.suite}: {name} is in {EXPECTED_FILE.name} and does not fail"
+                for name in sorted(expected.fails.keys() - self.failed.keys())
+            ]
+        return found
+
+
+def load_expected(path: Path = EXPECTED_FILE) -> dict[str, Expected]:
+    """The lists by suite."""
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {suite: Expected(**tables) for suite, tables in document.items()}
+
+
+def run_suite(suite: str, chosen: str) -> Outcome:
+    """Run one suite on servers just started; what it prints appears as it comes."""
+    servers = ReplicaSet(3)
+    outcome = Outcome(suite)
+    try:
+        servers.configure(SETTINGS)
+        servers.up()
+        command = [str(FOLDER / f"run_{suite}"), servers.bootstrap, *([chosen] if chosen else [])]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                outcome.read(line.rstrip())
+    finally:
+        servers.close(failed="" if outcome.is_complete else f"suite-{suite}")
+    return outcome
+
+
+def report(outcomes: Iterable[Outcome], expected: dict[str, Expected], *, is_whole: bool) -> int:
+    """Print what each came to and what is wrong with that; the exit code."""
+    problems: list[str] = []
+    print()
+    for outcome in outcomes:
+        known = expected.get(outcome.suite, Expected())
+        print(
+            f"{outcome.suite}: {outcome.passed} passed, {len(outcome.failed)} failed, "
+            f"{len(outcome.skipped)} skipped"
+        )
+        for name in sorted(outcome.failed):
+            reason = known.fails.get(name) or known.may_fail.get(name) or "NOT NAMED"
+            print(f"  {name}: {reason}")
+        problems += outcome.problems(known, is_whole=is_whole)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run other projects' tests of a Kafka cluster.")
+    parser.add_argument("suite", nargs="?", choices=SUITES, help="only this one")
+    parser.add_argument("filter", nargs="?", default="", help="of it, what matches")
+    arguments = parser.parse_args()
+    if not FOLDER.is_dir():
+        print(f"suites: skipped: there is no folder {FOLDER} (SUITES names another)")
+        return 0
+    outcomes = []
+    for suite in [arguments.suite] if arguments.suite else SUITES:
+        began = time.monotonic()
+        outcomes.append(run_suite(suite, arguments.filter))
+        print(f"{suite}: {time.monotonic() - began:.0f} s", flush=True)
+    return report(outcomes, load_expected(), is_whole=not arguments.filter)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

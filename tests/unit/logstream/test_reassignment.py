@@ -1,0 +1,344 @@
+"""Replicas move between servers: step by step, from any point on, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from raft.types import ConfChange, ConfChangeSingle, ConfChangeType
+from segments.memory import MemoryStore
+from tests.unit.logstream.conftest import Cluster
+from vdl.errors import ErrorCode
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import replica_id_of, server_of
+from vdl.logstream.membership.replacement import PARTITIONS_MAX
+from vdl.state.commands import (
+    AlterReassignments,
+    DeleteTopics,
+    FinishReassignments,
+    LostReplica,
+    Reassign,
+    ReplaceReplicas,
+)
+
+SERVERS = (1, 2, 3, 4, 5, 6)
+TOPIC = "events"
+
+
+@pytest.fixture
+def six() -> Cluster:
+    """Six servers; topics have their replicas on the first three."""
+    return Cluster(SERVERS)
+
+
+def move(cluster: Any, replicas: list[int] | None) -> ErrorCode:
+    change = Reassign(TOPIC, 0, replicas)
+    [(error, _)] = cluster.propose(AlterReassignments([change])).errors
+    assert isinstance(error, ErrorCode)
+    return error
+
+
+def holders(cluster: Any, group_id: int) -> list[int]:
+    """The servers whose directory has a log of the group, running or not."""
+    found = []
+    for server, node in sorted(cluster.nodes.items()):
+        store: MemoryStore = node.store
+        found += [server for log in store.logs.values() if log.group_id == group_id]
+    return found
+
+
+def group_on(cluster: Any, group_id: int, server: int) -> Group:
+    group = cluster.nodes[server].host.groups[group_id]
+    assert isinstance(group, Group)
+    return group
+
+
+def voters(cluster: Any, group_id: int) -> set[int]:
+    """By the group's leader."""
+    return {server_of(r) for r in cluster.leader(group_id).group.node.membership.incoming}
+
+
+def catalog(cluster: Any) -> Any:
+    """Of a server that runs."""
+    return next(n.host.catalog for n in cluster.nodes.values() if not n.clock.stopped)
+
+
+def until(cluster: Any, condition: Callable[[], bool], *, ms: int = 20_000) -> None:
+    for _ in range(ms // 5):
+        if condition():
+            return
+        cluster.run(5)
+    raise AssertionError("it did not come to that")
+
+
+def settled(cluster: Any, group_id: int) -> bool:
+    return not catalog(cluster).move(group_id).is_open
+
+
+def append(cluster: Any, group_id: int, count: int = 5) -> None:
+    """Records that are acknowledged."""
+    for _ in range(count):
+        fates = cluster.append(cluster.leader(group_id))
+        until(cluster, lambda fates=fates: bool(fates))
+        assert [fate.error for fate in fates] == [ErrorCode.NONE]
+
+
+def offsets(cluster: Any, group_id: int) -> dict[int, int]:
+    """Where the log ends on each server that runs a replica."""
+    return {
+        server: node.host.groups[group_id].node.next_offset()
+        for server, node in cluster.nodes.items()
+        if not node.clock.stopped and group_id in node.host.groups
+    }
+
+
+@pytest.mark.parametrize(
+    "replicas", [[1, 2, 4], [4, 1, 2], [4, 5, 6], [2], [3, 2], [1, 2, 3, 4, 5], [6]]
+)
+def test_members_become_the_ones_asked_for(six: Any, replicas: list[int]) -> None:
+    """More, fewer or all others; the leader may be one of those that go."""
+    group_id = six.create_topic()
+    append(six, group_id)
+    assert move(six, replicas) is ErrorCode.NONE
+    until(six, lambda: settled(six, group_id))
+    append(six, group_id)
+    six.run(1_000)
+    assert voters(six, group_id) == set(replicas)
+    assert holders(six, group_id) == sorted(replicas)
+    assert offsets(six, group_id) == dict.fromkeys(sorted(replicas), 10)
+    # The first one leads when it can, in a second or two.
+    until(six, lambda: server_of(six.leader(group_id).group.replica_id) == replicas[0])
+    assert group_on(six, group_id, replicas[0]).is_settled
+    six.run(2_000)
+    for node in six.nodes.values():
+        # Those that had a replica tell clients of the leader as all others do.
+        assert node.host.leader_of(group_id)[0] == replicas[0]
+        assert node.host.in_sync_of(group_id) == tuple(replicas)
+
+
+def test_leader_that_dies_at_any_time_leaves_all_that_was_acknowledged(six: Any) -> None:
+    """Whoever leads next goes on from what there is (thesis §4.1)."""
+    group_id = six.create_topic()
+    append(six, group_id, 3)
+    assert move(six, [4, 5, 6]) is ErrorCode.NONE
+    acknowledged = 3
+    for wait_ms in (30, 150, 220, 310, 90, 130, 450):
+        six.run(wait_ms)
+        leader = next(
+            (s for s, n in six.nodes.items() if (g := n.host.groups.get(group_id)) and g.serving),
+            0,
+        )
+        if leader:
+            six.nodes[leader].crash()
+            six.run(3_000)
+            append(six, group_id, 1)
+            acknowledged += 1
+            assert max(offsets(six, group_id).values()) == acknowledged
+            six.nodes[leader].start()
+    until(six, lambda: settled(six, group_id))
+    six.run(1_000)
+    assert voters(six, group_id) == {4, 5, 6}
+    assert holders(six, group_id) == [4, 5, 6]
+    assert offsets(six, group_id) == dict.fromkeys((4, 5, 6), acknowledged)
+
+
+def test_nobody_leaves_while_one_that_comes_is_down(six: Any) -> None:
+    """And nobody votes who came alone: the group needs no more votes than before."""
+    group_id = six.create_topic()
+    append(six, group_id)
+    six.nodes[6].crash()
+    move(six, [4, 5, 6])
+    six.run(5_000)
+    assert voters(six, group_id) == {1, 2, 3}
+    assert holders(six, group_id) == [1, 2, 3, 4, 5]
+    told = six.nodes[2].host.catalog.reassignment(group_id)
+    assert told.adding == [4, 5, 6]
+    six.nodes[6].start()
+    until(six, lambda: settled(six, group_id))
+    assert voters(six, group_id) == {4, 5, 6}
+
+
+def test_server_of_the_target_that_dies_midway_can_be_given_up(six: Any) -> None:
+    """A second alter takes the place of the first."""
+    group_id = six.create_topic()
+    append(six, group_id)
+    six.nodes[6].crash()
+    move(six, [4, 5, 6])
+    six.run(2_000)
+    assert move(six, [3, 4, 5]) is ErrorCode.NONE
+    until(six, lambda: settled(six, group_id))
+    assert voters(six, group_id) == {3, 4, 5}
+    six.nodes[6].start()
+    six.run(2_000)
+    assert holders(six, group_id) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("wait_ms", [0, 60, 250, 320, 400, 500, 620, 700])
+def test_cancelled_at_any_time_goes_back(six: Any, wait_ms: int) -> None:
+    group_id = six.create_topic()
+    append(six, group_id)
+    move(six, [4, 5, 6])
+    six.run(wait_ms)
+    is_over = settled(six, group_id)
+    error = move(six, None)
+    assert error is (ErrorCode.NO_REASSIGNMENT_IN_PROGRESS if is_over else ErrorCode.NONE)
+    assert six.nodes[1].host.catalog.reassignment(group_id) is None
+    until(six, lambda: settled(six, group_id))
+    six.run(1_000)
+    append(six, group_id)
+    there = {4, 5, 6} if is_over else {1, 2, 3}
+    assert voters(six, group_id) == there
+    until(six, lambda: holders(six, group_id) == sorted(there))
+    assert set(offsets(six, group_id).values()) == {10}
+
+
+def test_topic_deleted_midway_leaves_nothing(six: Any) -> None:
+    group_id = six.create_topic()
+    append(six, group_id)
+    move(six, [4, 5, 6])
+    six.run(250)
+    six.propose(DeleteTopics([TOPIC]))
+    six.run(1_000)
+    assert holders(six, group_id) == []
+    assert six.nodes[1].host.catalog.moves == {}
+
+
+def test_catalog_leader_that_dies_midway_is_made_good_by_the_next(six: Any) -> None:
+    group_id = six.create_topic()
+    append(six, group_id)
+    six.nodes[6].crash()
+    move(six, [4, 5, 6])
+    six.run(500)
+    led_by = six.nodes[1].host.leader_of(0)[0]
+    if led_by != 6:
+        six.nodes[led_by].crash()
+    six.nodes[6].start()
+    six.run(4_000)
+    if led_by != 6:
+        six.nodes[led_by].start()
+    until(six, lambda: settled(six, group_id))
+    six.run(2_000)
+    assert voters(six, group_id) == {4, 5, 6}
+    assert holders(six, group_id) == [4, 5, 6]
+
+
+def test_replica_that_is_lost_while_others_come_is_replaced_at_once(six: Any) -> None:
+    """Not when all have come: until then one more would be one too many."""
+    group_id = six.create_topic()
+    append(six, group_id)
+    six.nodes[6].crash()
+    move(six, [1, 2, 6])
+    six.run(1_000)
+    directory_id = six.nodes[2].store.directory_id
+    six.propose(ReplaceReplicas(2, directory_id, [LostReplica(group_id, 1)]))
+    six.run(3_000)
+    successor = replica_id_of(2, 2)
+    assert successor in six.leader(group_id).group.node.membership.incoming
+    assert voters(six, group_id) == {1, 2, 3}
+    six.nodes[6].start()
+    until(six, lambda: settled(six, group_id))
+    assert voters(six, group_id) == {1, 2, 6}
+
+
+def test_leader_with_an_older_catalog_takes_nobody_back_in(six: Any) -> None:
+    """What the log says is done is done: the replicas that left are about to be deleted."""
+    group_id = six.create_topic()
+    append(six, group_id)
+    move(six, [1, 2, 4])
+    until(six, lambda: settled(six, group_id))
+    leader = six.leader(group_id).group
+    assert leader.revision == leader.wanted_revision == 1
+    # As it was before, in a server that lags.
+    leader.wanted_revision = 0
+    leader.placement = tuple(replica_id_of(server, 1) for server in (1, 2, 3))
+    six.run(2_000)
+    assert voters(six, group_id) == {1, 2, 4}
+    for server in (1, 2, 4):
+        assert group_on(six, group_id, server).revision == 1
+        six.nodes[server].store.checkpoint()
+    six.run(1_000)
+    for server in (1, 2, 4):
+        six.nodes[server].crash()
+        six.nodes[server].start()
+    six.run(3_000)
+    assert group_on(six, group_id, 2).revision == 1
+
+
+class ToldCatalog:
+    """Takes the place of a server's `Forwarding`, and looks at the group when the catalog is told
+    that it has done its part."""
+
+    def __init__(self, cluster: Any, server: int, group_id: int) -> None:
+        self._cluster = cluster
+        self._server = server
+        self._group_id = group_id
+        self._propose = cluster.nodes[server].host._forwarding.propose
+        self.knew: list[int] = []
+        """How many disks of members knew that all changes before the last one are committed."""
+
+    def propose(self, command: Any, **rest: Any) -> None:
+        assert isinstance(command, FinishReassignments)
+        leader = group_on(self._cluster, self._group_id, self._server)
+        assert leader.revision == command.moves[0].revision
+        assert leader.node.membership.incoming == frozenset(leader.placement)
+        last = leader.node.raft.membership_index
+        members = [
+            group_on(self._cluster, self._group_id, s)
+            for s in voters(self._cluster, self._group_id)
+        ]
+        self.knew.append(sum(g.log.hard_state.commit >= last - 1 for g in members))
+        self._propose(command, **rest)
+
+
+def test_catalog_is_told_only_what_is_in_the_groups_log(six: Any) -> None:
+    """Members of which the leader dies then know of the removals before it: none of them waits for
+    the vote of a replica that is deleted."""
+    group_id = six.create_topic()
+    append(six, group_id)
+    told = {server: ToldCatalog(six, server, group_id) for server in SERVERS}
+    for server, node in six.nodes.items():
+        node.host._replacement._reassignment._forwarding = told[server]
+    move(six, [4, 5, 6])
+    until(six, lambda: settled(six, group_id))
+    knew = [count for one in told.values() for count in one.knew]
+    assert knew
+    assert all(count >= 2 for count in knew)
+
+
+def test_removed_leader_that_did_not_know_steps_down(six: Any) -> None:
+    """It may be elected before it has heard that it is no member; it must not stay in office."""
+    group_id = six.create_topic()
+    append(six, group_id)
+    leader = six.leader(group_id).group
+    for server in (1, 2, 3):
+        group_on(six, group_id, server).wanted_revision = -1  # nobody mends it
+    change = ConfChangeSingle(ConfChangeType.REMOVE_NODE, leader.replica_id)
+    leader.node.propose_conf_change(ConfChange(changes=(change,)))
+    six.nodes[server_of(leader.replica_id)].host.mark_dirty(leader)
+    six.run(50)
+    assert not leader.node.is_leader
+    six.run(3_000)
+    assert six.leader(group_id).group is not leader
+    append(six, group_id)
+
+
+def test_many_that_move_at_once_do_not_wait_for_one_another(make_cluster: Any) -> None:
+    """Places are given to partitions, not to replicas: with each replica in a place of its own no
+    partition might get all of its own. One that waits for a server that is away holds none."""
+    many = make_cluster(SERVERS)
+    names = [f"t{number}" for number in range(PARTITIONS_MAX + 4)]
+    groups = [many.create_topic(name) for name in names]
+    for group_id in groups:
+        append(many, group_id, 1)
+    many.nodes[6].crash()
+    waiting, others = names[:PARTITIONS_MAX], names[PARTITIONS_MAX:]
+    changes = [Reassign(name, 0, [4, 5, 6]) for name in waiting]
+    many.propose(AlterReassignments(changes))
+    many.run(3_000)
+    many.propose(AlterReassignments([Reassign(name, 0, [1, 4, 5]) for name in others]))
+    until(many, lambda: all(settled(many, group_id) for group_id in groups[PARTITIONS_MAX:]))
+    many.nodes[6].start()
+    until(many, lambda: all(settled(many, group_id) for group_id in groups))
+    assert all(voters(many, group_id) == {4, 5, 6} for group_id in groups[:PARTITIONS_MAX])

@@ -1,0 +1,182 @@
+"""ElectLeaders (key 43): have the preferred leaders of partitions lead (KIP-183).
+
+v1 names the kind of election (KIP-460), v2 is flexible. The preferred leader is the first replica
+of the placement. It is elected by a transfer of the leadership, which the server that leads is
+asked for and may refuse: the replica is not there, has not caught up, or is damaged. A partition
+is answered when this server sees the preferred replica lead.
+
+An unclean election would lose acknowledged records. No replica here is eligible for one, so who
+asks is told so, and nothing is done. As in Kafka, a request for all partitions is answered without
+those that need no election.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+
+from vdl.clock import MS
+from vdl.errors import ErrorCode
+from vdl.kafka.answer import Later
+from vdl.kafka.context import RequestContext
+from vdl.kafka.leaders import when_led_by
+from vdl.kafka.wire.elect_leaders import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+)
+
+_REQUEST_ERROR_FROM = 1
+_PATIENCE_NS = 10_000 * MS
+"""A transfer that takes longer has come to nothing."""
+
+
+class ElectionType(IntEnum):
+    """Who may be elected."""
+
+    PREFERRED = 0
+    UNCLEAN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """A partition whose leader was asked to hand over."""
+
+    group_id: int
+    preferred: int
+    result: PartitionResult
+
+
+def handle_elect_leaders(
+    ctx: RequestContext, request: ElectLeadersRequest
+) -> ElectLeadersResponse | Later:
+    """Each partition has its own answer. Null asks for all partitions."""
+    if request.election_type not in ElectionType.__members__.values():
+        return fail_elect_leaders(request, ctx.api_version, ErrorCode.INVALID_REQUEST)
+    kind = ElectionType(request.election_type)
+    response = ElectLeadersResponse()
+    by_leader: dict[int, list[_Awaited]] = {}
+    for name, indexes in _asked(ctx, request):
+        answered = ReplicaElectionResult(topic=name)
+        response.replica_election_results.append(answered)
+        for index in indexes:
+            result = PartitionResult(index, ErrorCode.NONE, None)
+            leader, awaited = _begin(ctx, kind, name, result)
+            if request.topic_partitions is None and result.error_code == (
+                ErrorCode.ELECTION_NOT_NEEDED
+            ):
+                continue
+            answered.partition_result.append(result)
+            if awaited is not None:
+                by_leader.setdefault(leader, []).append(awaited)
+    if not by_leader:
+        return response
+    later = Later()
+    _ask_leaders(ctx, request, response, by_leader, later)
+    return later
+
+
+def fail_elect_leaders(
+    request: ElectLeadersRequest, version: int, code: ErrorCode
+) -> ElectLeadersResponse:
+    """`code` for each partition, and for the request where the version has a place for that."""
+    return ElectLeadersResponse(
+        error_code=code if version >= _REQUEST_ERROR_FROM else ErrorCode.NONE,
+        replica_election_results=[
+            ReplicaElectionResult(
+                topic.topic, [PartitionResult(index, code, None) for index in topic.partitions]
+            )
+            for topic in request.topic_partitions or ()
+        ],
+    )
+
+
+def _asked(
+    ctx: RequestContext, request: ElectLeadersRequest
+) -> Iterator[tuple[str, list[int] | range]]:
+    if request.topic_partitions is not None:
+        yield from ((topic.topic, topic.partitions) for topic in request.topic_partitions)
+        return
+    for name, topic in sorted(ctx.server.host.catalog.topics.items()):
+        yield name, range(len(topic.partitions))
+
+
+def _begin(
+    ctx: RequestContext, kind: ElectionType, name: str, result: PartitionResult
+) -> tuple[int, _Awaited | None]:
+    """The present leader, and the partition if that is to hand over; else `result` says why it is
+    not."""
+    host = ctx.server.host
+    index = result.partition_id
+    topic = host.catalog.topics.get(name)
+    if topic is None or not 0 <= index < len(topic.partitions):
+        result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        result.error_message = f"no partition {index} of a topic '{name}'"
+        return -1, None
+    group_id = topic.partitions[index]
+    leader, _term = host.leader_of(group_id)
+    preferred = host.catalog.groups[group_id].replicas[0].server_id
+    if leader == preferred or (kind is ElectionType.UNCLEAN and leader >= 0):
+        result.error_code = ErrorCode.ELECTION_NOT_NEEDED
+        result.error_message = f"server {leader} leads"
+    elif kind is ElectionType.UNCLEAN:
+        result.error_code = ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+        result.error_message = "unclean elections would lose acknowledged records"
+    elif leader < 0 or preferred not in host.in_sync_of(group_id):
+        _refuse(result, preferred)
+    else:
+        return leader, _Awaited(group_id, preferred, result)
+    return leader, None
+
+
+def _refuse(result: PartitionResult, preferred: int) -> None:
+    result.error_code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+    result.error_message = f"server {preferred} cannot take over now"
+
+
+def _ask_leaders(
+    ctx: RequestContext,
+    request: ElectLeadersRequest,
+    response: ElectLeadersResponse,
+    by_leader: dict[int, list[_Awaited]],
+    later: Later,
+) -> None:
+    server = ctx.server
+    deadline_ns = min(ctx.deadline_ns(request.timeout_ms), ctx.received_ns + _PATIENCE_NS)
+    waiting: list[_Awaited] = []
+    unasked = set(by_leader)
+
+    def leads(one: _Awaited) -> bool:
+        return server.host.leader_of(one.group_id)[0] == one.preferred
+
+    def asked(leader: int, refused: frozenset[int] | None) -> None:
+        for one in by_leader[leader]:
+            if refused is None or one.group_id not in refused:
+                waiting.append(one)
+            elif not leads(one):
+                _refuse(one.result, one.preferred)
+        unasked.discard(leader)
+        if not unasked:
+            wanted = [(one.group_id, one.preferred) for one in waiting]
+            when_led_by(server, wanted, deadline_ns=deadline_ns, later=later, done=finish)
+
+    def asked_in_a_step(leader: int, refused: frozenset[int] | None) -> None:
+        later.run(partial(asked, leader, refused))
+
+    def finish() -> None:
+        for one in waiting:
+            if not leads(one):
+                one.result.error_code = ErrorCode.REQUEST_TIMED_OUT
+                one.result.error_message = f"server {one.preferred} has not been seen to lead yet"
+        later.complete(response)
+
+    for leader, awaited in sorted(by_leader.items()):
+        server.host.elect_preferred(
+            leader,
+            [one.group_id for one in awaited],
+            deadline_ns=deadline_ns,
+            done=partial(asked_in_a_step, leader),
+        )

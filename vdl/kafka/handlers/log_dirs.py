@@ -1,0 +1,127 @@
+"""DescribeLogDirs (key 35) and AlterReplicaLogDirs (34): where this server keeps its replicas.
+
+DescribeLogDirs: v1 the lag of replicas (KIP-113), v3 an error for the request, v4 size and room of
+the file system (KIP-827), v5 whether a directory takes no new replicas, which none here does.
+
+A server has one data directory. A replica that is to be moved into it is there; any other directory
+is unknown. Sizes are those of committed entries. The lag of a replica is what Kafka calls that: how
+far its end lies behind the high watermark it knows. Here no replica knows of a later one than its
+end.
+
+Must not know: how sizes are found.
+"""
+
+from __future__ import annotations
+
+from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.answer import Later, Unbuilt
+from vdl.kafka.context import RequestContext
+from vdl.kafka.error_map import code_of
+from vdl.kafka.handlers.partitions import find_topic, partition_group
+from vdl.kafka.log_sizes import Sizes
+from vdl.kafka.wire.alter_replica_log_dirs import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
+)
+from vdl.kafka.wire.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+
+
+def handle_describe_log_dirs(ctx: RequestContext, request: DescribeLogDirsRequest) -> Later:
+    """The one directory, with the replicas asked for that are in it; null asks for all."""
+    later = Later()
+    wanted: dict[str, set[int]] | None = None
+    if request.topics is not None:
+        wanted = {}
+        for topic in request.topics:
+            wanted.setdefault(topic.topic, set()).update(topic.partitions)
+
+    def found(sizes: Sizes) -> None:
+        later.run(lambda: later.complete(Unbuilt(lambda: _description(ctx, wanted, sizes))))
+
+    ctx.server.log_sizes.look_up(found)
+    return later
+
+
+def _description(
+    ctx: RequestContext, wanted: dict[str, set[int]] | None, sizes: Sizes
+) -> DescribeLogDirsResponse:
+    result = DescribeLogDirsResult(
+        log_dir=ctx.server.log_directory,
+        total_bytes=sizes.total_bytes,
+        usable_bytes=sizes.usable_bytes,
+    )
+    if sizes.error is not None:
+        result.error_code = code_of(sizes.error)
+        return DescribeLogDirsResponse(results=[result])
+    topics = ctx.server.host.catalog.topics
+    names = topics if wanted is None else [name for name in wanted if name in topics]
+    for name in sorted(names):
+        groups = topics[name].partitions
+        indexes = range(len(groups)) if wanted is None else sorted(wanted[name])
+        partitions = [
+            DescribeLogDirsPartition(index, sizes.by_group[groups[index]])
+            for index in indexes
+            if 0 <= index < len(groups) and groups[index] in sizes.by_group
+        ]
+        if partitions:
+            result.topics.append(DescribeLogDirsTopic(name, partitions))
+    return DescribeLogDirsResponse(results=[result])
+
+
+def handle_alter_replica_log_dirs(
+    ctx: RequestContext, request: AlterReplicaLogDirsRequest
+) -> AlterReplicaLogDirsResponse:
+    """Each replica that is to be in the one directory is. One named twice has one answer, that for
+    the last directory named."""
+    answers: dict[str, dict[int, ErrorCode]] = {}
+    for directory in request.dirs:
+        for topic in directory.topics:
+            for index in topic.partitions:
+                error = _move(ctx, directory.path, topic.name, index)
+                answers.setdefault(topic.name, {})[index] = error
+    return AlterReplicaLogDirsResponse(
+        results=[
+            AlterReplicaLogDirTopicResult(
+                name,
+                [AlterReplicaLogDirPartitionResult(index, error) for index, error in found.items()],
+            )
+            for name, found in answers.items()
+        ]
+    )
+
+
+def _move(ctx: RequestContext, path: str, topic_name: str, index: int) -> ErrorCode:
+    if path != ctx.server.log_directory:
+        return ErrorCode.LOG_DIR_NOT_FOUND
+    topic = find_topic(ctx, topic_name)
+    if topic is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    try:
+        stream = ctx.server.host.stream(partition_group(topic, index))
+    except KafkaError as error:
+        return error.code
+    return ErrorCode.NONE if stream is not None else ErrorCode.REPLICA_NOT_AVAILABLE
+
+
+def fail_alter_replica_log_dirs(
+    request: AlterReplicaLogDirsRequest, _version: int, code: ErrorCode
+) -> AlterReplicaLogDirsResponse:
+    """`code` for each partition."""
+    return AlterReplicaLogDirsResponse(
+        results=[
+            AlterReplicaLogDirTopicResult(
+                topic.name,
+                [AlterReplicaLogDirPartitionResult(index, code) for index in topic.partitions],
+            )
+            for directory in request.dirs
+            for topic in directory.topics
+        ]
+    )

@@ -1,0 +1,123 @@
+"""GetTelemetrySubscriptions (key 71) v0, PushTelemetry (72) v0: metrics of clients (KIP-714).
+
+A push is decompressed and read in a thread, within bounds; what cannot be read is INVALID_RECORD,
+after which a client stops pushing.
+
+Must not know: what is done with the numbers.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.answer import Later
+from vdl.kafka.context import RequestContext
+from vdl.kafka.otlp import BadMetrics, Point, read_points
+from vdl.kafka.wire.get_telemetry_subscriptions import (
+    GetTelemetrySubscriptionsRequest,
+    GetTelemetrySubscriptionsResponse,
+)
+from vdl.kafka.wire.push_telemetry import PushTelemetryRequest, PushTelemetryResponse
+from vdl.records.compression import Compression, CorruptCompression, decompress
+
+ACCEPTED = (Compression.ZSTD, Compression.LZ4, Compression.GZIP, Compression.SNAPPY)
+_NO_INSTANCE = bytes(16)
+
+
+def _says(ctx: RequestContext, instance_id: bytes) -> dict[str, str]:
+    """What a client says of itself, by what subscriptions select by."""
+    connection = ctx.connection
+    return {
+        "client_id": ctx.client_id,
+        "client_instance_id": str(UUID(bytes=instance_id)),
+        "client_software_name": connection.client_software_name,
+        "client_software_version": connection.client_software_version,
+        "client_source_address": connection.peer_host,
+        "client_source_port": str(connection.peer_port),
+    }
+
+
+def handle_get_telemetry_subscriptions(
+    ctx: RequestContext, request: GetTelemetrySubscriptionsRequest
+) -> GetTelemetrySubscriptionsResponse:
+    """What to push, how often; a client that has no instance id yet gets one."""
+    server = ctx.server
+    instance_id = bytes(request.client_instance_id)
+    if instance_id == _NO_INSTANCE:
+        instance_id = UUID(bytes=server.random_bytes(16), version=4).bytes
+    try:
+        asked = server.client_metrics.ask(
+            instance_id, _says(ctx, instance_id), server.host.catalog.resources, ctx.received_ns
+        )
+    except KafkaError as error:
+        return GetTelemetrySubscriptionsResponse(error_code=error.code)
+    return GetTelemetrySubscriptionsResponse(
+        client_instance_id=instance_id,
+        subscription_id=asked.subscription_id,
+        accepted_compression_types=list(ACCEPTED),
+        push_interval_ms=asked.interval_ms,
+        telemetry_max_bytes=server.config.telemetry_max_bytes,
+        delta_temporality=True,
+        requested_metrics=list(asked.metrics),
+    )
+
+
+def handle_push_telemetry(
+    ctx: RequestContext, request: PushTelemetryRequest
+) -> PushTelemetryResponse | Later:
+    """Take a client's metrics."""
+    server, metrics = ctx.server, ctx.server.client_metrics
+    try:
+        interval_ms = _check(ctx, request)
+    except KafkaError as error:
+        metrics.pushes_refused += 1
+        return PushTelemetryResponse(error_code=error.code)
+    metrics.pushes += 1
+    if not request.metrics:
+        return PushTelemetryResponse()
+    data, codec = bytes(request.metrics), Compression(request.compression_type)
+    later = Later()
+
+    def read() -> list[Point] | ErrorCode:
+        try:
+            return read_points(decompress(codec, data))
+        except (CorruptCompression, BadMetrics):
+            return ErrorCode.INVALID_RECORD
+
+    def done(points: list[Point] | ErrorCode | BaseException) -> None:
+        if isinstance(points, BaseException):
+            later.complete(points)
+        elif isinstance(points, ErrorCode):
+            metrics.pushes_refused += 1
+            later.complete(PushTelemetryResponse(error_code=points))
+        else:
+            metrics.take(
+                ctx.client_id, points, now_ns=server.clock.now_ns(), interval_ms=interval_ms
+            )
+            later.complete(PushTelemetryResponse())
+
+    server.compute(read, done)
+    return later
+
+
+def _check(ctx: RequestContext, request: PushTelemetryRequest) -> int:
+    """The interval of the client, which may push. Raises KafkaError, in Kafka's order."""
+    server = ctx.server
+    instance_id = bytes(request.client_instance_id)
+    if instance_id == _NO_INSTANCE:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "no client instance id")
+    interval_ms = server.client_metrics.check_push(
+        instance_id,
+        _says(ctx, instance_id),
+        server.host.catalog.resources,
+        ctx.received_ns,
+        subscription_id=request.subscription_id,
+        is_terminating=request.terminating,
+    )
+    if request.compression_type not in (Compression.NONE, *ACCEPTED):
+        server.client_metrics.refused_compression(instance_id)
+        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "unknown compression type")
+    if len(request.metrics) > server.config.telemetry_max_bytes:
+        raise KafkaError(ErrorCode.TELEMETRY_TOO_LARGE, "more than telemetry.max.bytes")
+    return interval_ms

@@ -1,0 +1,170 @@
+"""Numbers out of OpenTelemetry's MetricsData, as clients push them (KIP-714), within bounds.
+
+Only what is exported is read: name, kind and points of sums and gauges, with the attributes of the
+points. Histograms and summaries are skipped. The layout is protobuf's, by opentelemetry-proto 1.x:
+
+```
+MetricsData      1 ResourceMetrics*       Metric           1 name, 5 Gauge, 7 Sum
+ResourceMetrics  2 ScopeMetrics*          Gauge, Sum       1 NumberDataPoint*
+ScopeMetrics     2 Metric*                Sum              2 temporality (1 delta), 3 is monotonic
+NumberDataPoint  4 as double, 6 as int (both 8 bytes), 7 KeyValue*
+KeyValue         1 key, 2 AnyValue        AnyValue         1 string, 2 bool, 3 int, 4 double
+```
+
+Must not know: who pushed it, what is done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple
+
+from vdl.errors import VdlError
+
+POINTS_MAX = 2_000
+"""Points of one push; what is behind them is not read."""
+TEXT_CHARS_MAX = 256
+"""Of a name, and of all attributes of a point; what is longer is cut."""
+_VARINT_BYTES_MAX = 10
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_DOUBLE = Struct("<d")
+_INT64 = Struct("<q")
+_DELTA = 1
+
+
+class BadMetrics(VdlError):
+    """Bytes that are no MetricsData: `what` at byte `position` of the part it is in."""
+
+    def __init__(self, what: str, position: int) -> None:
+        super().__init__(what, position)
+        self.what = what
+        self.position = position
+
+
+class Point(NamedTuple):
+    """One number. `adds`: to what was pushed before; else it takes its place."""
+
+    name: str
+    attributes: str
+    """`key=value` with commas between, sorted."""
+    value: float
+    is_counter: bool
+    adds: bool
+
+
+def read_points(data: memoryview) -> list[Point]:
+    """The first points of a push. Raises BadMetrics."""
+    points: list[Point] = []
+    try:
+        for metric in _metrics(data):
+            points += _points(metric)
+            if len(points) >= POINTS_MAX:
+                break
+    except (StructError, IndexError) as error:
+        raise BadMetrics("a field that is cut off", len(data)) from error
+    return points[:POINTS_MAX]
+
+
+def _metrics(data: memoryview) -> Iterator[memoryview]:
+    for resource in _parts(data, 1):
+        for scope in _parts(resource, 2):
+            yield from _parts(scope, 2)
+
+
+def _points(metric: memoryview) -> Iterator[Point]:
+    name = ""
+    kinds: list[tuple[bool, memoryview]] = []
+    for number, value in _fields(metric):
+        if isinstance(value, memoryview):
+            if number == 1:
+                name = _text(value)
+            elif number in (5, 7):
+                kinds.append((number == 7, value))
+    for is_sum, body in kinds:
+        temporality = is_monotonic = 0
+        for number, value in _fields(body) if is_sum else ():
+            if isinstance(value, int):
+                if number == 2:
+                    temporality = value
+                elif number == 3:
+                    is_monotonic = value
+        for point in _parts(body, 1):
+            attributes, number_value = _point(point)
+            is_counter = bool(is_monotonic)
+            adds = is_counter and temporality == _DELTA
+            yield Point(name, attributes, number_value, is_counter, adds)
+
+
+def _point(data: memoryview) -> tuple[str, float]:
+    value = 0.0
+    attributes: list[str] = []
+    for number, found in _fields(data):
+        if not isinstance(found, memoryview):
+            continue
+        if number == 4:
+            value = _DOUBLE.unpack(found)[0]
+        elif number == 6:
+            value = float(_INT64.unpack(found)[0])
+        elif number == 7:
+            attributes.append(_attribute(found))
+    return ",".join(sorted(attributes))[:TEXT_CHARS_MAX], value
+
+
+def _attribute(data: memoryview) -> str:
+    key = value = ""
+    for number, found in _fields(data):
+        if number == 1 and isinstance(found, memoryview):
+            key = _text(found)
+        elif number == 2 and isinstance(found, memoryview):
+            for kind, content in _fields(found):
+                if kind == 4 and isinstance(content, memoryview):
+                    value = str(_DOUBLE.unpack(content)[0])
+                else:
+                    value = _text(content) if isinstance(content, memoryview) else str(content)
+    return f"{key}={value}"
+
+
+def _text(data: memoryview) -> str:
+    return data[: 4 * TEXT_CHARS_MAX].tobytes().decode("utf-8", "replace")[:TEXT_CHARS_MAX]
+
+
+def _parts(data: memoryview, wanted: int) -> Iterator[memoryview]:
+    """The submessages with this field number."""
+    for number, value in _fields(data):
+        if number == wanted and isinstance(value, memoryview):
+            yield value
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """(number, value) of each field: a number, or bytes. Raises BadMetrics."""
+    position, end = 0, len(data)
+    while position < end:
+        tag, position = _varint(data, position)
+        number, kind = tag >> 3, tag & 7
+        if kind == _VARINT:
+            value, position = _varint(data, position)
+            yield number, value
+            continue
+        if kind == _BYTES:
+            size, position = _varint(data, position)
+        elif kind in (_FIXED64, _FIXED32):
+            size = 8 if kind == _FIXED64 else 4
+        else:
+            raise BadMetrics("a kind of field that does not exist", position)
+        if size > end - position:
+            raise BadMetrics("a field that is cut off", position)
+        yield number, data[position : position + size]
+        position += size
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 7 * _VARINT_BYTES_MAX, 7):
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise BadMetrics("a number without its end", position)

@@ -1,0 +1,187 @@
+"""How fast all readers far behind may be fed together, by what producers feel of it.
+
+Readers take what producers leave. How much that is no constant says: it depends on the machine, on
+what else runs there, on other servers. What producers feel says it: how long their acknowledgements
+take, which contains the turns of the loop, the journal and the followers.
+
+So the mean time of an acknowledgement while readers are fed is compared with what it is without
+them. While it is at most `WORSE_PERCENT` of that and `WORSE_NS` more, the rate grows by a quarter
+with each look at which a reader had to wait for it; else a quarter of it goes. It never falls below
+what readers are to get in any case, which the caller says.
+
+What it is without readers is measured while there are none. Where there are always some, they pause
+for `PAUSE_NS` every `PAUSE_EVERY_NS`. So a disk or a follower that became slow by itself is not
+taken for their doing, and does not hold them up for long.
+
+It looks only when it is called: no timer runs for it.
+
+Must not know: who reads, what else bounds a reader.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from vdl.clock import MS
+
+LOOK_NS = 100 * MS
+"""The least time between two changes of the rate. Twice as long as an acknowledgement usually takes
+if that is more: a change must be felt before the next."""
+FEW = 8
+"""Fewer acknowledgements tell nothing yet,"""
+FEW_NS = 500 * MS
+"""unless no more come in this time."""
+STALE_NS = 2_000 * MS
+"""After a gap of this length, or a clock that jumped, what came before is not counted."""
+WORSE_PERCENT = 150
+WORSE_NS = MS // 2
+SETTLE_NS = 50 * MS
+"""After its last read a reader is not felt any more."""
+PAUSE_NS = 250 * MS
+PAUSE_EVERY_NS = 10_000 * MS
+PAUSE_FIRST_NS = 1_000 * MS
+"""The first pause comes so soon where it was never measured what it is without readers."""
+RATE_MAX = 64 << 30
+"""A second. No machine feeds that; it bounds the number."""
+_MANY = 16
+"""So many acknowledgements are a whole sample."""
+_SLOWLY, _FAST = 8, 2
+"""The usual time moves by such a part of the difference with each whole sample: while nobody reads
+there are ten a second, else one in a pause."""
+
+
+class Acknowledged(Protocol):
+    """Acknowledgements of this server since its start: how many, and how long they took in all."""
+
+    requests: int
+    total_ns: int
+
+
+@dataclass(slots=True)
+class _Silence:
+    """Of a server that nobody produces to."""
+
+    requests: int = 0
+    total_ns: int = 0
+
+
+class ReadPace:
+    """The pace of one server. Times are of the monotonic clock, in nanoseconds."""
+
+    __slots__ = (
+        "_acknowledged", "_began_ns", "_fed_ns", "_is_alone", "_pause_next_ns", "_requests",
+        "_short_ns", "_total_ns", "pause_end_ns", "rate", "usual_ns",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._acknowledged: Acknowledged = _Silence()
+        self._began_ns = 0
+        """When the present look began."""
+        self._requests = self._total_ns = 0
+        """What was acknowledged by then."""
+        self._is_alone = True
+        """Whether what is counted since then is to tell of producers without readers."""
+        self._fed_ns = -STALE_NS
+        """When a reader was fed last."""
+        self._short_ns = -STALE_NS
+        """Until when a reader had to wait for the rate, at the latest."""
+        self._pause_next_ns = 0
+        self.pause_end_ns = 0
+        """No read may begin before."""
+        self.usual_ns = 0
+        """What an acknowledgement takes without readers; 0: not known yet."""
+        self.rate = 0
+        """Bytes a second for all readers. Use: not less than what they are to get in any case."""
+
+    def watch(self, acknowledged: Acknowledged) -> None:
+        """Go by these from now on."""
+        self._acknowledged = acknowledged
+        self._begin(self._began_ns)
+
+    def look(self, now_ns: int, least: int, *, is_waited_for: bool) -> int:
+        """Bytes a second that all readers may be fed now, at least `least`. To be called often
+        while producers or readers are at work. `is_waited_for`: some acknowledgement is."""
+        self.rate = max(self.rate, least)
+        elapsed_ns = now_ns - self._began_ns
+        if not 0 <= elapsed_ns < STALE_NS:
+            self._begin(now_ns)
+        elif self._is_alone:
+            if elapsed_ns >= LOOK_NS:
+                self._learn()
+                self._begin(now_ns)
+        elif self._has_settled(now_ns):
+            self._is_alone = True
+            self._begin(now_ns)
+        elif elapsed_ns >= max(LOOK_NS, min(2 * self.usual_ns, FEW_NS)):
+            self._judge(elapsed_ns, now_ns, least, is_waited_for=is_waited_for)
+        return self.rate
+
+    def fed(self, now_ns: int) -> None:
+        """A reader is fed now, or was until now."""
+        if self._is_alone:
+            if now_ns - self._began_ns < STALE_NS:
+                self._learn()
+            is_new = now_ns - self._fed_ns >= STALE_NS
+            if is_new:
+                self.rate = 0  # other producers may be at work by now
+            is_unknown = is_new and not self.usual_ns
+            self._pause_next_ns = now_ns + (PAUSE_FIRST_NS if is_unknown else PAUSE_EVERY_NS)
+            self._is_alone = False
+            self._begin(now_ns)
+        self._fed_ns = max(self._fed_ns, now_ns)
+
+    def short(self, until_ns: int) -> None:
+        """The rate makes a reader wait until then."""
+        self._short_ns = max(self._short_ns, until_ns)
+
+    def _has_settled(self, now_ns: int) -> bool:
+        """Whether no reader is felt any more. One that only waits for the rate is."""
+        if now_ns < self.pause_end_ns:
+            return now_ns - self._fed_ns >= SETTLE_NS
+        return now_ns - max(self._fed_ns, self._short_ns) >= SETTLE_NS
+
+    def _begin(self, now_ns: int) -> None:
+        """What is counted from now on is looked at next."""
+        self._began_ns = now_ns
+        self._requests = self._acknowledged.requests
+        self._total_ns = self._acknowledged.total_ns
+
+    def _felt(self) -> tuple[int, int]:
+        """(acknowledgements since the look began, their mean time)"""
+        count = self._acknowledged.requests - self._requests
+        return count, (self._acknowledged.total_ns - self._total_ns) // max(1, count)
+
+    def _learn(self) -> None:
+        """Note what an acknowledgement takes without readers."""
+        count, mean_ns = self._felt()
+        if not count:
+            return
+        if not self.usual_ns:
+            self.usual_ns = max(1, mean_ns)
+            return
+        part = _MANY * (_FAST if self._began_ns < self.pause_end_ns else _SLOWLY)
+        self.usual_ns += (mean_ns - self.usual_ns) * min(count, _MANY) // part
+        self.usual_ns = max(1, self.usual_ns)
+
+    def _judge(self, elapsed_ns: int, now_ns: int, least: int, *, is_waited_for: bool) -> None:
+        """Change the rate by what was felt beside readers."""
+        count, mean_ns = self._felt()
+        if count < FEW and elapsed_ns < FEW_NS:
+            return
+        if count and mean_ns < self.usual_ns // 2:
+            # Without readers it would take no longer: what was learned is out of date.
+            self.usual_ns = max(1, self.usual_ns // 2)
+        if count:
+            is_worse = mean_ns > self.usual_ns * WORSE_PERCENT // 100 + WORSE_NS
+        else:
+            is_worse = is_waited_for
+        is_known = self.usual_ns or not count
+        if is_worse and is_known:
+            self.rate = max(least, self.rate * 3 // 4)
+        elif is_known and min(self._short_ns, self._fed_ns) >= self._began_ns:
+            self.rate = min(RATE_MAX, self.rate * 5 // 4)
+        self._begin(now_ns)
+        if now_ns >= self._pause_next_ns:
+            self.pause_end_ns = now_ns + PAUSE_NS
+            self._pause_next_ns = now_ns + PAUSE_EVERY_NS

@@ -1,0 +1,86 @@
+"""Reads from followers (KIP-392): which replica a consumer is sent to, and when one may serve.
+
+A consumer that says in which rack it is may read from a replica there in place of the leader. The
+leader chooses: of the replicas in that rack that are in sync, as its own progress says, and hold
+what the consumer asks for, the one that holds most. A follower serves what it knows to be committed
+while the leader, as it was heard of within an election timeout, counts it as in sync. It hears of
+commits up to 50 ms late (`commit_propagation.py`). In any doubt the consumer goes back to the
+leader, who says what is so.
+
+Must not know: requests, sessions, who reads.
+"""
+
+from __future__ import annotations
+
+from raft.errors import Compacted, NotInMemory
+from raft.progress import ProgressState
+from raft.types import NodeId
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import server_of
+from vdl.logstream.options import TICK_NS
+from vdl.logstream.peers.liveness import Liveness
+from vdl.logstream.state import HostState
+
+
+class FollowerReads:
+    """See the module."""
+
+    __slots__ = ("_liveness", "_state", "_within_ns")
+
+    def __init__(self, state: HostState, liveness: Liveness) -> None:
+        self._state = state
+        self._liveness = liveness
+        self._within_ns = state.options.election_ticks * TICK_NS
+
+    def may_serve(self, group_id: int) -> bool:
+        """Whether the replica here, which does not lead, may be read from: a voter that stays, that
+        is whole, and that its present leader counts as in sync."""
+        state = self._state
+        group = state.groups.get(group_id)
+        if group is None or group.node.is_leader or not group.is_whole:
+            return False
+        node, replica = group.node, group.replica_id
+        if replica not in group.placement or replica not in node.membership.incoming:
+            return False
+        heard = self._liveness.leader_heard(group_id)
+        if heard is None:
+            return False
+        term, leader, ago_ns = heard
+        is_followed = (term, leader) == (node.term, node.lead) and ago_ns < self._within_ns
+        return is_followed and state.server_id in self._liveness.in_sync_of(group_id)
+
+    def replica_for(self, group_id: int, rack: str, offset: int) -> int:
+        """The server that consumers in a rack are to read a group led here from, beginning with
+        `offset`, which is no higher than the high watermark; -1: from here."""
+        state = self._state
+        servers = state.catalog.servers
+        own, in_sync = servers.get(state.server_id), state.in_sync.get(group_id)
+        if in_sync is None or own is None or own.rack == rack:
+            return -1
+        group, best, best_match = in_sync.group, -1, -1
+        for replica in group.placement:
+            server = server_of(replica)
+            info = servers.get(server)
+            if info is None or info.rack != rack or server not in state.alive:
+                continue
+            if replica in in_sync.replicas and _holds(group, replica, offset):
+                progress = group.node.progress(replica)
+                assert progress is not None, replica
+                if progress.match > best_match:
+                    best, best_match = server, progress.match
+        return best
+
+
+def _holds(group: Group, replica: NodeId, offset: int) -> bool:
+    """Whether a led group's replica has shown that it holds all before `offset`."""
+    node = group.node
+    progress = node.progress(replica)
+    if progress is None or progress.state is not ProgressState.REPLICATE:
+        return False
+    if progress.match >= node.commit:
+        return True
+    try:
+        missing = node.raft.log.slice(progress.match + 1, progress.match + 2, 0)
+    except (Compacted, NotInMemory):
+        return False
+    return missing[0].base_offset >= offset

@@ -1,0 +1,84 @@
+"""An operator who moves partitions: reassigns them, thinks better of it, and takes it back.
+
+Targets are drawn among all servers, whether they run or not, never fewer than three: what else goes
+wrong may take a disk away, and is made good from the others. Nothing here waits for a move to end:
+the next command may come at any point of the last one.
+
+Must not know: faults, how replicas move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from vdl.clock import MS
+from vdl.kafka.wire import alter_partition_reassignments as alter
+from vdl.sim.client import Failure, Message
+from vdl.sim.workload import Env
+
+REPLICAS_MIN = 3
+CANCELS = 0.2
+"""Chance that a command cancels."""
+SOON = 0.3
+"""Chance that the next command comes at once, and meets what has just begun."""
+SOON_MS = (1, 600)
+ANOTHER_COUNT = 0.3
+"""Chance that a partition gets any number of replicas, not the least."""
+
+
+class Mover:
+    """See the module."""
+
+    def __init__(self, env: Env, host: str, rng: Random, servers: int) -> None:
+        self._env = env
+        self._rng = rng
+        self._servers = list(range(1, servers + 1))
+        self._client = env.client("mover", host, rng, {})
+        self._is_moving = True
+        self.begun = 0
+        """Commands that were taken."""
+        self._schedule()
+
+    def stop(self) -> None:
+        """Begin nothing any more; what was begun goes on."""
+        self._is_moving = False
+
+    def _schedule(self) -> None:
+        rng = self._rng
+        if rng.random() < SOON:
+            delay_ns = rng.randint(*SOON_MS) * MS
+        else:
+            delay_ns = int(rng.expovariate(self._env.options.moves) * 1_000 * MS)
+        self._client.clock.call_later(delay_ns, self._act)
+
+    def _act(self) -> None:
+        if not self._is_moving:
+            return
+        self._schedule()
+        rng = self._rng
+        partition = rng.randrange(self._env.options.partitions)
+        if rng.random() < CANCELS:
+            self._ask(partition, None)
+        else:
+            count = REPLICAS_MIN
+            if rng.random() < ANOTHER_COUNT:
+                count = rng.randint(REPLICAS_MIN, len(self._servers))
+            self._ask(partition, rng.sample(self._servers, count))
+
+    def _ask(self, partition: int, replicas: list[int] | None) -> None:
+        self._client.call_any(alter, _request(self._env.topic, partition, replicas), self._answered)
+
+    def _answered(self, response: Message | Failure) -> None:
+        if not isinstance(response, Failure):
+            self.begun += response.responses[0].partitions[0].error_code == 0
+
+
+def _request(
+    topic: str, partition: int, replicas: list[int] | None
+) -> Callable[[int], alter.AlterPartitionReassignmentsRequest]:
+    def build(_version: int) -> alter.AlterPartitionReassignmentsRequest:
+        asked = alter.ReassignableTopic(topic, [alter.ReassignablePartition(partition, replicas)])
+        return alter.AlterPartitionReassignmentsRequest(2_000, True, [asked])
+
+    return build

@@ -1,0 +1,122 @@
+"""Finalised features: which levels of Kafka's features all servers of the cluster speak (KIP-584).
+
+A level names what commands may be in the logs and what clients may rely on, whichever server they
+ask. So it belongs to the cluster: each server registers the levels its version understands, and a
+level is finalised only if every registered server understands it. From then on no server joins that
+does not.
+
+A new cluster begins with the levels its founders register as their defaults. Later ones are only
+finalised when somebody asks for it, because there is no way back for what a level's commands did.
+
+Must not know: what a level means, who serves which request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+
+from vdl.errors import ErrorCode
+from vdl.state.commands import FeatureUpdate
+
+Levels = Mapping[str, tuple[int, int, int]]
+"""Feature → lowest, highest, first level of one server: `RegisterServer.features`."""
+
+NOT_FINALISED = 0
+"""The level of a feature that nobody may use."""
+
+METADATA_VERSION = "metadata.version"
+
+SUPPORTED: Levels = {
+    # What administration means here is what it means to Kafka 4.4 (4.4-IV2). There is one level
+    # of it, so nothing can be up- or downgraded.
+    METADATA_VERSION: (33, 33, 33),
+}
+"""What this version's servers understand."""
+
+
+class UpgradeType(IntEnum):
+    """What a change of a level may do (KIP-778)."""
+
+    UPGRADE = 1
+    SAFE_DOWNGRADE = 2
+    UNSAFE_DOWNGRADE = 3
+
+
+class Features:
+    """The finalised levels. `epoch` grows with every change; 0 before the first."""
+
+    def __init__(self) -> None:
+        self.levels: dict[str, int] = {}
+        """Invariant: no level is 0, and every registered server understands each."""
+        self.epoch = 0
+
+    def complaint_about(self, supported: Levels) -> str:
+        """Why a server with these levels cannot join; empty if it can."""
+        for feature, level in sorted(self.levels.items()):
+            low, high, _ = supported.get(feature, (0, 0, 0))
+            if not low <= level <= high:
+                return f"level {level} of {feature} is finalised, which the server does not know"
+        return ""
+
+    def begin(self, servers: Iterable[Levels]) -> list[str]:
+        """Finalise what the founders of a new cluster begin with; which features that is."""
+        assert not self.epoch, self.epoch
+        known = list(servers)
+        first = {
+            feature: min(levels.get(feature, (0, 0, 0))[2] for levels in known)
+            for feature in sorted({name for levels in known for name in levels})
+        }
+        self.levels = {
+            feature: level
+            for feature, level in first.items()
+            if level != NOT_FINALISED
+            and all(levels[feature][0] <= level <= levels[feature][1] for levels in known)
+        }
+        self.epoch = 1
+        return list(self.levels)
+
+    def update(
+        self, updates: list[FeatureUpdate], servers: Mapping[int, Levels], *, validate_only: bool
+    ) -> tuple[ErrorCode, str]:
+        """Change all levels, or none and say why."""
+        for update in updates:
+            complaint = self._complaint(update, servers)
+            if complaint:
+                return (
+                    ErrorCode.INVALID_UPDATE_VERSION,
+                    f"Invalid update version {update.level} for feature {update.feature}. "
+                    f"{complaint}",
+                )
+        after = {**self.levels, **{update.feature: update.level for update in updates}}
+        after = {name: level for name, level in after.items() if level != NOT_FINALISED}
+        if not validate_only and after != self.levels:
+            self.levels = after
+            self.epoch += 1
+        return ErrorCode.NONE, ""
+
+    def _complaint(self, update: FeatureUpdate, servers: Mapping[int, Levels]) -> str:
+        """What Kafka's controller says of such an update; empty if it may be made."""
+        if update.upgrade_type not in frozenset(UpgradeType):
+            return "The controller does not support the given upgrade type."
+        if update.level < 0:
+            return "A feature version cannot be less than 0."
+        for server_id, levels in sorted(servers.items()):
+            if update.feature not in levels:
+                return f"Broker {server_id} does not support this feature."
+            low, high, _ = levels[update.feature]
+            if not low <= update.level <= high:
+                versions = str(low) if low == high else f"{low}-{high}"
+                return f"Broker {server_id} only supports versions {versions}"
+        if not servers:
+            return "No broker is registered."
+        present = self.levels.get(update.feature, NOT_FINALISED)
+        is_upgrade = update.upgrade_type == UpgradeType.UPGRADE
+        if update.level < present and is_upgrade:
+            return (
+                "Can't downgrade the version of this feature without setting the upgrade type to "
+                "either safe or unsafe downgrade."
+            )
+        if update.level > present and not is_upgrade:
+            return "Can't downgrade to a newer version."
+        return ""
