@@ -27,7 +27,7 @@ ROOT = HERE.parents[1]
 PACKAGES = ("raft", "rpc", "segments", "vdl")
 """What a simulated world is made of."""
 
-FILE_NAME = re.compile(r"(\d\d)-([a-z0-9-]+)\.patch")
+FILE_NAME = re.compile(r"(\d{2,3})-([a-z0-9-]+)\.patch")
 CITATION = re.compile(r"§|Figure 2|RELIABILITY|segments/README|KIP-\d|KAFKA-\d")
 QUIET = "Quiet: "
 
@@ -66,7 +66,8 @@ def load(path: Path) -> Mutation:
 
 def load_all(directory: Path = HERE) -> list[Mutation]:
     """Every mutation, by number."""
-    return [load(path) for path in sorted(directory.glob("*.patch"))]
+    found = [load(path) for path in sorted(directory.glob("*.patch"))]
+    return sorted(found, key=lambda mutation: mutation.number)
 
 
 def copy_packages(source: Path, target: Path) -> None:

@@ -35,7 +35,7 @@ SLOWLY_FED = 0.3
 CATCH_UP_KIB = (16, 512)
 """So fast. Far less than one read from disk may find: what it did not find must be given back."""
 
-COMPACTED = 0.25
+COMPACTED = 0.5
 """How often a compacted partition is beside the others."""
 CROWDED = 0.005
 """Chance that a server holds very many groups. Such a world takes as long as twenty others."""

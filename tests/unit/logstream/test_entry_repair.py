@@ -17,7 +17,7 @@ from rpc.ranges import (
     encode_answer,
     encode_range,
 )
-from segments.api import Compacted, CorruptRecord, StoredEntry
+from segments.api import Compacted, Compaction, CorruptRecord, StoredEntry
 from tests.unit.logstream.conftest import make_state
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import Outbox, replica_id_of
@@ -35,6 +35,7 @@ class Log:
     """Entries 3 to 9 in memory; a range that is none is a mistake of whoever asks."""
 
     holes: Sequence[tuple[int, int]] = ()
+    compaction = Compaction()
     first_index = 3
     last_index = 9
 
@@ -263,3 +264,26 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
     regrets = encode_answer(GROUP, RangeAnswer(request, 6))
     repair.answer_received(memoryview(b"".join(map(bytes, regrets))))
     assert trimmed == ([6] if log_start_offset >= 5 else [])
+
+
+@pytest.mark.parametrize(
+    ("first", "compacted", "own", "answered"),
+    [
+        (4, (0, 0), (0, 0), True),
+        (4, (5, 2), (5, 2), True),
+        (4, (5, 0), (5, 2), False),
+        (4, (0, 0), (5, 2), False),
+        (4, (5, 2), (0, 0), False),
+        (6, (5, 2), (0, 0), True),
+    ],
+)
+def test_copy_comes_only_from_a_replica_that_is_compacted_as_far(
+    first: int, compacted: tuple[int, int], own: tuple[int, int], answered: bool
+) -> None:
+    """Another one may have more in the same entry, or less, and as many bytes if compressed."""
+    replica, wire = Replica(), Wire()
+    replica.log.compaction = Compaction(*own)
+    buffers = encode_range(RangeRequest(12, GROUP, first, first + 1, compacted=compacted))
+    repair_of(replica, wire).request_received(2, memoryview(b"".join(bytes(b) for b in buffers)))
+    (frame,) = wire.frames
+    assert bool(decode_answer(memoryview(frame)).entries) is answered

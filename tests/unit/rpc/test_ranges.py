@@ -123,3 +123,13 @@ def test_more_groups_than_can_be_named_are_those_with_less_damage() -> None:
 def test_condition_of_another_shape_is_malformed(payload: bytes) -> None:
     with pytest.raises(MalformedFrame):
         decode_condition(memoryview(payload))
+
+
+def test_range_of_a_compacted_log_says_how_far() -> None:
+    """Others are as they were before there was compaction, for peers that know none."""
+    asked = RangeRequest(5, 1, 7, 10, compacted=(9, 4))
+    assert decode_range(joined(encode_range(asked))) == asked
+    plain = joined(encode_range(RangeRequest(5, 1, 7, 10)))
+    assert len(joined(encode_range(asked))) == len(plain) + 16
+    with pytest.raises(MalformedFrame):
+        decode_range(joined(encode_range(asked))[:-1])

@@ -1,0 +1,63 @@
+"""A compacted topic, for unmodified clients: the newest record of each key, where it was."""
+
+from __future__ import annotations
+
+import time
+
+from tests.clients.clients import Client
+from tests.clients.conftest import Drivers
+from tests.clients.driver import Driver, Record
+from tests.clients.scenarios import BASE_TIMESTAMP
+from tests.clients.topics import Topics
+
+ROUNDS, KEYS = 40, 25
+VALUE_BYTES = 400
+DELETED = 5
+"""Keys of which the last round writes a deletion."""
+SECONDS = 90.0
+
+
+def test_reader_of_a_compacted_topic_gets_the_newest_value_of_each_key(
+    client: Client, drivers: Drivers, topics: Topics
+) -> None:
+    """From the beginning to the end, over all that is gone in between; sooner or later less than
+    half of what was written."""
+    driver = drivers.of(client, 1)[0]
+    topic = topics.create(
+        "compacted", cleanup_policy="compact", segment_bytes="65536",
+        min_cleanable_dirty_ratio="0.0", delete_retention_ms="0",
+    )  # fmt: skip
+    newest: dict[bytes, bytes | None] = {}
+    for n in range(ROUNDS):
+        records = []
+        for key in range(KEYS):
+            is_deletion = n == ROUNDS - 1 and key < DELETED
+            value = None if is_deletion else b"%d.%d" % (n, key) + bytes(VALUE_BYTES)
+            records.append(Record(topic, 0, b"k%d" % key, value, BASE_TIMESTAMP + n))
+            newest[b"k%d" % key] = value
+        driver.produce(records)
+    deadline = time.monotonic() + SECONDS
+    while True:
+        found = read_all(driver, topic)
+        offsets = [offset for offset, _ in found]
+        assert offsets == sorted(set(offsets))
+        seen = {record.key: record.value for _, record in found}
+        for key, value in newest.items():
+            assert seen.get(key) == value
+        if len(found) < ROUNDS * KEYS // 2:
+            return
+        assert time.monotonic() < deadline, f"{len(found)} records are still there"
+        time.sleep(1.0)
+
+
+def read_all(driver: Driver, topic: str) -> list[tuple[int, Record]]:
+    """Everything from the beginning to the last record, which is the newest of its key."""
+    driver.open()
+    driver.ask("assign", partitions=[(topic, 0)])
+    found: list[tuple[int, Record]] = []
+    deadline = time.monotonic() + SECONDS
+    while not found or found[-1][0] < ROUNDS * KEYS - 1:
+        assert time.monotonic() < deadline, f"nothing behind {found[-1:]}"
+        found += driver.poll().records
+    driver.ask("close")
+    return found
