@@ -424,7 +424,7 @@ class DiskStore:
         assert compaction.markers_upto <= compaction.upto, compaction
         assert compaction.upto <= log.applied, (compaction, log.applied)
         # Segments count as sealed, and entries as in them, once the journal says so durably.
-        is_ready = self._compactor.is_free and self._life is Life.OPEN and not log.is_lost
+        is_ready = self._compactor.may_begin(log) and self._life is Life.OPEN and not log.is_lost
         is_noted = self._checkpoints.is_noted and not self._checkpoints.is_running
         if is_ready and is_noted and not log.holes:
             if log.segments and compaction.upto < log.segments[-1].first_index:

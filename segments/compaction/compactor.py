@@ -13,6 +13,7 @@ Must not know: records, why and when a log is compacted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
@@ -71,17 +72,17 @@ class Compactor:
         self._workers = workers
         self._owner = owner
         self._run: _Run | None = None
-        self._old_files = 0
-        """Invariant: of a segment there are never more than two files, or a start could not tell
-        which is the newest."""
+        self._old_files: Counter[int] = Counter()
+        """By log id, how many wait for their removal. Invariant: of a segment there are never more
+        than two files, or a start could not tell which is the newest."""
         self.read_bytes = 0
         self.freed_bytes = 0
         self.segments_rewritten = 0
 
-    @property
-    def is_free(self) -> bool:
-        """Whether another compaction may begin."""
-        return self._run is None and not self._old_files
+    def may_begin(self, log: DiskLog) -> bool:
+        """Whether this log may be compacted now. Old files of other logs are in nobody's way: who
+        waited for them would compact a log every ten seconds, however small they are."""
+        return self._run is None and log.id not in self._old_files
 
     def begin(
         self,
@@ -92,7 +93,7 @@ class Compactor:
         done: Callable[[bool], None],
     ) -> None:
         """All of the log's entries up to the compaction's are in sealed segments, durably noted."""
-        assert self.is_free, "one at a time"
+        assert self.may_begin(log), "one at a time"
         self._run = run = _Run(log, compaction, cleaner, pace, done)
         self._go_on(run)
 
@@ -144,30 +145,41 @@ class Compactor:
             self.segments_rewritten += 1
             if before is not None and new.sealed is not None:
                 self.freed_bytes += before.bytes - new.sealed.bytes
-        self._old_files += 1
-        self._workers.call_later(OLD_FILE_MS, partial(self._remove, run.log, path))
+        self._old_files[run.log.id] += 1
+        remove = partial(self._remove, run.log, run.generation, path)
+        self._workers.call_later(OLD_FILE_MS, remove)
 
-    def _remove(self, log: DiskLog, path: str) -> None:
-        """Nobody reads the file any more."""
+    def _remove(self, log: DiskLog, generation: int, path: str) -> None:
+        """Nobody reads the file any more. After a reset it went with all others of the log, and a
+        new segment may have its name."""
         if not self._owner.compaction_may_go_on():
             return  # the next start removes it
+        if log.generation != generation:
+            self._removed(log)
+            return
         fs, directory = log.files.fs, log.files.directory
 
         def remove() -> None:
-            if fs.exists(path):
+            if log.generation == generation and fs.exists(path):
                 fs.unlink(path)
                 failpoint.hit("compact.removed")
                 fs.sync_directory(directory)
 
         def removed(result: BaseException | None) -> None:
             if isinstance(result, OSError) and is_refused(result):
-                self._workers.call_later(DISK_FULL_RETRY_MS, partial(self._remove, log, path))
+                again = partial(self._remove, log, generation, path)
+                self._workers.call_later(DISK_FULL_RETRY_MS, again)
             elif isinstance(result, BaseException) and not isinstance(result, FileNotFoundError):
                 self._owner.compaction_failed(result)
             else:
-                self._old_files -= 1
+                self._removed(log)
 
         self._workers.pool(remove, removed)
+
+    def _removed(self, log: DiskLog) -> None:
+        self._old_files[log.id] -= 1
+        if not self._old_files[log.id]:
+            del self._old_files[log.id]
 
     def _give_up(self, run: _Run) -> None:
         """What was done stays, the rest is for another time."""
@@ -203,7 +215,7 @@ class _Run:
         self.is_done = False
         self._cleaner = cleaner
         self._phase = Phase.SCANNING
-        self._generation = log.generation
+        self.generation = log.generation
         self._end = compaction.upto + 1
         self._stop = log.flushed_index + 1
         self._index = log.first
@@ -218,7 +230,7 @@ class _Run:
     @property
     def is_void(self) -> bool:
         """The log was reset or deleted: nothing that is done counts."""
-        return self.log.deleted or self.log.generation != self._generation
+        return self.log.deleted or self.log.generation != self.generation
 
     @property
     def is_to_be_repeated(self) -> bool:

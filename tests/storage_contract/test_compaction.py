@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from segments.api import Compaction, HardState, MetaBatch, StoredEntry
+from segments.compaction.compactor import OLD_FILE_MS
 from segments.io import failpoint
 from segments.io.fs import RealFileSystem
 from segments.tool import Directory, verify
@@ -335,6 +336,58 @@ def test_trim_and_reset_meanwhile(tmp_path):
         harness.reopen()
         assert harness.store.strays == []
         harness.crash()
+
+
+def test_file_of_before_a_reset_is_not_taken_for_a_new_segment(tmp_path):
+    """Old files go some seconds later; a log that was reset begins with the same names."""
+    harness = make("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, random.Random(1), 150)
+    done = []
+    harness.store.compact(log, Compaction(120, 0), BatchCleaner, pace=lambda n: 1, done=done.append)
+    harness.workers.advance(3_000)
+    assert done == [True]
+    old = log.files.segment_path(1)
+    assert log.files.fs.exists(old)
+    harness.store.reset_log(log, first_index=300, prev_term=1, next_offset=900)
+    harness.submit()
+    fill(harness, log, random.Random(2), 40)
+    assert log.segments[0].number == 1
+    before = harness.all_entries(log)
+    harness.workers.advance(20_000)
+    assert log.files.fs.exists(old)
+    harness.reopen()
+    assert harness.all_entries(harness.log) == before
+    # And the log may be compacted again.
+    assert compact(harness, harness.log, 320)
+    harness.crash()
+
+
+def test_many_logs_are_compacted_one_right_behind_the_other(tmp_path):
+    """None waits until the old files of others have gone."""
+    harness = make("disk", tmp_path)
+    logs = [harness.new_log(group_id) for group_id in range(9, 12)]
+    for log in logs:
+        fill(harness, log, random.Random(log.group_id), 100)
+    began_ms, done = harness.workers.now_ms, []
+    for log in logs:
+        harness.store.compact(
+            log, Compaction(60, 0), BatchCleaner, pace=lambda n: 1, done=done.append
+        )
+        harness.workers.advance(1_000)
+    assert done == [True, True, True]
+    assert harness.workers.now_ms - began_ms < OLD_FILE_MS
+    # Each of them by itself waits: a start could not tell three files of a segment apart.
+    again = []
+    harness.store.compact(
+        logs[0], Compaction(80, 60), BatchCleaner, pace=lambda n: 1, done=again.append
+    )
+    harness.workers.advance(1_000)
+    assert again == [False]
+    harness.workers.advance(OLD_FILE_MS)
+    for log in logs:
+        assert compact(harness, log, 80, 60)
+    harness.crash()
 
 
 def test_index_that_is_lost_is_rebuilt_from_what_was_rewritten(tmp_path):

@@ -110,7 +110,7 @@ class LogCompaction:
                 continue
             replica = self._replica(stream)
             policy = self.policy_of(stream) or CompactionPolicy()
-            upto = stream.group.log.compaction.upto
+            upto = _compacted(stream)
             replica.marks.note(upto, policy.delete_retention_ms, now_ns)
             if is_due(stream) and now_ns >= replica.due_ns:
                 due.append(stream)
@@ -181,8 +181,8 @@ class LogCompaction:
         state = self._state
         rows: dict[int, list[Compacted]] = {}
         for group_id, replica in self._replicas.items():
-            group = replica.group
-            leader, upto = server_of(group.node.lead), group.log.compaction.upto
+            group, stream = replica.group, state.streams[group_id]
+            leader, upto = server_of(group.node.lead), _compacted(stream)
             is_told = replica.told == (leader, upto) and now_ns - replica.told_ns < TELL_AGAIN_NS
             if not upto or is_told or not self._understands(leader) or leader not in state.alive:
                 continue
@@ -287,7 +287,7 @@ class LogCompaction:
         replica, group = self._replica(stream), stream.group
         now_ns = self._state.clock.now_ns()
         upto = replica.marks.markers_upto(policy.delete_retention_ms, now_ns)
-        upto = min(upto, group.log.compaction.upto)
+        upto = min(upto, _compacted(stream))
         for member in group.members:
             if member != group.replica_id:
                 upto = min(upto, replica.reported.get(member, 0))
@@ -308,6 +308,13 @@ def is_due(stream: LogStream) -> bool:
     wanted = storage.Compaction(state.compact_upto, state.markers_upto)
     has_stored = state.compact_upto <= _applied(stream) and not log.installed_state
     return wanted != log.compaction and has_stored and state.compact_upto >= log.first_index
+
+
+def _compacted(stream: LogStream) -> int:
+    """All that was decided to be compacted is, up to this entry: or it was cut off, and a replica
+    that begins behind it has nothing to compact."""
+    log = stream.group.log
+    return max(log.compaction.upto, min(log.first_index - 1, stream.state.compact_upto))
 
 
 def _applied(stream: LogStream) -> int:

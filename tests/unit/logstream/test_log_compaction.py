@@ -243,6 +243,40 @@ def test_markers_are_kept_for_as_long_as_asked(make_cluster: Callable[..., Any])
     topic.check()
 
 
+def test_replica_that_begins_behind_what_was_compacted_waits_for_nothing(
+    make_cluster: Callable[..., Any],
+) -> None:
+    """It has nothing to compact: the decision is not repeated for it for ever."""
+    cluster = make_cluster(compaction_check_ms=1_000)
+    topic = Topic(cluster, ALWAYS)
+    topic.write(30)
+    topic.settle()
+    stream = cluster.leader(topic.group_id)
+    assert stream.state.compact_upto > 0
+    codes: list[Any] = []
+    stream.delete_records(-1, deadline_ns=cluster.deadline(), done=codes.append)
+    topic.settle()
+    assert codes == [0]
+    new = cluster.nodes[stream.leader_server % 3 + 1]
+    new.wipe()
+    new.start()
+    topic.tune(new, ALWAYS)
+    cluster.run(8_000)
+    topic.settle()
+    (log,) = [log for log in new.store.logs.values() if log.group_id == topic.group_id]
+    stream = cluster.leader(topic.group_id)
+    assert log.first_index > stream.state.compact_upto
+    before = stream.group.node.last_index
+    topic.settle(60_000)
+    assert stream.group.node.last_index == before
+    # And markers of what is written next need not wait for it.
+    topic.write(30)
+    topic.settle()
+    topic.write(30)
+    topic.settle()
+    assert cluster.leader(topic.group_id).state.markers_upto > 0
+
+
 def test_peers_of_before_stop_it(make_cluster: Callable[..., Any]) -> None:
     """A replica that does not know the command would stop."""
     cluster = make_cluster(compaction_check_ms=1_000)
