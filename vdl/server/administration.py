@@ -88,7 +88,9 @@ class Administration:
             group = host.groups.get(group_id)
             if group is None:
                 continue
-            if group.serving and not group.is_settled:
+            if group.serving and group.to_finish:
+                part.problems.append(f"replicas of {self._name(group_id)} are being moved")
+            elif group.serving and not group.is_settled:
                 part.problems.append(f"a replica of {self._name(group_id)} is being replaced")
             if host.leader_of(group_id)[0] < 0:
                 part.problems.append(f"group {group_id} has no leader")

@@ -50,7 +50,7 @@ def group_of(group_id: int) -> SimpleNamespace:
     )  # fmt: skip
     return SimpleNamespace(
         group_id=group_id, replica_id=1 << 16 | 1, node=node, log=SimpleNamespace(first_index=1),
-        applied=5, serving=True, is_settled=True, members=[1 << 16 | 1],
+        applied=5, serving=True, is_settled=True, to_finish=False, members=[1 << 16 | 1],
     )  # fmt: skip
 
 
@@ -87,12 +87,14 @@ def test_administration_status_tells_what_is_wrong_with_servers_and_groups():
     host.lost_groups = [11, 40]
     del host.groups[11]
     host.leaderless = {1}
-    host.groups[9].is_settled = False
+    host.groups[9].is_settled = host.groups[10].is_settled = False
+    host.groups[10].to_finish = True
     parts = list(administration_of(host).status([0]))
     assert [problem for part in parts for problem in part.problems] == [
         "server 2 is not reachable",
         "group 1 has no leader",
         "a replica of orders-0 is being replaced",
+        "replicas of orders-1 are being moved",
         "the replica of orders-2 here lost data and waits for a majority to make it good",
         "the replica of group-40 here lost data and waits for a majority to make it good",
     ]
