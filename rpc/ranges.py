@@ -15,8 +15,8 @@ and of a log that is compacted
     40  upto      u64   how far the asking replica is compacted,
     48  markers   u64   and up to where deletion markers are gone
 
-A copy is the same only from a replica that is compacted as far: others answer with nothing. Peers
-that speak less than `VERSION_OF_COMPACTION` have no such logs.
+From a replica that is not compacted as far, records would come back that are gone: such ones answer
+with nothing. What is compacted further may be smaller than what it stands for. Peers that speak less than `VERSION_OF_COMPACTION` have no such logs.
 
 ENTRIES is
 

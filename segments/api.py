@@ -546,12 +546,15 @@ class Store(Protocol):
         log: Log,
         entries: Sequence[EntryLike],
         done: Callable[[StorageError | None], None],
+        *,
+        compacted_upto: int = 0,
     ) -> None:
         """Write copies of entries, from a replica that has them, over damaged ones. Each must have
         the index and the term that the log knows, and the place and length that its index segment
-        or its neighbours say; it is read back before it counts as good. `done` runs on the loop
-        when all are durable, or with what speaks against them. Entries in no damaged range are left
-        alone."""
+        or its neighbours say; it is read back before it counts as good. Those up to
+        `compacted_upto` may be of a log that was compacted further, and smaller; how far that is
+        will be decided here, too. `done` runs on the loop when all are durable, or with what speaks
+        against them. Entries in no damaged range are left alone."""
 
     # --- meta --------------------------------------------------------------------------------
     def load_meta(self, log: Log) -> tuple[int, list[tuple[bytes, bytes]]]:

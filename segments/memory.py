@@ -567,6 +567,8 @@ class MemoryStore:
         log: Log,
         entries: Sequence[EntryLike],
         done: Callable[[StorageError | None], None],
+        *,
+        compacted_upto: int = 0,
     ) -> None:
         """Nothing in memory is ever damaged."""
         self._cold(lambda: None, done)

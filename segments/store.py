@@ -426,11 +426,12 @@ class DiskStore:
         # Segments count as sealed, and entries as in them, once the journal says so durably.
         is_ready = self._compactor.may_begin(log) and self._life is Life.OPEN and not log.is_lost
         is_noted = self._checkpoints.is_noted and not self._checkpoints.is_running
-        if is_ready and is_noted and not log.holes:
-            if log.segments and compaction.upto < log.segments[-1].first_index:
+        if is_ready and is_noted:
+            if not log.segments or compaction.upto >= log.segments[-1].first_index:
+                self._roll_above(log, compaction.upto)
+            elif not log.holes:
                 self._compactor.begin(log, compaction, make_cleaner(), pace, done)
                 return
-            self._roll_above(log, compaction.upto)
         self.workers.call_later(0, lambda: done(False))
 
     def _roll_above(self, log: DiskLog, index: int) -> None:
@@ -519,10 +520,12 @@ class DiskStore:
         log: Log,
         entries: Sequence[EntryLike],
         done: Callable[[StorageError | None], None],
+        *,
+        compacted_upto: int = 0,
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
         try:
-            work = Repair(log, entries, done)
+            work = Repair(log, entries, done, self._compactor, compacted_upto=compacted_upto)
         except StorageError as error:
             done(error)
             return

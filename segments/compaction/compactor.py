@@ -14,7 +14,7 @@ Must not know: records, why and when a log is compacted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from itertools import pairwise
@@ -28,6 +28,7 @@ from segments.api import (
     StoredEntry,
     Workers,
 )
+from segments.compaction.mending import mend
 from segments.compaction.note import write_note
 from segments.compaction.rewriting import (
     Rewriting,
@@ -38,7 +39,7 @@ from segments.compaction.rewriting import (
 from segments.io import failpoint
 from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
 from segments.log.log import DiskLog
-from segments.log.segment import SegmentInfo
+from segments.log.segment import LogFiles, SegmentInfo
 
 OLD_FILE_MS = 10_000
 """How long the file of a segment that was rewritten stays for reads that have begun."""
@@ -84,6 +85,26 @@ class Compactor:
         waited for them would compact a log every ten seconds, however small they are."""
         return self._run is None and log.id not in self._old_files
 
+    # --- for repairs: see `segments.log.repair.SegmentWriter` ------------------------------------
+    def hold(self, log: DiskLog) -> bool:
+        if log.id in self._old_files or (self._run is not None and self._run.log is log):
+            return False
+        self._old_files[log.id] += 1
+        return True
+
+    def write(
+        self, files: LogFiles, segment: SegmentInfo, end: int, copies: Mapping[int, StoredEntry]
+    ) -> SegmentInfo:
+        return mend(files, segment, end, copies)
+
+    def release(
+        self, log: DiskLog, generation: int, written: Sequence[tuple[SegmentInfo, SegmentInfo, int]]
+    ) -> None:
+        for old, new, end in written:
+            self._replace(log, generation, old, new, end)
+        self._removed(log)
+
+    # --- compactions -----------------------------------------------------------------------------
     def begin(
         self,
         log: DiskLog,
@@ -136,18 +157,23 @@ class Compactor:
         run.rewriting = None
         if rewriting.state is RewritingState.UNCHANGED:
             return
-        files = run.log.files
-        path = files.segment_path(old.number)
         before = old.sealed
-        if run.is_void or not run.log.replace_segment(old, new, rewriting.end):
-            path = files.segment_path(new.number)  # it was trimmed, or all of the log is gone
-        else:
+        if self._replace(run.log, run.generation, old, new, rewriting.end):
             self.segments_rewritten += 1
             if before is not None and new.sealed is not None:
                 self.freed_bytes += before.bytes - new.sealed.bytes
-        self._old_files[run.log.id] += 1
-        remove = partial(self._remove, run.log, run.generation, path)
-        self._workers.call_later(OLD_FILE_MS, remove)
+
+    def _replace(
+        self, log: DiskLog, generation: int, old: SegmentInfo, new: SegmentInfo, end: int
+    ) -> bool:
+        """Put the new segment into the old one's place; False when that is gone. The file that does
+        not count goes later."""
+        is_void = log.deleted or log.generation != generation
+        is_replaced = not is_void and log.replace_segment(old, new, end)
+        path = log.files.segment_path((old if is_replaced else new).number)
+        self._old_files[log.id] += 1
+        self._workers.call_later(OLD_FILE_MS, partial(self._remove, log, generation, path))
+        return is_replaced
 
     def _remove(self, log: DiskLog, generation: int, path: str) -> None:
         """Nobody reads the file any more. After a reset it went with all others of the log, and a

@@ -61,7 +61,8 @@ def read_entries(
 
 
 class Rewriting:
-    """One segment, whose entries end at `end`. `step` is for the pool, one at a time."""
+    """One segment, whose entries end at `end`. `step` is for the pool, one at a time. Without a
+    `cleaner` nothing goes."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class Rewriting:
         segment: SegmentInfo,
         end: int,
         compaction: Compaction,
-        cleaner: RecordCleaner,
+        cleaner: RecordCleaner | None,
     ) -> None:
         self._files = files
         self._segments = segments
@@ -127,6 +128,7 @@ class Rewriting:
         """The entry with what is left of it; itself when all is."""
         if entry.index > self._compaction.upto or not entry.records or not len(entry.data):
             return entry
+        assert self._cleaner is not None, "who has none compacts nothing"
         left = self._cleaner.clean(entry, markers_upto=self._compaction.markers_upto)
         if left is None:
             return entry

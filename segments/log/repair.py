@@ -7,6 +7,9 @@ place, its term or its neighbours is refused: it is not what stood there. A dama
 nothing until its own copy comes, which has to fit this one. A crash in between leaves the range
 damaged. A repair waits in the queue of removals, so that no flush writes to the same file.
 
+A copy from a log that was compacted further is smaller than what stood there: where the caller says
+that it may be, a sealed segment is written anew with it.
+
 Must not know: where the entries come from.
 """
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from segments.api import (
     CorruptRecord,
@@ -68,17 +72,42 @@ def copy_of(entry: EntryLike, term: int) -> Copy:
     )  # fmt: skip
 
 
+class SegmentWriter(Protocol):
+    """Who writes segments anew."""
+
+    def hold(self, log: DiskLog) -> bool:
+        """Begin nothing else with the log's segments until `release`; False: something else is
+        under way, or a segment's old file is still there."""
+
+    def write(
+        self, files: LogFiles, segment: SegmentInfo, end: int, copies: Mapping[int, StoredEntry]
+    ) -> SegmentInfo:
+        """The segment with the copies in place of damaged entries. Blocks. Raises
+        CorruptRecord."""
+
+    def release(
+        self, log: DiskLog, generation: int, written: Sequence[tuple[SegmentInfo, SegmentInfo, int]]
+    ) -> None:
+        """The work is done: (old segment, new one, index behind the last entry) for each."""
+
+
 class Repair:
     """One call of `Store.repair`, which waits until nothing else is at the log's files. `begin` and
     `written` are called on the loop, before and after the job."""
 
-    __slots__ = ("_copies", "_done", "_failure", "_generation", "_log")
+    __slots__ = (
+        "_compacted_upto", "_copies", "_done", "_failure", "_generation", "_holds", "_log",
+        "_writer", "_written",
+    )  # fmt: skip
 
     def __init__(
         self,
         log: DiskLog,
         entries: Sequence[EntryLike],
         done: Callable[[StorageError | None], None],
+        writer: SegmentWriter,
+        *,
+        compacted_upto: int = 0,
     ) -> None:
         """Only the damaged ones of the entries are written. Raises StorageError when one of those
         cannot be what the log had."""
@@ -91,6 +120,10 @@ class Repair:
         self._generation = log.generation
         self._done = done
         self._failure: CorruptRecord | None = None
+        self._writer = writer
+        self._compacted_upto = compacted_upto
+        self._holds = False
+        self._written: list[tuple[SegmentInfo, SegmentInfo, int]] = []
 
     def begin(self) -> Callable[[], None] | None:
         """The job; None: the log was reset meanwhile."""
@@ -98,17 +131,57 @@ class Repair:
         if log.generation != self._generation:
             self._done(None)
             return None
+        if any(index <= self._compacted_upto for index in self._copies):
+            self._holds = self._writer.hold(log)
         return partial(self._write, log.segments, log.flushed_index + 1)
 
     def _write(self, segments: Sequence[SegmentInfo], end: int) -> None:
         try:
-            repair(self._log.files, segments, end, self._copies)
+            for segment, stop, copies in _by_segment(segments, end, self._copies):
+                if any(old is segment for old, _, _ in self._written):
+                    continue  # before a full disk refused another
+                if not self._is_other(segment, copies):
+                    _repair_segment(self._log.files, segment, stop, copies)
+                elif self._holds and segment is not segments[-1]:
+                    self._write_anew(segment, stop, copies)
+                else:
+                    raise CorruptRecord("segment that cannot be written anew", segment.number)
         except CorruptRecord as error:
             self._failure = error
+
+    def _is_other(self, segment: SegmentInfo, copies: Mapping[int, Copy]) -> bool:
+        """Whether one of the copies may not have what stood there, but what compaction left."""
+        files = self._log.files
+        for index, copy in copies.items():
+            if index > self._compacted_upto:
+                continue
+            try:
+                idx = files.idx(index)
+            except IndexDamaged:
+                return True
+            if (idx.segment, idx.length) != (
+                segment.number, FRAME_BYTES + len(copy.entry.data)
+            ):  # fmt: skip
+                return True
+        return False
+
+    def _write_anew(self, segment: SegmentInfo, end: int, copies: Mapping[int, Copy]) -> None:
+        """Raises CorruptRecord."""
+        files = self._log.files
+        for index, copy in copies.items():
+            _check_known(files, index, copy.entry, self._compacted_upto)
+        entries = {index: copy.entry for index, copy in copies.items()}
+        new = self._writer.write(files, segment, end, entries)
+        self._written.append((segment, new, end))
+        for index in sorted(copies):
+            (back,) = files.entries(index, index + 1, 0)
+            assert back.data == copies[index].entry.data, index
 
     def written(self) -> None:
         """The job has ended: what is good again is no longer damaged."""
         log, copies, failure = self._log, self._copies, self._failure
+        if self._holds:
+            self._writer.release(log, self._generation, self._written)
         if log.generation == self._generation:
             for index, copy in copies.items():  # of some it is true, though others failed
                 log.note_timestamp(index, copy.entry.timestamp)
@@ -120,23 +193,39 @@ class Repair:
         self._done(failure)
 
 
-def repair(
-    files: LogFiles, segments: Sequence[SegmentInfo], end: int, copies: Mapping[int, Copy]
-) -> None:
-    """Write the copies into the log's segments, whose entries end at `end`; durable on return.
-
-    Raises CorruptRecord when a copy cannot be what stood there. Blocks.
-    """
+def _by_segment(
+    segments: Sequence[SegmentInfo], end: int, copies: Mapping[int, Copy]
+) -> Iterator[tuple[SegmentInfo, int, dict[int, Copy]]]:
+    """(segment, index behind its last entry, its copies), where `end` is behind the last of all."""
     for n, segment in enumerate(segments):
         stop = segments[n + 1].first_index if n + 1 < len(segments) else end
         mine = {i: c for i, c in copies.items() if segment.first_index <= i < stop}
         if mine:
-            _repair_segment(files, segment, stop, mine)
+            yield segment, stop, mine
+
+
+def _check_known(files: LogFiles, index: int, entry: StoredEntry, compacted_upto: int) -> None:
+    """What the entry's Idx says must be so, but for the length of one that compaction may have
+    made smaller. Raises CorruptRecord."""
+    try:
+        idx = files.idx(index)
+    except IndexDamaged:
+        return
+    found = (entry.term, entry.base_offset, entry.records, int(entry.kind))
+    known = (idx.term, idx.base_offset, idx.records, idx.kind)
+    is_same_length = idx.length == FRAME_BYTES + len(entry.data)
+    fits = is_same_length or (index <= compacted_upto and entry.records)
+    if found != known or not fits or idx.max_timestamp < entry.timestamp:
+        raise CorruptRecord("copy of an entry", index, expected=idx.length)
 
 
 def _repair_segment(
     files: LogFiles, segment: SegmentInfo, end: int, copies: Mapping[int, Copy]
 ) -> None:
+    """Write the copies into a segment, whose entries end at `end`; durable on return.
+
+    Raises CorruptRecord when a copy cannot be what stood there. Blocks.
+    """
     file = files.fs.open(files.segment_path(segment.number))
     try:
         size = file.size()

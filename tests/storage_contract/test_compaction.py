@@ -10,12 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from segments.api import Compaction, HardState, MetaBatch, StoredEntry
+from segments.api import (
+    Compaction,
+    CorruptRecord,
+    EntriesDamaged,
+    HardState,
+    MetaBatch,
+    StoredEntry,
+)
 from segments.compaction.compactor import OLD_FILE_MS
 from segments.io import failpoint
 from segments.io.fs import RealFileSystem
 from segments.tool import Directory, verify
 from tests.storage_contract.conftest import SMALL, DiskHarness, SimHarness, make
+from tests.storage_contract.damage import flip_bit
 from vdl.records.batch import BatchFields, Record, build_batch, iter_records, read_header
 from vdl.records.compaction import BatchCleaner
 from vdl.records.compression import Compression
@@ -301,6 +309,101 @@ def test_damaged_entry_stops_it_and_is_told(tmp_path):
     assert done == [False]
     assert log.holes
     assert not any(name.endswith(".new") for name in log.files.fs.list(log.files.directory))
+    harness.crash()
+
+
+def hurt(log, indexes):
+    """Damage the frames of entries; where they lie is still known."""
+    for index in indexes:
+        idx = log.files.idx(index)
+        flip_bit(Path(log.files.segment_path(idx.segment)), idx.position + 20)
+
+
+@pytest.mark.parametrize("wide", [1, 3, 40])
+@pytest.mark.parametrize("loses_index", [False, True])
+def test_damage_is_repaired_from_a_log_that_is_compacted_further(tmp_path, wide, loses_index):
+    """Else it would never be: damage stops compaction here, and others go on. What comes of it is
+    what they have."""
+    other = SimHarness(SMALL)
+    other.start()
+    fill(other, other.new_log(), random.Random(4), 150)
+    assert compact(other, other.log, 80)
+    harness = make("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, random.Random(4), 150)
+    assert compact(harness, log, 80)
+    before = by_index(harness, log)
+    assert compact(other, other.log, 130, 80)
+    bad = range(log.segments[2].first_index + 1, log.segments[2].first_index + 1 + wide)
+    hurt(log, bad)
+    if loses_index:
+        fs, files = log.files.fs, log.files
+        fs.unlink(files.index_path(bad[0] // files.index_entries))
+    harness.reopen()
+    log = harness.log
+    done, answers = [], []
+    harness.store.compact(
+        log, Compaction(130, 80), BatchCleaner, pace=lambda n: 1, done=done.append
+    )
+    harness.workers.advance(5_000)
+    assert done == [False]
+    for _ in range(100):
+        if not log.holes:
+            with contextlib.suppress(EntriesDamaged):
+                harness.all_entries(log)
+        if not log.holes:
+            break
+        first, end = log.holes[0]
+        copies = [
+            StoredEntry(*entry[:1], index, *entry[1:])
+            for index, entry in by_index(other, other.log).items()
+            if first <= index < end + 3
+        ]
+        assert copies
+        harness.store.repair(log, copies, answers.append, compacted_upto=130)
+        harness.workers.advance(20_000)
+    assert log.holes == ()
+    assert answers[-1] is None
+    after = by_index(harness, log)
+    for index, entry in before.items():
+        assert after[index] in (entry, by_index(other, other.log)[index])
+    assert compact(harness, log, 130, 80)
+    assert harness.all_entries(log)[:130] == other.all_entries(other.log)[:130]
+    harness.reopen()
+    assert harness.store.strays == []
+    assert harness.all_entries(harness.log)[:130] == other.all_entries(other.log)[:130]
+    harness.crash()
+
+
+def test_copy_of_another_length_is_refused_where_none_may_be(tmp_path):
+    """Only what compaction may have made smaller, of the same place in the log."""
+    harness = make("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, random.Random(4), 150)
+    index = log.segments[1].first_index + 2
+    (true,) = [e for n, e in by_index(harness, log).items() if n == index]
+    hurt(log, [index])
+    harness.reopen()
+    log = harness.log
+    with pytest.raises(EntriesDamaged):
+        harness.entries(log, index, index + 1)
+    term, kind, _, base_offset, records, timestamp = true
+    answers = []
+    for upto, copy in (
+        (index - 1, StoredEntry(term, index, kind, b"", base_offset, records, timestamp)),
+        (index, StoredEntry(term, index, kind, b"", base_offset + 1, records, timestamp)),
+        (index, StoredEntry(term, index, kind, b"", base_offset, records + 1, timestamp)),
+        (index, StoredEntry(term, index, kind, b"", base_offset, records, 1 << 40)),
+    ):
+        harness.store.repair(log, [copy], answers.append, compacted_upto=upto)
+        harness.workers.advance(20_000)
+        assert isinstance(answers.pop(), CorruptRecord), copy
+        assert log.holes == ((index, index + 1),)
+    copy = StoredEntry(term, index, kind, b"", base_offset, records, timestamp)
+    harness.store.repair(log, [copy], answers.append, compacted_upto=index)
+    harness.workers.advance(20_000)
+    assert answers == [None]
+    assert harness.entries(log, index, index + 1)[0].data == b""
     harness.crash()
 
 

@@ -76,7 +76,7 @@ class Wire:
 class Refusing:
     """A store to which no copy is the right one; and a log of events that nobody reads."""
 
-    def repair(self, _log: Any, _entries: Any, done: Any) -> None:
+    def repair(self, _log: Any, _entries: Any, done: Any, *, compacted_upto: int = 0) -> None:
         done(CorruptRecord("copy of an entry", 4))
 
     def warning(self, _event: str, **_fields: Any) -> None: ...

@@ -172,7 +172,9 @@ class EntryRepair:
             elif self._state.groups.get(group.group_id) is group:
                 self._note_healed(group)
 
-        self._state.store.repair(group.log, entries, repaired)
+        owner = group.owner
+        upto = owner.state.compact_upto if isinstance(owner, LogStream) else 0
+        self._state.store.repair(group.log, entries, repaired, compacted_upto=upto)
 
     def _does_without(self, group: Group, request: Request, answer: RangeAnswer) -> bool:
         """Whether what was requested, which that replica has cut off, is needed here no more
@@ -251,7 +253,7 @@ class EntryRepair:
         if wanted.first < log.first_index:
             answer([], group.snapshot_for(wanted.first) if wanted.wants_state else None)
             return
-        if end <= wanted.first or not _is_same(wanted, group):
+        if end <= wanted.first or not _is_compacted_as_far(wanted, group):
             answer([])
             return
         try:
@@ -276,17 +278,13 @@ def _compacted(group: Group) -> tuple[int, int]:
     return compaction.upto, compaction.markers_upto
 
 
-def _is_same(wanted: RangeRequest, group: Group) -> bool:
-    """Whether what was asked for is here what it was there. Entries that one of the two has
-    compacted, or has begun to, may differ."""
-    upto = max(wanted.compacted[0], group.log.compaction.upto)
-    owner = group.owner
-    if isinstance(owner, LogStream):
-        upto = max(upto, owner.state.compact_upto)
-    is_done = not isinstance(owner, LogStream) or (
-        _compacted(group) == (owner.state.compact_upto, owner.state.markers_upto)
-    )
-    return wanted.first > upto or (is_done and wanted.compacted == _compacted(group))
+def _is_compacted_as_far(wanted: RangeRequest, group: Group) -> bool:
+    """Whether nothing comes back with what was asked for that compaction removed there. That more
+    is gone of it here is as good: it was decided, so it will be gone there, too. To wait for a
+    replica that is compacted just as far would be to wait for ever, for damage stops compaction."""
+    upto, markers_upto = wanted.compacted
+    here_upto, here_markers_upto = _compacted(group)
+    return wanted.first > upto or (here_upto >= upto and here_markers_upto >= markers_upto)
 
 
 def _holds_records(group: Group, end: int) -> bool:
