@@ -10,8 +10,9 @@ Rules every backend keeps:
 * All methods are called from the loop that owns the store, and return without blocking. What
   blocks runs through `Workers`; its completions come back on the loop.
 * Payloads are opaque. The store knows kind, term, index, base offset, record count, timestamp.
-* Only committed entries reach log and index segments. The uncommitted suffix lives in the journal
-  and in the cache, so segments are append-only.
+* Only committed entries count in log and index segments. The uncommitted suffix lives in the
+  journal and in the cache. A large append may lie in a segment before it is committed, behind what
+  counts there, and nobody reads it from there but a start.
 * Every byte read from disk is checked against its CRC before it is returned.
 * A failed journal write or sync is fatal: `on_fatal` is called once, nothing is acknowledged after.
 
@@ -239,6 +240,9 @@ class StoreOptions:
     checkpoint_entries: int = 100_000
     checkpoint_interval_ms: int = 10_000
     idle_block_ms: int = 50
+    place_bytes_min: int = 0
+    """An append of at least so many bytes is written to its segment at once, and only told of in
+    the journal; 0: none is."""
     meta_map_bytes: int = 1 << 30
     scrub_bytes_per_second: int = 4 << 20
     """How fast segments are read through, again and again; 0: never."""
@@ -260,6 +264,9 @@ class Workers(Protocol):
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run in order with all other journal jobs, one at a time."""
+
+    def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """Run what a journal block refers to, beside its journal job, one at a time."""
 
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run in a bounded pool, in no particular order."""

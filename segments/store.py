@@ -38,6 +38,7 @@ from segments.compaction.compactor import Compactor
 from segments.directory.identity import LogIdentity
 from segments.directory.log_registry import LogRegistry
 from segments.format.block import TRIM
+from segments.format.names import log_directory
 from segments.io import failpoint
 from segments.io.fs import FileSystem, Lock, make_durable_directory, sync_names_above
 from segments.io.jobs import Jobs
@@ -52,9 +53,10 @@ from segments.log.segment import LogFiles
 from segments.meta.file import Meta
 from segments.recovery import start
 from segments.recovery.missing_parts import find_identity
-from segments.recovery.opening import CARRIED, Recovered, log_directory
+from segments.recovery.opening import Recovered
 from segments.recovery.orphans import Deletions, RemoveLogs
 from segments.recovery.replay import Progress, no_progress
+from segments.recovery.tail import CARRIED
 
 
 class Life(Enum):
@@ -95,6 +97,7 @@ class DiskStore:
         self._jobs = jobs
         jobs.on_rest = self._rested
         self._options = options
+        self._limits = SegmentLimits(options.segment_bytes)
         self._lock = lock
         self._recovered = recovered
         self._meta = meta = recovered.meta
@@ -266,6 +269,7 @@ class DiskStore:
     def delete_log(self, log_id: int) -> None:
         log = self._logs.pop(log_id)
         log.deleted = True
+        log.placement.rooms.clear()
         log.generation += 1
         self._checkpoints.dirty.pop(log_id, None)
         self._checkpoints.pending.forget(log_id)
@@ -282,7 +286,8 @@ class DiskStore:
         first = entries[0].index
         assert log.hard.commit < first <= log.last + 1, (log.hard.commit, first, log.last)
         is_cut = first <= log.last
-        log.stage(entries, self._queue.batch)
+        place_bytes_min = 0 if self.disk_full else self._options.place_bytes_min
+        log.stage(entries, self._queue.batch, place_bytes_min=place_bytes_min, limits=self._limits)
         failpoint.hit("truncate.staged" if is_cut else "append.staged")
         self._checkpoints.arm()
 
@@ -598,6 +603,7 @@ class DiskStore:
             "journal_blocks": journal.stats.blocks,
             "journal_bytes": journal.stats.bytes,
             "journal_files": journal.file_count,
+            "payload_bytes": journal.stats.payload_bytes,
             "journal_write_ns_total": journal.stats.write_ns_total,
             "journal_write_ns_max": journal.stats.write_ns_max,
             "checkpoints": self._checkpoints.count,

@@ -29,12 +29,12 @@ from segments.api import (
 from segments.compaction.note import read_note
 from segments.directory.identity import Identity, LogIdentity, read_identity
 from segments.format.frame import read_frame
-from segments.format.names import sequence_of
+from segments.format.names import log_directory, sequence_of
 from segments.io.fs import FileSystem, read_whole
 from segments.log.index import IndexDamaged
 from segments.log.segment import LogFiles, SegmentInfo
-from segments.recovery.opening import JournalReader, journal_entries, log_directory
 from segments.recovery.replay import Replay, ReplayedLog, replay_journal
+from segments.recovery.tail import JournalReader, journal_entries
 
 INDEX_ENTRIES = StoreOptions().index_segment_entries
 

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 
 from segments.api import CorruptRecord, EntryLike, SegmentLimits
 from segments.io import failpoint
-from segments.io.fs import File, FileSystem, cut_off, read_whole, write_over
+from segments.io.fs import (
+    File,
+    FileSystem,
+    cut_off,
+    is_refused,
+    read_whole,
+    write_over,
+)
+from segments.log.placement import NO_TIMESTAMP, Room, is_later
 from segments.log.segment import (
     SEGMENT_HEADER_BYTES,
     Cursor,
@@ -32,7 +40,6 @@ WRITE_BACK_BYTES = 2 << 20
 """Written back, not synced: a sync has the file system commit its own journal, too, and the writes
 of ours wait for that. Half of it costs a quarter more CPU time; of more the journal's writes would
 wait for too much."""
-NO_TIMESTAMP = -1
 _GROW_MIN = 64 << 10
 _GROW_MAX = 4 << 20
 
@@ -77,6 +84,23 @@ class FlushPlan:
     """Base offset of the segment that is being written."""
     roll_at: int = 0
     """The entry with which a new segment begins in any case; 0: none."""
+    placed_last: int = 0
+    """Entries up to here lie in their place durably: only their Idx are written."""
+    begun: list[SegmentInfo] = field(default_factory=list)
+    """Segments that hold some of these and that no flush has come to, ascending."""
+    end: tuple[int, int] = (0, 0)
+    """(segment, position) behind all that has a place, durably or not; without meaning when the
+    plan goes further."""
+    room_bytes: int = 0
+    """For so many bytes of payloads room is made behind that."""
+    rooms: dict[int, Room] = field(default_factory=dict)
+    """What room there is."""
+    rewinds: int = 0
+    """Of the log's placement, when this was planned."""
+
+    @property
+    def writes_frames(self) -> bool:
+        return self.last > self.placed_last
 
 
 @dataclass(slots=True)
@@ -88,6 +112,8 @@ class FlushResult:
     cursor: Cursor
     opened: list[SegmentInfo] = field(default_factory=list)
     sealed: list[Sealed] = field(default_factory=list)
+    rooms: dict[int, Room] = field(default_factory=dict)
+    """Room for payloads that was made, durably, by segment."""
 
 
 def run_flush(plan: FlushPlan) -> FlushResult:
@@ -101,7 +127,53 @@ def run_flush(plan: FlushPlan) -> FlushResult:
         failpoint.hit("flush.done")
     finally:
         writer.close()
+    if plan.room_bytes:
+        try:
+            make_room(plan, writer.result)
+        except OSError as error:
+            if not is_refused(error):
+                raise
     return writer.result
+
+
+def make_room(plan: FlushPlan, result: FlushResult) -> None:
+    """Allocate room for payloads in the log's last segment, and in the one after that, durably.
+    Blocks. Raises OSError; what was made until then is in the result."""
+    files, limit = plan.files, plan.limits.bytes
+    segment, position = plan.end
+    if plan.writes_frames:
+        segment, position = result.cursor.segment, result.cursor.position
+    room = plan.rooms.get(segment)
+    file = room.file if room is not None else files.fs.open(files.segment_path(segment))
+    end = min(position + plan.room_bytes, limit)
+    if end > position:
+        result.rooms[segment] = _allocated(file, end, room)
+    left = plan.room_bytes - max(end - position, 0)
+    if left <= 0:
+        return
+    segment += 1
+    room = plan.rooms.get(segment)
+    path = files.segment_path(segment)
+    if room is not None:
+        file = room.file
+    elif files.fs.exists(path):
+        file = files.fs.open(path)
+    else:
+        file = files.fs.open(path, create=True)
+    next_room = _allocated(file, min(SEGMENT_HEADER_BYTES + left, limit), room)
+    if room is None:
+        files.fs.sync_directory(files.directory)  # before anything relies on the name
+    result.rooms[segment] = next_room
+
+
+def _allocated(file: File, end: int, room: Room | None) -> Room:
+    """Room up to `end`, or what is there already."""
+    if room is not None and end <= room.end:
+        return room
+    file.allocate(end)
+    failpoint.hit("flush.room")
+    file.sync()
+    return Room(file, end)
 
 
 class _Writer:
@@ -123,6 +195,8 @@ class _Writer:
         self._behind = 0
         """Bytes before the cursor that were neither synced nor written back."""
         self._new_names = False
+        self._has_frames = False
+        """Something was written that is not synced."""
         self._begun = SegmentInfo(cursor.segment, plan.segment_first, plan.segment_offset)
         """What the header of the segment that is being written says."""
         self._has_zeros = False
@@ -133,7 +207,7 @@ class _Writer:
         else:
             _make_directory(plan.files.fs, plan.files.directory)
         if plan.has_scrap:
-            plan.files.remove_scrap(cursor.segment, plan.first)
+            plan.files.remove_scrap(max(cursor.segment, plan.end[0]), plan.first)
 
     def add(self, span: FlushSpan) -> None:
         """Write a span's frames and their Idx."""
@@ -141,15 +215,20 @@ class _Writer:
         limit, span_ms, roll_at = plan.limits.bytes, plan.limits.span_ms, plan.roll_at
         if span_ms >= 0 and cursor.segment and cursor.first_timestamp is None:
             cursor.first_timestamp = self._first_timestamp()
-        add_idx = self._index.add
+        add_idx, placed_last, begun = self._index.add, self.plan.placed_last, self.plan.begun
         run_start = start = span.start
         for entry, end in zip(span.entries, span.ends, strict=True):
             length = end - start
-            if (
+            if entry.index <= placed_last:
+                if begun and begun[0].first_index == entry.index:
+                    self._seal()
+                    self._go_on_in(begun.pop(0))
+                run_start = end
+            elif (
                 not cursor.segment
                 or entry.index == roll_at
                 or (cursor.position + length > limit and cursor.position > SEGMENT_HEADER_BYTES)
-                or (span_ms >= 0 and _is_later(entry, cursor.first_timestamp, span_ms))
+                or (span_ms >= 0 and is_later(entry, cursor.first_timestamp, span_ms))
             ):
                 self._write(span.view[run_start:start])
                 run_start = start
@@ -177,7 +256,8 @@ class _Writer:
         self._index.flush()
         if self._has_zeros:
             self._mend()
-        self._file.sync()
+        if self._has_frames:
+            self._file.sync()
         if self._new_names:
             self.plan.files.fs.sync_directory(self.plan.files.directory)
 
@@ -192,6 +272,7 @@ class _Writer:
         if not len(view):
             return
         assert file is not None, "no segment is open"
+        self._has_frames = True
         self._grow(file, position, len(view))
         self._left -= len(view)
         done = 0
@@ -235,21 +316,46 @@ class _Writer:
         """Seal the segment and begin the next with `entry`."""
         files, cursor = self.plan.files, self.result.cursor
         if self._file is not None:
-            cut_off(self._file, cursor.position)
-            if self._has_zeros:
-                self._mend()
-            self._file.sync()
-            self._file.close()
-            self._index.flush()
-            self._index.sync()
-            failpoint.hit("flush.sealed")
-            self.result.sealed.append(Sealed(cursor.segment, cursor.position, cursor.max_timestamp))
-        info = self._begun = SegmentInfo(cursor.segment + 1, entry.index, entry.base_offset)
-        self._file = files.fs.open(files.segment_path(info.number), create=True)
-        failpoint.hit("flush.created")
+            self._seal()
+        info = SegmentInfo(cursor.segment + 1, entry.index, entry.base_offset)
+        path = files.segment_path(info.number)
+        if cursor.segment and files.fs.exists(path):  # begun for payloads, and not used
+            self._go_on_in(info)
+        else:
+            self._file = files.fs.open(path, create=True)
+            failpoint.hit("flush.created")
+            self._begin(info, SEGMENT_HEADER_BYTES)
+        assert self._file is not None, "no segment is open"
         self._file.pwrite([encode_segment_header(info, files.log_id, files.group_id)], 0)
-        self._allocated = self._behind = SEGMENT_HEADER_BYTES
-        self._new_names = True
+        self._behind = SEGMENT_HEADER_BYTES
+        self._has_frames = self._new_names = True
+
+    def _seal(self) -> None:
+        """Nothing follows in the segment."""
+        cursor = self.result.cursor
+        assert self._file is not None, "no segment is open"
+        cut_off(self._file, cursor.position)
+        if self._has_zeros:
+            self._mend()
+        self._file.sync()
+        self._file.close()
+        self._has_frames = False
+        self._index.flush()
+        self._index.sync()
+        failpoint.hit("flush.sealed")
+        self.result.sealed.append(Sealed(cursor.segment, cursor.position, cursor.max_timestamp))
+
+    def _go_on_in(self, info: SegmentInfo) -> None:
+        """The next segment's file is there already."""
+        files = self.plan.files
+        self._file = files.fs.open(files.segment_path(info.number))
+        self._begin(info, self._file.size())
+
+    def _begin(self, info: SegmentInfo, allocated: int) -> None:
+        cursor = self.result.cursor
+        self._begun = info
+        self._allocated = allocated
+        self._behind = 0
         self.result.opened.append(info)
         cursor.segment, cursor.position = info.number, SEGMENT_HEADER_BYTES
         cursor.max_timestamp = cursor.first_timestamp = NO_TIMESTAMP
@@ -261,10 +367,3 @@ def _make_directory(fs: FileSystem, path: str) -> None:
     if not fs.exists(path):
         fs.make_directory(path)
     fs.sync_directory(path.rpartition("/")[0])
-
-
-def _is_later(entry: EntryLike, first_timestamp: int | None, span_ms: int) -> bool:
-    """Whether the entry is too late for a segment that begins with this timestamp."""
-    if first_timestamp is None or first_timestamp < 0:
-        return False
-    return entry.timestamp - first_timestamp > span_ms

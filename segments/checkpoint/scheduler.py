@@ -47,6 +47,11 @@ JOURNAL_FILES_MIN = 3
 """The file being written, and two that wait for their entries to reach segments. Where many logs
 are dirty, a tail that needs an older one is flushed when its log has its turn, whatever its size.
 """
+ROOM_BYTES_MIN = 1 << 20
+ROOM_TIMES = 2
+"""Room for payloads is made for so many times what a flush has moved on by."""
+ROOMS_MAX = 64
+"""So many logs have room, two open files each: those that were given it last."""
 JOURNAL_FILES_MANY = 5
 """With more, files are let go after each part, and not at a round's end."""
 
@@ -150,6 +155,8 @@ class CheckpointScheduler:
         """Use: the logs that a flush looks at.
         Invariant: has every log with committed entries that no segment holds."""
         self.pending = PendingMeta()
+        self._roomy: dict[int, DiskLog] = {}
+        """Logs that have room for payloads, or are to get it; those served last come last."""
         self.pulse = Pulse()
         self.state = CheckpointState.IDLE
         self.is_closing = False
@@ -205,7 +212,7 @@ class CheckpointScheduler:
 
     @property
     def _journaled(self) -> tuple[int, int]:
-        return self._journal.stats.bytes, self._entries
+        return self._journal.stats.bytes + self._journal.stats.payload_bytes, self._entries
 
     def committed(self, log: DiskLog) -> None:
         """The log has committed entries that no segment holds."""
@@ -283,7 +290,7 @@ class CheckpointScheduler:
         journaled_bytes, entries = self._at_last
         if (
             self._entries - entries >= self._options.checkpoint_entries
-            or self._journal.stats.bytes - journaled_bytes >= bytes_max
+            or self._journaled[0] - journaled_bytes >= bytes_max
         ):
             self.begin()
 
@@ -427,7 +434,7 @@ class CheckpointScheduler:
 
     def _plan(self, log: DiskLog) -> FlushPlan:
         """What a flush of everything committed writes."""
-        first, last = log.flushed_index + 1, log.hard.commit
+        first, last = log.flushed_index + 1, log.flush_last
         assert first <= last, (log.id, first, last)
         spans: list[FlushSpan] = []
         size = 0
@@ -439,15 +446,38 @@ class CheckpointScheduler:
                 )
             )
             size += chunk.ends[stop - 1] - position
-        cursor, has_scrap = log.cursor, log.has_scrap
-        log.has_scrap = True  # until it is known that all of this flush counts
+        cursor, has_scrap, placement = log.cursor, log.has_scrap, log.placement
+        if has_scrap:
+            placement.rooms.clear()  # files go
+        if last > placement.index:
+            log.has_scrap = True  # until it is known that all of this flush counts
+        limits = log.limits or SegmentLimits(self._options.segment_bytes)
         return FlushPlan(
             log.files, log.generation, first, last, log.offset_after(last), size,
             Cursor(cursor.segment, cursor.position, cursor.max_timestamp, cursor.first_timestamp),
-            spans, log.limits or SegmentLimits(self._options.segment_bytes),
+            spans, limits,
             log.segments[-1].first_index if log.segments else 0, has_scrap, self.pulse,
-            log.segments[-1].base_offset if log.segments else 0, log.roll_at(first),
+            log.segments[-1].base_offset if log.segments else 0,
+            roll_at=log.roll_at(max(first, placement.index + 1)), placed_last=placement.index,
+            begun=[info for info in placement.begun if info.first_index <= last],
+            end=(placement.segment, placement.position),
+            room_bytes=self._room_bytes(log, size, limits), rooms=dict(placement.rooms),
+            rewinds=placement.rewinds,
         )  # fmt: skip
+
+    def _room_bytes(self, log: DiskLog, size: int, limits: SegmentLimits) -> int:
+        """For how much of this log's payloads there is to be room behind a flush of `size` bytes. A
+        log for which none came since the last flush gives up what it has."""
+        placement = log.placement
+        is_wanted, placement.is_wanted = placement.is_wanted, False
+        self._roomy.pop(log.id, None)
+        if not is_wanted or self._journal.is_full:
+            placement.rooms.clear()
+            return 0
+        self._roomy[log.id] = log
+        while len(self._roomy) > ROOMS_MAX:
+            self._roomy.pop(next(iter(self._roomy))).placement.rooms.clear()
+        return min(max(ROOM_TIMES * size, ROOM_BYTES_MIN), limits.bytes)
 
     def _finished(
         self,
@@ -516,7 +546,13 @@ class CheckpointScheduler:
         log.cursor = result.cursor
         log.flushed_index = plan.last
         log.flushed_offset = plan.next_offset
-        log.is_void = log.has_scrap = False
+        log.is_void = False
+        placement = log.placement
+        placement.flushed(plan.last, result.cursor)
+        if placement.rewinds == plan.rewinds:
+            if plan.has_scrap or plan.writes_frames:
+                log.has_scrap = False
+            placement.give_room(result.rooms)
         log.rewritten = False
         log.unflushed -= plan.bytes
         self._cache.unflushed -= plan.bytes
@@ -585,7 +621,9 @@ class CheckpointScheduler:
 
 
 def _can_flush(log: DiskLog) -> bool:
-    return not (log.flush_blocked or log.is_lost)
+    if log.flush_blocked or log.is_lost or log.placement.rewind_token:
+        return False
+    return log.flush_last > log.flushed_index
 
 
 def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta, pulse: Pulse) -> Outcome:

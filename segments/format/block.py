@@ -50,6 +50,14 @@ Record (32 bytes): log id 4, sequence 4, kind 1, zero 3, term 4, index 8, and 8 
     INSTALL    as RESET, with a frame: length 4, CRC 4; its base offset is the next offset, its
                timestamp the number of the reset, its payload the state that came with it
     STATE      the frame of an INSTALL again, which changes nothing else
+    PLACE      term: a segment; index: of an entry; value: the position of its frame there
+    DETAIL     of the PLACED behind it; term: records; index: base offset; value: timestamp, signed;
+               the byte behind the kind is the entry's kind
+    PLACED     as ENTRY, without a frame: that lies where the last PLACE of its log says, or behind
+               the PLACED before it
+
+A block with PLACED counts only when their frames are in their segments. The next block is not
+written before.
 
 `sequence` counts a log's records, modulo 2^32: after an unreadable block it shows which logs lost
 some.
@@ -75,6 +83,7 @@ BLOCK_HEADER = struct.Struct("<4sIQQQIIIIQQ")
 BLOCK_REST = struct.Struct("<QQQIIIIQQ")
 ENTRY_RECORD = struct.Struct("<IIIIQII")
 STATE_RECORD = struct.Struct("<IIIIQQ")
+DETAIL_RECORD = struct.Struct("<IIBBHIQq")
 FILE_HEADER_BYTES = FILE_HEADER.size
 BLOCK_HEADER_BYTES = BLOCK_HEADER.size
 RECORD_BYTES = ENTRY_RECORD.size
@@ -90,6 +99,9 @@ FLUSHED = 5
 TRIM = 6
 INSTALL = 7
 STATE = 8
+PLACE = 9
+DETAIL = 10
+PLACED = 11
 FRAMED = frozenset((ENTRY, INSTALL, STATE))
 """Kinds whose record has a frame in the block: its length and CRC stand in the record."""
 

@@ -64,6 +64,13 @@ def frame_of(entry: StoredEntry, group_id: int) -> bytes:
     return CRC.pack(crc32c(entry.data, crc32c(rest))) + rest + bytes(entry.data)
 
 
+def is_frame(view: memoryview, length: int, crc: int) -> bool:
+    """Whether these bytes are the frame of that length and CRC."""
+    if len(view) != length or length < FRAME_BYTES:
+        return False
+    return CRC.unpack_from(view)[0] == crc and crc32c(view[4:]) == crc
+
+
 def base_offset_of(view: memoryview, at: int) -> int:
     """Base offset in the frame at `at`, which has been checked."""
     found: int = HEADER.unpack_from(view, at)[9]

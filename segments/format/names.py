@@ -88,3 +88,13 @@ def is_begun(name: str) -> bool:
     """A file of a log that was being written when its process died."""
     whole = name.removesuffix(".new")
     return name != whole and (segment_number(whole) is not None or whole == COMPACTION)
+
+
+def log_directory(directory: str, log_id: int) -> str:
+    """Where a log's segments lie."""
+    return f"{directory}/logs/{log_id:08x}"
+
+
+def segment_path(log_directory: str, number: int) -> str:
+    """A log segment of the log in that directory."""
+    return f"{log_directory}/{segment_name(number)}"

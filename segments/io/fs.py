@@ -90,6 +90,9 @@ class File(Protocol):
         Nothing is durable by this: neither the file's length nor where its blocks lie. Raises
         SyncFailed."""
 
+    def uncache(self) -> None:
+        """Let the system give up what it has in memory of the file, which is synced."""
+
     def truncate(self, length: int) -> None: ...
     def allocate(self, length: int) -> None:
         """Have room for `length` bytes, or raise ENOSPC now and not when they are written. The file
@@ -243,6 +246,10 @@ class RealFile:
                 return
             # The error is reported once: the sync that follows would know nothing of it.
             raise SyncFailed(OSError(code, os.strerror(code)))
+
+    def uncache(self) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def truncate(self, length: int) -> None:
         os.ftruncate(self._fd, length)

@@ -33,12 +33,16 @@ class InlineWorkers:
     def __init__(self) -> None:
         self.now_ms = 0
         self.journal_jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+        self.payload_jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
         self.pool_jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
         self._timers: list[tuple[int, int, InlineTimer]] = []
         self._timer_count = 0
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self.journal_jobs.append((job, done))
+
+    def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self.payload_jobs.append((job, done))
 
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self.pool_jobs.append((job, done))
@@ -73,6 +77,8 @@ class InlineWorkers:
         while True:
             if self.journal_jobs:
                 self.run_one(self.journal_jobs)
+            elif self.payload_jobs:
+                self.run_one(self.payload_jobs)
             elif self.pool_jobs:
                 self.run_one(self.pool_jobs)
             elif self._timers and self._timers[0][0] <= self.now_ms:

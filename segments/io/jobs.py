@@ -64,6 +64,11 @@ class Jobs:
         self._handed.add(handed)
         self._workers.journal(handed.run, partial(self._ended, handed))
 
+    def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        handed = _Job(self, job, done)
+        self._handed.add(handed)
+        self._workers.payload(handed.run, partial(self._ended, handed))
+
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         handed = _Job(self, job, done)
         self._handed.add(handed)

@@ -1,6 +1,6 @@
-"""The threads that block: one for the journal, one for segments and meta, a small pool for reads
-and everything else; and two that only compute, so that it need not wait for a thread that waits for
-a disk.
+"""The threads that block: one for the journal, one for what its blocks refer to, one for segments
+and meta, a small pool for reads and everything else; and two that only compute, so that it need not
+wait for a thread that waits for a disk.
 
 A job is a plain callable that touches only files and what it closed over; its result, or the
 exception it raised, is handed to `done` on the loop. The journal thread runs its jobs one at a time
@@ -40,12 +40,14 @@ class ThreadWorkers:
         self._ring = ring
         self._call_later = call_later
         self._journal: SimpleQueue[_Job | None] = SimpleQueue()
+        self._payload: SimpleQueue[_Job | None] = SimpleQueue()
         self._pool: SimpleQueue[_Job | None] = SimpleQueue()
         self._essential: SimpleQueue[_Job | None] = SimpleQueue()
         self._files: SimpleQueue[_Job | None] = SimpleQueue()
         self._computing: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads = {
             self._start("journal", self._journal): self._journal,
+            self._start("payload", self._payload): self._payload,
             self._start("essential", self._essential): self._essential,
             self._start("files", self._files): self._files,
             **{self._start(f"pool-{n}", self._pool): self._pool for n in range(pool_threads)},
@@ -57,6 +59,9 @@ class ThreadWorkers:
 
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._journal.put((job, done))
+
+    def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self._payload.put((job, done))
 
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._pool.put((job, done))

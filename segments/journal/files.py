@@ -174,6 +174,7 @@ class JournalFiles:
                 with self._named(reuse, path):
                     failpoint.hit("journal.recycled")
                     fs.sync_directory(self._directory)
+                file.uncache()
                 return JournalFile(sequence, path, file, size)
             file.close()
             fs.unlink(reuse)
@@ -190,6 +191,8 @@ class JournalFiles:
                 if end % WRITE_BACK_BYTES == 0:
                     file.write_back(WRITE_BACK_BYTES, end - WRITE_BACK_BYTES)
             file.sync()
+            # Zeros came in large pieces, which the system marks dirty as a whole for each block.
+            file.uncache()
             failpoint.hit("journal.file_filled")
         except OSError:
             file.close()

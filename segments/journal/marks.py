@@ -19,6 +19,7 @@ from segments.format.block import (
     HARD,
     INSTALL,
     MARK_VOID,
+    PLACED,
     RESET,
     SEQUENCE_MASK,
     STATE_RECORD,
@@ -62,7 +63,8 @@ def marks_behind(before: dict[int, Mark], batch: Batch) -> dict[int, Mark]:
 def _advance(mark: Mark, record: bytes, next_offset: int) -> None:
     _, sequence, kind, term, index, value = STATE_RECORD.unpack(record)
     mark.sequence = (sequence + 1) & SEQUENCE_MASK
-    if kind == ENTRY:
+    kind &= 0xFF
+    if kind in {ENTRY, PLACED}:
         mark.last_index = max(mark.last_index, index)  # one that was there is only repeated
     elif kind == HARD:
         mark.term, mark.vote, mark.commit = term, value, index

@@ -59,6 +59,9 @@ def split(batch: Batch, room: int) -> tuple[Batch, Batch]:
     ]
     rest.spans = batch.spans
     rest.installs = batch.installs
+    first.payloads = batch.payloads  # who finds this part durable must find them
+    rest.placed = batch.placed
+    rest.rewound = batch.rewound
     rest.entries = batch.entries
     assert rest.records, (room, len(batch.records), batch.bytes)
     return first, rest

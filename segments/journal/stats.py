@@ -16,5 +16,7 @@ class WriteStats:
     blocks: int = 0
     bytes: int = 0
     """Of blocks with their padding, and of file headers."""
+    payload_bytes: int = 0
+    """Written to segments beside them."""
     write_ns_total: int = 0
     write_ns_max: int = 0

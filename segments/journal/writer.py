@@ -1,9 +1,10 @@
 """The journal's writer: staged batches become blocks, one write at a time, in files made ahead.
 
-One job, one block, one `pwrite` that returns when it is on disk. What is staged while a write is in
-progress becomes the next block. A file is zero-filled and synced before its first block, so that a
-block changes no metadata; the next file is prepared while this one fills (`allocation.py`). A
-file's header goes out in the same write as its first block.
+One job, one block, one `pwrite` that returns when it is on disk. What the block refers to in
+segments is written beside it, by another job; the block is done with both. What is staged while a
+write is in progress becomes the next block. A file is zero-filled and synced before its first
+block, so that a block changes no metadata; the next file is prepared while this one fills
+(`allocation.py`). A file's header goes out in the same write as its first block.
 
 An idle block follows a quiet spell, so that the last block that mattered is proved durable. Blocks
 that carry only commit indexes need no proof.
@@ -47,6 +48,7 @@ from segments.journal.queue import Queue
 from segments.journal.split import block_bytes, split
 from segments.journal.stats import WriteStats
 from segments.log.log import Batch, DiskLog
+from segments.log.placement import write_payloads
 
 _PADDING = bytes(PAGE_BYTES)
 
@@ -97,7 +99,7 @@ _MAY_WRITE = (WriterState.IDLE, WriterState.AWAITING_FILE)
 class _Write:
     """One block on its way: `part` of a batch, to lie in `file` from `position` to `end`.
     `done_batch` is the batch that is durable with it, `crc_before` what a block that was not
-    written takes back."""
+    written takes back. While `awaits_payloads`, a `result` that came before them is kept."""
 
     file: JournalFile
     buffers: list[Buffer]
@@ -106,6 +108,8 @@ class _Write:
     part: Batch
     done_batch: Batch | None
     crc_before: int
+    awaits_payloads: bool = False
+    result: int | BaseException = 0
 
     def run(self) -> int:
         """Write and sync. Blocks. Raises OSError."""
@@ -324,13 +328,36 @@ class Journal:
     def _hand_over(self, write: _Write) -> None:
         """Give it to the thread. `_ended` is told; no callback may refer to itself: who makes a
         cycle for each block makes work for the collector, which stops everybody."""
-        if self.state is not WriterState.STOPPED:
-            self._workers.journal(write.run, partial(self._ended, write))
+        if self.state is WriterState.STOPPED:
+            return
+        payloads, write.part.payloads = write.part.payloads, []
+        if payloads:
+            write.awaits_payloads = True
+            job = partial(write_payloads, payloads)
+            self._workers.payload(job, partial(self._payloads_ended, write))
+        self._workers.journal(write.run, partial(self._ended, write))
+
+    def _payloads_ended(self, write: _Write, result: int | BaseException) -> None:
+        """The thread is done with what the block refers to. There was room for it: what fails is
+        a sync."""
+        if self.state is WriterState.STOPPED:
+            return
+        write.awaits_payloads = False
+        if isinstance(result, BaseException):
+            self._fail(result)
+            return
+        self.stats.payload_bytes += result
+        if write.result:
+            self._ended(write, write.result)
 
     def _ended(self, write: _Write, result: int | BaseException) -> None:
         """The thread is done with a block. A failed write or sync is the end: the system may have
         marked the pages clean, and to sync again would prove nothing."""
         if self.state is WriterState.STOPPED:
+            return
+        is_failure = isinstance(result, BaseException) and not is_disk_full(result)
+        if write.awaits_payloads and not is_failure:
+            write.result = result  # it says nothing without them
             return
         if not isinstance(result, BaseException):
             self._written(write.file, write.end, write.done_batch)
@@ -508,7 +535,8 @@ class Journal:
         """Let the file that this batch begins stand for the newest ones, as far as what is needed
         of them fits into a piece beside the batch."""
         room = self.allocation.carry_room(self._header_bytes()) - block_bytes(batch)
-        if room >= 0 and self.chain.paths:
+        # A payload may arrive without its block: then the files before must be what they were.
+        if room >= 0 and self.chain.paths and not batch.payloads:
             live = self.chain.live()
             inside = self.chain.inside(live)
             batch.stands_for = carry_over(self._logs, live, inside, batch, room)

@@ -27,12 +27,16 @@ from segments.api import (
     Unavailable,
 )
 from segments.format.block import (
+    DETAIL,
+    DETAIL_RECORD,
     ENTRY,
     ENTRY_RECORD,
     HARD,
     INSTALL,
     MARK_INSTALLED,
     MARK_VOID,
+    PLACE,
+    PLACED,
     RECORD_BYTES,
     RESET,
     SEQUENCE_MASK,
@@ -45,7 +49,14 @@ from segments.format.frame import CRC, FRAME_BYTES, FRAME_VERSION, HEADER_REST, 
 from segments.format.names import sequence_of
 from segments.log.damaged_ranges import DamagedRanges
 from segments.log.largest_timestamps import UNKNOWN, LargestTimestamps
-from segments.log.segment import Cursor, LogFiles, Sealed, SegmentInfo
+from segments.log.placement import Layout, Payload, Placement
+from segments.log.segment import (
+    SEGMENT_HEADER_BYTES,
+    Cursor,
+    LogFiles,
+    Sealed,
+    SegmentInfo,
+)
 from segments.log.tail_cache import Chunk, Tail, TailCache
 from segments.log.terms import TermRuns
 
@@ -88,7 +99,8 @@ class Batch:
 
     __slots__ = (
         "before", "buffers", "bytes", "entries", "hard", "installs", "last_chunk", "last_start",
-        "marks", "needs_proof", "records", "sequence", "spans", "stands_for", "token",
+        "marks", "needs_proof", "payloads", "placed", "records", "rewound", "sequence", "spans",
+        "stands_for", "token",
     )  # fmt: skip
 
     def __init__(self, token: int) -> None:
@@ -122,6 +134,12 @@ class Batch:
         self.stands_for = 0
         """Use: the oldest of the journal files whose place the file takes that begins with this
         batch; 0: it takes none."""
+        self.payloads: list[Payload] = []
+        """Use: written beside the batch's first block, which counts only with them."""
+        self.placed: list[tuple[DiskLog, int, int]] = []
+        """Use: to be noted once the batch is durable: (log, its generation, last entry placed)."""
+        self.rewound: list[DiskLog] = []
+        """Use: logs of which it cuts off entries that had a place."""
         self.last_chunk: Chunk | None = None
         self.last_start = 0
 
@@ -148,6 +166,12 @@ class Batch:
             span.log.note_journaled(self.sequence, span.first, span.last)
         for log, generation in self.installs:
             log.note_installed(self.sequence, generation)
+        for log, generation, last in self.placed:
+            if log.generation == generation:
+                log.placement.note_durable(last)
+        for log in self.rewound:
+            if log.placement.rewind_token == self.token:
+                log.placement.rewind_token = 0
 
 
 class DiskLog:
@@ -182,6 +206,7 @@ class DiskLog:
         "maxima",
         "number",
         "offset",
+        "placement",
         "reset_token",
         "rewritten",
         "roll_above",
@@ -234,6 +259,8 @@ class DiskLog:
         """Of all segments but the newest."""
         self.cursor = Cursor()
         """Where the frame after `flushed_index` goes."""
+        self.placement = Placement(first_index - 1, first_index - 1)
+        """Of entries that segments hold before they are flushed."""
         self.is_meta_lost = False
         self.limits: SegmentLimits | None = None
         """When a new segment begins, if not as the store's options say."""
@@ -397,15 +424,102 @@ class DiskLog:
         return slices
 
     # --- staging -----------------------------------------------------------------------------
-    def stage(self, entries: Sequence[EntryLike], batch: Batch) -> None:
-        """Copy the entries into the tail and their records into `batch`.
+    def stage(
+        self,
+        entries: Sequence[EntryLike],
+        batch: Batch,
+        *,
+        place_bytes_min: int = 0,
+        limits: SegmentLimits | None = None,
+    ) -> None:
+        """Copy the entries into the tail and their records into `batch`. From `place_bytes_min`
+        bytes on, unless that is 0, they are placed, if they can be.
 
         The hottest loop of the engine: one copy, one CRC and two packs for each entry.
         """
         self.touch(batch)
-        index = first = entries[0].index
+        first = entries[0].index
         if first <= self.last:
             self.truncate(first, batch)
+        if place_bytes_min and (layout := self._layout(entries, place_bytes_min, limits)):
+            self._stage_placed(entries, batch, layout)
+            return
+        self._stage(entries, batch)
+
+    def _layout(
+        self, entries: Sequence[EntryLike], bytes_min: int, limits: SegmentLimits | None
+    ) -> Layout | None:
+        """Where the entries are placed; None: they are not."""
+        if sum([len(entry.data) for entry in entries]) < bytes_min:
+            return None
+        placement = self.placement
+        placement.is_wanted = True
+        if not placement.rooms or placement.rewind_token or self.has_scrap:
+            return None
+        limits = self.limits or limits
+        assert limits is not None, "no limits for a segment"
+        newest = placement.begun[-1] if placement.begun else self.segments[-1]
+        is_due = newest.first_index <= self.roll_above
+        roll_at = max(placement.index, self.roll_above) + 1 if is_due else 0
+        return placement.lay_out(self.tail, limits, entries, roll_at)
+
+    def _stage_placed(self, entries: Sequence[EntryLike], batch: Batch, layout: Layout) -> None:
+        """Stage entries whose frames go to their place in segments."""
+        placement, first, sequence = self.placement, entries[0].index, self.sequence
+        self._stage(entries, Batch(batch.token))
+        self.sequence = sequence
+        batch.payloads += placement.place(
+            layout, self.tail, self.files, self.last, self.segments[-1]
+        )
+        batch.placed.append((self, self.generation, self.last))
+        for begins, segment, position in layout.runs:
+            if begins < first:  # among those that go along; the others follow with their places
+                self.stage_state(batch, PLACE, segment, begins, position)
+        self._stage_places(first, self.last, batch)
+        batch.spans.append(Span(self, first, self.last))
+        batch.entries += len(entries)
+        batch.needs_proof = True
+
+    def _stage_places(self, first: int, last: int, batch: Batch) -> None:
+        """Stage records that say where the frames of entries [first, last] lie."""
+        segment, position = self.placement.place_of(first, self.cursor, self.tail)
+        begun = {info.first_index: info.number for info in self.placement.begun}
+        log_id, sequence, mask = self.id, self.sequence, SEQUENCE_MASK
+        records = batch.records
+        records.append(STATE_RECORD.pack(log_id, sequence & mask, PLACE, segment, first, position))
+        sequence += 1
+        for chunk, start, stop in self.tail.spans(first, last + 1):
+            at = chunk.start_of(start)
+            for n in range(start, stop):
+                entry, end = chunk.entries[n], chunk.ends[n]
+                if entry.index in begun and entry.index != first:
+                    records.append(
+                        STATE_RECORD.pack(
+                            log_id, sequence & mask, PLACE, begun[entry.index], entry.index,
+                            SEGMENT_HEADER_BYTES,
+                        )
+                    )  # fmt: skip
+                    sequence += 1
+                records.append(
+                    DETAIL_RECORD.pack(
+                        log_id, sequence & mask, DETAIL, entry.kind, 0, entry.records,
+                        entry.base_offset, entry.timestamp,
+                    )
+                )  # fmt: skip
+                crc: int = CRC.unpack_from(chunk.buffer, at)[0]
+                records.append(
+                    ENTRY_RECORD.pack(
+                        log_id, (sequence + 1) & mask, PLACED, entry.term, entry.index, end - at,
+                        crc,
+                    )
+                )  # fmt: skip
+                sequence += 2
+                at = end
+        self.sequence = sequence
+
+    def _stage(self, entries: Sequence[EntryLike], batch: Batch) -> None:
+        """Stage entries whose frames go to the journal."""
+        index = first = entries[0].index
         tail = self.tail
         chunk = tail.chunks[-1] if tail.chunks else tail.grow(0, first)
         buffer, readonly, capacity = chunk.buffer, chunk.readonly, chunk.capacity
@@ -479,6 +593,10 @@ class DiskLog:
         assert index >= self.first, (index, self.first)
         self.touch(batch)
         self.offset = self.offset_after(index - 1)
+        if index <= self.placement.index:
+            self.placement.rewind(index, self.cursor, self.tail, batch.token)
+            self.has_scrap = True
+            batch.rewound.append(self)
         removed = self.tail.truncate(index)
         self.unflushed -= removed
         self.tail.cache.unflushed -= removed
@@ -500,6 +618,10 @@ class DiskLog:
         if self.install is not None and self.install_sequence >= sequence:
             size += RECORD_BYTES + FRAME_BYTES + len(self.install.state)
         first = self._first_from(sequence)
+        placed = self.placement.index
+        if 0 < first <= placed:
+            size += (1 + len(self.placement.begun) + 2 * (placed + 1 - first)) * RECORD_BYTES
+            first = placed + 1
         if first and first <= self.last:
             for chunk, start, stop in self.tail.spans(first, self.last + 1):
                 size += chunk.ends[stop - 1] - chunk.start_of(start) + (stop - start) * RECORD_BYTES
@@ -522,8 +644,13 @@ class DiskLog:
 
     def _restage_entries(self, first: int, batch: Batch) -> None:
         """Stage everything from `first` on once more. The frames are those in the tail: nothing is
-        copied or summed again."""
+        copied or summed again. Of those that are placed only the records."""
         self.touch(batch)
+        batch.spans.append(Span(self, first, self.last))
+        batch.needs_proof = True
+        if first <= self.placement.index:
+            self._stage_places(first, self.placement.index, batch)
+            first = self.placement.index + 1
         index = first
         for chunk, start, stop in self.tail.spans(first, self.last + 1):
             position = chunk.start_of(start)
@@ -545,8 +672,6 @@ class DiskLog:
                 index += 1
                 position = end
         assert index == self.last + 1, (index, self.last)
-        batch.spans.append(Span(self, first, self.last))
-        batch.needs_proof = True
 
     def stage_hard(self, state: HardState, batch: Batch) -> None:
         """Stage term, vote and commit. A second change replaces the first as long as nothing else
@@ -629,6 +754,7 @@ class DiskLog:
         self.segments = ()
         self.maxima = LargestTimestamps()
         self.cursor = Cursor()
+        self.placement = Placement(first_index - 1, first_index - 1)
         self.damaged_ranges.clear()
         self.compacted = Compaction()
         self.roll_above = 0
@@ -656,6 +782,14 @@ class DiskLog:
         self.terms.trim(first_index - 1)
         self.damaged_ranges.trim(first_index)
         self.first = first_index
+
+    @property
+    def flush_last(self) -> int:
+        """The last entry that a flush takes: committed, and no payload that is not durable here,
+        nor what lies behind one."""
+        placement = self.placement
+        commit = self.hard.commit
+        return commit if placement.is_settled else min(commit, placement.durable)
 
     # --- segments ------------------------------------------------------------------------------
     def recovered(self, segments: Sequence[SegmentInfo]) -> None:

@@ -31,8 +31,8 @@ from segments.format.names import (
     is_begun,
     rewritten,
     says_nothing,
-    segment_name,
     segment_number,
+    segment_path,
     sequence_of,
 )
 from segments.io import failpoint
@@ -133,7 +133,7 @@ class LogFiles:
     index_entries: int
 
     def segment_path(self, number: int) -> str:
-        return f"{self.directory}/{segment_name(number)}"
+        return segment_path(self.directory, number)
 
     def index_path(self, number: int) -> str:
         return f"{self.directory}/{number:010d}.index"

@@ -11,35 +11,30 @@ Must not know: how the store goes on from here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from segments.api import CorruptRecord, StorageError, StoredEntry
+from segments.api import CorruptRecord, StorageError
 from segments.compaction.note import read_note
 from segments.directory.identity import Identity
 from segments.format.block import RECORD_BYTES
-from segments.format.frame import read_frame
-from segments.format.names import sequence_of
-from segments.io.fs import File, FileSystem, read_around
-from segments.journal.files import file_path
-from segments.log.index import IndexDamaged
+from segments.format.names import log_directory, sequence_of
+from segments.io.fs import FileSystem
 from segments.log.log import Batch, DiskLog, Install, Run
-from segments.log.segment import SEGMENT_HEADER_BYTES, Cursor, LogFiles, SegmentInfo
+from segments.log.segment import LogFiles, SegmentInfo
 from segments.log.tail_cache import TailCache
 from segments.log.terms import TermRuns
 from segments.meta.file import Meta
-from segments.recovery.replay import (
-    FrameRef,
-    Progress,
-    Replay,
-    ReplayedLog,
-    no_progress,
+from segments.recovery.placed import (
+    cursor_of,
+    flush_damaged,
+    is_unproved,
+    placed_segments,
+    placement_of,
+    write_again,
 )
-
-_READ_BYTES = 1 << 20
-CARRIED = 1 << 62
-"""As a journal sequence: the file about to be opened."""
+from segments.recovery.replay import Progress, Replay, ReplayedLog, no_progress
+from segments.recovery.tail import JournalReader, journal_entries, live_sequence
 
 
 @dataclass(slots=True)
@@ -59,11 +54,6 @@ class Recovered:
     stale_directories: list[str] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
     """Files among those of the store that are not its own."""
-
-
-def log_directory(directory: str, log_id: int) -> str:
-    """Where a log's segments lie."""
-    return f"{directory}/logs/{log_id:08x}"
 
 
 def recover(
@@ -90,9 +80,13 @@ def recover(
         )
         try:
             segments = _segments(files, replayed, found)
-            log = _open_log(
-                files, known.replica_number, cache, replayed, segments, reader, carried_from
-            )
+            opened = files, known.replica_number, cache, replayed, segments, reader, carried_from
+            try:
+                log = _open_log(*opened)
+            except (CorruptRecord, FileNotFoundError):
+                if not flush_damaged(files, replayed, segments, reader, meta.applied(log_id)):
+                    raise
+                log = _open_log(*opened)
         except (StorageError, FileNotFoundError):
             log = _open_lost(files, known.replica_number, cache, replayed)
         log.applied = meta.applied(log_id)
@@ -155,12 +149,15 @@ def _open_log(
     if segments:
         log.compacted = read_note(files.fs, files.directory, files.log_id)
         numbers = {segment.number for segment in segments}
-        log.cursor = files.healing(segments, end, lambda: _cursor(files, end - 1, numbers))
+        log.cursor = files.healing(segments, end, lambda: cursor_of(files, end - 1, numbers))
         first = max(log.first, segments[0].first_index)
         for run in files.healing(segments, end, lambda: files.term_runs(first, end)):
             log.terms.add(*run)
     try:
         _read_tail(log, replayed, journal, carried_from)
+        log.placement = placement_of(log, replayed)
+        if is_unproved(log, replayed, carried_from):
+            write_again(log)
         if trimmed_ahead:
             log.trim(replayed.first_index)
     except BaseException:
@@ -186,7 +183,7 @@ def _read_tail(
         log.install = Install(
             found.timestamp, found.index, found.term, found.base_offset, bytes(found.data)
         )
-        log.install_sequence = _live_sequence(ref, carried_from)
+        log.install_sequence = live_sequence(ref, carried_from)
 
 
 def _set_state(log: DiskLog, replayed: ReplayedLog) -> None:
@@ -227,7 +224,11 @@ def _segments(files: LogFiles, replayed: ReplayedLog, found: Recovered) -> list[
             found.stale_directories.append(files.directory)
         return []
     segments, begun = files.segments(replayed.flushed_index, found.strays)
-    unused = [s for s in segments if s.first_index > replayed.flushed_index]
+    kept = placed_segments(replayed)
+    begun = [path for path in begun if path not in {files.segment_path(n) for n in kept}]
+    unused = [
+        s for s in segments if s.first_index > replayed.flushed_index and s.number not in kept
+    ]
     segments = [s for s in segments if s.first_index <= replayed.flushed_index]
     while len(segments) > 1 and segments[1].first_index <= replayed.first_index:
         unused.append(segments.pop(0))
@@ -239,69 +240,6 @@ def _segments(files: LogFiles, replayed: ReplayedLog, found: Recovered) -> list[
         if sequence_of(after.number) != follows:
             raise CorruptRecord("segment missing", after.number, expected=follows)
     return segments
-
-
-def _cursor(files: LogFiles, last: int, numbers: set[int]) -> Cursor:
-    """Where the frame after entry `last` goes. Raises IndexDamaged when that cannot be right."""
-    idx = files.idx(last)
-    if idx.segment not in numbers:
-        raise IndexDamaged("index names no segment", last, actual=idx.segment)
-    cursor = Cursor(idx.segment, idx.position + idx.length, idx.max_timestamp)
-    file = files.fs.open(files.segment_path(cursor.segment))
-    try:
-        if file.size() < cursor.position or cursor.position < SEGMENT_HEADER_BYTES:
-            raise IndexDamaged(
-                "segment too short", last, expected=cursor.position, actual=file.size()
-            )
-    finally:
-        file.close()
-    return cursor
-
-
-def journal_entries(
-    files: LogFiles, replayed: ReplayedLog, journal: JournalReader
-) -> Iterator[list[StoredEntry]]:
-    """The entries after the durable end, from the journal, in runs of frames that touch."""
-    index = replayed.flushed_index + 1
-    while index <= replayed.last_index and index in replayed.frames:
-        first = replayed.frames[index]
-        refs = [first]
-        length = first.length
-        while (
-            (ref := replayed.frames.get(index + len(refs))) is not None
-            and index + len(refs) <= replayed.last_index
-            and ref.sequence == first.sequence
-            and ref.position == first.position + length
-            and length + ref.length <= _READ_BYTES
-        ):
-            refs.append(ref)
-            length += ref.length
-        yield journal.entries(files.group_id, refs, length)
-        index += len(refs)
-
-
-class JournalReader:
-    """Reads frames back; keeps the few files open that all logs' entries lie in."""
-
-    def __init__(self, fs: FileSystem, directory: str) -> None:
-        self._fs = fs
-        self._directory = directory
-        self._files: dict[int, File] = {}
-
-    def entries(self, group_id: int, refs: list[FrameRef], length: int) -> list[StoredEntry]:
-        """The entries of frames that lie end to end. Raises CorruptRecord."""
-        start, sequence = refs[0].position, refs[0].sequence
-        file = self._files.get(sequence)
-        if file is None:
-            file = self._fs.open(file_path(self._directory, sequence))
-            self._files[sequence] = file
-        # What the medium cannot give now fails its check: it costs this log, not the start.
-        view = memoryview(read_around(file, length, start)[0])
-        return [read_frame(view, ref.position - start, group_id, ref.position) for ref in refs]
-
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
 
 
 def _carry(replay: Replay) -> Batch:
@@ -324,14 +262,9 @@ def _runs(replayed: ReplayedLog, carried_from: tuple[int, int]) -> list[Run]:
         ref = replayed.frames.get(index)
         if ref is None:
             break
-        sequence = _live_sequence(ref, carried_from)
+        sequence = live_sequence(ref, carried_from)
         if runs and runs[-1].sequence == sequence:
             runs[-1].last = index
         else:
             runs.append(Run(sequence, index, index))
     return runs
-
-
-def _live_sequence(ref: FrameRef, carried_from: tuple[int, int]) -> int:
-    """The journal file that will hold the frame once the journal goes on."""
-    return CARRIED if (ref.sequence, ref.position) >= carried_from else ref.sequence

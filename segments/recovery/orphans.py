@@ -15,12 +15,11 @@ from segments.api import CorruptRecord
 from segments.checkpoint.flusher import Pulse
 from segments.directory.identity import Identity
 from segments.directory.log_registry import LogRegistry
-from segments.format.names import log_id_of, says_nothing
+from segments.format.names import log_directory, log_id_of, says_nothing
 from segments.io import failpoint
 from segments.io.fs import FileSystem, is_disk_full
 from segments.io.removals import FILES_AT_ONCE, Job, Removal, Removals
 from segments.meta.file import Meta
-from segments.recovery.opening import log_directory
 from segments.recovery.replay import Replay
 
 REMOVED_LOGS = 128

@@ -28,7 +28,12 @@ is damaged. All that was ever written to the directory had its durable mark on d
 the last case is there a block whose mark lies behind the end of the chain. Then every log is
 suspect.
 
-Must not know: segments, caches. It collects references to frames, not frames.
+A block may say that frames lie in segments (PLACED). It was durable only when they were, so behind
+it nothing was written before. The last block of all is therefore torn, too, when such a frame is
+not there. Those of other blocks are looked for when they are needed: a later block may say that
+they were cut off, and others have their place.
+
+Must not know: caches. It collects references to frames, not frames.
 """
 
 from __future__ import annotations
@@ -36,14 +41,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from crc32c import crc32c
-
 from segments.api import DataMissing
 from segments.directory.identity import Identity
 from segments.format.block import (
     BLOCK_HEADER_BYTES,
     BLOCK_MAGIC,
     CLOSING,
+    DETAIL,
+    DETAIL_RECORD,
     ENTRY,
     ENTRY_RECORD,
     FILE_HEADER_BYTES,
@@ -54,6 +59,8 @@ from segments.format.block import (
     MARK_INSTALLED,
     MARK_VOID,
     PAGE_BYTES,
+    PLACE,
+    PLACED,
     RECORD_BYTES,
     RESET,
     SEQUENCE_MASK,
@@ -71,11 +78,18 @@ from segments.format.block import (
     header_length,
     mend_file_header,
 )
-from segments.format.frame import base_offset_of
-from segments.format.names import is_journal_begun, journal_sequence, says_nothing
+from segments.format.frame import base_offset_of, is_frame
+from segments.format.names import (
+    is_journal_begun,
+    journal_sequence,
+    log_directory,
+    says_nothing,
+    segment_path,
+)
 from segments.io.fs import File, FileSystem, read_around, read_whole
 from segments.journal.chain import Position
 from segments.journal.files import file_path
+from segments.log.segment import SEGMENT_HEADER_BYTES
 
 _SCAN_BYTES = 1 << 20
 _FILE_BYTES_MIN = 3 * PAGE_BYTES
@@ -83,14 +97,28 @@ _FILE_BYTES_MIN = 3 * PAGE_BYTES
 _HEADER_BYTES_MAX = 256 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where the frame of a placed entry lies, and what its Idx says."""
+
+    segment: int
+    position: int
+    crc: int
+    kind: int
+    records: int
+    base_offset: int
+    timestamp: int
+
+
 @dataclass(slots=True)
 class FrameRef:
-    """Where the journal holds an entry's frame."""
+    """Where the journal holds an entry's frame, or the record of one that lies in a segment."""
 
     sequence: int
     position: int
     length: int
     term: int
+    placed: Placed | None = None
 
 
 @dataclass(slots=True)
@@ -119,6 +147,12 @@ class ReplayedLog:
     """Of the last checkpoint before the newest file: meta cannot truly say less."""
     installed: FrameRef | None = None
     """Of the last reset, when a state came with it."""
+    place: tuple[int, int, int] = (0, 0, 0)
+    """(entry, segment, position) of the frame that the next PLACED speaks of."""
+    begun: dict[int, int] = field(default_factory=dict)
+    """Segments that a PLACE has begun, by their first entry; of some that are flushed, too."""
+    detail: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Kind, records, base offset and timestamp of its entry."""
 
     def apply(self, kind: int, term: int, index: int, value: int) -> None:
         """A record without a frame."""
@@ -129,6 +163,7 @@ class ReplayedLog:
             self.cut(index)
         elif kind == RESET:
             self.frames.clear()
+            self.begun.clear()
             self.installed = None
             self.first_index, self.prev_term, self.start_offset = index, term, value
             self.last_index = self.flushed_index = index - 1
@@ -142,6 +177,23 @@ class ReplayedLog:
             self.is_void = False
         elif kind == TRIM:
             self.first_index, self.prev_term, self.start_offset = index, term, value
+        elif kind == PLACE:
+            self.place = index, term, value
+            # It says where everything from that entry on lies.
+            self.begun = {n: begun for n, begun in self.begun.items() if n < index}
+            if value == SEGMENT_HEADER_BYTES:
+                self.begun[index] = term
+
+    def add_placed(self, index: int, term: int, value: int, sequence: int, position: int) -> None:
+        """An entry whose frame lies in a segment; `position` is that of its record."""
+        follows, segment, place = self.place
+        if follows != index:
+            self.lost = True  # its block is good, and one before it was not
+            return
+        length, crc = value & 0xFFFFFFFF, value >> 32
+        self.place = index + 1, segment, place + length
+        placed = Placed(segment, place, crc, *self.detail)
+        self.add(index, FrameRef(sequence, position, length, term, placed))
 
     def add(self, index: int, ref: FrameRef) -> None:
         """An entry. One already held with the same term was written again, nothing else."""
@@ -156,6 +208,7 @@ class ReplayedLog:
         """The suffix from `index` on is gone."""
         for gone in range(index, self.last_index + 1):
             self.frames.pop(gone, None)
+            self.begun.pop(gone, None)
         self.last_index = min(self.last_index, index - 1)
 
     @property
@@ -509,7 +562,13 @@ class _Replayer:
             position, chain, flags = header.bytes, header.chain, 0
             while position < stop:
                 block, data = _read_block(file, header, position, size)
-                if block is not None and block.chain == chain and not _bad_frames(block, data):
+                is_good = (
+                    block is not None and block.chain == chain and not _bad_frames(block, data)
+                )
+                if block is not None and is_good and self._is_torn(file, header, block, stop_lsn):
+                    self.result.torn_bytes = stop - position
+                    break
+                if block is not None and is_good:
                     self._apply(block, data, found.sequence, frozenset())
                 elif block is not None and self._is_proved(file, header, block, stop_lsn, size):
                     self.result.damaged_blocks += 1
@@ -537,6 +596,47 @@ class _Replayer:
         finally:
             file.close()
 
+    def _is_torn(self, file: File, header: FileHeader, block: Block, stop_lsn: int | None) -> bool:
+        """Whether what the good block refers to is not there, and nothing says that it was."""
+        kinds = block.table[8::RECORD_BYTES]
+        if not any(kind == PLACED for kind in kinds):
+            return False
+        size = file.size()
+        follows, _ = _read_block(file, header, block.position + block.padded, size)
+        if follows is not None or self._has_payloads(block):
+            return False
+        return not self._is_proved(file, header, block, stop_lsn, size)
+
+    def _has_payloads(self, block: Block) -> bool:
+        """Whether the frames are there that the block says are in segments. Of those that it cuts
+        off again, or whose log was deleted, none need be: once the block was durable, others may
+        have taken their place."""
+        places: dict[int, tuple[int, int]] = {}
+        wanted: dict[int, list[tuple[int, int, int, int, int]]] = {}
+        for n in range(0, len(block.table), RECORD_BYTES):
+            log_id, _, kind, term, index, value = STATE_RECORD.unpack_from(block.table, n)
+            if kind == PLACE:
+                places[log_id] = term, value
+            elif kind == PLACED and log_id in self._logs and log_id in places:
+                segment, position = places[log_id]
+                length = value & 0xFFFFFFFF
+                frame = index, segment, position, length, value >> 32
+                wanted.setdefault(log_id, []).append(frame)
+                places[log_id] = segment, position + length
+            elif kind == TRUNCATE and log_id in wanted:
+                wanted[log_id] = [frame for frame in wanted[log_id] if frame[0] < index]
+            elif kind in (RESET, INSTALL):
+                wanted.pop(log_id, None)
+        reader = _SegmentReader(self._fs, self._directory.rpartition("/")[0])
+        try:
+            return all(
+                reader.has_frame(log_id, *place)
+                for log_id, frames in wanted.items()
+                for _, *place in frames
+            )
+        finally:
+            reader.close()
+
     def _is_proved(
         self, file: File, header: FileHeader, block: Block, stop_lsn: int | None, size: int
     ) -> bool:
@@ -561,7 +661,12 @@ class _Replayer:
             log = self._logs.get(log_id)
             if log is not None:
                 self._check_sequence(log, number)
-                if kind not in FRAMED:
+                if kind & 0xFF == DETAIL:
+                    fields = DETAIL_RECORD.unpack_from(block.table, n)
+                    log.detail = fields[3], *fields[5:]
+                elif kind == PLACED:
+                    log.add_placed(index, term, value, sequence, block.position + n)
+                elif kind not in FRAMED:
                     log.apply(kind, term, index, value)
                 elif n in bad:
                     log.lost = True
@@ -615,6 +720,36 @@ class _Replayer:
         log.sequence_hint = mark.sequence
 
 
+class _SegmentReader:
+    """Looks for frames in segments; keeps the last file open."""
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._path = ""
+        self._file: File | None = None
+
+    def has_frame(self, log_id: int, segment: int, position: int, length: int, crc: int) -> bool:
+        """Whether the frame with that CRC is there."""
+        path = segment_path(log_directory(self._directory, log_id), segment)
+        if path != self._path:
+            self.close()
+            self._path = path
+            try:
+                self._file = self._fs.open(path)
+            except FileNotFoundError:
+                return False
+        if self._file is None or self._file.size() < position + length:
+            return False
+        frame = memoryview(read_whole(self._file, length, position))
+        return is_frame(frame, length, crc)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
 def _has_first_block(file: File, header: FileHeader) -> bool:
     block, data = _read_block(file, header, header.bytes, file.size())
     return block is not None and block.chain == header.chain and not _bad_frames(block, data)
@@ -643,12 +778,7 @@ def _bad_frames(block: Block, data: memoryview) -> frozenset[int]:
         _, _, kind, _, _, length, crc = ENTRY_RECORD.unpack_from(block.table, n)
         if kind not in FRAMED:
             continue
-        frame = data[at : at + length]
-        if (
-            len(frame) != length
-            or int.from_bytes(frame[:4], "little") != crc
-            or crc32c(frame[4:]) != crc
-        ):
+        if not is_frame(data[at : at + length], length, crc):
             bad.add(n)
         at += length
     return frozenset(bad)

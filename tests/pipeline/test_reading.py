@@ -17,7 +17,7 @@ pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition  # noqa: E402
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # noqa: E402
 
-from segments.recovery.opening import log_directory  # noqa: E402
+from segments.format.names import log_directory  # noqa: E402
 from tests.chaos.harness.replica_set import ReplicaSet  # noqa: E402
 from vdl.kafka.client import Unreachable  # noqa: E402
 from vdl.pipeline import fetch, source  # noqa: E402

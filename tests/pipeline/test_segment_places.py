@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +17,11 @@ pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
 
 from segments.api import MetaBatch
 from segments.directory.identity import Identity, LogIdentity, encode
+from segments.format.names import log_directory
 from segments.io.fs import RealFileSystem
-from segments.log.segment import SegmentInfo, encode_segment_header
+from segments.log.segment import IndexWriter, LogFiles, SegmentInfo, encode_segment_header
 from segments.meta.file import Meta
-from segments.recovery.opening import log_directory
+from segments.tool import INDEX_ENTRIES
 from vdl.pipeline.options import parse
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
 from vdl.pipeline.source import plan
@@ -46,6 +48,12 @@ def directory(tmp_path: Path) -> Path:
     for n, base in enumerate(EDGES, start=1):
         header = encode_segment_header(SegmentInfo(n, base + 1, base), LOG, GROUP)
         (logs / f"{n:010d}.log").write_bytes(header)
+    index = IndexWriter(LogFiles(RealFileSystem(), str(logs), LOG, GROUP, INDEX_ENTRIES))
+    for entry in range(1, EDGES[-1] + 1):
+        segment = bisect_right(EDGES, entry - 1)
+        index.add(entry, entry - 1, -1, 64, 48, segment, 1, 1, 0)
+    index.flush()
+    index.close()
     return path
 
 
@@ -77,6 +85,16 @@ def test_plan_with_good_segments_reads_them_and_the_rest_from_brokers(directory:
     assert [piece.wanted for task in files for piece in task.pieces] == [
         OffsetRange("t", 0, 10, 40), OffsetRange("t", 0, 40, 100),
     ]  # fmt: skip
+
+
+def test_plan_leaves_segments_that_no_flush_has_come_to(directory: Path) -> None:
+    """A large append may have begun the one behind before what lies in it was committed."""
+    logs = Path(log_directory(str(directory), LOG))
+    (index,) = logs.glob("*.index")
+    index.write_bytes(index.read_bytes()[:-40])
+    (task, rest) = planned(directory)
+    assert [piece.wanted for piece in task.pieces] == [OffsetRange("t", 0, 10, 40)]
+    assert rest == OffsetRange("t", 0, 40, 150)
 
 
 def no_meta(path: Path) -> None:

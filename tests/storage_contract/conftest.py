@@ -31,6 +31,9 @@ SMALL = StoreOptions(
     meta_map_bytes=1 << 20,
 )
 
+PLACING = replace(SMALL, place_bytes_min=400)
+"""Half of the appends are written to their segments at once."""
+
 ODD = replace(SMALL, journal_file_bytes=33_500, journal_first_file_bytes=19_700)
 """Files that are no whole number of pages, and smaller than many batches."""
 
@@ -267,6 +270,11 @@ def hard_state():
 @pytest.fixture
 def make_harness():
     return make
+
+
+@pytest.fixture
+def placing_options():
+    return PLACING
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ OPTIONS = StoreOptions(
     checkpoint_entries=80,
     checkpoint_interval_ms=100,
     idle_block_ms=2,
+    place_bytes_min=1500,
     meta_map_bytes=1 << 22,
 )
 LOGS = 3

@@ -215,8 +215,10 @@ class Pair:
         self.do_append(2, 40, 1)
         for side in self.sides:
             side.store.submit()
-            job, _ = side.workers.journal_jobs.popleft()
-            job()
+            for jobs in (side.workers.journal_jobs, side.workers.payload_jobs):
+                if jobs:
+                    job, _ = jobs.popleft()
+                    job()
         self.do_crash()
 
     # --- comparison -----------------------------------------------------------------------------
@@ -265,13 +267,13 @@ def summary(log):
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(plan=st.lists(operations, max_size=50), odd=st.booleans())
+@given(plan=st.lists(operations, max_size=50), kind=st.sampled_from(["small", "odd", "placing"]))
 def test_engine_under_random_operations_equals_the_model(
-    make_harness, odd_options, backend, plan, odd
+    make_harness, odd_options, placing_options, backend, plan, kind
 ):
     """Append, truncate, trim, reset, checkpoint, roll, crash, reopen: the model's state exactly."""
     with tempfile.TemporaryDirectory() as directory:
-        options = [odd_options] if odd else []
+        options = {"small": [], "odd": [odd_options], "placing": [placing_options]}[kind]
         engine = make_harness(backend, Path(directory), *options)
         pair = Pair(engine, make_harness("memory", None))
         try:
@@ -293,10 +295,11 @@ def test_engine_under_random_operations_equals_the_model(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(plan=st.lists(operations, max_size=40))
-def test_engine_after_power_cuts_equals_the_model(make_harness, plan):
+@given(plan=st.lists(operations, max_size=40), is_placing=st.booleans())
+def test_engine_after_power_cuts_equals_the_model(make_harness, placing_options, plan, is_placing):
     """What was reported durable survives the loss of everything unsynced."""
-    engine, model = make_harness("sim", None), make_harness("memory", None)
+    engine = make_harness("sim", None, *([placing_options] if is_placing else []))
+    model = make_harness("memory", None)
     pair = Pair(engine, model)
     engine.crash = engine.power_cut
     for operation in plan:

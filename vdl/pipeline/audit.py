@@ -37,10 +37,11 @@ from crc32c import crc32c
 
 from segments.api import CorruptRecord, EntriesDamaged, StorageError, StoredEntry
 from segments.format.frame import FRAME_BYTES, read_frame
+from segments.format.names import log_directory
 from segments.io.fs import RealFileSystem
 from segments.log.index import IndexDamaged
 from segments.log.segment import LogFiles, SegmentInfo
-from segments.recovery.opening import JournalReader, journal_entries, log_directory
+from segments.recovery.tail import JournalReader, journal_entries
 from segments.tool import INDEX_ENTRIES, Directory
 
 PIECE_ENTRIES = 20_000

@@ -33,10 +33,9 @@ from crc32c import crc32c
 from segments.api import CorruptRecord, StorageError, StoreOptions
 from segments.directory.identity import read_identity
 from segments.format.meta_header import check_headers
-from segments.format.names import sequence_of
+from segments.format.names import log_directory, sequence_of
 from segments.io.fs import RealFileSystem
 from segments.log.segment import LogFiles
-from segments.recovery.opening import log_directory
 from vdl.pipeline.columns import Gathered, open_lane
 from vdl.pipeline.inflated import Inflated
 from vdl.pipeline.positions import TASK_ROWS_MAX, OffsetRange
@@ -144,16 +143,28 @@ def _sealed(fs: RealFileSystem, directory: str, log_id: int, group_id: int) -> l
     if not fs.exists(path):
         return []
     infos, _ = files.segments(flushed_index=0)  # a bad header is nothing to a reader
+    pairs = list(pairwise(infos))
+    # A large append may have begun the newest files before what lies there was committed.
+    while pairs and not _is_indexed(files, pairs[-1][0].number, pairs[-1][1].first_index - 1):
+        pairs.pop()
     return [
         SealedSegment(
             directory, log_id, group_id, info.number, info.first_index, after.first_index,
             info.base_offset, after.base_offset,
             Path(files.segment_path(info.number)).stat().st_size,
         )
-        for info, after in pairwise(infos)
+        for info, after in pairs
         if sequence_of(after.number) == sequence_of(info.number) + 1
         and after.first_index > info.first_index
     ]  # fmt: skip
+
+
+def _is_indexed(files: LogFiles, segment: int, last: int) -> bool:
+    """Whether a flush has come to the segment's last entry: only then all of it is committed."""
+    try:
+        return sequence_of(files.idx(last).segment) == sequence_of(segment)
+    except CorruptRecord:
+        return False
 
 
 def divide(

@@ -170,9 +170,8 @@ HELP: dict[str, str] = {
 STORE_COUNTERS = frozenset(
     {
         "cache_chunks_evicted", "cache_hits", "cache_misses", "checkpoints", "flushed_bytes",
-        "journal_blocks", "journal_bytes", "meta_salvaged", "read_ahead_hits", "reads_refused",
-        "scrub_errors",
-        "scrub_passes", "scrubbed_bytes",
+        "journal_blocks", "journal_bytes", "meta_salvaged", "payload_bytes", "read_ahead_hits",
+        "reads_refused", "scrub_errors", "scrub_passes", "scrubbed_bytes",
     }
 )  # fmt: skip
 """What only grows, among the numbers that a store calls by plain names."""

@@ -5,6 +5,9 @@ it not be readable any more; spoils one page of a header.
 the torn end of the journal. Whether that costs a replica depends on what lay there and on what
 segments hold by now; recovery's own rules say so (`segments.recovery.replay`).
 
+*Placed.* The same for a frame that the block only tells of, while no segment has it by the word of
+a flush.
+
 *Segment.* One entry of a log becomes damaged, and the log's checkpointed state cannot be trusted
 either: a start has to apply all of its entries again, and meets the damage. It costs the replica
 nothing as long as another one has the entry.
@@ -23,21 +26,29 @@ from random import Random
 from segments.api import EntriesDamaged, StorageError
 from segments.format.block import (
     BLOCK_HEADER_BYTES,
+    FLUSHED,
     PAGE_BYTES,
+    PLACE,
+    PLACED,
+    RECORD_BYTES,
+    STATE_RECORD,
     Block,
     FileHeader,
     block_bytes,
     decode_block,
     decode_file_header,
 )
+from segments.format.frame import is_frame
+from segments.format.names import log_directory, segment_path
 from segments.log.index import place
 from segments.log.segment import LogFiles
-from segments.recovery.opening import log_directory
 from vdl.sim.disk import Directory, Inode, MetaStore, SimDisk
 from vdl.sim.filesystem import SimFileSystem
 
 JOURNAL = ("data", "journal")
 UNREADABLE_CHANCE = 0.3
+PLACED_CHANCE = 0.5
+"""That a bit flips in what a block says is in segments, and not in the block."""
 INDEX_CHANCE = 0.25
 """That the bad page is one of an index."""
 
@@ -50,10 +61,51 @@ def flip_durable_bit(disk: SimDisk, rng: Random) -> bytes:
         return b""
     inode, block = found
     whole = bytes(inode.data[block.position : block.position + block.length])
+    placed = _placed_frames(disk, block)
+    if placed and rng.random() < PLACED_CHANCE:
+        inode, start, length = rng.choice(placed)
+        at, bit = start + rng.randrange(length), 1 << rng.randrange(8)
+        inode.data[at] ^= bit
+        inode.durable[at] ^= bit
+        return whole
     at, bit = block.position + rng.randrange(block.length), 1 << rng.randrange(8)
     inode.data[at] ^= bit
     inode.durable[at] ^= bit
     return whole
+
+
+def _placed_frames(disk: SimDisk, block: Block) -> list[tuple[Inode, int, int]]:
+    """(file, position, length) of the frames that a block says are in segments, and that no note of
+    a flush has come to."""
+    flushed: dict[int, int] = {}
+    for inode, header in _files(disk):
+        for other in _blocks(inode, header):
+            for log_id, kind, _, index, _ in _records(other):
+                if kind == FLUSHED:
+                    flushed[log_id] = max(flushed.get(log_id, 0), index)
+    places: dict[int, tuple[int, int]] = {}
+    found: list[tuple[Inode, int, int]] = []
+    for log_id, kind, term, index, value in _records(block):
+        if kind == PLACE:
+            places[log_id] = term, value
+        elif kind == PLACED:
+            segment, position = places[log_id]
+            length, crc = value & 0xFFFFFFFF, value >> 32
+            places[log_id] = segment, position + length
+            node = _find(disk, segment_path(log_directory("data", log_id), segment))
+            if index <= flushed.get(log_id, 0) or not isinstance(node, Inode):
+                continue
+            if is_frame(memoryview(node.durable)[position : position + length], length, crc):
+                found.append((node, position, length))
+    return found
+
+
+def _records(block: Block) -> list[tuple[int, int, int, int, int]]:
+    """(log id, kind, term, index, value) of each."""
+    unpacked = [
+        STATE_RECORD.unpack_from(block.table, at) for at in range(0, len(block.table), RECORD_BYTES)
+    ]
+    return [(log_id, kind & 0xFF, *rest) for log_id, _, kind, *rest in unpacked]
 
 
 def spoil_block(disk: SimDisk, rng: Random) -> int:

@@ -4,8 +4,9 @@ A disk tells of every run of bytes the moment it becomes durable. Journal blocks
 taken apart here, with the journal's own format and none of its code that writes or recovers: so
 there is a second opinion on what a replica may claim to have, and on what a recovery must find.
 
-Only the journal counts. Entries reach segments later, and only such as lay in the journal before;
-nothing that was durable in it is given up without a record that says so.
+Only the journal counts, and what its blocks say is in segments: such a block tells nothing before
+its frames are durable, too. Other entries reach segments later, and only such as lay in the journal
+before; nothing that was durable in it is given up without a record that says so.
 
 Must not know: files, Raft, who asks.
 """
@@ -24,6 +25,8 @@ from segments.format.block import (
     FLUSHED,
     HARD,
     INSTALL,
+    OPENING,
+    PLACED,
     RECORD_BYTES,
     RESET,
     STATE_RECORD,
@@ -33,9 +36,13 @@ from segments.format.block import (
     decode_file_header,
     first_block_at,
 )
+from segments.format.frame import CRC, frame_length
+from segments.log.segment import SEGMENT_HEADER_BYTES, SEGMENT_MAGIC
 
 _SALT = Struct("<Q")
 """Of the file, behind a block's first eight bytes."""
+_FRAMES_MAX = 20_000
+"""So many frames are remembered of those that became durable last."""
 
 
 class DurableLog:
@@ -105,13 +112,17 @@ class DurableLog:
 class DurableLogs:
     """The logs of one disk, by log id. `take` is told every run of bytes that became durable."""
 
-    __slots__ = ("_files", "blocks", "logs")
+    __slots__ = ("_files", "_frames", "_waiting", "blocks", "logs")
 
     def __init__(self) -> None:
         self.logs: dict[int, DurableLog] = {}
         self.blocks = 0
         self._files: dict[int, int] = {}
         """Sequences of journal files by their salts."""
+        self._frames: dict[tuple[int, int], None] = {}
+        """(length, CRC) of frames that became durable outside the journal, oldest first."""
+        self._waiting: tuple[memoryview, int] | None = None
+        """Table and file of the newest block, while frames it speaks of are not durable."""
 
     def take(self, image: Buffer) -> None:
         """Apply the journal block that the bytes hold, if they do."""
@@ -121,6 +132,7 @@ class DurableLogs:
             at = first_block_at(bytes(image[:BLOCK_HEADER_BYTES]))
             header = decode_file_header(bytes(image[:at]))
         if image[at : at + 4] != BLOCK_MAGIC:
+            self._take_frames(memoryview(image))
             return
         block = decode_block(bytes(image[at:]) if at else bytes(image), 0)
         if block is None:
@@ -132,7 +144,36 @@ class DurableLogs:
                 if mark.log_id in self.logs:
                     self.logs[mark.log_id].flushed = mark.flushed_index
         salt: int = _SALT.unpack_from(image, at + 8)[0]
-        self._apply(block.table, self._files.get(salt, 0))
+        # What a start repeats it has made durable before.
+        self._waiting = block.table, self._files.get(salt, 0)
+        self._settle(is_whole=bool(block.flags & OPENING))
+
+    def _take_frames(self, image: memoryview) -> None:
+        """Note the frames that a run of bytes is made of, if it is."""
+        at = SEGMENT_HEADER_BYTES if image[: len(SEGMENT_MAGIC)] == SEGMENT_MAGIC else 0
+        while size := frame_length(image, at):
+            if at + size > len(image):
+                break
+            self._frames[size, CRC.unpack_from(image, at)[0]] = None
+            at += size
+        while len(self._frames) > _FRAMES_MAX:
+            del self._frames[next(iter(self._frames))]
+        self._settle(is_whole=False)
+
+    def _settle(self, *, is_whole: bool) -> None:
+        """Let the newest block count, if all is there that it speaks of."""
+        if self._waiting is None:
+            return
+        table, file = self._waiting
+        for at in range(0, 0 if is_whole else len(table), RECORD_BYTES):
+            log_id, _, kind, term, index, length, crc = ENTRY_RECORD.unpack_from(table, at)
+            if kind != PLACED or (length, crc) in self._frames:
+                continue
+            log = self.logs.get(log_id)
+            if log is None or log.terms.get(index) != term:
+                return
+        self._waiting = None
+        self._apply(table, file)
 
     def _apply(self, table: memoryview, file: int) -> None:
         logs = self.logs
@@ -141,7 +182,7 @@ class DurableLogs:
             log = logs.get(log_id)
             if log is None:
                 log = logs[log_id] = DurableLog()
-            if kind == ENTRY:
+            if kind in (ENTRY, PLACED):
                 log.entry(index, term, file)
             elif kind == HARD:
                 log.term, log.vote = term, STATE_RECORD.unpack_from(table, at)[5]
@@ -159,3 +200,5 @@ class DurableLogs:
         """The disk is empty again."""
         self.logs.clear()
         self._files.clear()
+        self._frames.clear()
+        self._waiting = None

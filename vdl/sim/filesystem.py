@@ -39,6 +39,9 @@ class SimFile:
     def write_back(self, length: int, position: int) -> None:
         """What is not synced may or may not be there after a power cut, whatever is done here."""
 
+    def uncache(self) -> None:
+        """Nothing is cached."""
+
     def truncate(self, length: int) -> None:
         self._disk.truncate(self._inode, length)
 

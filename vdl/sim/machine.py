@@ -519,7 +519,7 @@ class Machine:
             log
             for _, log in sorted(life.store.logs.items())
             if isinstance(log, DiskLog) and log.segments and not log.lost
-            and log.first <= log.flushed_index
+            and log.first <= log.flushed_index == log.placement.index
         ]  # fmt: skip
         if not logs:
             return False

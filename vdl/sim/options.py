@@ -37,6 +37,9 @@ CATCH_UP_KIB = (16, 512)
 
 COMPACTED = 0.5
 """How often a compacted partition is beside the others."""
+PLACING = 0.5
+PLACE_BYTES = (100, 4_000)
+"""In so many worlds appends are placed, from sizes in this range on."""
 CROWDED = 0.005
 """Chance that a server holds very many groups. Such a world takes as long as twenty others."""
 QUIET_GROUPS = (200, 3_000)
@@ -156,6 +159,8 @@ class Options:
     cache_kib: int = 1024
     small_cache_kib: int = 0
     """In place of the other: one that flushes that hang soon fill."""
+    place_bytes: int = 0
+    """Appends from so many bytes on are written to their segments at once; 0: none is."""
     command_entries: int = 10_000
     """How many entries the logs of commands keep behind a checkpoint."""
 
@@ -352,7 +357,7 @@ def draw(rng: Random) -> Options:
     is_roomy = not (world.link_kib or world.behind_kib or world.small_cache_kib)
     if rng.random() < COMPACTED and is_roomy and not world.quiet_groups:
         world = replace(world, keyed=True)
-    return world
+    return replace(world, place_bytes=spread(*PLACE_BYTES) if rng.random() < PLACING else 0)
 
 
 def _moving(drawn: Options, rng: Random) -> Options:

@@ -1,5 +1,5 @@
-"""Where a simulated process's blocking work runs: one worker for the journal, one for what the
-journal needs, one for checkpoints and chores, and a small pool.
+"""Where a simulated process's blocking work runs: one worker for the journal, one for what its
+blocks refer to, one for what it needs, one for checkpoints and chores, and a small pool.
 
 Jobs that only compute take a time of their own and end in another order than they began.
 
@@ -33,6 +33,9 @@ class NoWorkers:
     def journal(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """It does not begin."""
 
+    def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """It does not begin."""
+
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """It does not begin."""
 
@@ -64,6 +67,8 @@ class SimWorkers:
         self._disk = disk
         self._journal: deque[Callable[[], None]] = deque()
         self._journal_busy = False
+        self._payload: deque[Callable[[], None]] = deque()
+        self._payload_busy = False
         self._pool: deque[Callable[[], None]] = deque()
         self._pool_busy = 0
         self._essential: deque[Callable[[], None]] = deque()
@@ -82,6 +87,11 @@ class SimWorkers:
         self._journal.append(lambda: self._run(job, done, self._journal_done))
         if not self._journal_busy:
             self._journal_next()
+
+    def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self._payload.append(lambda: self._run(job, done, self._payload_done))
+        if not self._payload_busy:
+            self._payload_next()
 
     def pool(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self._pool.append(lambda: self._run(job, done, self._pool_done))
@@ -114,13 +124,15 @@ class SimWorkers:
     @property
     def under_way(self) -> int:
         """Jobs that run or wait to."""
-        return len(self._running) + len(self._journal) + len(self._pool) + len(self._essential)
+        waiting = (self._journal, self._payload, self._pool, self._essential)
+        return len(self._running) + sum(map(len, waiting))
 
     def die(self) -> None:
         """The process is gone: cut the running jobs off where they happen to be."""
         running = [self._running[job] for job in sorted(self._running)]
         self._running.clear()
         self._journal.clear()
+        self._payload.clear()
         self._pool.clear()
         self._essential.clear()
         self._files.clear()
@@ -155,6 +167,15 @@ class SimWorkers:
     def _journal_done(self) -> None:
         self._journal_busy = False
         self._journal_next()
+
+    def _payload_next(self) -> None:
+        if self._payload:
+            self._payload_busy = True
+            self._payload.popleft()()
+
+    def _payload_done(self) -> None:
+        self._payload_busy = False
+        self._payload_next()
 
     def _essential_next(self) -> None:
         if self._essential:

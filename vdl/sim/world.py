@@ -935,5 +935,6 @@ def server_config(server_id: int, options: Options) -> Config:
             checkpoint_bytes=options.checkpoint_kib << 10,
             checkpoint_entries=2_000,
             checkpoint_interval_ms=2_000,
+            place_bytes_min=options.place_bytes,
         ),
     )

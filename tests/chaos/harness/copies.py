@@ -120,12 +120,16 @@ def _read_log(directory: Directory, known: LogIdentity) -> Copy:
         for index, ref in sorted(replayed.frames.items()):
             if index < start:
                 continue
-            file = directory.fs.open(file_path(f"{directory.path}/journal", ref.sequence))
+            path, position = file_path(f"{directory.path}/journal", ref.sequence), ref.position
+            if ref.placed is not None:
+                path = directory.files(known).segment_path(ref.placed.segment)
+                position = ref.placed.position
+            file = directory.fs.open(path)
             try:
-                view = memoryview(file.pread(ref.length, ref.position))
+                view = memoryview(file.pread(ref.length, position))
             finally:
                 file.close()
-            entry = read_frame(view, 0, known.group_id, ref.position)
+            entry = read_frame(view, 0, known.group_id, position)
             copy.entries[entry.index] = (entry.term, entry.base_offset, crc32c(entry.data))
             assert entry.index == index, (entry.index, index)
     except Exception as error:  # noqa: BLE001 - whatever it is, this copy cannot be read

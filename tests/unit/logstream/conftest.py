@@ -65,6 +65,9 @@ class DelayWorkers:
 
         self._clock.call_later(SYNC_NS, run)
 
+    def payload(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        self.pool(job, done)
+
     def essential(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         self.pool(job, done)
 

@@ -6,12 +6,20 @@ from dataclasses import replace
 import pytest
 from crc32c import crc32c
 
-from segments.api import CorruptRecord, HardState, MetaBatch, StorageError, StoredEntry
+from segments.api import (
+    CorruptRecord,
+    HardState,
+    MetaBatch,
+    SegmentLimits,
+    StorageError,
+    StoredEntry,
+)
 from segments.directory import identity
 from segments.format import block
 from segments.format.frame import read_frame
 from segments.log import index, segment
 from segments.log.log import Batch, DiskLog
+from segments.log.placement import Placement, Room
 from segments.log.segment import LogFiles, SegmentInfo
 from segments.log.tail_cache import TailCache
 from segments.meta.file import Meta
@@ -270,3 +278,29 @@ def test_meta_items_are_as_documented():
     kept.items[bytes(4) + b"v"] = struct.pack("<II", 2, crc32c(struct.pack("<I", 2)))
     with pytest.raises(StorageError, match="version 2"):
         Meta(kept, "meta", 1)
+
+
+PLACE_RECORD = "040000000000000009000000020000000700000000000000c801000000000000"
+DETAIL_RECORD = "04000000010000000a030000020000006400000000000000b168de3a00000000"
+PLACED_RECORD = "04000000020000000b00000003000000070000000000000035000000938f8d73"
+
+
+def test_records_of_a_placed_entry_are_as_documented():
+    """Where it lies, what its Idx needs, and its checksum; no frame."""
+    files = LogFiles(None, "nowhere", 4, 9, 64)
+    log = DiskLog(files, 1, TailCache(1 << 20), first_index=7, prev_term=2, next_offset=100)
+    log.has_scrap = False
+    log.segments = (SegmentInfo(2, 1, 0),)
+    log.cursor.segment, log.cursor.position = 2, 456
+    log.placement = Placement(6, 6, 2, 456, -1, rooms={2: Room(None, 4096)})
+    batch = Batch(1)
+    entry = StoredEntry(3, 7, 3, b"hello", 100, 2, 987654321)
+    log.stage([entry], batch, place_bytes_min=1, limits=SegmentLimits(1 << 20))
+    assert [record.hex() for record in batch.records] == [
+        PLACE_RECORD, DETAIL_RECORD, PLACED_RECORD,
+    ]  # fmt: skip
+    assert (batch.buffers, batch.bytes, len(batch.payloads)) == ([], 0, 1)
+    (payload,) = batch.payloads
+    assert (payload.position, payload.bytes) == (456, 53)
+    found = read_frame(memoryview(b"".join(payload.buffers)), 0, 9, 0)
+    assert (found.index, found.kind, bytes(found.data)) == (7, 3, b"hello")

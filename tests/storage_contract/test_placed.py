@@ -1,0 +1,386 @@
+"""Large appends that are written to their segments at once, and the journal's blocks that tell of
+them: what counts when only a part of it is on the disk, and what damage means.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from segments.api import EntriesDamaged, HardState, StoredEntry
+from segments.format.block import PLACED, RECORD_BYTES
+from segments.tool import Directory, verify
+from tests.storage_contract.conftest import PLACING, DiskHarness, SimHarness
+from vdl.sim.damage import _blocks, _files
+from vdl.sim.filesystem import SimFileSystem
+
+
+def entries_from(log, first, count, term, size):
+    offset = log.offset_after(first - 1)
+    return [
+        StoredEntry(term, n, 0, bytes([n & 0xFF, term]) * (size // 2), offset + n - first, 1, n)
+        for n in range(first, first + count)
+    ]
+
+
+def append(engine, count=4, *, first=0, term=1, size=300):
+    log = engine.log
+    engine.store.append(log, entries_from(log, first or log.last_index + 1, count, term, size))
+
+
+def commit(engine, index=0):
+    log = engine.log
+    term = max(log.hard_state.term, log.term(log.last_index))
+    engine.store.set_hard_state(log, HardState(term, 0, index or log.last_index))
+
+
+def settled(engine):
+    """An engine whose log has room for payloads."""
+    engine.start()
+    engine.new_log()
+    for _ in range(2):
+        append(engine)
+        commit(engine)
+        engine.submit()
+        engine.checkpoint()
+        engine.submit()
+    assert engine.log.placement.rooms
+    return engine
+
+
+@pytest.fixture(params=["disk", "sim"])
+def engine(request, tmp_path):
+    if request.param == "disk":
+        made = DiskHarness(PLACING, directory=str(tmp_path / "data"))
+    else:
+        made = SimHarness(PLACING)
+    settled(made)
+    yield made
+    made.crash()
+
+
+@pytest.fixture
+def sim():
+    return settled(SimHarness(PLACING))
+
+
+def written(engine):
+    return engine.store.stats()["payload_bytes"]
+
+
+def jobs(engine):
+    """(the block's job, the payload's) of what is submitted now."""
+    engine.store.submit()
+    workers = engine.workers
+    return workers.journal_jobs.popleft(), workers.payload_jobs.popleft()
+
+
+def proved(engine):
+    """The last block is followed by one that proves it."""
+    engine.workers.advance(200)
+
+
+def spoil(engine, index):
+    """Flip a bit in the payload of an entry that has a place; nothing runs."""
+    log = engine.log
+    segment, position = log.placement.place_of(index, log.cursor, log.tail)
+    path = log.files.segment_path(segment)
+    engine.crash()
+    file = engine.store._fs.open(path)
+    byte = file.pread(1, position + 60)[0]
+    file.pwrite([bytes([byte ^ 4])], position + 60, durable=True)
+    file.close()
+
+
+def test_large_append_is_in_its_segment_and_not_in_the_journal(engine):
+    """Its bytes are written once; a checkpoint has only Idx to write; it reads as ever."""
+    log = engine.log
+    before = engine.all_entries(log)
+    journal_bytes, flushed = engine.store.stats()["journal_bytes"], log.flushed_index
+    append(engine, 8, size=400)
+    engine.submit()
+    assert written(engine) >= 8 * 400
+    assert engine.store.stats()["journal_bytes"] - journal_bytes == 4096
+    assert (log.flushed_index, log.placement.durable) == (flushed, log.last_index)
+    held = engine.all_entries(log)
+    engine.reopen()
+    assert engine.all_entries(engine.log) == held
+    assert len(held) == len(before) + 8
+    commit(engine)
+    engine.submit()
+    engine.checkpoint()
+    assert engine.log.flushed_index == engine.log.last_index
+    engine.submit()
+    engine.reopen()
+    assert engine.all_entries(engine.log) == held
+
+
+def test_small_append_before_a_large_one_goes_along(engine):
+    """Frames in a segment lie end to end; the small one is in the journal, too."""
+    append(engine, 1, size=20)
+    append(engine, 6, size=400)
+    engine.submit()
+    assert engine.log.placement.durable == engine.log.last_index
+    held = engine.all_entries(engine.log)
+    engine.reopen()
+    assert engine.all_entries(engine.log) == held
+    commit(engine)
+    engine.submit()
+    engine.checkpoint()
+    engine.submit()
+    engine.reopen()
+    assert engine.all_entries(engine.log) == held
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_block_and_payload_count_only_together(sim, which):
+    """One of both on the disk is nothing: no token, and after a power cut no entry."""
+    held, durable = sim.all_entries(sim.log), sim.store.durable_token
+    append(sim, 8)
+    both = jobs(sim)
+    job, done = both[which]
+    done(job())
+    sim.pump()
+    assert sim.store.durable_token == durable
+    sim.power_cut()
+    sim.start()
+    assert not sim.log.lost
+    assert sim.all_entries(sim.log) == held
+    append(sim, 8, term=2)
+    sim.submit()
+    held = sim.all_entries(sim.log)
+    sim.power_cut()
+    sim.start()
+    assert sim.all_entries(sim.log) == held
+
+
+def test_failed_payload_is_the_end(engine):
+    """A failed sync: told once, and nothing is acknowledged."""
+    durable = engine.store.durable_token
+    append(engine, 8)
+    block, payload = jobs(engine)
+    block[1](block[0]())
+    payload[1](OSError(5, "sync"))
+    engine.workers.advance(1000)
+    assert len(engine.fatal) == 1
+    assert engine.store.durable_token == durable
+
+
+def test_payload_that_nothing_proves_is_written_again_at_a_start(sim):
+    """It may have been read from the page cache only."""
+    append(sim, 8)
+    held = sim.all_entries(sim.log)
+    block, payload = jobs(sim)
+    block[0]()
+    sim.disk.run_job(payload[0])  # and nothing of it reached the platter
+    sim.crash()
+    sim.start()
+    assert sim.all_entries(sim.log) == held
+    sim.power_cut()
+    sim.start()
+    assert sim.all_entries(sim.log) == held
+
+
+def test_damaged_payload_of_the_last_block_is_the_end_of_the_log(engine):
+    """Nothing proves the block: it cannot be told from a tear."""
+    held = engine.all_entries(engine.log)
+    append(engine, 8)
+    for job, _ in jobs(engine):
+        job()
+    spoil(engine, engine.log.last_index)
+    engine.start()
+    assert not engine.log.lost
+    assert engine.all_entries(engine.log) == held
+
+
+def test_damaged_payload_behind_the_mark_loses_what_was_not_committed(engine):
+    """As a damaged frame of a journal block: it may have been acknowledged."""
+    append(engine, 8)
+    engine.submit()
+    proved(engine)
+    spoil(engine, engine.log.last_index - 1)
+    engine.start()
+    assert engine.log.lost
+
+
+def test_damaged_payload_that_was_committed_is_a_hole(engine):
+    """Others have it: the replica stays, says what it cannot read, and takes a copy."""
+    log = engine.log
+    append(engine, 8)
+    engine.submit()
+    commit(engine, log.last_index - 1)
+    engine.submit()
+    proved(engine)
+    held = engine.all_entries(log)
+    damaged = log.last_index - 1
+    copies = [
+        StoredEntry(1, damaged, 0, bytes(entry.data), entry.base_offset, 1, entry.timestamp)
+        for entry in log.entries(damaged, damaged + 1, 1 << 20)
+    ]
+    spoil(engine, damaged)
+    for _ in range(2):  # it is found again as long as the journal has the entry
+        engine.start()
+        log = engine.log
+        assert not log.lost
+        assert (log.flushed_index, log.last_index) == (damaged, damaged + 1)
+        with pytest.raises(EntriesDamaged):
+            engine.entries(log, damaged, damaged + 1)
+        engine.crash()
+    engine.start()
+    with pytest.raises(EntriesDamaged):
+        engine.entries(engine.log, damaged, damaged + 1)
+    done = []
+    engine.store.repair(engine.log, copies, done.append)
+    engine.workers.advance(500)
+    assert done == [None]
+    assert engine.all_entries(engine.log) == held
+
+
+def test_place_is_not_written_again_before_the_cut_is_durable(sim):
+    """A crash before that finds the old frames where the journal says they are."""
+    append(sim, 8)
+    sim.submit()
+    proved(sim)
+    held = sim.all_entries(sim.log)
+    first = sim.log.last_index - 3
+    append(sim, 8, first=first, term=2)
+    assert not sim.store._queue.batch.payloads
+    commit(sim)
+    sim.store.checkpoint()
+    sim.workers.pool_jobs.clear()  # whatever it would do, nothing has been written to the segment
+    assert all(plan.writes_frames is False for plan in sim.store._checkpoints._plans([sim.log]))
+    sim.power_cut()
+    sim.start()
+    assert sim.all_entries(sim.log) == held
+    append(sim, 8, first=first, term=2)
+    sim.submit()
+    append(sim, 8, term=2)
+    commit(sim)
+    sim.submit()
+    held = sim.all_entries(sim.log)
+    sim.checkpoint()
+    sim.submit()
+    sim.power_cut()
+    sim.start()
+    assert sim.all_entries(sim.log) == held
+
+
+def test_frames_that_their_own_block_cuts_off_need_not_be_there(sim):
+    """Once the block is durable, files of a log that was reset go; the block is still the last."""
+    append(sim, 8)
+    assert sim.store._queue.batch.payloads
+    log = sim.log
+    sim.store.reset_log(log, first_index=log.last_index + 5, prev_term=1, next_offset=99)
+    sim.submit()
+    sim.power_cut()
+    sim.start()
+    assert not sim.log.lost
+    assert (sim.log.first_index, sim.log.next_offset) == (log.first_index, 99)
+
+
+def test_reset_while_a_payload_is_under_way(sim):
+    """It is written to the old file, and says nothing of the log as it goes on."""
+    append(sim, 8)
+    block, payload = jobs(sim)
+    log = sim.log
+    sim.store.reset_log(log, first_index=log.last_index + 5, prev_term=1, next_offset=99)
+    for job, done in (payload, block):
+        done(job())
+    sim.submit()
+    assert (log.placement.index, log.placement.durable) == (log.last_index,) * 2
+    append(sim, 8)
+    sim.submit()
+    held = sim.all_entries(sim.log)
+    sim.power_cut()
+    sim.start()
+    assert sim.all_entries(sim.log) == held
+
+
+def test_log_deleted_while_a_payload_is_under_way(engine):
+    """Nothing fails, and a start misses nothing."""
+    append(engine, 8)
+    block, payload = jobs(engine)
+    engine.store.delete_log(engine.log.log_id)
+    for job, done in (payload, block):
+        done(job())
+    engine.pump()
+    assert engine.fatal == []
+    engine.reopen()
+    assert not engine.store.logs
+
+
+def test_commit_ahead_of_the_payload_flushes_nothing(sim):
+    """The others have committed what is not durable here: segments hold nothing of it yet."""
+    append(sim, 8)
+    commit(sim)
+    block, payload = jobs(sim)
+    flushed = sim.log.flushed_index
+    sim.store.checkpoint()
+    sim.pump()
+    assert sim.log.flushed_index == flushed
+    for job, done in (payload, block):
+        done(job())
+    sim.pump()
+    sim.checkpoint()
+    assert sim.log.flushed_index == sim.log.last_index
+
+
+def test_several_segments_in_one_append(engine):
+    """The payload begins the next segment; both are found, read and flushed."""
+    append(engine, 7, size=500)
+    engine.submit()
+    assert engine.log.placement.begun
+    held = engine.all_entries(engine.log)
+    engine.reopen()
+    assert engine.all_entries(engine.log) == held
+    commit(engine)
+    engine.submit()
+    engine.checkpoint()
+    engine.submit()
+    assert engine.log.segments[-1].first_index > 8
+    engine.reopen()
+    assert engine.all_entries(engine.log) == held
+
+
+def test_verify_reads_what_is_placed(tmp_path):
+    """`vdl log verify` compares committed entries of both kinds."""
+    paths = []
+    for name in ("a", "b"):
+        engine = settled(DiskHarness(PLACING, directory=str(tmp_path / name)))
+        append(engine, 8)
+        commit(engine)
+        engine.submit()
+        proved(engine)
+        assert written(engine)
+        last = engine.log.last_index
+        engine.crash()
+        paths.append(Path(engine.directory))
+    fs = engine.store._fs
+    with Directory(fs, str(paths[0]), 16) as one, Directory(fs, str(paths[1]), 16) as other:
+        reports, differences = verify([one, other])
+    assert [(report.entries_read, report.problems) for report in reports] == [(last, [])] * 2
+    assert differences == []
+
+
+def test_room_is_given_up_by_a_log_that_needs_none(engine):
+    """Files are open only as long as something is placed now and then."""
+    for _ in range(2):
+        append(engine, 1, size=20)
+        commit(engine)
+        engine.submit()
+        for _ in range(100):
+            append(engine, 1, size=200)
+        commit(engine)
+        engine.submit()
+        engine.checkpoint()
+    assert not engine.log.placement.rooms
+
+
+def test_blocks_tell_of_placed_entries_by_records_alone(sim):
+    """No frame in the block: PLACE, then DETAIL and PLACED for each entry."""
+    append(sim, 8)
+    sim.submit()
+    disk = SimFileSystem(sim.disk).disk
+    inode, header = _files(disk)[-1]
+    table = _blocks(inode, header)[-1].table
+    kinds = [table[at + 8] for at in range(0, len(table), RECORD_BYTES)]
+    assert kinds.count(PLACED) == 8
