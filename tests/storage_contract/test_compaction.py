@@ -249,6 +249,26 @@ def test_reader_behind_what_is_gone_is_given_the_next_batch(harness):
     assert batches < 100
 
 
+@pytest.mark.parametrize("codec", list(Compression))
+def test_what_is_left_can_be_read_however_small_it_becomes(codec):
+    """What went may have been all that did not compress: readers refuse what becomes too much."""
+    zeros, noise = bytes(1 << 20), random.Random(1).randbytes(1 << 16)
+    records = [Record(b"a", noise), *(Record(b"z%d" % n, zeros) for n in range(4))]
+    batch = bytes(build_batch(records, BatchFields(compression=codec)))
+    assert len(list(iter_records(memoryview(batch)))) == 5
+    newer = bytes(build_batch([Record(b"a", b"")], BatchFields(base_offset=5)))
+    entries = [StoredEntry(1, 1, 0, batch, 0, 5, -1), StoredEntry(1, 2, 0, newer, 5, 1, -1)]
+    cleaner = BatchCleaner()
+    assert cleaner.scan(entries, keys_from=1) == 3
+    left = cleaner.clean(entries[0], markers_upto=0)
+    assert left is not None
+    assert records_of(left) == records_of(batch)[1:]
+    entries[0].data = left
+    again = BatchCleaner()
+    again.scan(entries, keys_from=1)
+    assert again.clean(entries[0], markers_upto=0) is None
+
+
 def test_reader_passes_over_segments_of_which_nothing_is_left(tmp_path, monkeypatch):
     """Without reading them: most of an old log may be such."""
     harness = make("disk", tmp_path)

@@ -9,7 +9,7 @@ where it says so:
   so: `delete.retention.ms` after every replica lost what it deletes. Kafka writes that time into
   the batch (KIP-534), because each of its replicas decides for itself.
 * Base offset, last offset delta and timestamps of a batch stay, so the records that stay are copied
-  as they are. The codec stays, too.
+  as they are. The codec stays, too, but where what is left would be too small for its readers.
 * A batch of which nothing stays becomes an empty one, a header, while its sequence numbers may be
   asked for: it is among the last `WINDOW_BATCHES` of its producer. So windows that are built from
   the compacted log are those that were built from all of it. Otherwise nothing of it stays, but
@@ -45,7 +45,13 @@ from vdl.records.batch import (
     read_varint,
     seal,
 )
-from vdl.records.compression import Compression, CorruptCompression, compress, decompress
+from vdl.records.compression import (
+    Compression,
+    CorruptCompression,
+    compress,
+    decompress,
+    output_limit,
+)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -199,8 +205,9 @@ class BatchCleaner:
         if not count:
             return b""
         left = bytearray(data[:HEADER_BYTES])
-        codec = Compression(header.codec)
-        left += compress(codec, b"".join(parts))
+        codec, packed = _compressed(Compression(header.codec), b"".join(parts))
+        left[_CODEC_AT] = left[_CODEC_AT] & ~CODEC_MASK | codec
+        left += packed
         return _finished(left, count)
 
 
@@ -229,6 +236,16 @@ def _payload(header: BatchHeader, data: memoryview) -> memoryview:
         return decompress(Compression(header.codec), data[HEADER_BYTES:])
     except (CorruptCompression, ValueError) as error:
         raise CorruptBatch("compressed records", HEADER_BYTES) from error
+
+
+def _compressed(codec: Compression, payload: bytes) -> tuple[Compression, bytes]:
+    """The records as they are written, and the codec. What went may have been all that kept them
+    from becoming so small that no reader here opens them again: Snappy's cannot become that."""
+    packed = compress(codec, payload)
+    if len(payload) > output_limit(len(packed)):
+        codec = Compression.SNAPPY
+        packed = compress(codec, payload)
+    return codec, packed
 
 
 def _records(header: BatchHeader, payload: memoryview) -> Iterator[_RecordPlace]:
