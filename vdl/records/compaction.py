@@ -48,9 +48,8 @@ from vdl.records.batch import (
 from vdl.records.compression import (
     Compression,
     CorruptCompression,
-    compress,
+    compress_readably,
     decompress,
-    output_limit,
 )
 
 Buffer = bytes | bytearray | memoryview
@@ -205,7 +204,8 @@ class BatchCleaner:
         if not count:
             return b""
         left = bytearray(data[:HEADER_BYTES])
-        codec, packed = _compressed(Compression(header.codec), b"".join(parts))
+        # What went may have been all that kept the rest from becoming too small.
+        codec, packed = compress_readably(Compression(header.codec), b"".join(parts))
         left[_CODEC_AT] = left[_CODEC_AT] & ~CODEC_MASK | codec
         left += packed
         return _finished(left, count)
@@ -236,16 +236,6 @@ def _payload(header: BatchHeader, data: memoryview) -> memoryview:
         return decompress(Compression(header.codec), data[HEADER_BYTES:])
     except (CorruptCompression, ValueError) as error:
         raise CorruptBatch("compressed records", HEADER_BYTES) from error
-
-
-def _compressed(codec: Compression, payload: bytes) -> tuple[Compression, bytes]:
-    """The records as they are written, and the codec. What went may have been all that kept them
-    from becoming so small that no reader here opens them again: Snappy's cannot become that."""
-    packed = compress(codec, payload)
-    if len(payload) > output_limit(len(packed)):
-        codec = Compression.SNAPPY
-        packed = compress(codec, payload)
-    return codec, packed
 
 
 def _records(header: BatchHeader, payload: memoryview) -> Iterator[_RecordPlace]:
