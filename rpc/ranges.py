@@ -16,7 +16,8 @@ and of a log that is compacted
     48  markers   u64   and up to where deletion markers are gone
 
 From a replica that is not compacted as far, records would come back that are gone: such ones answer
-with nothing. What is compacted further may be smaller than what it stands for. Peers that speak less than `VERSION_OF_COMPACTION` have no such logs.
+with nothing. What is compacted further may be smaller than what it stands for. Peers that speak
+less than `VERSION_OF_COMPACTION` have no such logs.
 
 ENTRIES is
 

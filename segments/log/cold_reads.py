@@ -59,7 +59,7 @@ def read(
                 raise OffsetOutOfRange(f"offset {offset} is behind entry {entry.index}")
         # One with records at least, however many without come before it: those are let go.
         while not any(map(_has_records, found.entries)) and start + len(found.entries) < end:
-            start += len(found.entries)
+            start = files.skip_emptied(segments, start + len(found.entries), end)
             found = Found(start, files.entries(start, end, bytes_max + ahead))
         return found
 

@@ -19,6 +19,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -56,6 +57,7 @@ _READ_ROWS_MAX = 1024
 _BLOCK_ROWS = 64
 _GUESSES_MAX = 4
 _base_offset = attrgetter("base_offset")
+_first_index = attrgetter("first_index")
 _WALK_BYTES = 1 << 20
 assert SEGMENT_HEADER.size == SEGMENT_HEADER_BYTES, SEGMENT_HEADER.size
 
@@ -224,6 +226,21 @@ class LogFiles:
                 start += len(rows)
             first += block.count
         return found
+
+    def skip_emptied(self, segments: Sequence[SegmentInfo], index: int, end: int) -> int:
+        """`index`, or where to read on instead, below `end`: nothing is left of any entry before
+        that. Most of an old log may be segments like that, of millions of entries each. Raises
+        IndexDamaged."""
+        place = max(bisect_right(segments, index, key=_first_index) - 1, 0)
+        with IndexReader(self) as reader:
+            for segment, following in pairwise(segments[place:]):
+                stop = following.first_index
+                sealed = segment.sealed or reader.sealed(segment, stop)
+                emptied_bytes = SEGMENT_HEADER_BYTES + FRAME_BYTES * (stop - segment.first_index)
+                if index >= end or sealed.bytes > emptied_bytes:
+                    break
+                index = max(index, min(stop, end - 1))
+        return index
 
     def index_of(self, segments: Sequence[SegmentInfo], offset: int, first: int, end: int) -> int:
         """Index of the entry in [first, end) that holds `offset`. Raises OffsetOutOfRange.

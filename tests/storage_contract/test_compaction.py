@@ -21,6 +21,7 @@ from segments.api import (
 from segments.compaction.compactor import OLD_FILE_MS
 from segments.io import failpoint
 from segments.io.fs import RealFileSystem
+from segments.log.segment import LogFiles
 from segments.tool import Directory, verify
 from tests.storage_contract.conftest import SMALL, DiskHarness, SimHarness, make
 from tests.storage_contract.damage import flip_bit
@@ -246,6 +247,61 @@ def test_reader_behind_what_is_gone_is_given_the_next_batch(harness):
         assert found.first_offset >= offset or batches == 0
         offset, batches = found.end_offset, batches + 1
     assert batches < 100
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+def test_what_is_left_can_be_read_however_small_it_becomes(codec):
+    """What went may have been all that did not compress: readers refuse what becomes too much."""
+    zeros, noise = bytes(1 << 20), random.Random(1).randbytes(1 << 16)
+    records = [Record(b"a", noise), *(Record(b"z%d" % n, zeros) for n in range(4))]
+    batch = bytes(build_batch(records, BatchFields(compression=codec)))
+    assert len(list(iter_records(memoryview(batch)))) == 5
+    newer = bytes(build_batch([Record(b"a", b"")], BatchFields(base_offset=5)))
+    entries = [StoredEntry(1, 1, 0, batch, 0, 5, -1), StoredEntry(1, 2, 0, newer, 5, 1, -1)]
+    cleaner = BatchCleaner()
+    assert cleaner.scan(entries, keys_from=1) == 3
+    left = cleaner.clean(entries[0], markers_upto=0)
+    assert left is not None
+    assert records_of(left) == records_of(batch)[1:]
+    entries[0].data = left
+    again = BatchCleaner()
+    again.scan(entries, keys_from=1)
+    assert again.clean(entries[0], markers_upto=0) is None
+
+
+def test_reader_passes_over_segments_of_which_nothing_is_left(tmp_path, monkeypatch):
+    """Without reading them: most of an old log may be such."""
+    harness = make("disk", tmp_path)
+    log = harness.new_log()
+    entries = []
+    for index in range(1, 401):
+        data = bytes(build_batch([Record(b"k", b"v" * 100)], BatchFields(base_offset=index - 1)))
+        entries.append(StoredEntry(1, index, 0, data, index - 1, 1, index))
+    harness.store.append(log, entries)
+    harness.store.set_hard_state(log, HardState(1, 2, log.last_index))
+    harness.submit()
+    store_state(harness, log)
+    upto = log.segments[-1].first_index - 1
+    assert compact(harness, log, upto)
+    read = []
+    entries_of = LogFiles.entries
+
+    def counted(self, first, end, bytes_max):
+        found = entries_of(self, first, end, bytes_max)
+        read.extend(entry.index for entry in found)
+        return found
+
+    monkeypatch.setattr(LogFiles, "entries", counted)
+    for is_reopened in (False, True):
+        if is_reopened:  # what segments come to has to be looked up then
+            log = harness.reopen()
+        for end, first_offset in ((log.commit_index, upto - 1), (upto - 1, 0), (upto // 2, 0)):
+            read.clear()
+            found = harness.read(log, 0, end, 2_000)
+            assert found.first_offset == first_offset
+            assert bool(found.buffers) == (end == log.commit_index)
+            assert len(read) < upto // 2
+    harness.crash()
 
 
 def test_reader_under_way_is_not_told_of_damage(tmp_path):

@@ -255,10 +255,13 @@ class LogCompaction:
     def _may_decide(self, stream: LogStream) -> bool:
         """Whether what was decided before is done here, and all members are known to be able to
         apply a decision: a replica that cannot stops. A server that is away has the version that it
-        had."""
+        had. Where a decision has been applied another one is nothing new: the log has what all must
+        be able to apply, also those of which nobody has heard since this server started."""
+        if is_due(stream):
+            return False
         servers = {server_of(replica) for replica in stream.group.members}
         others = servers - {self._state.server_id}
-        return not is_due(stream) and all(map(self._understands, others))
+        return stream.state.compact_upto > 0 or all(map(self._understands, others))
 
     def _understands(self, server_id: int) -> bool:
         return self._versions.get(server_id, 0) >= VERSION_OF_COMPACTION

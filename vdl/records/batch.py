@@ -39,6 +39,7 @@ from vdl.records.compression import (
     Compression,
     CorruptCompression,
     compress,
+    compress_readably,
     decompress,
     output_limit,
 )
@@ -232,8 +233,11 @@ def patch_max_timestamp(batch: memoryview, timestamp_ms: int) -> None:
 def recompressed(
     batch: memoryview, records: memoryview, codec: Compression, level: int | None
 ) -> bytearray:
-    """The batch with another codec. `records` are its own, without their compression."""
-    data = records if codec is Compression.NONE else compress(codec, records, level)
+    """The batch with another codec, or Snappy: see `compress_readably`. `records` are its own,
+    without their compression."""
+    data: Buffer = records
+    if codec is not Compression.NONE:
+        codec, data = compress_readably(codec, records, level)
     out = bytearray(HEADER_BYTES + len(data))
     out[:HEADER_BYTES] = batch[:HEADER_BYTES]
     out[HEADER_BYTES:] = data

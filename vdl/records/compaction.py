@@ -9,7 +9,7 @@ where it says so:
   so: `delete.retention.ms` after every replica lost what it deletes. Kafka writes that time into
   the batch (KIP-534), because each of its replicas decides for itself.
 * Base offset, last offset delta and timestamps of a batch stay, so the records that stay are copied
-  as they are. The codec stays, too.
+  as they are. The codec stays, too, but where what is left would be too small for its readers.
 * A batch of which nothing stays becomes an empty one, a header, while its sequence numbers may be
   asked for: it is among the last `WINDOW_BATCHES` of its producer. So windows that are built from
   the compacted log are those that were built from all of it. Otherwise nothing of it stays, but
@@ -45,7 +45,12 @@ from vdl.records.batch import (
     read_varint,
     seal,
 )
-from vdl.records.compression import Compression, CorruptCompression, compress, decompress
+from vdl.records.compression import (
+    Compression,
+    CorruptCompression,
+    compress_readably,
+    decompress,
+)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -199,8 +204,10 @@ class BatchCleaner:
         if not count:
             return b""
         left = bytearray(data[:HEADER_BYTES])
-        codec = Compression(header.codec)
-        left += compress(codec, b"".join(parts))
+        # What went may have been all that kept the rest from becoming too small.
+        codec, packed = compress_readably(Compression(header.codec), b"".join(parts))
+        left[_CODEC_AT] = left[_CODEC_AT] & ~CODEC_MASK | codec
+        left += packed
         return _finished(left, count)
 
 

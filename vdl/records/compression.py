@@ -97,6 +97,17 @@ def compress(codec: Compression, data: Buffer, level: int | None = None) -> byte
             return bytes(cramjam.zstd.compress(data, level))
 
 
+def compress_readably(
+    codec: Compression, data: Buffer, level: int | None = None
+) -> tuple[Compression, bytes]:
+    """What `decompress` opens again, and the codec it has: Snappy instead, where `data` became so
+    small that it would not. Snappy's cannot become that."""
+    packed = compress(codec, data, level)
+    if codec is Compression.NONE or len(data) <= output_limit(len(packed)):
+        return codec, packed
+    return Compression.SNAPPY, compress(Compression.SNAPPY, data)
+
+
 def output_limit(compressed_bytes: int) -> int:
     """How many bytes an input of this size may become."""
     return min(OUTPUT_BYTES_MAX, max(FLOOR_BYTES, RATIO_MAX * compressed_bytes))

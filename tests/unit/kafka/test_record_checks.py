@@ -212,6 +212,16 @@ def test_batch_that_becomes_too_large_is_refused(in_thread: bool) -> None:
             assert verdict.code is ErrorCode.MESSAGE_TOO_LARGE
 
 
+@pytest.mark.parametrize("wanted", [Compression.GZIP, Compression.LZ4, Compression.ZSTD])
+def test_batch_that_becomes_too_small_can_still_be_read(wanted: Compression) -> None:
+    """Readers here refuse what becomes more than a hundred times as much: zeros may."""
+    batch = build_batch([Record(b"k", bytes(1 << 20)) for _ in range(4)])
+    verdict = verdict_of(batch, Codec(wanted, None, 8 << 20), in_thread=True)
+    assert isinstance(verdict, Recompressed)
+    assert verdict.header.attributes & ~7 == read_header(batch).attributes
+    assert list(iter_records(verdict.batch)) == list(iter_records(memoryview(batch)))
+
+
 @pytest.mark.parametrize("codec", [Compression.NONE, Compression.ZSTD])
 def test_large_batch_is_compressed_off_the_loop(codec: Compression) -> None:
     """Whether it is large as it was sent, or only without its compression."""

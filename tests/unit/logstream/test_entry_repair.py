@@ -271,8 +271,9 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
     [
         (4, (0, 0), (0, 0), True),
         (4, (5, 2), (5, 2), True),
-        (4, (5, 0), (5, 2), False),
-        (4, (0, 0), (5, 2), False),
+        (4, (5, 0), (5, 2), True),
+        (4, (0, 0), (5, 2), True),
+        (4, (5, 2), (5, 0), False),
         (4, (5, 2), (0, 0), False),
         (6, (5, 2), (0, 0), True),
     ],
@@ -280,7 +281,8 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
 def test_copy_comes_only_from_a_replica_that_is_compacted_as_far(
     first: int, compacted: tuple[int, int], own: tuple[int, int], answered: bool
 ) -> None:
-    """Another one may have more in the same entry, or less, and as many bytes if compressed."""
+    """Another one may have what is gone here already. What is gone of it there will go here, too;
+    who waited for one that has just as much would wait for ever."""
     replica, wire = Replica(), Wire()
     replica.log.compaction = Compaction(*own)
     buffers = encode_range(RangeRequest(12, GROUP, first, first + 1, compacted=compacted))

@@ -277,6 +277,29 @@ def test_replica_that_begins_behind_what_was_compacted_waits_for_nothing(
     assert cluster.leader(topic.group_id).state.markers_upto > 0
 
 
+def test_server_that_is_away_stops_nothing_after_a_restart(
+    make_cluster: Callable[..., Any],
+) -> None:
+    """The others have not heard of it since: it may have been away for months."""
+    cluster = make_cluster(compaction_check_ms=1_000)
+    topic = Topic(cluster, ALWAYS)
+    topic.write(30)
+    topic.settle()
+    before = cluster.leader(topic.group_id).state.compact_upto
+    assert before > 0
+    away, *others = cluster.nodes.values()
+    away.crash()
+    for node in others:
+        node.crash()
+        cluster.run(1_000)
+        node.start()
+        topic.tune(node, ALWAYS)
+        cluster.run(5_000)
+    topic.write(30)
+    topic.settle()
+    assert cluster.leader(topic.group_id).state.compact_upto > before
+
+
 def test_peers_of_before_stop_it(make_cluster: Callable[..., Any]) -> None:
     """A replica that does not know the command would stop."""
     cluster = make_cluster(compaction_check_ms=1_000)
