@@ -223,7 +223,10 @@ class Timed:
                 assert idx.max_timestamp == max(times)
             known.append(
                 SegmentSpan(
-                    idx.base_offset + idx.records, idx.position + idx.length, idx.max_timestamp
+                    idx.base_offset + idx.records,
+                    idx.position + idx.length,
+                    idx.max_timestamp,
+                    end - 1,
                 )
             )
         assert answers[0][:-1] == known

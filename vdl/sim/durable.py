@@ -36,11 +36,13 @@ from segments.format.block import (
     decode_file_header,
     first_block_at,
 )
-from segments.format.frame import CRC, frame_length
+from segments.format.frame import CRC, FRAME_VERSION, frame_length
 from segments.log.segment import SEGMENT_HEADER_BYTES, SEGMENT_MAGIC
 
 _SALT = Struct("<Q")
 """Of the file, behind a block's first eight bytes."""
+_VERSION_AT = 17
+"""Where a frame's header says its version."""
 _FRAMES_MAX = 20_000
 """So many frames are remembered of those that became durable last."""
 
@@ -152,7 +154,7 @@ class DurableLogs:
         """Note the frames that a run of bytes is made of, if it is."""
         at = SEGMENT_HEADER_BYTES if image[: len(SEGMENT_MAGIC)] == SEGMENT_MAGIC else 0
         while size := frame_length(image, at):
-            if at + size > len(image):
+            if at + size > len(image) or image[at + _VERSION_AT] != FRAME_VERSION:
                 break
             self._frames[size, CRC.unpack_from(image, at)[0]] = None
             at += size
