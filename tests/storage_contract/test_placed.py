@@ -341,6 +341,70 @@ def test_several_segments_in_one_append(engine):
     assert engine.all_entries(engine.log) == held
 
 
+def begun(sim):
+    """A payload has begun a segment; the index of its first entry, which is not committed."""
+    append(sim, 7, size=500)
+    sim.submit()
+    first = sim.log.placement.begun[-1].first_index
+    assert first <= sim.log.last_index
+    return first
+
+
+def settle_all(sim):
+    """Everything is committed, flushed and noted."""
+    commit(sim)
+    sim.submit()
+    sim.checkpoint()
+    sim.submit()
+
+
+def test_segment_of_which_all_was_cut_off_is_not_the_log_s(sim):
+    """A smaller entry goes to the segment before: the file that was begun with the entry that it
+    replaces is gone, and no start takes it for a segment of the log."""
+    first = begun(sim)
+    append(sim, 1, first=first, term=2, size=2)
+    settle_all(sim)
+    held = sim.all_entries(sim.log)
+    for _ in range(2):
+        segments = [(info.number, info.first_index) for info in sim.log.segments]
+        assert sim.log.files.idx(first).segment == segments[-1][0]
+        assert all(index != first for _, index in segments)
+        sim.power_cut()
+        sim.start()
+        assert not sim.log.lost
+        assert sim.all_entries(sim.log) == held
+        assert [(info.number, info.first_index) for info in sim.log.segments] == segments
+
+
+def test_place_behind_a_cut_where_a_segment_began(sim):
+    """What follows a cut at a segment's first entry lies where its Idx says."""
+    first = begun(sim)
+    append(sim, 1, first=first, term=2, size=2)  # the cut
+    append(sim, 1, term=2, size=2)
+    sim.store.append(sim.log, entries_from(sim.log, first, 1, 3, 2))
+    sim.store.set_hard_state(sim.log, HardState(3, 0, first - 2))
+    sim.submit()
+    sim.checkpoint()
+    sim.submit()
+    for _ in range(3):
+        append(sim, 4, term=3)
+        sim.store.set_hard_state(sim.log, HardState(3, 0, sim.log.commit_index + 1))
+        sim.submit()
+        sim.checkpoint()
+        sim.submit()
+    settle_all(sim)
+    held = sim.all_entries(sim.log)
+    sim.power_cut()
+    sim.start()
+    log = sim.log
+    assert not log.lost
+    assert sim.all_entries(log) == held
+    assert [
+        entry.index
+        for entry in sim.cold(sim.store.entries_cold, log, 1, log.last_index + 1, 1 << 20)
+    ] == list(range(1, log.last_index + 1))
+
+
 def test_verify_reads_what_is_placed(tmp_path):
     """`vdl log verify` compares committed entries of both kinds."""
     paths = []
