@@ -8,6 +8,7 @@ import pytest
 
 from segments.api import EntriesDamaged, HardState, StoredEntry
 from segments.format.block import PLACED, RECORD_BYTES
+from segments.journal.allocation import Room
 from segments.tool import Directory, verify
 from tests.storage_contract.conftest import PLACING, DiskHarness, SimHarness
 from vdl.sim.damage import _blocks, _files
@@ -403,6 +404,41 @@ def test_place_behind_a_cut_where_a_segment_began(sim):
         entry.index
         for entry in sim.cold(sim.store.entries_cold, log, 1, log.last_index + 1, 1 << 20)
     ] == list(range(1, log.last_index + 1))
+
+
+def test_file_that_stands_for_others_says_where_a_segment_began(sim):
+    """On a full disk what a payload took along may be in a file that is kept, and the block that
+    said where it lies in one that is not."""
+    other = sim.new_log()
+    log = sim.log
+    sim.store.append(other, entries_from(other, 1, 40, 1, 1400))
+    sim.submit()
+    for _ in range(5):
+        append(sim, 1)
+        sim.submit()
+    gap = log.last_index
+    kept = log.runs[-1].sequence
+    while sim.store._journal.current_sequence == kept:
+        sim.store.set_hard_state(other, HardState(other.hard_state.term + 1, 0, 0))
+        sim.submit()
+    append(sim, 2)
+    sim.submit()
+    assert log.placement.begun and log.placement.begun[0].first_index <= gap
+    assert [run.sequence > kept for run in log.runs] == [False, True]
+    sim.disk.room = 0
+    sim.store._allocation.room = Room.FULL
+    while not sim.store._journal.chain.replaced:
+        sim.store.set_hard_state(other, HardState(other.hard_state.term + 1, 0, 0))
+        sim.submit()
+    proved(sim)
+    assert not sim.store._journal.chain.replaced
+    assert kept in sim.store._journal.chain.paths
+    held = sim.all_entries(log)
+    sim.power_cut()
+    sim.disk.room = None
+    sim.start()
+    assert not sim.log.lost
+    assert sim.all_entries(sim.log) == held
 
 
 def test_verify_reads_what_is_placed(tmp_path):
