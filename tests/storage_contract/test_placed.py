@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from segments.api import EntriesDamaged, HardState, StoredEntry
+from segments.checkpoint import scheduler
 from segments.format.block import PLACED, RECORD_BYTES
 from segments.journal.allocation import Room
 from segments.tool import Directory, verify
@@ -473,6 +474,20 @@ def test_room_is_given_up_by_a_log_that_needs_none(engine):
         engine.submit()
         engine.checkpoint()
     assert not engine.log.placement.rooms
+
+
+def test_no_more_logs_have_room_than_may(sim, monkeypatch):
+    """However many want it in one checkpoint: each holds files open."""
+    monkeypatch.setattr(scheduler, "ROOMS_MAX", 3)
+    logs = [sim.log, *(sim.new_log() for _ in range(6))]
+    for _ in range(2):
+        for log in logs:
+            sim.store.append(log, entries_from(log, log.last_index + 1, 4, 1, 300))
+            sim.store.set_hard_state(log, HardState(1, 0, log.last_index))
+        sim.submit()
+        sim.checkpoint()
+        sim.submit()
+    assert sum(bool(log.placement.rooms) for log in logs) == 3
 
 
 def test_blocks_tell_of_placed_entries_by_records_alone(sim):
