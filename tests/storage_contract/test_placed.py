@@ -2,6 +2,8 @@
 them: what counts when only a part of it is on the disk, and what damage means.
 """
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -424,7 +426,8 @@ def test_file_that_stands_for_others_says_where_a_segment_began(sim):
         sim.submit()
     append(sim, 2)
     sim.submit()
-    assert log.placement.begun and log.placement.begun[0].first_index <= gap
+    assert log.placement.begun
+    assert log.placement.begun[0].first_index <= gap
     assert [run.sequence > kept for run in log.runs] == [False, True]
     sim.disk.room = 0
     sim.store._allocation.room = Room.FULL
@@ -488,6 +491,43 @@ def test_no_more_logs_have_room_than_may(sim, monkeypatch):
         sim.checkpoint()
         sim.submit()
     assert sum(bool(log.placement.rooms) for log in logs) == 3
+
+
+def test_room_is_made_beside_a_payload_where_the_system_writes_zeros_for_it(tmp_path, monkeypatch):
+    """Where a file system cannot allocate, the C library writes a zero into each block that has
+    none but zeros: what a payload has written in between must not be among them."""
+    monkeypatch.setattr(scheduler, "ROOM_BYTES_MIN", 600)
+    options = replace(PLACING, segment_bytes=64 << 10)
+    engine = settled(DiskHarness(options, directory=str(tmp_path / "data")))
+    append(engine, 2, size=250)
+    commit(engine)
+    engine.submit()
+    append(engine, 3, size=300)
+    block, payload = jobs(engine)
+    block[1](block[0]())
+    calls = []
+
+    def emulated(fd, offset, length):
+        calls.append(offset)
+        ends = range(offset + (length - 1) % 512, offset + length, 512)
+        zeros = [at for at in ends if os.pread(fd, 1, at) in (b"", b"\0")]
+        if engine.workers.payload_jobs:
+            engine.workers.run_one(engine.workers.payload_jobs)
+        for at in zeros:
+            os.pwrite(fd, b"\0", at)
+
+    monkeypatch.setattr(os, "posix_fallocate", emulated)
+    engine.workers.payload_jobs.append(payload)
+    engine.store.checkpoint()
+    engine.workers.run_one(engine.workers.pool_jobs)
+    engine.pump()
+    assert calls
+    held = engine.all_entries(engine.log)
+    monkeypatch.undo()
+    engine.reopen()
+    assert not engine.log.lost
+    assert engine.all_entries(engine.log) == held
+    engine.crash()
 
 
 def test_blocks_tell_of_placed_entries_by_records_alone(sim):
