@@ -2,6 +2,7 @@
 them: what counts when only a part of it is on the disk, and what damage means.
 """
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,9 @@ from segments.api import EntriesDamaged, HardState, StoredEntry
 from segments.checkpoint import scheduler
 from segments.format.block import PLACED, RECORD_BYTES
 from segments.journal.allocation import Room
+from segments.recovery import start
 from segments.tool import Directory, verify
-from tests.storage_contract.conftest import PLACING, DiskHarness, SimHarness
+from tests.storage_contract.conftest import PLACING, SMALL, DiskHarness, SimHarness
 from vdl.sim.damage import _blocks, _files
 from vdl.sim.filesystem import SimFileSystem
 
@@ -527,6 +529,56 @@ def test_room_is_made_beside_a_payload_where_the_system_writes_zeros_for_it(tmp_
     engine.reopen()
     assert not engine.log.lost
     assert engine.all_entries(engine.log) == held
+    engine.crash()
+
+
+def magic(engine):
+    file = engine.store._fs.open(f"{engine.directory}/identity")
+    try:
+        return bytes(file.pread(8, 0))
+    finally:
+        file.close()
+
+
+def test_directory_says_that_appends_may_be_placed(tmp_path):
+    """Before one is, and for good: who does not know what that means must refuse it."""
+    engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
+    engine.start()
+    engine.new_log()
+    engine.reopen()
+    assert magic(engine) == b"VDLIDNT1"
+    engine.crash()
+    for options in (PLACING, SMALL):
+        engine.options = options
+        engine.start()
+        assert magic(engine) == b"VDLIDNT2"
+        engine.new_log()
+        assert magic(engine) == b"VDLIDNT2"
+        engine.crash()
+
+
+def test_nothing_is_placed_where_the_directory_could_not_say_so(tmp_path, monkeypatch):
+    """There was no room to write the identity: the store opens, and the journal has it all."""
+    engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
+    engine.start()
+    engine.new_log()
+    engine.crash()
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "identity")
+
+    monkeypatch.setattr(start, "replace_identity", refuse)
+    engine.options = PLACING
+    engine.start()
+    append(engine, 8)
+    settle_all(engine)
+    append(engine, 8)
+    engine.submit()
+    assert written(engine) == 0
+    assert magic(engine) == b"VDLIDNT1"
+    monkeypatch.undo()
+    engine.reopen()
+    assert magic(engine) == b"VDLIDNT2"
     engine.crash()
 
 
