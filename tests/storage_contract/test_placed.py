@@ -5,6 +5,7 @@ them: what counts when only a part of it is on the disk, and what damage means.
 import errno
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -411,22 +412,25 @@ def test_place_behind_a_cut_where_a_segment_began(sim):
     ] == list(range(1, log.last_index + 1))
 
 
-def test_file_that_stands_for_others_says_where_a_segment_began(sim):
-    """On a full disk what a payload took along may be in a file that is kept, and the block that
-    said where it lies in one that is not."""
-    other = sim.new_log()
+def stood_for(sim):
+    """(the log, another with an entry) of which the newest journal file says what those said for
+    which it stands. Nothing proves it. What went along is in a file that is kept, and the block
+    that said where it lies is in one that is not."""
+    full, other = sim.new_log(), sim.new_log()
     log = sim.log
-    sim.store.append(other, entries_from(other, 1, 40, 1, 1400))
+    sim.store.append(full, entries_from(full, 1, 40, 1, 1400))
     sim.submit()
     for _ in range(5):
         append(sim, 1)
         sim.submit()
     gap = log.last_index
     kept = log.runs[-1].sequence
+    vote = partial(sim.store.set_hard_state, full)
     while sim.store._journal.current_sequence == kept:
-        sim.store.set_hard_state(other, HardState(other.hard_state.term + 1, 0, 0))
+        vote(HardState(full.hard_state.term + 1, 0, 0))
         sim.submit()
     append(sim, 2)
+    sim.store.append(other, entries_from(other, 1, 1, 1, 20))
     sim.submit()
     assert log.placement.begun
     assert log.placement.begun[0].first_index <= gap
@@ -434,17 +438,36 @@ def test_file_that_stands_for_others_says_where_a_segment_began(sim):
     sim.disk.room = 0
     sim.store._allocation.room = Room.FULL
     while not sim.store._journal.chain.replaced:
-        sim.store.set_hard_state(other, HardState(other.hard_state.term + 1, 0, 0))
+        vote(HardState(full.hard_state.term + 1, 0, 0))
         sim.submit()
+    assert kept not in sim.store._journal.chain.replaced
+    return log, other
+
+
+def test_file_that_stands_for_others_says_where_a_segment_began(sim):
+    """A start finds all of it, wherever the blocks went that said it first."""
+    log, _ = stood_for(sim)
     proved(sim)
     assert not sim.store._journal.chain.replaced
-    assert kept in sim.store._journal.chain.paths
     held = sim.all_entries(log)
     sim.power_cut()
     sim.disk.room = None
     sim.start()
     assert not sim.log.lost
     assert sim.all_entries(sim.log) == held
+
+
+def test_damaged_payload_costs_nothing_that_a_file_stands_for(sim):
+    """Its first block is taken for torn: then the files count for which it stands, and they prove
+    that the payload had been durable."""
+    log, other = stood_for(sim)
+    held = sim.all_entries(other)
+    sim.disk.room = None
+    spoil(sim, log.last_index)
+    sim.start()
+    assert sim.log.lost
+    assert not sim.store.logs[other.log_id].lost
+    assert sim.all_entries(sim.store.logs[other.log_id]) == held
 
 
 def test_verify_reads_what_is_placed(tmp_path):
