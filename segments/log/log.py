@@ -795,10 +795,14 @@ class DiskLog:
     @property
     def flush_last(self) -> int:
         """The last entry that a flush takes: committed, and no payload that is not durable here,
-        nor what lies behind one."""
+        nor what lies behind one. None where all of that is trimmed: a flush ends at an entry of the
+        log, or right before its first."""
         placement = self.placement
         commit = self.hard.commit
-        return commit if placement.is_settled else min(commit, placement.durable)
+        if placement.is_settled:
+            return commit
+        last = min(commit, placement.durable)
+        return last if last >= self.first - 1 else self.flushed_index
 
     # --- segments ------------------------------------------------------------------------------
     def recovered(self, segments: Sequence[SegmentInfo]) -> None:

@@ -332,6 +332,30 @@ def test_commit_ahead_of_the_payload_flushes_nothing(sim):
     assert sim.log.flushed_index == sim.log.last_index
 
 
+def test_trimmed_ahead_of_a_payload_under_way(sim):
+    """What is durable here is below the log's first entry: the flush waits for the payload."""
+    log = sim.log
+    append(sim, 2)
+    sim.submit()
+    append(sim, 4)
+    commit(sim)
+    sim.store.trim_log(log, first_index=log.last_index - 1)
+    block, payload = jobs(sim)
+    flushed = log.flushed_index
+    sim.store.checkpoint()
+    sim.pump()
+    assert log.flushed_index == flushed
+    for job, done in (payload, block):
+        done(job())
+    sim.pump()
+    settle_all(sim)
+    assert log.flushed_index == log.last_index
+    held = sim.all_entries(log)
+    sim.power_cut()
+    sim.start()
+    assert sim.all_entries(sim.log) == held
+
+
 def test_several_segments_in_one_append(engine):
     """The payload begins the next segment; both are found, read and flushed."""
     append(engine, 7, size=500)
