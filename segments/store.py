@@ -98,6 +98,8 @@ class DiskStore:
         jobs.on_rest = self._rested
         self._options = options
         self._limits = SegmentLimits(options.segment_bytes)
+        has_places = recovered.identity.has_places
+        self._place_bytes_min = options.place_bytes_min if has_places else 0
         self._lock = lock
         self._recovered = recovered
         self._meta = meta = recovered.meta
@@ -286,7 +288,7 @@ class DiskStore:
         first = entries[0].index
         assert log.hard.commit < first <= log.last + 1, (log.hard.commit, first, log.last)
         is_cut = first <= log.last
-        place_bytes_min = 0 if self.disk_full else self._options.place_bytes_min
+        place_bytes_min = 0 if self.disk_full else self._place_bytes_min
         log.stage(entries, self._queue.batch, place_bytes_min=place_bytes_min, limits=self._limits)
         failpoint.hit("truncate.staged" if is_cut else "append.staged")
         self._checkpoints.arm()

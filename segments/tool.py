@@ -34,7 +34,7 @@ from segments.io.fs import FileSystem, read_whole
 from segments.log.index import IndexDamaged
 from segments.log.segment import LogFiles, SegmentInfo
 from segments.recovery.replay import Replay, ReplayedLog, replay_journal
-from segments.recovery.tail import JournalReader, journal_entries
+from segments.recovery.tail import JournalReader, entries_or_damage
 
 INDEX_ENTRIES = StoreOptions().index_segment_entries
 
@@ -158,8 +158,16 @@ class Directory:
             yield from _walk(files, segment, end)
         journal = JournalReader(self.fs, f"{self.path}/journal")
         try:
-            for entries in journal_entries(files, replayed, journal):
-                yield from (entry for entry in entries if entry.index <= replayed.commit)
+            for found in entries_or_damage(files, replayed, journal):
+                index = found if isinstance(found, int) else found.index
+                if index > replayed.commit:
+                    return
+                if isinstance(found, int):
+                    ref = replayed.frames[index]
+                    position = ref.placed.position if ref.placed else ref.position
+                    yield DamagedRange(index, index + 1, position)
+                else:
+                    yield found
         finally:
             journal.close()
 

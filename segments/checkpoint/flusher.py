@@ -147,7 +147,7 @@ def make_room(plan: FlushPlan, result: FlushResult) -> None:
     file = room.file if room is not None else files.fs.open(files.segment_path(segment))
     end = min(position + plan.room_bytes, limit)
     if end > position:
-        result.rooms[segment] = _allocated(file, end, room)
+        result.rooms[segment] = _allocated(file, position, end, room)
     left = plan.room_bytes - max(end - position, 0)
     if left <= 0:
         return
@@ -160,17 +160,18 @@ def make_room(plan: FlushPlan, result: FlushResult) -> None:
         file = files.fs.open(path)
     else:
         file = files.fs.open(path, create=True)
-    next_room = _allocated(file, min(SEGMENT_HEADER_BYTES + left, limit), room)
+    next_room = _allocated(file, 0, min(SEGMENT_HEADER_BYTES + left, limit), room)
     if room is None:
         files.fs.sync_directory(files.directory)  # before anything relies on the name
     result.rooms[segment] = next_room
 
 
-def _allocated(file: File, end: int, room: Room | None) -> Room:
-    """Room up to `end`, or what is there already."""
+def _allocated(file: File, start: int, end: int, room: Room | None) -> Room:
+    """Room from `start` up to `end`, or what is there already: a payload may be on its way to
+    that."""
     if room is not None and end <= room.end:
         return room
-    file.allocate(end)
+    file.allocate(end, start=room.end if room is not None else start)
     failpoint.hit("flush.room")
     file.sync()
     return Room(file, end)

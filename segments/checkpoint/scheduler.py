@@ -325,6 +325,9 @@ class CheckpointScheduler:
         self.state = _BEGUN[self.state]
         meta, pulse = self._meta, self.pulse
         pulse.beats += 1
+        for plan in plans:
+            if plan.files.log_id not in self._roomy:
+                plan.room_bytes = 0  # those planned after it have all the room there may be
 
         def finished(result: Outcome | BaseException) -> None:
             self._finished(result, commit, is_whole=is_whole, ends_round=ends_round)

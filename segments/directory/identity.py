@@ -4,7 +4,7 @@ Small, rewritten whole: write, sync, rename, sync the directory. The file is two
 padded to whole pages, so that no flipped bit and no unreadable page takes both; one half alone,
 without padding, is the old form. Layout of a half, little-endian:
 
-    0  magic        8  "VDLIDNT1"
+    0  magic        8  "VDLIDNT1", "VDLIDNT2"
     8  crc          4  CRC32C over bytes [12, length)
     12 length       4  of the half without padding
     16 directory   16  random
@@ -14,6 +14,9 @@ without padding, is the old form. Layout of a half, little-endian:
     44 flags        4  bit 0: begun: the first start has not made the rest of the directory yet
     48 cluster record, then 40 bytes a log: log id 4, group 4, replica number 4, flags 4 (bit 0:
        lost), first index 8, next offset 8, term before the first index 4, zero 4
+
+The second magic says that the journal may speak of frames in segments (PLACED). Who does not know
+that would take acknowledged entries for ones that never were, and refuses the directory instead.
 
 The journal's records of a log id that is not listed here are ignored: a deleted log stays deleted.
 
@@ -32,6 +35,7 @@ from segments.io import failpoint
 from segments.io.fs import FileSystem, read_around
 
 MAGIC = b"VDLIDNT1"
+MAGIC_PLACES = b"VDLIDNT2"
 HEADER = struct.Struct("<8sII16sIIII")
 LOG = struct.Struct("<IIIIQQII")
 _LOST = 1
@@ -63,6 +67,8 @@ class Identity:
     logs: dict[int, LogIdentity] = field(default_factory=dict)
     is_whole: bool = True
     """Everything else that belongs into the directory was made: what is missing was there."""
+    has_places: bool = False
+    """The journal may say of entries that they lie in segments. Never False again."""
     is_half_damaged: bool = False
     """As it was read: only one half of the file was good."""
 
@@ -80,8 +86,9 @@ def encode(identity: Identity) -> bytes:
     ]  # fmt: skip
     length = HEADER.size + sum(map(len, body))
     head = HEADER.pack(
-        MAGIC, 0, length, identity.directory_id, identity.next_log_id, len(logs),
-        len(identity.cluster_record), 0 if identity.is_whole else _BEGUN,
+        MAGIC_PLACES if identity.has_places else MAGIC, 0, length, identity.directory_id,
+        identity.next_log_id, len(logs), len(identity.cluster_record),
+        0 if identity.is_whole else _BEGUN,
     )  # fmt: skip
     data = bytearray(b"".join([head, *body]))
     _CRC.pack_into(data, 8, crc32c(memoryview(data)[12:]))
@@ -108,9 +115,11 @@ def decode(data: bytes) -> Identity:
 
 def _decode_half(data: bytes) -> Identity:
     """Raises CorruptRecord."""
-    if len(data) < HEADER.size or data[:8] != MAGIC:
+    if len(data) < HEADER.size or data[:8] not in (MAGIC, MAGIC_PLACES):
         raise CorruptRecord("identity", 0, expected=HEADER.size, actual=len(data))
-    _, crc, length, directory_id, next_log_id, count, record_bytes, flags = HEADER.unpack_from(data)
+    magic, crc, length, directory_id, next_log_id, count, record_bytes, flags = HEADER.unpack_from(
+        data
+    )
     if length > len(data) or length != HEADER.size + record_bytes + count * LOG.size:
         raise CorruptRecord("identity length", 0, expected=length, actual=len(data))
     actual = crc32c(memoryview(data)[12:length])
@@ -118,8 +127,9 @@ def _decode_half(data: bytes) -> Identity:
         raise CorruptRecord("identity checksum", 0, expected=crc, actual=actual)
     at = HEADER.size + record_bytes
     identity = Identity(
-        directory_id, data[HEADER.size : at], next_log_id, is_whole=not flags & _BEGUN
-    )
+        directory_id, data[HEADER.size : at], next_log_id, is_whole=not flags & _BEGUN,
+        has_places=magic == MAGIC_PLACES,
+    )  # fmt: skip
     for n in range(count):
         log_id, group, number, flags, first_index, next_offset, prev_term, _ = LOG.unpack_from(
             data, at + n * LOG.size

@@ -94,9 +94,11 @@ class File(Protocol):
         """Let the system give up what it has in memory of the file, which is synced."""
 
     def truncate(self, length: int) -> None: ...
-    def allocate(self, length: int) -> None:
-        """Have room for `length` bytes, or raise ENOSPC now and not when they are written. The file
-        may be longer afterwards; what it held is unchanged."""
+    def allocate(self, length: int, *, start: int = 0) -> None:
+        """Have room for the bytes [start, length), or raise ENOSPC now and not when they are
+        written. The file may be longer afterwards; what it held is unchanged, but nobody else may
+        be writing from `start` on: where the file system cannot allocate, the C library reads a
+        byte of each block and writes it again."""
 
     def size(self) -> int: ...
     def close(self) -> None: ...
@@ -254,8 +256,8 @@ class RealFile:
     def truncate(self, length: int) -> None:
         os.ftruncate(self._fd, length)
 
-    def allocate(self, length: int) -> None:
-        os.posix_fallocate(self._fd, 0, length)
+    def allocate(self, length: int, *, start: int = 0) -> None:
+        os.posix_fallocate(self._fd, start, length - start)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

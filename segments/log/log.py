@@ -480,6 +480,14 @@ class DiskLog:
         batch.entries += len(entries)
         batch.needs_proof = True
 
+    def _stage_places_before(self, first: int, batch: Batch) -> None:
+        """Stage records that say where entries before `first` lie that no flush has come to. They
+        went along with others, and stay in older files than the block that said it."""
+        begins = [self.flushed_index + 1, *(info.first_index for info in self.placement.begun)]
+        for index in [n for n in begins if n < first]:
+            segment, position = self.placement.place_of(index, self.cursor, self.tail)
+            self.stage_state(batch, PLACE, segment, index, position)
+
     def _stage_places(self, first: int, last: int, batch: Batch) -> None:
         """Stage records that say where the frames of entries [first, last] lie."""
         segment, position = self.placement.place_of(first, self.cursor, self.tail)
@@ -620,7 +628,7 @@ class DiskLog:
         first = self._first_from(sequence)
         placed = self.placement.index
         if 0 < first <= placed:
-            size += (1 + len(self.placement.begun) + 2 * (placed + 1 - first)) * RECORD_BYTES
+            size += (2 + len(self.placement.begun) + 2 * (placed + 1 - first)) * RECORD_BYTES
             first = placed + 1
         if first and first <= self.last:
             for chunk, start, stop in self.tail.spans(first, self.last + 1):
@@ -649,6 +657,7 @@ class DiskLog:
         batch.spans.append(Span(self, first, self.last))
         batch.needs_proof = True
         if first <= self.placement.index:
+            self._stage_places_before(first, batch)
             self._stage_places(first, self.placement.index, batch)
             first = self.placement.index + 1
         index = first
@@ -786,10 +795,14 @@ class DiskLog:
     @property
     def flush_last(self) -> int:
         """The last entry that a flush takes: committed, and no payload that is not durable here,
-        nor what lies behind one."""
+        nor what lies behind one. None where all of that is trimmed: a flush ends at an entry of the
+        log, or right before its first."""
         placement = self.placement
         commit = self.hard.commit
-        return commit if placement.is_settled else min(commit, placement.durable)
+        if placement.is_settled:
+            return commit
+        last = min(commit, placement.durable)
+        return last if last >= self.first - 1 else self.flushed_index
 
     # --- segments ------------------------------------------------------------------------------
     def recovered(self, segments: Sequence[SegmentInfo]) -> None:

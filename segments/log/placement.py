@@ -230,11 +230,12 @@ class Placement:
 
     def rewind(self, index: int, flushed: Cursor, tail: Tail, token: int) -> None:
         """Entries from `index` on are about to be cut off `tail`, by the batch with that token."""
+        # First: where nothing is left of a segment, what follows goes behind the one before.
+        self.begun = [info for info in self.begun if info.first_index < index]
         self.segment, self.position = self.place_of(index, flushed, tail)
         self.first_timestamp = None  # a flush comes first, and knows
         self.index = index - 1
         self.durable = min(self.durable, self.index)
-        self.begun = [info for info in self.begun if info.first_index < index]
         self.rooms.clear()
         self.rewind_token = token
         self.rewinds += 1

@@ -461,9 +461,17 @@ class _Replayer:
             self._check_header(file, path, header)
         is_blank = header is None and not any(data[:FILE_HEADER_BYTES])
         proves = header.start_lsn if header is not None else 0
-        if header is not None and header.replaced and not _has_first_block(file, header):
+        if header is not None and header.replaced and not self._can_stand(file, header):
             header = None
         return _FoundFile(sequence, path, header, size, is_blank, proves)
+
+    def _can_stand(self, file: File, header: FileHeader) -> bool:
+        """Whether the file says all that those said for which it stands. Without its first block
+        these count, which are still there."""
+        block, _ = _read_block(file, header, header.bytes, file.size())
+        if block is None or not _has_first_block(file, header):
+            return False
+        return not self._is_torn(file, header, block, None)
 
     def _check_header(self, file: File, path: str, header: FileHeader) -> None:
         """Note what a header should be of which one page is not what was written, be it that of

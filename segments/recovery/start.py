@@ -40,7 +40,8 @@ def begin(
     identity = find_identity(fs, directory, may_be_new=options.accept_empty)
     if identity is None:
         # Before anything else: what there is without an identity has lost it.
-        identity = Identity(rng.randbytes(16), is_whole=False)
+        has_places = bool(options.place_bytes_min)
+        identity = Identity(rng.randbytes(16), is_whole=False, has_places=has_places)
         write_identity(fs, directory, encode(identity))
     if not identity.is_whole:
         for name in ("journal", "logs"):
@@ -62,11 +63,25 @@ def begin(
             for log_id in recovered.newly_lost:
                 identity.logs[log_id].lost = True
             replace_identity(fs, directory, identity_reserve(fs, directory), encode(identity))
+        if options.place_bytes_min and not identity.has_places:
+            _have_places(fs, directory, identity)
     except BaseException:
         meta.close()
         raise
     recovered.strays = [*strays, *replay.strays, *recovered.strays]
     return recovered
+
+
+def _have_places(fs: FileSystem, directory: str, identity: Identity) -> None:
+    """Say, before the journal does, that entries may lie in segments. Where there is no room for
+    that, none do in this life."""
+    identity.has_places = True
+    try:
+        replace_identity(fs, directory, identity_reserve(fs, directory), encode(identity))
+    except OSError as error:
+        if not is_refused(error):
+            raise
+        identity.has_places = False
 
 
 def finish(fs: FileSystem, directory: str, recovered: Recovered) -> list[str]:

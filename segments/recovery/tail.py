@@ -21,24 +21,50 @@ CARRIED = 1 << 62
 """As a journal sequence: the file about to be opened."""
 
 
-def journal_entries(
+def entries_or_damage(
     files: LogFiles, replayed: ReplayedLog, journal: JournalReader
+) -> Iterator[StoredEntry | int]:
+    """The entries after the durable end, for one who looks: in place of one that cannot be read
+    its index."""
+    index, bytes_max = replayed.flushed_index + 1, _READ_BYTES
+    while True:
+        try:
+            for entries in journal_entries(files, replayed, journal, index, bytes_max=bytes_max):
+                yield from entries
+                index += len(entries)
+        except (CorruptRecord, FileNotFoundError):
+            if not bytes_max:
+                yield index
+                index += 1
+            bytes_max = 0 if bytes_max else _READ_BYTES  # one of them: which?
+        else:
+            return
+
+
+def journal_entries(
+    files: LogFiles,
+    replayed: ReplayedLog,
+    journal: JournalReader,
+    first: int = 0,
+    *,
+    bytes_max: int = _READ_BYTES,
 ) -> Iterator[list[StoredEntry]]:
-    """The entries after the durable end, from the journal, in runs of frames that touch."""
-    index = replayed.flushed_index + 1
+    """The entries after the durable end, or from `first` on, from the journal, in runs of frames
+    that touch. Raises CorruptRecord, FileNotFoundError."""
+    index = first or replayed.flushed_index + 1
     while index <= replayed.last_index and index in replayed.frames:
-        first = replayed.frames[index]
-        refs = [first]
-        length = first.length
+        begin = replayed.frames[index]
+        refs = [begin]
+        length = begin.length
         while (
             (ref := replayed.frames.get(index + len(refs))) is not None
             and index + len(refs) <= replayed.last_index
-            and _touches(ref, first, length)
-            and length + ref.length <= _READ_BYTES
+            and _touches(ref, begin, length)
+            and length + ref.length <= bytes_max
         ):
             refs.append(ref)
             length += ref.length
-        if first.placed is None:
+        if begin.placed is None:
             yield journal.entries(files.group_id, refs, length)
         else:
             yield placed_entries(files, [ref.placed for ref in refs if ref.placed], length)

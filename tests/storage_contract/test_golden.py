@@ -68,7 +68,7 @@ def test_golden_directory_is_whole_offline_and_each_file_names_its_version(name,
             seen.add(magic)
     assert set(magics.values()) <= seen
     identity = data / "identity"
-    identity.write_bytes(identity.read_bytes().replace(b"VDLIDNT1", b"VDLIDNT2"))
+    identity.write_bytes(identity.read_bytes().replace(b"VDLIDNT1", b"VDLIDNT9"))
     with pytest.raises(StorageError, match="identity"):
         harness.start()
     shutil.rmtree(data)

@@ -2,14 +2,22 @@
 them: what counts when only a part of it is on the disk, and what damage means.
 """
 
+import errno
+import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from segments.api import EntriesDamaged, HardState, StoredEntry
+from segments.checkpoint import scheduler
 from segments.format.block import PLACED, RECORD_BYTES
+from segments.journal.allocation import Room
+from segments.recovery import start
 from segments.tool import Directory, verify
-from tests.storage_contract.conftest import PLACING, DiskHarness, SimHarness
+from tests.storage_contract.conftest import PLACING, SMALL, DiskHarness, SimHarness
+from vdl.pipeline.audit import DAMAGED, tail_of
 from vdl.sim.damage import _blocks, _files
 from vdl.sim.filesystem import SimFileSystem
 
@@ -324,6 +332,30 @@ def test_commit_ahead_of_the_payload_flushes_nothing(sim):
     assert sim.log.flushed_index == sim.log.last_index
 
 
+def test_trimmed_ahead_of_a_payload_under_way(sim):
+    """What is durable here is below the log's first entry: the flush waits for the payload."""
+    log = sim.log
+    append(sim, 2)
+    sim.submit()
+    append(sim, 4)
+    commit(sim)
+    sim.store.trim_log(log, first_index=log.last_index - 1)
+    block, payload = jobs(sim)
+    flushed = log.flushed_index
+    sim.store.checkpoint()
+    sim.pump()
+    assert log.flushed_index == flushed
+    for job, done in (payload, block):
+        done(job())
+    sim.pump()
+    settle_all(sim)
+    assert log.flushed_index == log.last_index
+    held = sim.all_entries(log)
+    sim.power_cut()
+    sim.start()
+    assert sim.all_entries(sim.log) == held
+
+
 def test_several_segments_in_one_append(engine):
     """The payload begins the next segment; both are found, read and flushed."""
     append(engine, 7, size=500)
@@ -339,6 +371,128 @@ def test_several_segments_in_one_append(engine):
     assert engine.log.segments[-1].first_index > 8
     engine.reopen()
     assert engine.all_entries(engine.log) == held
+
+
+def begun(sim):
+    """A payload has begun a segment; the index of its first entry, which is not committed."""
+    append(sim, 7, size=500)
+    sim.submit()
+    first = sim.log.placement.begun[-1].first_index
+    assert first <= sim.log.last_index
+    return first
+
+
+def settle_all(sim):
+    """Everything is committed, flushed and noted."""
+    commit(sim)
+    sim.submit()
+    sim.checkpoint()
+    sim.submit()
+
+
+def test_segment_of_which_all_was_cut_off_is_not_the_log_s(sim):
+    """A smaller entry goes to the segment before: the file that was begun with the entry that it
+    replaces is gone, and no start takes it for a segment of the log."""
+    first = begun(sim)
+    append(sim, 1, first=first, term=2, size=2)
+    settle_all(sim)
+    held = sim.all_entries(sim.log)
+    for _ in range(2):
+        segments = [(info.number, info.first_index) for info in sim.log.segments]
+        assert sim.log.files.idx(first).segment == segments[-1][0]
+        assert all(index != first for _, index in segments)
+        sim.power_cut()
+        sim.start()
+        assert not sim.log.lost
+        assert sim.all_entries(sim.log) == held
+        assert [(info.number, info.first_index) for info in sim.log.segments] == segments
+
+
+def test_place_behind_a_cut_where_a_segment_began(sim):
+    """What follows a cut at a segment's first entry lies where its Idx says."""
+    first = begun(sim)
+    append(sim, 1, first=first, term=2, size=2)  # the cut
+    append(sim, 1, term=2, size=2)
+    sim.store.append(sim.log, entries_from(sim.log, first, 1, 3, 2))
+    sim.store.set_hard_state(sim.log, HardState(3, 0, first - 2))
+    sim.submit()
+    sim.checkpoint()
+    sim.submit()
+    for _ in range(3):
+        append(sim, 4, term=3)
+        sim.store.set_hard_state(sim.log, HardState(3, 0, sim.log.commit_index + 1))
+        sim.submit()
+        sim.checkpoint()
+        sim.submit()
+    settle_all(sim)
+    held = sim.all_entries(sim.log)
+    sim.power_cut()
+    sim.start()
+    log = sim.log
+    assert not log.lost
+    assert sim.all_entries(log) == held
+    assert [
+        entry.index
+        for entry in sim.cold(sim.store.entries_cold, log, 1, log.last_index + 1, 1 << 20)
+    ] == list(range(1, log.last_index + 1))
+
+
+def stood_for(sim):
+    """(the log, another with an entry) of which the newest journal file says what those said for
+    which it stands. Nothing proves it. What went along is in a file that is kept, and the block
+    that said where it lies is in one that is not."""
+    full, other = sim.new_log(), sim.new_log()
+    log = sim.log
+    sim.store.append(full, entries_from(full, 1, 40, 1, 1400))
+    sim.submit()
+    for _ in range(5):
+        append(sim, 1)
+        sim.submit()
+    gap = log.last_index
+    kept = log.runs[-1].sequence
+    vote = partial(sim.store.set_hard_state, full)
+    while sim.store._journal.current_sequence == kept:
+        vote(HardState(full.hard_state.term + 1, 0, 0))
+        sim.submit()
+    append(sim, 2)
+    sim.store.append(other, entries_from(other, 1, 1, 1, 20))
+    sim.submit()
+    assert log.placement.begun
+    assert log.placement.begun[0].first_index <= gap
+    assert [run.sequence > kept for run in log.runs] == [False, True]
+    sim.disk.room = 0
+    sim.store._allocation.room = Room.FULL
+    while not sim.store._journal.chain.replaced:
+        vote(HardState(full.hard_state.term + 1, 0, 0))
+        sim.submit()
+    assert kept not in sim.store._journal.chain.replaced
+    return log, other
+
+
+def test_file_that_stands_for_others_says_where_a_segment_began(sim):
+    """A start finds all of it, wherever the blocks went that said it first."""
+    log, _ = stood_for(sim)
+    proved(sim)
+    assert not sim.store._journal.chain.replaced
+    held = sim.all_entries(log)
+    sim.power_cut()
+    sim.disk.room = None
+    sim.start()
+    assert not sim.log.lost
+    assert sim.all_entries(sim.log) == held
+
+
+def test_damaged_payload_costs_nothing_that_a_file_stands_for(sim):
+    """Its first block is taken for torn: then the files count for which it stands, and they prove
+    that the payload had been durable."""
+    log, other = stood_for(sim)
+    held = sim.all_entries(other)
+    sim.disk.room = None
+    spoil(sim, log.last_index)
+    sim.start()
+    assert sim.log.lost
+    assert not sim.store.logs[other.log_id].lost
+    assert sim.all_entries(sim.store.logs[other.log_id]) == held
 
 
 def test_verify_reads_what_is_placed(tmp_path):
@@ -361,6 +515,25 @@ def test_verify_reads_what_is_placed(tmp_path):
     assert differences == []
 
 
+def test_tools_tell_of_a_damaged_payload_and_go_on(tmp_path):
+    """One entry is damaged; those behind it are read, and compared, as ever."""
+    engine = settled(DiskHarness(PLACING, directory=str(tmp_path / "data")))
+    append(engine, 8)
+    commit(engine)
+    engine.submit()
+    proved(engine)
+    log = engine.log
+    damaged, last = log.last_index - 2, log.last_index
+    spoil(engine, damaged)
+    with Directory(engine.store._fs, engine.directory, 16) as directory:
+        ((report,), _) = verify([directory])
+        rows = tail_of(directory, log.log_id)
+    assert report.entries_read == last - 1
+    assert [f"[{damaged}, {damaged + 1}) are damaged" in text for text in report.problems] == [True]
+    assert [(row[2], row[-1]) for row in rows if row[-1]] == [(damaged, DAMAGED)]
+    assert rows[-1][2] == last
+
+
 def test_room_is_given_up_by_a_log_that_needs_none(engine):
     """Files are open only as long as something is placed now and then."""
     for _ in range(2):
@@ -373,6 +546,107 @@ def test_room_is_given_up_by_a_log_that_needs_none(engine):
         engine.submit()
         engine.checkpoint()
     assert not engine.log.placement.rooms
+
+
+def test_no_more_logs_have_room_than_may(sim, monkeypatch):
+    """However many want it in one checkpoint: each holds files open."""
+    monkeypatch.setattr(scheduler, "ROOMS_MAX", 3)
+    logs = [sim.log, *(sim.new_log() for _ in range(6))]
+    for _ in range(2):
+        for log in logs:
+            sim.store.append(log, entries_from(log, log.last_index + 1, 4, 1, 300))
+            sim.store.set_hard_state(log, HardState(1, 0, log.last_index))
+        sim.submit()
+        sim.checkpoint()
+        sim.submit()
+    assert sum(bool(log.placement.rooms) for log in logs) == 3
+
+
+def test_room_is_made_beside_a_payload_where_the_system_writes_zeros_for_it(tmp_path, monkeypatch):
+    """Where a file system cannot allocate, the C library writes a zero into each block that has
+    none but zeros: what a payload has written in between must not be among them."""
+    monkeypatch.setattr(scheduler, "ROOM_BYTES_MIN", 600)
+    options = replace(PLACING, segment_bytes=64 << 10)
+    engine = settled(DiskHarness(options, directory=str(tmp_path / "data")))
+    append(engine, 2, size=250)
+    commit(engine)
+    engine.submit()
+    append(engine, 3, size=300)
+    block, payload = jobs(engine)
+    block[1](block[0]())
+    calls = []
+
+    def emulated(fd, offset, length):
+        calls.append(offset)
+        ends = range(offset + (length - 1) % 512, offset + length, 512)
+        zeros = [at for at in ends if os.pread(fd, 1, at) in (b"", b"\0")]
+        if engine.workers.payload_jobs:
+            engine.workers.run_one(engine.workers.payload_jobs)
+        for at in zeros:
+            os.pwrite(fd, b"\0", at)
+
+    monkeypatch.setattr(os, "posix_fallocate", emulated)
+    engine.workers.payload_jobs.append(payload)
+    engine.store.checkpoint()
+    engine.workers.run_one(engine.workers.pool_jobs)
+    engine.pump()
+    assert calls
+    held = engine.all_entries(engine.log)
+    monkeypatch.undo()
+    engine.reopen()
+    assert not engine.log.lost
+    assert engine.all_entries(engine.log) == held
+    engine.crash()
+
+
+def magic(engine):
+    file = engine.store._fs.open(f"{engine.directory}/identity")
+    try:
+        return bytes(file.pread(8, 0))
+    finally:
+        file.close()
+
+
+def test_directory_says_that_appends_may_be_placed(tmp_path):
+    """Before one is, and for good: who does not know what that means must refuse it."""
+    engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
+    engine.start()
+    engine.new_log()
+    engine.reopen()
+    assert magic(engine) == b"VDLIDNT1"
+    engine.crash()
+    for options in (PLACING, SMALL):
+        engine.options = options
+        engine.start()
+        assert magic(engine) == b"VDLIDNT2"
+        engine.new_log()
+        assert magic(engine) == b"VDLIDNT2"
+        engine.crash()
+
+
+def test_nothing_is_placed_where_the_directory_could_not_say_so(tmp_path, monkeypatch):
+    """There was no room to write the identity: the store opens, and the journal has it all."""
+    engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
+    engine.start()
+    engine.new_log()
+    engine.crash()
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "identity")
+
+    monkeypatch.setattr(start, "replace_identity", refuse)
+    engine.options = PLACING
+    engine.start()
+    append(engine, 8)
+    settle_all(engine)
+    append(engine, 8)
+    engine.submit()
+    assert written(engine) == 0
+    assert magic(engine) == b"VDLIDNT1"
+    monkeypatch.undo()
+    engine.reopen()
+    assert magic(engine) == b"VDLIDNT2"
+    engine.crash()
 
 
 def test_blocks_tell_of_placed_entries_by_records_alone(sim):

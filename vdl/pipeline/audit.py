@@ -41,7 +41,7 @@ from segments.format.names import log_directory
 from segments.io.fs import RealFileSystem
 from segments.log.index import IndexDamaged
 from segments.log.segment import LogFiles, SegmentInfo
-from segments.recovery.tail import JournalReader, journal_entries
+from segments.recovery.tail import JournalReader, entries_or_damage
 from segments.tool import INDEX_ENTRIES, Directory
 
 PIECE_ENTRIES = 20_000
@@ -215,13 +215,13 @@ def tail_of(directory: Directory, log_id: int) -> list[Row]:
         rows.append(_bad_row(path, group_id, index, GIVEN_UP if known.lost else LOST))
     journal = JournalReader(directory.fs, f"{path}/journal")
     try:
-        for entries in journal_entries(directory.files(known), replayed, journal):
-            index += len(entries)
-            rows += [
-                _good_row(path, group_id, entry)
-                for entry in entries
-                if replayed.first_index <= entry.index <= replayed.commit and not replayed.lost
-            ]
+        for found in entries_or_damage(directory.files(known), replayed, journal):
+            is_wanted = replayed.first_index <= index <= replayed.commit and not replayed.lost
+            if is_wanted and isinstance(found, int):
+                rows.append(_bad_row(path, group_id, index, DAMAGED))
+            elif is_wanted and isinstance(found, StoredEntry):
+                rows.append(_good_row(path, group_id, found))
+            index += 1
     finally:
         journal.close()
     # A commit index may be in the journal before its entries: they were not acknowledged here.

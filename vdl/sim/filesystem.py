@@ -45,7 +45,7 @@ class SimFile:
     def truncate(self, length: int) -> None:
         self._disk.truncate(self._inode, length)
 
-    def allocate(self, length: int) -> None:
+    def allocate(self, length: int, *, start: int = 0) -> None:
         self._disk.allocate(self._inode, length)
 
     def size(self) -> int:
