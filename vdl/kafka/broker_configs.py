@@ -122,6 +122,13 @@ REPLICATION_THROTTLES = (
         "Accepted for tools, without effect: leaders feed their followers, at their own rate.",
         low=0,
     ),
+    TopicConfig(
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+        ConfigType.LONG,
+        str(UNTHROTTLED),
+        "Accepted for tools, without effect: a server has one directory.",
+        low=0,
+    ),
 )
 """What `kafka-reassign-partitions --throttle` sets on each server, and takes back."""
 

@@ -191,3 +191,18 @@ def test_session_of_a_follower_asks_again_each_time(followed: tuple[World, TwinS
     world.host.may_follow = False
     again = client.ask(FETCH, 11, request(3, session=(response.session_id, 1)))
     assert one(again).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+@pytest.mark.parametrize(("version", "may_follow"), [(9, True), (12, True), (12, False)])
+def test_debugging_consumer_reads_each_replica_where_it_is(
+    followed: tuple[World, TwinStream], version: int, may_follow: bool
+) -> None:
+    """Replica -2, as Kafka's ReplicaVerificationTool says of itself: no rack, any version. A replica
+    that must not serve reads serves it none."""
+    world, _ = followed
+    world.host.may_follow = may_follow
+    asked = request(0, rack="")
+    asked.replica_id = -2
+    part = one(world.client().ask(FETCH, version, asked))
+    error = ErrorCode.NONE if may_follow else ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert (part.error_code, batches(part)) == (error, int(may_follow))

@@ -65,6 +65,8 @@ from vdl.records.legacy import LAST_FETCH_VERSION
 
 _SESSIONS_FROM = 7
 _RACKS_FROM = 11
+_DEBUGGING_CONSUMER = -2
+"""Kafka's ReplicaVerificationTool: it reads each replica where it is."""
 _HINTS_FROM = 12
 _TOPIC_IDS_FROM = 13
 _ENDPOINTS_FROM = 16
@@ -360,7 +362,8 @@ class _Poll:
     def _pass_as_follower(self, target: _Target, stream: LogStream) -> None:
         """What must hold before a follower's log may be read. It never says that an offset is out
         of range, because it may not know how far the log goes: the consumer asks the leader."""
-        if not self._has_rack or not self.ctx.server.host.may_serve_reads(target.group_id):
+        is_wanted = self._has_rack or _replica_of(self.request) == _DEBUGGING_CONSUMER
+        if not is_wanted or not self.ctx.server.host.may_serve_reads(target.group_id):
             target.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
             return
         offset = target.asked.fetch_offset
@@ -803,12 +806,16 @@ class _Poll:
                 target.wait = None
 
 
+def _replica_of(request: FetchRequest) -> int:
+    """Which replica asks, as it says of itself; negative for consumers."""
+    if request.replica_state is not None:
+        return request.replica_state.replica_id
+    return request.replica_id
+
+
 def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | Later:
     """Read now, or wait for more."""
-    replica = request.replica_id
-    if request.replica_state is not None:
-        replica = request.replica_state.replica_id
-    if replica >= 0:
+    if _replica_of(request) >= 0:
         # Replicas are fed on a port of their own; nobody becomes one by saying so here.
         return fail_fetch(request, ctx.api_version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     session: FetchSession | None = None
