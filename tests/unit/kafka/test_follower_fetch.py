@@ -197,8 +197,8 @@ def test_session_of_a_follower_asks_again_each_time(followed: tuple[World, TwinS
 def test_debugging_consumer_reads_each_replica_where_it_is(
     followed: tuple[World, TwinStream], version: int, may_follow: bool
 ) -> None:
-    """Replica -2, as Kafka's ReplicaVerificationTool says of itself: no rack, any version. A replica
-    that must not serve reads serves it none."""
+    """Replica -2, as Kafka's ReplicaVerificationTool says of itself: no rack, any version. A
+    replica that must not serve reads serves it none."""
     world, _ = followed
     world.host.may_follow = may_follow
     asked = request(0, rack="")
