@@ -75,6 +75,8 @@ ASYNCIO_EDGES = {
 }
 """Where the event loop is known; everything else can be driven in one thread on virtual time."""
 
+PIPELINE_PACKAGES = ("vdl.pipeline", "pyarrow", "pyspark", "deltalake")
+
 NOT_BEFORE_LISTENING = {
     "click", "confluent_kafka", "google.protobuf", "grpc", "numpy", "prometheus_client", "pyarrow",
     "pyspark", "rich", "vdl.pipeline",
@@ -188,6 +190,18 @@ def test_imports_pipeline_knows_only_what_a_client_knows():
         "segments", "vdl.check", "vdl.kafka.client", "vdl.kafka.wire", "vdl.pipeline", "vdl.records"
     }  # fmt: skip
     assert imports_outside("vdl.pipeline", allowed) == set()
+
+
+def test_imports_only_its_own_tests_need_the_pipelines_packages():
+    """Spark and what belongs to it are installed for their stage alone."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if not path.is_relative_to(ROOT / "tests" / "pipeline")
+        for line, module, _ in imports_of(path)
+        if any(is_within(module, package) for package in PIPELINE_PACKAGES)
+    ]
+    assert found == []
 
 
 def test_imports_check_knows_nothing_of_ours():
