@@ -26,6 +26,7 @@ from vdl.kafka.log_sizes import LogSizes
 from vdl.kafka.memory import AnswerAccount, AnswerMemory, RequestMemory
 from vdl.kafka.read_throttle import ReadThrottle
 from vdl.kafka.record_checks import Compute, RecordChecks, at_once
+from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.log import Log
 
 if TYPE_CHECKING:
@@ -447,6 +448,8 @@ class ConnectionInfo:
     peer_port: int
     answers: AnswerAccount = field(repr=False)
     """This connection's part of the memory for answers."""
+    principal: Principal = ANONYMOUS
+    """Who the client is, as far as it has shown. May change once a login ends."""
     client_software_name: str = "unknown"
     client_software_version: str = "unknown"
     loss_reported_ns: int = 0
@@ -467,6 +470,16 @@ class RequestContext:
     """When it was started."""
     arrived_ns: int
     """When it had arrived: a busy server starts it later."""
+
+    @property
+    def principal(self) -> Principal:
+        """Who asks."""
+        return self.connection.principal
+
+    @property
+    def client_host(self) -> str:
+        """The address the client connects from, as ACLs name hosts."""
+        return self.connection.peer_host
 
     def deadline_ns(self, timeout_ms: int) -> int:
         """When a client's timeout ends: not before now, not beyond the server's own limit."""

@@ -1,0 +1,38 @@
+"""Who a client is, once its connection has shown it.
+
+A listener that asks for nothing gives every client `ANONYMOUS`. TLS with client certificates and
+SASL give others, at the end of their handshake. Decisions about permission are made elsewhere.
+
+Must not know: connections, credentials, permissions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+USER = "User"
+"""The only type of principal that Kafka's own parts make."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """One identity; `str` of it is what ACLs and `super.users` name: "User:alice"."""
+
+    name: str
+    type: str = USER
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.name}"
+
+
+ANONYMOUS = Principal("ANONYMOUS")
+"""Nobody has shown who they are. It is never a super user."""
+
+
+def parse_principal(text: str) -> Principal:
+    """The principal that a text such as "User:alice" names. Raises ValueError(what was
+    expected)."""
+    kind, separator, name = text.partition(":")
+    if not kind or not separator or not name:
+        raise ValueError('a principal such as "User:alice"')
+    return Principal(name, kind)
