@@ -30,7 +30,7 @@ from struct import Struct
 
 from rpc.errors import MalformedFrame
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 PROTOCOL_VERSION_MIN = 3
 """Of what links carry. 2: commits are told in messages of their own kind (`MsgCommit`). 3: leader
 lists say which replicas are in sync. 4: logs of partitions may hold `ExpireProducers`, which a
@@ -47,6 +47,9 @@ VERSION_OF_QUERIES = 6
 
 VERSION_OF_COMPACTION = 7
 """Who speaks less knows neither the command nor the frame."""
+
+VERSION_OF_COMMANDS = 8
+"""Who speaks less would end the link at a COMMAND."""
 
 DIRECTORY_ID_BYTES = 16
 CLUSTER_ID_BYTES_MAX = 255

@@ -90,6 +90,8 @@ class FrameType(IntEnum):
     QUERY = 15  # a question on behalf of a client, see rpc.queries
     REPLY = 16  # its answer
     COMPACTED = 17  # how far replicas are compacted, see rpc.compacted
+    COMMAND = 18  # a command for the leader of any group, see rpc.group_commands
+    COMMAND_DONE = 19  # its answer, once it is applied there
 
 
 _TYPE_BY_CODE = {frame_type.value: frame_type for frame_type in FrameType}
@@ -99,9 +101,10 @@ _BORN_TYPES = frozenset(
         FrameType.ASK, FrameType.ANSWER, FrameType.RAFT, FrameType.HEARTBEAT, FrameType.LEADERS,
         FrameType.PROPOSE, FrameType.PROPOSED, FrameType.CONDITION, FrameType.RANGE,
         FrameType.ENTRIES, FrameType.QUERY, FrameType.REPLY, FrameType.COMPACTED,
+        FrameType.COMMAND, FrameType.COMMAND_DONE,
     )
 )  # fmt: skip
-_BULK_TYPES = frozenset((FrameType.RAFT, FrameType.PROPOSE, FrameType.ENTRIES))
+_BULK_TYPES = frozenset((FrameType.RAFT, FrameType.PROPOSE, FrameType.ENTRIES, FrameType.COMMAND))
 """Unless the sender says that it is urgent."""
 
 

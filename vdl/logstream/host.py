@@ -59,6 +59,7 @@ from vdl.logstream.peers.commit_propagation import CommitPropagation
 from vdl.logstream.peers.entry_repair import EntryRepair
 from vdl.logstream.peers.follower_reads import FollowerReads
 from vdl.logstream.peers.forwarding import Forwarding
+from vdl.logstream.peers.group_commands import GroupCommands
 from vdl.logstream.peers.inbox import Inbox
 from vdl.logstream.peers.leader_proofs import LeaderProofs
 from vdl.logstream.peers.liveness import Liveness
@@ -101,6 +102,7 @@ class Host:
         self.campaigns = self.timers.campaigns
         self._status = ServerStatus(state)
         self._forwarding = Forwarding(state, self.liveness)
+        self.commands = GroupCommands(state, self.liveness)
         self._follower_reads = FollowerReads(state, self.liveness)
         self._repair = EntryRepair(state, self._status)
         self._inbox = Inbox(state, self._status, self._proofs, self._commits)
@@ -122,6 +124,7 @@ class Host:
             self._replacement,
             self._forwarding,
             self._requests.queries,
+            self.commands,
         )
         self.overload = self.periodic.overload
         self.trimming = self.periodic.trimming
@@ -159,6 +162,7 @@ class Host:
         self._outbox.is_closed = True
         self.loop_time.close()
         self._forwarding.close()
+        self.commands.close()
         self._requests.queries.close()
         for stream in self.state.streams.values():
             stream.close()
@@ -212,6 +216,17 @@ class Host:
     ) -> None:
         """Propose from any server; `done` once the command is applied here, or fails."""
         self._forwarding.propose(command, deadline_ns=deadline_ns, done=done)
+
+    def command_group(
+        self,
+        group_id: int,
+        data: bytes,
+        *,
+        deadline_ns: int,
+        done: Callable[[Outcome], None],
+    ) -> None:
+        """See `GroupCommands.send`."""
+        self.commands.send(group_id, data, deadline_ns=deadline_ns, done=done)
 
     def elect_preferred(
         self,
@@ -435,6 +450,7 @@ class Host:
         self._replacement.link_down(server_id)
         self.liveness.link_down(server_id)
         self._requests.queries.link_down(server_id)
+        self.commands.link_down(server_id)
         if refused:
             for group in self.in_sync.server_gone(server_id):
                 self.liveness.in_sync_changed(group)
@@ -477,6 +493,10 @@ class Host:
             self._requests.queries.query_received(server_id, payload)
         elif frame_type is FrameType.REPLY:
             self._requests.queries.reply_received(server_id, payload)
+        elif frame_type is FrameType.COMMAND:
+            self.commands.command_received(server_id, payload)
+        elif frame_type is FrameType.COMMAND_DONE:
+            self.commands.answer_received(server_id, payload)
         elif frame_type is FrameType.COMPACTED:
             self.compaction.received(server_id, payload)
         elif frame_type is FrameType.ASK:

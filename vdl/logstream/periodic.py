@@ -25,6 +25,7 @@ from vdl.logstream.membership.replacement import Replacement
 from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.peers.entry_repair import EntryRepair
 from vdl.logstream.peers.forwarding import Forwarding
+from vdl.logstream.peers.group_commands import GroupCommands
 from vdl.logstream.peers.leader_proofs import LeaderProofs
 from vdl.logstream.peers.queries import Queries
 from vdl.logstream.peers.server_status import ServerStatus
@@ -57,6 +58,7 @@ class Periodic:
         replacement: Replacement,
         forwarding: Forwarding,
         queries: Queries,
+        commands: GroupCommands,
     ) -> None:
         self._state = state
         self._timers = timers
@@ -67,6 +69,7 @@ class Periodic:
         self._replacement = replacement
         self._forwarding = forwarding
         self._queries = queries
+        self._commands = commands
         self._disk_watch = DiskWatch(state.options.disk_patience_ms, state.clock.now_ns())
         self._producer_expiry = ProducerExpiry(
             state.streams, alive=state.alive, server_id=state.server_id, options=state.options
@@ -121,6 +124,7 @@ class Periodic:
             catalog_group.expire(now_ns)
         self._forwarding.retry(now_ns)
         self._queries.expire(now_ns)
+        self._commands.retry(now_ns)
 
     def _look_at_disk(self, now_ns: int) -> None:
         store, watch = self._state.store, self._disk_watch

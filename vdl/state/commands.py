@@ -399,6 +399,7 @@ DecodeError = msgspec.DecodeError
 
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 _DECODER = msgspec.msgpack.Decoder(Envelope)
+_COMMAND_DECODER: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(AnyCommand)
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -409,3 +410,13 @@ def encode(envelope: Envelope) -> bytes:
 def decode(data: bytes | bytearray | memoryview) -> Envelope:
     """Nothing in the result points into `data`. Raises msgspec.DecodeError."""
     return _DECODER.decode(data)
+
+
+def encode_command(command: Command) -> bytes:
+    """A command without an envelope, as it travels to the leader of another group."""
+    return _ENCODER.encode(command)
+
+
+def decode_command(data: bytes | bytearray | memoryview) -> Command:
+    """Nothing in the result points into `data`. Raises msgspec.DecodeError."""
+    return _COMMAND_DECODER.decode(data)

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import msgspec
 
+from vdl.errors import ErrorCode
+from vdl.state.answer import CommandAnswer
 from vdl.state.producers import Producers
 from vdl.state.table import decode_value, encode_value
 
@@ -52,6 +54,15 @@ PartitionCommand = AdvanceLogStart | ExpireProducers | Compact
 _COMMAND: msgspec.msgpack.Decoder[PartitionCommand] = msgspec.msgpack.Decoder(PartitionCommand)
 
 
+def knows_command(data: bytes | bytearray | memoryview) -> bool:
+    """Whether a command that another server sent is one this version can apply."""
+    try:
+        _COMMAND.decode(data)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
 def encode_command(command: PartitionCommand) -> bytes:
     """The payload of an entry without records."""
     return encode_value(command)
@@ -76,20 +87,20 @@ class PartitionState:
         self._start_is_dirty = False
         self._compaction_is_dirty = False
 
-    def apply(self, data: bytes | bytearray | memoryview, *, end_offset: int) -> None:
+    def apply(self, data: bytes | bytearray | memoryview, *, end_offset: int) -> CommandAnswer:
         """Apply a command that is committed behind `end_offset` records. Raises
         msgspec.DecodeError: a replica that does not understand one stops rather than diverge."""
         command = _COMMAND.decode(data)
         if isinstance(command, ExpireProducers):
             self.producers.expire(command.index)
-            return
-        if isinstance(command, Compact):
+        elif isinstance(command, Compact):
             self._compact(command)
-            return
-        start = min(command.offset, end_offset)
-        if start > self.log_start_offset:
-            self.log_start_offset = start
-            self._start_is_dirty = True
+        else:
+            start = min(command.offset, end_offset)
+            if start > self.log_start_offset:
+                self.log_start_offset = start
+                self._start_is_dirty = True
+        return CommandAnswer(ErrorCode.NONE)
 
     def _compact(self, command: Compact) -> None:
         upto = max(self.compact_upto, command.upto)

@@ -43,6 +43,13 @@ from vdl.logstream.group.retention import (
     retention_start,
 )
 from vdl.logstream.group.snapshots import Items
+from vdl.logstream.group.state_group import (
+    NOT_APPENDED,
+    TOO_LARGE,
+    UNKNOWN,
+    Outcome,
+    OutcomeKind,
+)
 from vdl.logstream.options import HostOptions
 from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.records.batch import BatchHeader, patch_position
@@ -53,11 +60,14 @@ from vdl.state.partition import (
     PartitionCommand,
     PartitionState,
     encode_command,
+    knows_command,
 )
 from vdl.state.producers import ActiveProducer, Duplicate, Overlay
 
 DELETIONS_MAX = 100
 """Deletions of one partition that may wait to be applied."""
+COMMANDS_MAX = 10_000
+"""Commands of other groups that may wait to be applied to one partition."""
 
 _PRODUCER = Struct(">qhi")
 _PRODUCER_POSITION = 43
@@ -143,6 +153,7 @@ class LogStream:
 
     __slots__ = (
         "_asked",
+        "_commands",
         "_deletions",
         "_expiry_index",
         "_gaps",
@@ -197,6 +208,8 @@ class LogStream:
         self._held: deque[HeldAppend] = deque()
         self._waits: list[Wait] = []
         self._asked: list[Pending[bool]] = []
+        self._commands: deque[Pending[Outcome]] = deque()
+        """Of other groups, by index."""
         self._deletions: deque[Pending[ErrorCode]] = deque()
         self._untimed = UntimedSegments()
         self._push_back: PushBack | None = None
@@ -658,8 +671,25 @@ class LogStream:
     def _advance_log_start(self, offset: int) -> bool:
         return self._propose(AdvanceLogStart(offset))
 
+    def command(self, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
+        """Append a command of another group, and answer with what came of it when it is applied
+        here. It may be appended again: see `peers/group_commands.py`."""
+        if not knows_command(data):
+            done(TOO_LARGE)
+        elif (
+            not self.serving
+            or len(self._commands) >= COMMANDS_MAX
+            or not self.group.store.accepts_appends
+            or not self._propose_entry(Entry(data=data))
+        ):
+            done(NOT_APPENDED)
+        else:
+            self._commands.append(Pending(deadline_ns, done, index=self.group.node.last_index))
+
     def _propose(self, command: PartitionCommand) -> bool:
-        entry = Entry(data=encode_command(command))
+        return self._propose_entry(Entry(data=encode_command(command)))
+
+    def _propose_entry(self, entry: Entry) -> bool:
         try:
             self.group.propose(entry)
         except ProposalDropped:
@@ -824,7 +854,10 @@ class LogStream:
 
     def _apply_command(self, entry: Entry) -> None:
         log_start = self.state.log_start_offset
-        self.state.apply(entry.data, end_offset=entry.base_offset)
+        answer = self.state.apply(entry.data, end_offset=entry.base_offset)
+        while self._commands and self._commands[0].index <= entry.index:
+            # No other leader can have overwritten it: then nobody would wait here any more.
+            self._commands.popleft().done(Outcome(OutcomeKind.APPLIED, answer))
         while self._deletions and self._deletions[0].index <= entry.index:
             self._deletions.popleft().done(ErrorCode.NONE)
         if self._waits and self.state.log_start_offset != log_start:
@@ -865,6 +898,9 @@ class LogStream:
         self._push_back = None
         self._taken = {}
         asked, self._asked = self._asked, []
+        commands, self._commands = self._commands, deque()
+        for command in commands:
+            command.done(UNKNOWN)
         deletions, self._deletions = self._deletions, deque()
         for deletion in deletions:
             deletion.done(ErrorCode.REQUEST_TIMED_OUT)
@@ -898,6 +934,8 @@ class LogStream:
             waiter.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
         for one in take_late(self._asked, now_ns):
             one.done(False)
+        for command in take_late(self._commands, now_ns):
+            command.done(UNKNOWN)
         for deletion in take_late(self._deletions, now_ns):
             deletion.done(ErrorCode.REQUEST_TIMED_OUT)
         if self._waits:
@@ -912,6 +950,7 @@ class LogStream:
             or self._uncopied
             or self._asked
             or self._waits
+            or self._commands
             or self._deletions
         )
 

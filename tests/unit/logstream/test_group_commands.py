@@ -1,0 +1,163 @@
+"""Commands from one group to the leader of another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rpc.hello import VERSION_OF_COMMANDS
+from rpc.peer import FrameType
+from vdl.errors import ErrorCode
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.logstream.peers import group_commands
+from vdl.state import commands
+from vdl.state.partition import AdvanceLogStart, encode_command
+
+CUT = encode_command(AdvanceLogStart(1))
+
+
+def send(cluster: Any, asker: int, group_id: int, data: bytes, *, ms: int = 1_000) -> list[Outcome]:
+    """The list has the command's fate once it is known."""
+    found: list[Outcome] = []
+    cluster.nodes[asker].host.command_group(
+        group_id, data, deadline_ns=cluster.deadline(ms), done=found.append
+    )
+    return found
+
+
+def applied(found: list[Outcome]) -> ErrorCode:
+    (outcome,) = found
+    assert outcome.kind is OutcomeKind.APPLIED
+    return ErrorCode(outcome.result.error)
+
+
+def partition(cluster: Any) -> int:
+    """A partition with two records."""
+    group_id = int(cluster.create_topic())
+    for _ in range(2):
+        cluster.append(cluster.leader(group_id))
+    cluster.run(100)
+    return group_id
+
+
+@pytest.mark.parametrize("asker", [1, 2, 3])
+def test_command_is_applied_whichever_server_sends_it(cluster: Any, asker: int) -> None:
+    """The answer comes from the leader, once it has applied the command."""
+    group_id = partition(cluster)
+    found = send(cluster, asker, group_id, CUT)
+    cluster.run(100)
+    assert applied(found) is ErrorCode.NONE
+    assert cluster.leader(group_id).log_start_offset == 1
+
+
+def test_command_outlives_its_leader(cluster: Any) -> None:
+    """It is sent again to whoever leads next; the sender waits on."""
+    group_id = partition(cluster)
+    leader = cluster.leader(group_id).leader_server
+    asker = next(server for server in (1, 2, 3) if server != leader)
+    cluster.nodes[leader].workers.hold()  # it never commits what it is sent
+    for node in cluster.nodes.values():
+        if node.id != asker:
+            node.workers.hold()
+    found = send(cluster, asker, group_id, CUT, ms=20_000)
+    cluster.run(100)
+    cluster.nodes[leader].crash()
+    cluster.nodes[6 - leader - asker].workers.release()
+    assert found == []
+    cluster.run(5_000)
+    assert applied(found) is ErrorCode.NONE
+    assert cluster.leader(group_id).log_start_offset == 1
+
+
+@pytest.mark.parametrize("frame_type", [FrameType.COMMAND, FrameType.COMMAND_DONE])
+def test_frame_that_is_lost_is_sent_again(
+    cluster: Any, frame_type: FrameType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the answer: then the command is applied twice."""
+    group_id = partition(cluster)
+    leader = cluster.leader(group_id).leader_server
+    asker = next(server for server in (1, 2, 3) if server != leader)
+    lost: list[int] = []
+
+    def lossy(host: Any) -> Any:
+        receive = host.frame
+
+        def frame(server_id: int, kind: FrameType, payload: memoryview) -> None:
+            if kind is frame_type and not lost:
+                lost.append(server_id)
+            else:
+                receive(server_id, kind, payload)
+
+        return frame
+
+    for server in (leader, asker):
+        host = cluster.nodes[server].host
+        monkeypatch.setattr(host, "frame", lossy(host), raising=False)
+    found = send(cluster, asker, group_id, CUT, ms=10_000)
+    cluster.run(1_000)
+    assert (len(lost), found) == (1, [])
+    cluster.run(group_commands.ANSWER_NS // 1_000_000)
+    assert applied(found) is ErrorCode.NONE
+
+
+def test_command_nobody_can_take_ends_at_its_deadline(cluster: Any) -> None:
+    """Certainly not appended where no server was sent it, else with an open fate."""
+    group_id = partition(cluster)
+    for server in (2, 3):
+        cluster.nodes[server].crash()
+    cluster.run(5_000)
+    found = send(cluster, 1, group_id, CUT)
+    unknown = send(cluster, 1, 9_999, CUT)
+    catalog = send(cluster, 1, 0, CUT)
+    assert [outcome.kind for outcome in catalog] == [OutcomeKind.NOT_APPENDED]
+    cluster.run(1_500)
+    assert [outcome.kind for outcome in found + unknown] == [OutcomeKind.NOT_APPENDED] * 2
+
+
+def test_command_that_no_leader_knows_is_refused_before_it_is_appended(cluster: Any) -> None:
+    """Once in the log it would stop every replica, at each start again."""
+    group_id = partition(cluster)
+    leader = cluster.leader(group_id)
+    before = leader.group.node.last_index
+    other = commands.encode_command(commands.AllocateProducerIds(1))
+    refused = [
+        send(cluster, asker, group, data)
+        for asker in (1, 2, 3)
+        for group, data in ((group_id, b"\xc1"), (1, b"\xc1"), (1, other))
+    ]
+    cluster.run(200)
+    kinds = [[outcome.kind for outcome in found] for found in refused]
+    assert kinds == [[OutcomeKind.TOO_LARGE]] * 9
+    assert leader.group.node.last_index == before
+
+
+def test_server_of_an_older_version_is_sent_nothing(cluster: Any) -> None:
+    """It would end the link."""
+    group_id = partition(cluster)
+    leader = cluster.leader(group_id).leader_server
+    asker = next(server for server in (1, 2, 3) if server != leader)
+    host = cluster.nodes[asker].host
+    hello = host.state.alive[leader]
+    host.state.alive[leader] = replace(hello, version=VERSION_OF_COMMANDS - 1)
+    found = send(cluster, asker, group_id, CUT)
+    cluster.run(1_500)
+    assert [outcome.kind for outcome in found] == [OutcomeKind.NOT_APPENDED]
+    assert leader in host.state.alive
+
+
+def test_commands_beyond_the_limit_are_refused(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each that ends makes room for one; a server that stops answers all."""
+    monkeypatch.setattr(group_commands, "WAITING_MAX", 2)
+    waiting = [send(cluster, 1, 9_999, CUT) for _ in range(2)]
+    third = send(cluster, 1, 9_999, CUT)
+    assert [outcome.kind for outcome in third] == [OutcomeKind.NOT_APPENDED]
+    assert waiting == [[], []]
+    cluster.run(1_500)
+    again = send(cluster, 1, 9_999, CUT)
+    assert again == []
+    cluster.nodes[1].host.close()
+    assert [outcome.kind for outcome in again] == [OutcomeKind.UNKNOWN]

@@ -1,0 +1,50 @@
+"""Commands for the leaders of groups: exact shapes, and nothing but them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rpc.errors import MalformedFrame
+from rpc.group_commands import (
+    CommandDone,
+    Fate,
+    SentCommand,
+    decode_command,
+    decode_done,
+    encode_command,
+    encode_done,
+)
+from rpc.reader import Buffer
+
+
+def joined(buffers: list[Buffer]) -> memoryview:
+    return memoryview(b"".join(buffers))
+
+
+@pytest.mark.parametrize("command", [b"", b"\x93\x01", bytes(5_000)])
+def test_command_comes_back(command: bytes) -> None:
+    sent = decode_command(joined(encode_command(SentCommand(1 << 60, 9, 3_000, command))))
+    assert (sent.request_id, sent.group, sent.timeout_ms) == (1 << 60, 9, 3_000)
+    assert bytes(sent.command) == command
+
+
+@pytest.mark.parametrize("fate", Fate)
+@pytest.mark.parametrize("answer", [b"", b"state"])
+def test_answer_comes_back(fate: Fate, answer: bytes) -> None:
+    """A code may be Kafka's -1."""
+    done = decode_done(joined(encode_done(CommandDone(7, fate, -1, answer))))
+    assert (done.request_id, done.fate, done.code) == (7, fate, -1)
+    assert bytes(done.answer) == answer
+
+
+def test_frames_cut_and_unknown_fates_are_malformed() -> None:
+    command = joined(encode_command(SentCommand(1, 2, 3, b"")))
+    for end in range(len(command)):
+        with pytest.raises(MalformedFrame):
+            decode_command(command[:end])
+    done = joined(encode_done(CommandDone(1, Fate.APPLIED, 0)))
+    for end in range(len(done)):
+        with pytest.raises(MalformedFrame):
+            decode_done(done[:end])
+    with pytest.raises(MalformedFrame):
+        decode_done(memoryview(bytes(8) + b"\x09" + bytes(2)))

@@ -1,0 +1,272 @@
+"""Commands from one group to another: appended by the leader of whichever group, answered from
+there.
+
+A transaction's coordinator tells partitions and other coordinators that it ended; a partition asks
+a coordinator whether a transaction is open. Both lead their groups on different servers. Such a
+command is sent to the leader of its group as far as it is known here, and sent again, to whoever
+leads by then, until it is answered or its deadline has passed. So it may be applied more than once,
+and must be one that does no harm then.
+
+Only commands that all servers understand may be sent: whoever sends them asks the finalised
+features first (`vdl/state/features.py`). A server of an older version is sent none.
+
+Must not know: what commands mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rpc.group_commands import (
+    CommandDone,
+    Fate,
+    SentCommand,
+    decode_command,
+    decode_done,
+    encode_command,
+    encode_done,
+)
+from rpc.hello import VERSION_OF_COMMANDS
+from rpc.peer import FrameType
+from vdl.clock import MS, NEVER
+from vdl.errors import ERRORS_BY_CODE, ErrorCode
+from vdl.logstream.group.pending import Pending
+from vdl.logstream.group.state_group import (
+    COMMAND_BYTES_MAX,
+    NOT_APPENDED,
+    TOO_LARGE,
+    UNKNOWN,
+    Outcome,
+    OutcomeKind,
+)
+from vdl.logstream.peers.liveness import Liveness
+from vdl.logstream.state import CATALOG_GROUP, HostState
+from vdl.state import commands
+from vdl.state.answer import CommandAnswer
+
+WAITING_MAX = 20_000
+"""Commands of this server that are not answered yet; more are not taken."""
+
+ANSWER_NS = 3_000 * MS
+"""After which a command that is not answered is sent again: its leader may have been deposed, or
+its frame was lost with a link."""
+
+RETRY_NS = 50 * MS
+"""How long a command waits that was refused: by a server that does not lead yet, or has no room."""
+
+URGENT_BYTES = 4 << 10
+"""Smaller commands are not kept behind entries."""
+
+Receiver = Callable[[int, Any, int, Callable[[Outcome], None]], None]
+"""(group, command, deadline, done) for a coordinator that leads here."""
+
+
+class _Sent(Pending[Outcome]):
+    """A command that is not answered yet."""
+
+    __slots__ = ("again_ns", "data", "group_id", "is_open", "sent_to", "was_open")
+
+    def __init__(
+        self, group_id: int, data: bytes, deadline_ns: int, done: Callable[[Outcome], None]
+    ) -> None:
+        super().__init__(deadline_ns, done)
+        self.group_id = group_id
+        self.data = data
+        self.is_open = False
+        """Whether it may be applied."""
+        self.was_open = False
+        """The same before it was last sent."""
+        self.sent_to = 0
+        """The server that is to answer; 0: it is not sent at present."""
+        self.again_ns = 0
+        """When it is sent again."""
+
+
+class GroupCommands:
+    """The commands that one server sends to groups, and those it is sent as their leader."""
+
+    __slots__ = ("_again_timer_ns", "_liveness", "_number", "_sent", "_state", "receive")
+
+    def __init__(self, state: HostState, liveness: Liveness) -> None:
+        self._state = state
+        self._liveness = liveness
+        self._sent: dict[int, _Sent] = {}
+        self._number = 0
+        self._again_timer_ns = NEVER
+        self.receive: Receiver = self._propose
+        """What is done with a command for a coordinator that leads here. By default it is proposed
+        as it is."""
+
+    def send(
+        self, group_id: int, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]
+    ) -> None:
+        """Have `data` appended by the leader of a group: a partition's command, or a coordinator's
+        as `commands.encode_command` makes it. `done` once, perhaps before this returns: APPLIED
+        with a `CommandAnswer`; TOO_LARGE and NOT_APPENDED for certain; UNKNOWN at the deadline."""
+        if group_id == CATALOG_GROUP or len(self._sent) >= WAITING_MAX:
+            done(NOT_APPENDED)
+        elif len(data) > COMMAND_BYTES_MAX:
+            done(TOO_LARGE)
+        else:
+            self._number += 1
+            number = self._number
+            self._sent[number] = _Sent(group_id, data, deadline_ns, done)
+            self._try(number)
+
+    def _try(self, number: int) -> None:
+        sent = self._sent[number]
+        state = self._state
+        now_ns = state.clock.now_ns()
+        leader, _ = self._liveness.leader_of(sent.group_id)
+        until_ns = min(sent.deadline_ns, now_ns + ANSWER_NS)
+        hello = state.alive.get(leader)
+        if leader == state.server_id:
+            self._note_sent(sent, leader, until_ns)
+
+            def done(outcome: Outcome) -> None:
+                self._ended(number, leader, outcome)
+
+            self._deliver(sent.group_id, sent.data, until_ns, done)
+            return
+        if hello is not None and hello.version >= VERSION_OF_COMMANDS:
+            left_ms = max(0, until_ns - now_ns) // MS
+            frame = encode_command(SentCommand(number, sent.group_id, left_ms, sent.data))
+            is_small = len(sent.data) <= URGENT_BYTES
+            if state.transport.send(leader, FrameType.COMMAND, frame, urgent=is_small):
+                self._note_sent(sent, leader, until_ns)
+                return
+        self._wait(sent)
+
+    def _note_sent(self, sent: _Sent, leader: int, until_ns: int) -> None:
+        sent.sent_to = leader
+        sent.was_open = sent.is_open
+        sent.is_open = True
+        sent.again_ns = until_ns
+
+    def _wait(self, sent: _Sent) -> None:
+        """Send it again in a moment."""
+        now_ns = self._state.clock.now_ns()
+        sent.sent_to = 0
+        sent.again_ns = now_ns + RETRY_NS
+        if self._again_timer_ns > sent.again_ns:
+            self._again_timer_ns = sent.again_ns
+            self._state.clock.call_later(RETRY_NS, self._again)
+
+    def _again(self) -> None:
+        self._again_timer_ns = NEVER
+        if not self._state.outbox.is_closed:
+            self.retry(self._state.clock.now_ns())
+
+    def _ended(self, number: int, server_id: int, outcome: Outcome) -> None:
+        """A server answered, perhaps late."""
+        sent = self._sent.get(number)
+        if sent is None:
+            return
+        if outcome.kind is OutcomeKind.APPLIED or outcome.kind is OutcomeKind.TOO_LARGE:
+            del self._sent[number]
+            sent.done(outcome)
+        elif sent.sent_to == server_id:
+            if outcome.kind is OutcomeKind.NOT_APPENDED:
+                sent.is_open = sent.was_open
+            self._wait(sent)
+
+    # --- frames ------------------------------------------------------------------------------
+    def command_received(self, from_server: int, payload: memoryview) -> None:
+        """A peer's command for a group that is led here, as far as it knows. Raises
+        MalformedFrame."""
+        sent = decode_command(payload)
+        request_id = sent.request_id
+
+        def done(outcome: Outcome) -> None:
+            self._answer(from_server, request_id, outcome)
+
+        deadline_ns = self._state.clock.now_ns() + sent.timeout_ms * MS
+        self._deliver(sent.group, bytes(sent.command), deadline_ns, done)
+
+    def _answer(self, to_server: int, request_id: int, outcome: Outcome) -> None:
+        answer = outcome.result
+        if outcome.kind is not OutcomeKind.APPLIED:
+            done = CommandDone(request_id, _FATES[outcome.kind])
+        elif isinstance(answer, CommandAnswer):
+            done = CommandDone(request_id, Fate.APPLIED, answer.error, answer.data)
+        else:
+            done = CommandDone(request_id, Fate.REFUSED)  # one of a client's own requests
+        # One that does not leave is missed, and the command sent again.
+        self._state.transport.send(to_server, FrameType.COMMAND_DONE, encode_done(done))
+
+    def answer_received(self, from_server: int, payload: memoryview) -> None:
+        """What a peer made of our command. Raises MalformedFrame."""
+        done = decode_done(payload)
+        outcome = _OUTCOMES.get(done.fate, UNKNOWN)
+        if done.fate is Fate.APPLIED:
+            code = ERRORS_BY_CODE.get(done.code, ErrorCode.UNKNOWN_SERVER_ERROR)
+            answer = CommandAnswer(code, bytes(done.answer))
+            outcome = Outcome(OutcomeKind.APPLIED, answer)
+        self._ended(done.request_id, from_server, outcome)
+
+    # --- the leader's side -------------------------------------------------------------------
+    def _deliver(
+        self, group_id: int, data: bytes, deadline_ns: int, done: Callable[[Outcome], None]
+    ) -> None:
+        """Have a group that leads here append a command."""
+        stream = self._state.streams.get(group_id)
+        if stream is not None:
+            stream.command(data, deadline_ns=deadline_ns, done=done)
+            return
+        state_group = self._state.state_groups.get(group_id)
+        if state_group is None or not state_group.serving or group_id == CATALOG_GROUP:
+            done(NOT_APPENDED)
+            return
+        try:
+            command = commands.decode_command(data)
+        except commands.DecodeError:
+            done(TOO_LARGE)
+            return
+        if state_group.machine.understands(command):
+            self.receive(group_id, command, deadline_ns, done)
+        else:
+            done(TOO_LARGE)
+
+    def _propose(
+        self, group_id: int, command: Any, deadline_ns: int, done: Callable[[Outcome], None]
+    ) -> None:
+        self._state.state_groups[group_id].propose(command, deadline_ns=deadline_ns, done=done)
+
+    # --- time --------------------------------------------------------------------------------
+    def retry(self, now_ns: int) -> None:
+        """Send again what is due; end what has waited for too long."""
+        due = [n for n, s in self._sent.items() if min(s.again_ns, s.deadline_ns) <= now_ns]
+        for number in due:
+            sent = self._sent.get(number)
+            if sent is None:
+                continue  # it was answered meanwhile
+            if sent.deadline_ns > now_ns:
+                self._try(number)
+            else:
+                del self._sent[number]
+                sent.done(UNKNOWN if sent.is_open else NOT_APPENDED)
+
+    def link_down(self, server_id: int) -> None:
+        """What it was sent may be lost."""
+        for sent in self._sent.values():
+            if sent.sent_to == server_id:
+                self._wait(sent)
+
+    def close(self) -> None:
+        """The server stops."""
+        pending, self._sent = self._sent, {}
+        for sent in pending.values():
+            sent.done(UNKNOWN)
+
+
+_FATES = {
+    OutcomeKind.NOT_APPENDED: Fate.NOT_APPENDED,
+    OutcomeKind.UNKNOWN: Fate.UNKNOWN,
+    OutcomeKind.TOO_LARGE: Fate.REFUSED,
+}
+_OUTCOMES = {
+    Fate.NOT_APPENDED: NOT_APPENDED,
+    Fate.UNKNOWN: UNKNOWN,
+    Fate.REFUSED: TOO_LARGE,
+}
