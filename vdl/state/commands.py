@@ -373,6 +373,96 @@ class DeleteOffsets(Command, frozen=True, tag=108):
     """(topic, partition)."""
 
 
+class InitTransactions(Command, frozen=True, tag=109):
+    """A producer begins, or begins anew, to use a transactional id (InitProducerId)."""
+
+    transactional_id: str
+    timeout_ms: int
+    """After which an open transaction is aborted."""
+    new_producer_id: int = -1
+    """Allocated by the proposer, used if one has to be given out."""
+    expected_producer_id: int = -1
+    """What the producer has, if it says so (KIP-360); both or none."""
+    expected_epoch: int = -1
+
+
+class AddToTransaction(Command, frozen=True, tag=110):
+    """Partitions and coordinators of consumer groups take part in a producer's transaction, which
+    begins with the first. Any server may send it; the answer's data is the transaction's number
+    (u64)."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    participants: list[int]
+    """Raft groups."""
+    verify_only: bool = False
+    """Only whether they take part already (KIP-890): TRANSACTION_ABORTABLE if not."""
+    version: int = 1
+    """Of the protocol, as the producer speaks it: see `vdl/state/transactions.py`."""
+
+
+class EndTransaction(Command, frozen=True, tag=111):
+    """A producer commits or aborts (EndTxn)."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    commits: bool
+    version: int = 1
+    new_producer_id: int = -1
+    """As in `InitTransactions`."""
+
+
+class CompleteTransactions(Command, frozen=True, tag=112):
+    """All participants of these transactions have acknowledged how they ended."""
+
+    transactions: list[tuple[str, int, int]]
+    """(transactional id, producer id, number)."""
+
+
+class AbortTransactions(Command, frozen=True, tag=113):
+    """These transactions were open for longer than their producers said, by the leader's timers."""
+
+    transactions: list[tuple[str, int, int]]
+    """(transactional id, producer id, number)."""
+
+
+class ExpireTransactionalIds(Command, frozen=True, tag=114):
+    """Forget transactional ids that were not used for the retention time."""
+
+    retention_ms: int
+    now_ms: int
+    """As in `ExpireOffsets`."""
+    ids_max: int
+    """How many at most."""
+
+
+class CommitTransactionOffsets(Command, frozen=True, tag=115):
+    """Positions of a group that are to stand once the producer's transaction commits, all or none
+    (TxnOffsetCommit). The proposer has asked the transaction's coordinator."""
+
+    group_id: str
+    generation: int
+    member_id: str
+    group_instance_id: str | None
+    producer_id: int
+    producer_epoch: int
+    number: int
+    """Of the transaction, as its coordinator said."""
+    offsets: list[OffsetCommit]
+
+
+class EndTransactionOffsets(Command, frozen=True, tag=116):
+    """A transaction ended: what it committed in any of this coordinator's groups stands, or is
+    gone. Sent by the transaction's coordinator until it is answered."""
+
+    producer_id: int
+    producer_epoch: int
+    number: int
+    commits: bool
+
+
 if TYPE_CHECKING:
     AnyCommand = Command
 else:

@@ -456,6 +456,22 @@ class ConsumerGroups:
             return ErrorCode.REBALANCE_IN_PROGRESS
         return ErrorCode.NONE
 
+    def check_transaction_commit(
+        self, group_id: str, generation: int, member_id: str, group_instance_id: str | None
+    ) -> ErrorCode:
+        """Whether a transaction may commit offsets (KIP-447): for a member in its generation; and
+        for whoever names neither, as older clients do, whatever members there are."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return ErrorCode.NONE if generation < 0 else ErrorCode.ILLEGAL_GENERATION
+        names_nobody = not member_id and group_instance_id is None
+        if generation < 0 and (names_nobody or group.state is GroupState.EMPTY):
+            return ErrorCode.NONE
+        error = group.check_member(member_id, group_instance_id)
+        if error is ErrorCode.NONE and generation != group.generation:
+            error = ErrorCode.ILLEGAL_GENERATION
+        return error
+
     # --- the rebalance -----------------------------------------------------------------------
     def _remove(self, group: ConsumerGroup, member_id: str, events: list[GroupEvent]) -> None:
         if not group.expect_no_more(member_id):

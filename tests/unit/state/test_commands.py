@@ -37,6 +37,16 @@ EXAMPLES = [
     commands.ExpireOffsets(1, [9, 12]),
     commands.ExpireOffsets(1, [], 1_700_000_000_000),
     commands.DeleteOffsets("g", [("t", 0), ("u", 7)]),
+    commands.InitTransactions("x", 60_000, 7, 5, 32_766),
+    commands.AddToTransaction("x", 7, 1, [3, 900], verify_only=True, version=2),
+    commands.EndTransaction("x", 7, 1, commits=True, version=2, new_producer_id=8),
+    commands.CompleteTransactions([("x", 7, 3)]),
+    commands.AbortTransactions([("x", 7, 3)]),
+    commands.ExpireTransactionalIds(604_800_000, 1_700_000_000_000, 100),
+    commands.CommitTransactionOffsets(
+        "g", 3, "m", None, 7, 1, 4, [commands.OffsetCommit("t", b"i" * 16, 0, 9, 1, "")]
+    ),
+    commands.EndTransactionOffsets(7, 1, 4, commits=False),
     commands.NoteTime(),
     commands.CreatePartitions(
         [commands.NewPartitions("t", 3), commands.NewPartitions("u", 2, [[1, 2]])], False, [1], 9

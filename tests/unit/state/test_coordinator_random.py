@@ -69,7 +69,12 @@ class Life:
         assert offsets.by_partition == Counter(p.partition_group for p in positions)
         groups = [group for name in GROUPS if (group := self.machine.group(name)) is not None]
         members = sum(len(group.members) for group in groups)
-        assert self.machine.item_count == len(groups) + members + len(positions)
+        transactions = len(self.machine.pending) + len(self.machine.transactions)
+        assert self.machine.item_count == len(groups) + members + len(positions) + transactions
+        held = self.machine.bytes_held
+        copy = Coordinator()
+        copy.load(self.machine.items())
+        assert copy.bytes_held == held
 
     def checkpoint(self) -> None:
         for key, value in self.machine.take_dirty():
@@ -169,7 +174,7 @@ def run(life: Life, step: tuple[str, int, int, int]) -> None:
             life.apply(commands.LeaveGroup(name, [commands.LeavingMember("", f"i{number % 3}")]))
         case "expire":
             life.apply(commands.ExpireMembers(name, [member], generation if choice == 1 else -1))
-        case "complete":
+        case "complete join":
             result = life.apply(commands.CompleteJoin(name, generation))
             assert result.events == [] or type(result.events[-1]) in (
                 JoinCompleted,
@@ -217,6 +222,48 @@ def run(life: Life, step: tuple[str, int, int, int]) -> None:
             life.apply(commands.ExpireOffsets(SECOND, gone), wait_ms=choice * SECOND)
             assert life.machine.expirable(life.now_ms, SECOND) == []
             assert not set(gone) & life.machine.offsets.by_partition.keys()
+        case "init":
+            known = life.machine.transactions.ids.get(name)
+            epoch = -1 if known is None else known.epoch - (choice == 3)
+            expected = (-1, -1) if known is None or choice < 2 else (known.producer_id, epoch)
+            result = life.apply(commands.InitTransactions(name, 10, life.drawn, *expected))
+            if result.error is ErrorCode.NONE and known is not None and choice < 2:
+                assert result.epoch == epoch + 1, "a new instance fences the one before"
+        case "add":
+            known = life.machine.transactions.ids.get(name)
+            if known is not None:
+                life.apply(
+                    commands.AddToTransaction(
+                        name, known.producer_id, known.epoch, [number, 1], version=1 + choice % 2
+                    )
+                )
+        case "end":
+            known = life.machine.transactions.ids.get(name)
+            if known is not None:
+                decided = known.state if known.state.is_prepared else None
+                life.apply(
+                    commands.EndTransaction(
+                        name, known.producer_id, known.epoch, number < 5, 1 + choice % 2, 99
+                    )
+                )
+                assert decided in (None, known.state), "what is decided stands"
+        case "complete" | "abort":
+            known = life.machine.transactions.ids.get(name)
+            if known is not None:
+                one = (name, known.producer_id, known.number - (choice == 3))
+                kind_of = {
+                    "complete": commands.CompleteTransactions,
+                    "abort": commands.AbortTransactions,
+                }[kind]
+                life.apply(kind_of([one]))
+        case "pend":
+            offset = commands.OffsetCommit("t", b"i" * 16, number, life.drawn, 0, "", 10)
+            said = -1 if choice else generation
+            life.apply(
+                commands.CommitTransactionOffsets(name, said, "", None, choice, 0, number, [offset])
+            )
+        case "end offsets":
+            life.apply(commands.EndTransactionOffsets(choice, 0, number, where == 0))
         case "checkpoint":
             life.checkpoint()
         case "restart":
@@ -227,8 +274,9 @@ def run(life: Life, step: tuple[str, int, int, int]) -> None:
 
 KINDS = [
     "join new", "join new", "join", "join", "join", "sync", "sync", "leave", "leave instance",
-    "expire", "complete", "complete", "commit", "delete", "delete offsets", "expire offsets",
-    "checkpoint", "restart",
+    "expire", "complete join", "complete join", "commit", "delete", "delete offsets",
+    "expire offsets", "checkpoint", "restart", "init", "init", "add", "add", "end",
+    "complete", "abort", "pend", "end offsets",
 ]  # fmt: skip
 
 
@@ -250,7 +298,7 @@ def test_random_commands_keep_the_invariants_and_replay_to_equal_bytes(
         life.count()
     life.checkpoint()
     replay = Coordinator()
-    for index, (_, data) in enumerate(life.log):
+    for index, (_, data) in enumerate(life.log, start=1):
         envelope = commands.decode(data)
         replay.apply(envelope.command, envelope.now_ms, index)
     assert replay.items() == life.machine.items()

@@ -1,0 +1,346 @@
+"""Transactional ids: who may go on, how a transaction ends, and that it ends once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vdl.errors import ErrorCode
+from vdl.state import commands
+from vdl.state.coordinator import COORDINATOR_BYTES_MAX, Coordinator
+from vdl.state.transactions import (
+    EPOCH_MAX,
+    FIRST_VERSION,
+    SECOND_VERSION,
+    TransactionalId,
+    TransactionAnswer,
+    TransactionState,
+)
+
+X = "x"
+NONE = ErrorCode.NONE
+FENCED = ErrorCode.PRODUCER_FENCED
+CONCURRENT = ErrorCode.CONCURRENT_TRANSACTIONS
+WRONG_STATE = ErrorCode.INVALID_TXN_STATE
+
+
+class Life:
+    """One coordinator, and what is asked of it about one transactional id."""
+
+    def __init__(self) -> None:
+        self.machine = Coordinator()
+        self.now_ms = 1_000
+        self.index = 0
+
+    def apply(self, command: Any) -> Any:
+        """Applied, stored and loaded again: the state is what is stored."""
+        self.index += 1
+        result = self.machine.apply(command, self.now_ms, self.index)
+        copy = Coordinator()
+        copy.load(self.machine.items())
+        assert copy.items() == self.machine.items()
+        assert copy.bytes_held == self.machine.bytes_held
+        return result
+
+    @property
+    def x(self) -> TransactionalId:
+        return self.machine.transactions.ids[X]
+
+    def init(self, new: int = 7, expected: tuple[int, int] = (-1, -1)) -> TransactionAnswer:
+        answer = self.apply(commands.InitTransactions(X, 60_000, new, *expected))
+        assert isinstance(answer, TransactionAnswer)
+        return answer
+
+    def add(self, *participants: int, epoch: int = -1, **fields: Any) -> ErrorCode:
+        who = self.x.producer_id, self.x.epoch if epoch < 0 else epoch
+        values = {"version": SECOND_VERSION} | fields
+        return ErrorCode(
+            self.apply(commands.AddToTransaction(X, *who, list(participants), **values)).error
+        )
+
+    def end(
+        self, commits: bool, *, version: int, epoch: int = -1, producer: int = -1, new: int = -1
+    ) -> TransactionAnswer:
+        producer_id = self.x.producer_id if producer < 0 else producer
+        epoch = self.x.epoch if epoch < 0 else epoch
+        answer = self.apply(commands.EndTransaction(X, producer_id, epoch, commits, version, new))
+        assert isinstance(answer, TransactionAnswer)
+        return answer
+
+    def complete(self, *, number: int = 0) -> list[str]:
+        transaction = X, self.x.producer_id, number or self.x.number
+        changed: list[str] = self.apply(commands.CompleteTransactions([transaction])).changed
+        return changed
+
+    def run(self, commits: bool = True, version: int = SECOND_VERSION) -> None:
+        """A whole transaction."""
+        assert self.add(9, version=version) is NONE
+        assert self.end(commits, version=version).error is NONE
+        assert self.complete() == [X]
+
+
+@pytest.fixture
+def life() -> Life:
+    made = Life()
+    answer = made.init()
+    assert (answer.error, answer.producer_id, answer.epoch) == (NONE, 7, 0)
+    return made
+
+
+# --- InitProducerId ------------------------------------------------------------------------------
+
+
+def test_first_use_needs_a_producer_id() -> None:
+    """The proposer asks again with one: it is not for `apply` to draw."""
+    life = Life()
+    answer = life.init(new=-1)
+    assert answer.needs_producer_id
+    assert answer.error is CONCURRENT, "one that clients try again"
+    assert not life.machine.transactions.ids
+
+
+def test_each_instance_gets_the_next_epoch(life: Life) -> None:
+    """KIP-98: the instance before it is fenced."""
+    answer = life.init(new=-1)
+    assert (answer.producer_id, answer.epoch) == (7, 1)
+    assert life.add(9, epoch=0) is FENCED
+    assert life.end(True, version=1, epoch=0).error is FENCED
+
+
+def test_producer_that_names_its_epoch_has_it_bumped_once(life: Life) -> None:
+    """KIP-360: also when it asks again, because it did not hear. Others are fenced."""
+    for _ in range(2):
+        answer = life.init(new=-1, expected=(7, 0))
+        assert (answer.error, answer.producer_id, answer.epoch) == (NONE, 7, 1)
+    assert life.init(new=-1, expected=(7, 1)).epoch == 2
+    assert life.init(new=-1, expected=(7, 0)).error is FENCED
+    assert life.init(new=-1, expected=(6, 2)).error is FENCED
+
+
+def test_open_transaction_is_aborted_before_the_next_instance_begins(life: Life) -> None:
+    """It hears CONCURRENT_TRANSACTIONS until that is complete."""
+    assert life.add(9) is NONE
+    assert life.init(new=-1).error is CONCURRENT
+    assert (life.x.state, life.x.epoch) == (TransactionState.PREPARE_ABORT, 1)
+    assert life.init(new=-1).error is CONCURRENT
+    assert life.complete() == [X]
+    assert life.init(new=-1).epoch == 2
+
+
+def test_producer_that_names_its_epoch_is_not_fenced_by_its_own_request(life: Life) -> None:
+    """Its open transaction is aborted, and it goes on with the epoch of that."""
+    assert life.add(9) is NONE
+    assert life.init(new=-1, expected=(7, 5)).error is FENCED
+    assert life.x.state is TransactionState.ONGOING, "somebody else's request ends nothing"
+    assert life.init(new=-1, expected=(7, 0)).error is CONCURRENT
+    life.complete()
+    answer = life.init(new=-1, expected=(7, 0))
+    assert (answer.error, answer.epoch) == (NONE, 1)
+
+
+def test_exhausted_epochs_go_on_under_a_new_producer_id(life: Life) -> None:
+    """The last epoch is for markers alone. A producer that had the last one may ask again."""
+    life.x.epoch = EPOCH_MAX - 1
+    last = 7, EPOCH_MAX - 1
+    assert life.init(new=-1).needs_producer_id
+    for _ in range(2):
+        answer = life.init(new=8, expected=last)
+        assert (answer.error, answer.producer_id, answer.epoch) == (NONE, 8, 0)
+    assert life.init(new=9, expected=(7, 3)).error is FENCED
+
+
+def test_fencing_an_exhausted_producer_uses_the_last_epoch(life: Life) -> None:
+    life.x.epoch = EPOCH_MAX - 1
+    assert life.add(9) is NONE
+    assert life.init(new=-1).error is CONCURRENT
+    assert life.x.epoch == EPOCH_MAX
+    life.complete()
+    assert life.init(new=8).producer_id == 8
+
+
+# --- adding --------------------------------------------------------------------------------------
+
+
+def test_transaction_begins_with_its_first_participant(life: Life) -> None:
+    assert life.x.number == 0
+    assert life.add(9, 3) is NONE
+    assert life.add(3, 4) is NONE
+    assert (life.x.state, life.x.participants) == (TransactionState.ONGOING, [3, 4, 9])
+    assert (life.x.number, life.x.started_ms) == (1, 1_000)
+    life.end(True, version=2)
+    life.complete()
+    assert life.x.participants == []
+    assert life.add(3) is NONE
+    assert life.x.number == 2
+
+
+def test_add_says_the_number_of_the_transaction(life: Life) -> None:
+    """Also when it is added again."""
+    command = commands.AddToTransaction(X, 7, 0, [9], version=2)
+    assert [life.apply(command).data for _ in range(2)] == [(1).to_bytes(8)] * 2
+
+
+def test_nothing_is_added_by_strangers_or_between_two_transactions(life: Life) -> None:
+    strange = commands.AddToTransaction("y", 7, 0, [9])
+    assert life.apply(strange).error is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    other = commands.AddToTransaction(X, 8, 0, [9])
+    assert life.apply(other).error is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert life.add(9) is NONE
+    life.end(True, version=1)
+    assert life.add(9) is CONCURRENT
+    life.complete()
+    assert life.add(9) is NONE
+
+
+def test_verification_changes_nothing(life: Life) -> None:
+    """KIP-890: what is not in an open transaction is to be aborted."""
+    abortable = ErrorCode.TRANSACTION_ABORTABLE
+    assert life.add(9, verify_only=True) is abortable
+    assert life.x.state is TransactionState.EMPTY
+    assert life.add(9) is NONE
+    assert life.add(9, verify_only=True) is NONE
+    assert life.add(9, 3, verify_only=True) is abortable
+    assert life.add(9, epoch=3, verify_only=True) is FENCED
+    life.end(False, version=1)
+    assert life.add(9, verify_only=True) is CONCURRENT
+    life.complete()
+    assert life.add(9, verify_only=True) is abortable
+
+
+# --- EndTxn --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_end_of_the_first_version_keeps_the_epoch(life: Life, commits: bool) -> None:
+    """It stands for ever, and is answered alike when asked again."""
+    life.add(9, version=FIRST_VERSION)
+    answer = life.end(commits, version=1)
+    assert (answer.error, answer.changed, life.x.epoch) == (NONE, [X], 0)
+    assert life.end(commits, version=1).error is CONCURRENT
+    assert life.end(not commits, version=1).error is WRONG_STATE
+    assert life.complete() == [X]
+    assert life.complete() == []
+    assert life.end(commits, version=1).error is NONE
+    assert life.end(not commits, version=1).error is WRONG_STATE
+    assert life.x.version == FIRST_VERSION
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_end_of_the_second_version_bumps_the_epoch_once(life: Life, commits: bool) -> None:
+    """KIP-890: whoever asks again is told the same id and epoch."""
+    life.add(9)
+    answer = life.end(commits, version=2)
+    assert (answer.error, answer.producer_id, answer.epoch) == (NONE, 7, 1)
+    assert life.end(commits, version=2, epoch=0).error is CONCURRENT
+    life.complete()
+    again = life.end(commits, version=2, epoch=0)
+    assert (again.error, again.producer_id, again.epoch, again.changed) == (NONE, 7, 1, [])
+    assert life.end(not commits, version=2, epoch=0).error is WRONG_STATE
+    life.add(9)
+    assert life.end(commits, version=2, epoch=0).error is FENCED, "the next one is open"
+
+
+def test_end_with_the_last_epoch_goes_on_under_a_new_producer_id(life: Life) -> None:
+    """The markers have the last epoch of the old id; asked again, the answer is the same."""
+    last = EPOCH_MAX - 1
+    life.x.epoch = last
+    life.add(9)
+    assert life.end(True, version=2).needs_producer_id
+    assert life.x.state is TransactionState.ONGOING
+    answer = life.end(True, version=2, new=8)
+    assert (answer.error, answer.producer_id, answer.epoch) == (NONE, 8, 0)
+    assert (life.x.producer_id, life.x.epoch) == (7, EPOCH_MAX)
+    assert life.end(True, version=2, epoch=last, new=9).error is CONCURRENT
+    life.complete()
+    again = life.end(True, version=2, producer=7, epoch=last)
+    assert (again.error, again.producer_id, again.epoch) == (NONE, 8, 0)
+    assert life.add(9) is NONE
+    late = life.end(True, version=2, producer=7, epoch=last)
+    assert late.error is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+
+
+def test_abort_of_nothing_is_an_end_of_the_second_version_alone(life: Life) -> None:
+    """A producer need not know whether its first batch came. To commit nothing makes no sense."""
+    assert life.end(True, version=2).error is WRONG_STATE
+    assert life.end(False, version=1).error is WRONG_STATE
+    answer = life.end(False, version=2)
+    assert (answer.error, answer.epoch) == (NONE, 1)
+    assert life.x.state is TransactionState.COMPLETE_ABORT, "nobody has to be told"
+    assert life.end(False, version=2, epoch=0).epoch == 1, "asked again"
+    assert life.end(False, version=2).epoch == 2
+
+
+def test_late_acknowledgements_end_no_other_transaction(life: Life) -> None:
+    """A transaction is named by its number: a former leader may say again that one is complete."""
+    life.run()
+    life.add(9)
+    life.end(True, version=2)
+    assert life.complete(number=1) == []
+    assert life.x.state is TransactionState.PREPARE_COMMIT
+
+
+# --- time ----------------------------------------------------------------------------------------
+
+
+def test_timed_out_transaction_is_aborted_and_its_producer_fenced(life: Life) -> None:
+    """Its number is named: one that ended meanwhile, or another one, is left alone."""
+    life.add(9, version=FIRST_VERSION)
+    abort = commands.AbortTransactions([(X, 7, 1), ("y", 7, 1)])
+    assert life.apply(abort).changed == [X]
+    assert (life.x.state, life.x.epoch) == (TransactionState.PREPARE_ABORT, 1)
+    assert life.apply(abort).changed == []
+    assert life.end(False, version=1, epoch=0).error is FENCED
+    life.complete()
+    life.init(new=-1)
+    life.add(9)
+    assert life.apply(abort).changed == []
+
+
+def test_producer_of_the_second_version_may_abort_what_timed_out(life: Life) -> None:
+    """It is told the epoch with which it goes on; that it committed, it is not."""
+    life.add(9)
+    life.apply(commands.AbortTransactions([(X, 7, 1)]))
+    assert life.end(True, version=2, epoch=0).error is WRONG_STATE
+    life.complete()
+    assert life.end(True, version=2, epoch=0).error is WRONG_STATE
+    answer = life.end(False, version=2, epoch=0)
+    assert (answer.error, answer.epoch) == (NONE, 1)
+
+
+def test_unused_ids_expire_but_for_those_with_a_transaction(life: Life) -> None:
+    def expire(now_ms: int, ids_max: int = 10) -> list[str]:
+        life.apply(commands.ExpireTransactionalIds(500, now_ms, ids_max))
+        return sorted(life.machine.transactions.ids)
+
+    for name in ("y", "z"):
+        life.apply(commands.InitTransactions(name, 60_000, 9))
+    life.add(9)
+    assert expire(1_499) == [X, "y", "z"]
+    assert expire(1_500, ids_max=1) == [X, "z"]
+    assert expire(1_500) == [X]
+    life.end(True, version=2)
+    assert expire(9_000) == [X]
+    life.complete()
+    assert expire(9_000) == []
+    assert life.machine.transactions.bytes == 0
+
+
+def test_ids_stay_within_what_a_snapshot_carries() -> None:
+    """Those that are there go on; there is none more."""
+    life = Life()
+    machine = life.machine
+    machine.apply(commands.InitTransactions(X, 1, 7), 0, 1)
+    size = 1_000
+    drawn = 0
+    while True:
+        drawn += 1
+        name = f"{drawn}".rjust(size)
+        answer = machine.apply(commands.InitTransactions(name, 1, drawn), 0, drawn)
+        if answer.error is not NONE:
+            break
+    assert answer.error is ErrorCode.POLICY_VIOLATION
+    assert COORDINATOR_BYTES_MAX - 2 * size < machine.bytes_held <= COORDINATOR_BYTES_MAX
+    assert machine.apply(commands.InitTransactions(X, 1), 0, 1).epoch == 1
+    many = commands.AddToTransaction(X, 7, 1, list(range(1_000)))
+    assert machine.apply(many, 0, 1).error is ErrorCode.TRANSACTION_ABORTABLE
