@@ -254,6 +254,17 @@ ROWS = (
         large_answer=True,
     ),
     Api(64, "UnregisterBroker", 0, 0, "cluster", "handle_unregister_broker"),
+    Api(68, "ConsumerGroupHeartbeat", 0, 1, "consumer_groups", "handle_consumer_group_heartbeat"),
+    Api(
+        69,
+        "ConsumerGroupDescribe",
+        0,
+        1,
+        "consumer_groups",
+        "handle_consumer_group_describe",
+        "fail_consumer_group_describe",
+        large_answer=True,
+    ),
     Api(
         71,
         "GetTelemetrySubscriptions",

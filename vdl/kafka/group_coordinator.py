@@ -31,6 +31,7 @@ from vdl.kafka.led_coordinator import (
     Waiter,
     undecided,
 )
+from vdl.kafka.record_checks import Compute, at_once
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
 from vdl.state.catalog import Catalog
@@ -64,8 +65,10 @@ class GroupCoordinator:
         clock: Clock,
         rng: random.Random,
         config: GroupOptions,
+        compute: Compute = at_once,
     ) -> None:
         self._host = host
+        self._compute = compute
         self._clock = clock
         self._rng = rng
         self._options = config
@@ -88,7 +91,12 @@ class GroupCoordinator:
     def on_serving(self, group: StateGroup) -> None:
         assert group.group_id not in self._led, group.group_id
         self._led[group.group_id] = LedCoordinator(
-            group, self._clock, self._options, self._host.catalog, self._host.settled_ms
+            group,
+            self._clock,
+            self._options,
+            self._host.catalog,
+            self._host.settled_ms,
+            self._compute,
         )
 
     def on_stopped_serving(self, group: StateGroup) -> None:
@@ -120,8 +128,11 @@ class GroupCoordinator:
 
     def new_member_id(self, client_id: str, group_instance_id: str | None) -> str:
         """A new member id: the instance's or the client's name, and 128 random bits."""
-        unique = UUID(int=self._rng.getrandbits(128), version=4)
-        return f"{client_id if group_instance_id is None else group_instance_id}-{unique}"
+        return f"{client_id if group_instance_id is None else group_instance_id}-{self.random_id()}"
+
+    def random_id(self) -> str:
+        """128 random bits, as a UUID."""
+        return str(UUID(int=self._rng.getrandbits(128), version=4))
 
     def holds_first_rebalance(self) -> bool:
         """Whether the first rebalance of an empty group waits for more members."""

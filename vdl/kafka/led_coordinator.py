@@ -26,11 +26,14 @@ from typing import Any, Generic, Protocol, TypeVar, assert_never
 from vdl.clock import MS, Clock, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
+from vdl.kafka.led_consumer_groups import LedConsumerGroups
+from vdl.kafka.record_checks import Compute, at_once
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
 from vdl.state.catalog import Catalog
 from vdl.state.consumer_group import ConsumerGroup, GroupState
 from vdl.state.consumer_groups import (
+    ClassicEvent,
     GroupDeleted,
     GroupEvent,
     JoinCompleted,
@@ -40,6 +43,7 @@ from vdl.state.consumer_groups import (
     SyncCompleted,
 )
 from vdl.state.coordinator import Coordinator
+from vdl.state.group_kinds import GroupKind, GroupTouched
 
 RETRY_NS = 500 * MS
 """After which a timer proposes its command again, if that was not appended or its fate is open."""
@@ -354,21 +358,25 @@ class LedCoordinator:
         options: GroupOptions,
         catalog: Catalog,
         settled_ms: Callable[[], int],
+        compute: Compute = at_once,
     ) -> None:
-        """`settled_ms`: the time to delete by (`AgreedTime.settled_ms`)."""
+        """`settled_ms`: the time to delete by (`AgreedTime.settled_ms`). `compute`: where what
+        takes long is computed."""
         machine = state_group.machine
         assert isinstance(machine, Coordinator), machine
         self.machine = machine
         self.state_group = state_group
         self.clock = clock
         self.options = options
-        self._catalog = catalog
+        self.catalog = catalog
+        self.compute = compute
         self._settled_ms = settled_ms
         self._live: dict[str, LiveGroup] = {}
         """Groups with members or pending members, and others that requests named."""
         for group_id, group in machine.groups.groups.items():
             if group.members or group.pending:
                 self.live(group_id).resume()
+        self.consumer = LedConsumerGroups(self)
         self._offsets_timer = self._check_offsets_later()
 
     def live(self, group_id: str) -> LiveGroup:
@@ -379,6 +387,7 @@ class LedCoordinator:
 
     def close(self) -> None:
         self._offsets_timer.cancel()
+        self.consumer.close()
         groups, self._live = self._live, {}
         for live in groups.values():
             live.close(ErrorCode.NOT_COORDINATOR)
@@ -387,11 +396,16 @@ class LedCoordinator:
         """For a timer, which is armed to try again."""
         self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=_ignore)
 
+    def undecided(self, outcome: Outcome) -> ErrorCode:
+        """See `undecided`."""
+        return undecided(self, outcome)
+
     def deadline_ns(self) -> int:
         return self.clock.now_ns() + self.options.read_timeout_ms * MS
 
     def renew_session(self, group_id: str, member_id: str) -> None:
         """Any request of a member renews its session."""
+        self.consumer.renew(group_id, member_id)
         group = self.machine.group(group_id)
         if group is None:
             return
@@ -404,9 +418,14 @@ class LedCoordinator:
     # --- what was applied ----------------------------------------------------------------------
     def handle_events(self, events: list[GroupEvent]) -> None:
         """Turn the events of one command into answers and timers. The state is that after all."""
+        of_classic: list[str] = []
         for event in events:
-            self._handle_event(event)
-        for group_id in dict.fromkeys(event.group_id for event in events):
+            if isinstance(event, GroupTouched):
+                self._touched(event)
+            else:
+                of_classic.append(event.group_id)
+                self._handle_event(event)
+        for group_id in dict.fromkeys(of_classic):
             group = self.machine.group(group_id)
             if group is None or not (group.members or group.pending):
                 # A group without members needs nothing here.
@@ -414,7 +433,16 @@ class LedCoordinator:
                 if live is not None:
                     live.close(ErrorCode.UNKNOWN_MEMBER_ID)
 
-    def _handle_event(self, event: GroupEvent) -> None:
+    def _touched(self, event: GroupTouched) -> None:
+        match event.kind:
+            case GroupKind.CONSUMER:
+                self.consumer.changed(event.group_id, event.member_ids)
+            case GroupKind.CLASSIC | GroupKind.SHARE:
+                raise AssertionError(event)
+            case _:
+                assert_never(event.kind)
+
+    def _handle_event(self, event: ClassicEvent) -> None:
         live = self.live(event.group_id)
         match event:
             case RebalanceStarted():
@@ -436,7 +464,11 @@ class LedCoordinator:
         retention_ms = self.options.offsets_retention_minutes * 60_000
         deleted = self._deleted_partitions()
         now_ms = self._settled_ms()
-        if deleted or self.machine.expirable(now_ms, retention_ms):
+        if (
+            deleted
+            or self.machine.expirable(now_ms, retention_ms)
+            or self.machine.expirable_of_kinds(now_ms, retention_ms)
+        ):
             self.propose(commands.ExpireOffsets(retention_ms, deleted, now_ms))
         self._offsets_timer = self._check_offsets_later()
 
@@ -449,7 +481,7 @@ class LedCoordinator:
         found: list[int] = []
         count = 0
         for partition_group, positions in self.machine.offsets.by_partition.items():
-            if self._catalog.has_deleted(partition_group):
+            if self.catalog.has_deleted(partition_group):
                 found.append(partition_group)
                 count += positions
                 if count >= DELETED_MAX:

@@ -297,7 +297,7 @@ class CommitLog:
         self._start_index = self._group.group.applied
         offset = self._start_index * OFFSETS_PER_ENTRY
         machine = self._machine
-        for group_id in machine.groups.groups:
+        for group_id in machine.group_ids():
             count = len(machine.offsets.of(group_id))
             if count:
                 self._first.append((offset, group_id, count))

@@ -294,7 +294,11 @@ class Server:
             compute=self.store.workers.compute,
         )
         context.groups = GroupCoordinator(
-            host=host, clock=self.clock, rng=self._rng, config=config.kafka
+            host=host,
+            clock=self.clock,
+            rng=self._rng,
+            config=config.kafka,
+            compute=context.compute,
         )
         for group_id, coordinator in enumerate(host.coordinators, start=1):
             context.groups.attach(coordinator)

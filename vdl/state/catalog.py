@@ -294,6 +294,8 @@ class Catalog:
         """What time it was when it was noted last (ms since 1970); 0: never."""
         self.renumbered = 0
         """How often replicas changed in this object's life: not part of the state."""
+        self.topics_revision = 0
+        """How often topics changed in this object's life: not part of the state."""
         self.retired: dict[bytes, int] = {}
         """Directories that were replaced, and whose they were: they never take part again."""
         self._metric_names: dict[str, str] = {}
@@ -772,6 +774,7 @@ class Catalog:
                 load.add(replicas)
         created.group_ids = self._add_groups(new.name, 0, placements)
         topic = TopicInfo(new.name, new.topic_id, created.group_ids, new.configs)
+        self.topics_revision += 1
         self.topics[new.name] = topic
         self._metric_names[_metric_name(new.name)] = new.name
         self.topics_by_id[new.topic_id] = topic
@@ -876,6 +879,7 @@ class Catalog:
 
     def _change_topic(self, topic: TopicInfo, **fields: Any) -> None:
         changed = msgspec.structs.replace(topic, **fields)
+        self.topics_revision += 1
         self.topics[topic.name] = self.topics_by_id[topic.topic_id] = changed
         self._dirty.add(_topic_key(topic.name))
 
@@ -903,6 +907,7 @@ class Catalog:
             if self.moves.pop(group_id, None) is not None:
                 self._dirty.add(_move_key(group_id))
             answer.events.append(GroupRemoved(group_id))
+        self.topics_revision += 1
         del self.topics[topic.name]
         self._metric_names.pop(_metric_name(topic.name), None)
         del self.topics_by_id[topic.topic_id]
@@ -972,6 +977,7 @@ class Catalog:
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
         self.servers = {}
+        self.topics_revision += 1
         self.topics = {}
         self._metric_names = {}
         self.topics_by_id = {}

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from vdl.state.modern.partitions import Partitions
+
 
 class Command(
     msgspec.Struct,
@@ -351,6 +353,8 @@ class CommitOffsets(Command, frozen=True, tag=106):
     offsets: list[OffsetCommit]
     retention_ms: int = -1
     """OffsetCommit v2–4: how long to keep them; -1: the group's retention."""
+    knows_epochs: bool = True
+    """Whether the request is of a version that says member epochs (KIP-848), v9 on."""
 
 
 class ExpireOffsets(Command, frozen=True, tag=107):
@@ -461,6 +465,82 @@ class EndTransactionOffsets(Command, frozen=True, tag=116):
     producer_epoch: int
     number: int
     commits: bool
+
+
+class ConsumerHeartbeat(Command, frozen=True, tag=120):
+    """A member of a KIP-848 group joins, changes what it subscribes to, or takes a step towards its
+    target. Heartbeats that change nothing are no commands."""
+
+    group_id: str
+    member_id: str
+    member_epoch: int
+    """0: it joins. What it leaves with is another command."""
+    instance_id: str | None
+    rack_id: str | None
+    """None here and in what follows: as before."""
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    """-1: as before."""
+    topics: list[str] | None
+    pattern: str | None
+    """Its syntax was checked. Empty: none any more."""
+    assignor: str | None
+    owned: Partitions | None
+    """What it may read now; None: it did not say."""
+    members_max: int
+
+
+class LeaveConsumerGroup(Command, frozen=True, tag=121):
+    """A member of a KIP-848 group goes."""
+
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    is_static: bool
+    """It will be back as the same instance: its partitions wait for a session."""
+
+
+class SubscribedTopic(Part, frozen=True):
+    """A topic that targets were computed from: the coordinator's leader found it in its catalog."""
+
+    name: str
+    topic_id: bytes
+    partitions: int
+    last_group: int
+    """The group id of its last partition. Ids are given out in order: a catalog that does not list
+    the topic, and has not given out so many, lags behind the one this was found in."""
+
+
+class ResolvedPattern(Part, frozen=True):
+    """A pattern that members subscribe by, and the topics whose names matched it."""
+
+    pattern: str
+    topics: list[str]
+
+
+class AssignTargets(Command, frozen=True, tag=122):
+    """What the members of a group are to read, computed from the group's state at an epoch and from
+    what the proposer's catalog says of the topics."""
+
+    group_id: str
+    group_epoch: int
+    """Only while this is the group's epoch."""
+    next_epoch: int
+    """The group's epoch from then on: the same, or the next if topics changed."""
+    topics: list[SubscribedTopic]
+    patterns: list[ResolvedPattern]
+    targets: list[tuple[str, Partitions]]
+    """(member id, its target) of members whose target changes. Every member has one then."""
+
+
+class ExpireConsumers(Command, frozen=True, tag=123):
+    """Members of a KIP-848 group whose session ended, or that did not give up what they were told
+    to in time, by the leader's timers."""
+
+    group_id: str
+    members: list[tuple[str, int]]
+    """(member id, the epoch it must be in and not have revoked all; -1: any)."""
 
 
 if TYPE_CHECKING:

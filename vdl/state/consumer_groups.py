@@ -27,6 +27,7 @@ from vdl.state.consumer_group import (
     group_from,
     protocols_bytes,
 )
+from vdl.state.group_kinds import GroupTouched
 from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
 
 
@@ -76,9 +77,10 @@ class GroupDeleted:
     group_id: str
 
 
-GroupEvent = (
+ClassicEvent = (
     RebalanceStarted | JoinCompleted | SyncCompleted | MemberPending | MemberRemoved | GroupDeleted
 )
+GroupEvent = ClassicEvent | GroupTouched
 
 
 @dataclass(slots=True)

@@ -1,15 +1,17 @@
-"""The state of one coordinator group: consumer groups, their committed offsets, transactions.
+"""The state of one coordinator group: groups, their committed offsets, transactions.
 
 These machines share one log, because only a member of the current generation may commit an offset:
-both are decided at the same point of the log. Transactional ids are beside them, and know nothing
-of them; what a transaction commits in a group waits in `pending` until it ends.
+both are decided at the same point of the log. A group id belongs to one kind of group at a time; a
+group without members gives way to one of another kind, which has its offsets then. Transactional
+ids are beside them, and know nothing of them; what a transaction commits in a group waits in
+`pending` until it ends.
 
 Must not know: which groups belong to this coordinator, requests, timers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +26,8 @@ from vdl.state.consumer_groups import (
     JoinAnswer,
     SyncAnswer,
 )
+from vdl.state.group_kinds import GroupKind, GroupTable, GroupTouched
+from vdl.state.modern.groups import Heard, HeartbeatAnswer, ModernGroups, TargetsAssigned
 from vdl.state.offsets import NO_EXPIRY, Offsets
 from vdl.state.pending_offsets import PendingOffset, PendingOffsets
 from vdl.state.subscription import subscribed_topics
@@ -32,6 +36,8 @@ from vdl.state.transactions import TransactionAnswer, Transactions
 
 CONSUMER_PROTOCOL = "consumer"
 """The protocol type of groups whose members name the topics they subscribe to."""
+KEY_PREFIXES = {GroupKind.CONSUMER: b"m", GroupKind.SHARE: b"s"}
+"""Under which the groups of each kind are stored; the classic ones under "g", offsets under "o"."""
 COORDINATOR_BYTES_MAX = 7 << 19
 """How much groups and offsets of one coordinator may take in a snapshot, about: 3.5 MiB. Beyond
 half of the largest snapshot the log is not cut any more; beyond all of it no replica can be
@@ -80,11 +86,14 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.groups = ConsumerGroups()
+        self.consumer = ModernGroups()
         self.offsets = Offsets()
         self.pending = PendingOffsets()
         self.transactions = Transactions()
         self._index = 0
         """Of the entry that is applied."""
+        self.tables: dict[GroupKind, GroupTable] = {GroupKind.CONSUMER: self.consumer}
+        """The groups of each kind but the classic one."""
         groups = self.groups
         transactions = self.transactions
         self._apply_by_type: dict[type, Callable[[Any, int], Any]] = {
@@ -105,6 +114,10 @@ class Coordinator:
             commands.ExpireTransactionalIds: transactions.expire,
             commands.CommitTransactionOffsets: self._commit_transaction_offsets,
             commands.EndTransactionOffsets: self._end_transaction_offsets,
+            commands.ConsumerHeartbeat: self._consumer_heartbeat,
+            commands.LeaveConsumerGroup: self.consumer.leave,
+            commands.AssignTargets: self._assign_targets,
+            commands.ExpireConsumers: self.consumer.expire,
         }
 
     def understands(self, command: Any) -> bool:
@@ -119,51 +132,137 @@ class Coordinator:
         return self._apply_by_type[type(command)](command, now_ms)
 
     def group(self, group_id: str) -> ConsumerGroup | None:
-        """A group by id; None is Kafka's Dead."""
+        """A classic group by id; None is Kafka's Dead."""
         return self.groups.groups.get(group_id)
+
+    # --- kinds of groups -------------------------------------------------------------------
+    def kind_of(self, group_id: str) -> GroupKind | None:
+        """Which kind a group is of; None: there is no such group."""
+        if group_id in self.groups.groups:
+            return GroupKind.CLASSIC
+        for kind, table in self.tables.items():
+            if group_id in table:
+                return kind
+        return None
+
+    def group_ids(self) -> Iterator[str]:
+        """The groups of all kinds."""
+        yield from self.groups.groups
+        for table in self.tables.values():
+            yield from table.ids()
 
     @property
     def bytes_held(self) -> int:
         """What all of it takes in a snapshot, about."""
+        tables = sum(table.bytes_held for table in self.tables.values())
         transactions = self.pending.bytes + self.transactions.bytes
-        return self.groups.bytes_held + self.offsets.bytes + transactions
+        return self.groups.bytes_held + tables + self.offsets.bytes + transactions
 
     def _room(self, held: int) -> int:
         """How much what takes `held` bytes now may take, the rest being as it is."""
         return COORDINATOR_BYTES_MAX - self.bytes_held + held
 
+    def is_barred(self, group_id: str, kind: GroupKind) -> bool:
+        """Whether nobody can join a group of this kind: it is of another one, and has members."""
+        present = self.kind_of(group_id)
+        if present is None or present is kind:
+            return False
+        if present is GroupKind.CLASSIC:
+            return self.groups.groups[group_id].state is not GroupState.EMPTY
+        return not self.tables[present].is_empty(group_id)
+
+    def make_way(self, group_id: str, kind: GroupKind) -> list[GroupEvent]:
+        """Somebody joins a group of this kind, which nothing bars: one of another kind goes. Its
+        offsets stay."""
+        events: list[GroupEvent] = []
+        present = self.kind_of(group_id)
+        if present is not None and present is not kind:
+            error = self._delete_group(group_id, events)
+            assert error is ErrorCode.NONE, (group_id, error)
+        return events
+
     # --- commands --------------------------------------------------------------------------
     def _join(self, command: commands.JoinGroup, now_ms: int) -> JoinAnswer:
+        if self.is_barred(command.group_id, GroupKind.CLASSIC):
+            return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, command.member_id)
+        before = self.kind_of(command.group_id)
         self.groups.bytes_max = self._room(self.groups.bytes_held)
-        return self.groups.join(command, now_ms)
+        answer = self.groups.join(command, now_ms)
+        if before not in (None, GroupKind.CLASSIC) and command.group_id in self.groups.groups:
+            self.tables[before].drop(command.group_id)
+            answer.events.insert(0, GroupTouched(command.group_id, before))
+        return answer
 
     def _sync(self, command: commands.SyncGroup, now_ms: int) -> SyncAnswer:
         self.groups.bytes_max = self._room(self.groups.bytes_held)
         return self.groups.sync(command, now_ms)
 
+    def _consumer_heartbeat(
+        self, command: commands.ConsumerHeartbeat, now_ms: int
+    ) -> HeartbeatAnswer:
+        heard = self.heard(command)
+        if heard.error is not ErrorCode.NONE:
+            return HeartbeatAnswer(heard.error, heard.message)
+        events = self.make_way(command.group_id, GroupKind.CONSUMER)
+        answer = self.consumer.heartbeat(command, heard, now_ms)
+        answer.events[:0] = events
+        return answer
+
+    def heard(self, command: commands.ConsumerHeartbeat) -> Heard:
+        """What this heartbeat of a member comes to now. Changes nothing."""
+        if self.is_barred(command.group_id, GroupKind.CONSUMER):
+            return Heard(
+                ErrorCode.GROUP_ID_NOT_FOUND, f"Group {command.group_id} is not a consumer group."
+            )
+        self.consumer.bytes_max = self._room(self.consumer.bytes_held)
+        return self.consumer.heard(command)
+
+    def _assign_targets(self, command: commands.AssignTargets, now_ms: int) -> TargetsAssigned:
+        self.consumer.bytes_max = self._room(self.consumer.bytes_held)
+        return self.consumer.assign(command, now_ms)
+
     def _has_room(self, command: commands.CommitOffsets) -> bool:
         """Whether these offsets fit. Those that need no more than before always do."""
         more = self.offsets.growth(command.group_id, command.offsets)
-        if command.group_id not in self.groups.groups:
+        if self.kind_of(command.group_id) is None:
             more += GROUP_BYTES + text_bytes(command.group_id)
-        if more <= 0:
-            return True
-        return self.bytes_held + more <= COORDINATOR_BYTES_MAX
+        return more <= 0 or self.bytes_held + more <= COORDINATOR_BYTES_MAX
+
+    def _check_commit(self, command: commands.CommitOffsets) -> ErrorCode:
+        match self.kind_of(command.group_id):
+            case GroupKind.CONSUMER:
+                return self.consumer.check_commit(
+                    command.group_id,
+                    command.generation,
+                    command.member_id,
+                    knows_epochs=command.knows_epochs,
+                )
+            case GroupKind.SHARE:
+                return ErrorCode.GROUP_ID_NOT_FOUND
+            case GroupKind.CLASSIC | None:
+                return self.groups.check_commit(
+                    command.group_id,
+                    command.generation,
+                    command.member_id,
+                    command.group_instance_id,
+                )
+
+    def check_fetch(self, group_id: str, epoch: int, member_id: str | None) -> ErrorCode:
+        """Whether a member may read committed offsets (KIP-848); other kinds do not check that."""
+        if group_id not in self.consumer:
+            return ErrorCode.NONE
+        return self.consumer.check_fetch(group_id, epoch, member_id)
 
     def _commit_offsets(self, command: commands.CommitOffsets, now_ms: int) -> CommitAnswer:
-        error = self.groups.check_commit(
-            command.group_id,
-            command.generation,
-            command.member_id,
-            command.group_instance_id,
-        )
+        error = self._check_commit(command)
         if error is ErrorCode.NONE and self.offsets.knows_later(command.group_id, command.offsets):
             # The proposer's catalog is behind; clients try this error again.
             error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         if error is ErrorCode.NONE and not self._has_room(command):
             error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
         if error is ErrorCode.NONE:
-            self.groups.ensure(command.group_id, now_ms)
+            if self.kind_of(command.group_id) is None:
+                self.groups.ensure(command.group_id, now_ms)
             self.offsets.commit(command.group_id, command.offsets, now_ms, command.retention_ms)
             for offset in command.offsets:
                 place = command.group_id, offset.topic, offset.partition
@@ -184,14 +283,31 @@ class Coordinator:
         self.transactions.bytes_max = self._room(self.transactions.bytes)
         return self.transactions.add(command, now_ms)
 
+    def _check_transaction_commit(self, command: commands.CommitTransactionOffsets) -> ErrorCode:
+        match self.kind_of(command.group_id):
+            case GroupKind.CONSUMER:
+                error = self.consumer.check_commit(
+                    command.group_id, command.generation, command.member_id, knows_epochs=True
+                )
+                # Producers do not know the newer code.
+                stale = error is ErrorCode.STALE_MEMBER_EPOCH
+                return ErrorCode.ILLEGAL_GENERATION if stale else error
+            case GroupKind.SHARE:
+                return ErrorCode.GROUP_ID_NOT_FOUND
+            case GroupKind.CLASSIC | None:
+                return self.groups.check_transaction_commit(
+                    command.group_id,
+                    command.generation,
+                    command.member_id,
+                    command.group_instance_id,
+                )
+
     def _commit_transaction_offsets(
         self, command: commands.CommitTransactionOffsets, now_ms: int
     ) -> CommitAnswer:
         error = self.pending.check(command.producer_id, command.producer_epoch, command.number)
         if error is ErrorCode.NONE:
-            error = self.groups.check_transaction_commit(
-                command.group_id, command.generation, command.member_id, command.group_instance_id
-            )
+            error = self._check_transaction_commit(command)
         if error is ErrorCode.NONE and self.offsets.knows_later(command.group_id, command.offsets):
             error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         if error is not ErrorCode.NONE:
@@ -208,7 +324,8 @@ class Coordinator:
         more += GROUP_BYTES + text_bytes(command.group_id)
         if self.bytes_held + more > COORDINATOR_BYTES_MAX:
             return CommitAnswer(ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
-        self.groups.ensure(command.group_id, now_ms)
+        if self.kind_of(command.group_id) is None:
+            self.groups.ensure(command.group_id, now_ms)
         for one in pending:
             self.pending.add(one)
         return CommitAnswer(ErrorCode.NONE)
@@ -229,7 +346,8 @@ class Coordinator:
             answer.committed.setdefault(one.group_id, []).append(one.offset)
             self.pending.supersede(one.place, one.index)
         for group_id, offsets in answer.committed.items():
-            self.groups.ensure(group_id, now_ms)
+            if self.kind_of(group_id) is None:
+                self.groups.ensure(group_id, now_ms)
             self.offsets.commit(group_id, offsets, now_ms, NO_EXPIRY)
         return answer
 
@@ -237,20 +355,34 @@ class Coordinator:
     def _delete_groups(self, command: commands.DeleteGroups, now_ms: int) -> GroupsDeleted:
         deleted = GroupsDeleted([])
         for group_id in command.group_ids:
-            error = self.groups.delete(group_id, deleted.events)
+            error = self._delete_group(group_id, deleted.events)
             if error is ErrorCode.NONE:
                 self.offsets.remove_group(group_id)
                 self.pending.remove_group(group_id)
             deleted.errors.append(error)
         return deleted
 
+    def _delete_group(self, group_id: str, events: list[GroupEvent]) -> ErrorCode:
+        kind = self.kind_of(group_id)
+        if kind is None or kind is GroupKind.CLASSIC:
+            return self.groups.delete(group_id, events)
+        table = self.tables[kind]
+        if not table.is_empty(group_id):
+            return ErrorCode.NON_EMPTY_GROUP
+        table.drop(group_id)
+        events.append(GroupTouched(group_id, kind))
+        return ErrorCode.NONE
+
     def _delete_offsets(self, command: commands.DeleteOffsets, now_ms: int) -> OffsetsDeleted:
         """Members whose subscription cannot be read may subscribe to anything."""
+        kind = self.kind_of(command.group_id)
         group = self.group(command.group_id)
-        if group is None:
-            return OffsetsDeleted(ErrorCode.GROUP_ID_NOT_FOUND)
         subscribed: Set[str] | None = frozenset()
-        if group.state is not GroupState.EMPTY:
+        if kind is GroupKind.CONSUMER:
+            subscribed = self.consumer.groups[command.group_id].topic_names()
+        elif group is None:
+            return OffsetsDeleted(ErrorCode.GROUP_ID_NOT_FOUND)
+        elif group.state is not GroupState.EMPTY:
             if group.protocol_type != CONSUMER_PROTOCOL:
                 return OffsetsDeleted(ErrorCode.NON_EMPTY_GROUP)
             subscribed = _subscribed_topics(group)
@@ -270,13 +402,50 @@ class Coordinator:
         self.pending.remove_partitions(deleted)
         until_ms = now_ms if command.now_ms < 0 else command.now_ms
         for group, positions in self.expirable(until_ms, command.retention_ms):
-            if positions:
-                self.offsets.remove(group.group_id, positions)
-                expired.count += len(positions)
+            self._expire(group.group_id, positions, expired)
             if group.state is GroupState.EMPTY and not self.offsets.of(group.group_id):
                 error = self.groups.delete(group.group_id, expired.events)
                 assert error is ErrorCode.NONE, error
+        for group_id, positions in self.expirable_of_kinds(until_ms, command.retention_ms):
+            self._expire(group_id, positions, expired)
+            kind = self.kind_of(group_id)
+            assert kind is not None, group_id
+            table = self.tables[kind]
+            is_over = table.is_empty(group_id) and not self.pending.holds(group_id)
+            if is_over and not self.offsets.of(group_id):
+                table.drop(group_id)
+                expired.events.append(GroupTouched(group_id, kind))
         return expired
+
+    def _expire(
+        self, group_id: str, positions: list[tuple[str, int]], expired: OffsetsExpired
+    ) -> None:
+        if positions:
+            self.offsets.remove(group_id, positions)
+            expired.count += len(positions)
+
+    def expirable_of_kinds(
+        self, now_ms: int, retention_ms: int
+    ) -> list[tuple[str, list[tuple[str, int]]]]:
+        """As `expirable`, of groups of the consumer kind: their positions in topics that no member
+        subscribes to, each from its commit; and those without members and positions."""
+        found = []
+        for group_id in self.consumer.ids():
+            group = self.consumer.groups[group_id]
+            positions = self.offsets.expired(
+                group_id, now_ms, idle_since_ms=0, retention_ms=retention_ms
+            )
+            if positions and group.members:
+                subscribed = group.topic_names()
+                positions = [place for place in positions if place[0] not in subscribed]
+            is_over = (
+                not group.members
+                and not self.offsets.of(group_id)
+                and not self.pending.holds(group_id)
+            )
+            if positions or (is_over and group.changed_ms + retention_ms <= now_ms):
+                found.append((group_id, positions))
+        return found
 
     def expirable(
         self, now_ms: int, retention_ms: int
@@ -326,19 +495,26 @@ class Coordinator:
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
         """(key, value) of everything that changed since the last call, None where it went."""
-        transactions = self.pending.take_dirty() + self.transactions.take_dirty()
-        return self.groups.take_dirty() + self.offsets.take_dirty() + transactions
+        taken = self.groups.take_dirty() + self.offsets.take_dirty()
+        taken += self.pending.take_dirty() + self.transactions.take_dirty()
+        for table in self.tables.values():
+            taken += table.take_dirty()
+        return taken
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """The whole state, in key order: snapshots and digests."""
-        transactions = self.pending.items() + self.transactions.items()
-        return sorted(self.groups.items() + self.offsets.items() + transactions)
+        found = self.groups.items() + self.offsets.items()
+        found += self.pending.items() + self.transactions.items()
+        for table in self.tables.values():
+            found += table.items()
+        return sorted(found)
 
     @property
     def item_count(self) -> int:
         """The number of groups, members, offsets and transactional ids, at no cost."""
+        tables = sum(len(table) for table in self.tables.values())
         transactions = len(self.pending) + len(self.transactions)
-        return len(self.groups) + len(self.offsets) + transactions
+        return len(self.groups) + tables + len(self.offsets) + transactions
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
@@ -349,6 +525,9 @@ class Coordinator:
             pending=[value for key, value in items if key[:1] == b"p"],
         )
         self.transactions.load([value for key, value in items if key[:1] == b"t"])
+        for kind, table in self.tables.items():
+            prefix = KEY_PREFIXES[kind]
+            table.load([value for key, value in items if key[:1] == prefix])
 
 
 def _subscribed_topics(group: ConsumerGroup) -> set[str] | None:

@@ -26,11 +26,14 @@ NOT_FINALISED = 0
 """The level of a feature that nobody may use."""
 
 METADATA_VERSION = "metadata.version"
+GROUP_VERSION = "group.version"
+"""1: groups of the newer protocol (KIP-848)."""
 
 SUPPORTED: Levels = {
     # What administration means here is what it means to Kafka 4.4 (4.4-IV2). There is one level
     # of it, so nothing can be up- or downgraded.
     METADATA_VERSION: (33, 33, 33),
+    GROUP_VERSION: (0, 1, 1),
 }
 """What this version's servers understand."""
 

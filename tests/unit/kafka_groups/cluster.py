@@ -24,6 +24,7 @@ from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state import commands
 from vdl.state.catalog import Catalog
 from vdl.state.coordinator import Coordinator
+from vdl.state.features import GROUP_VERSION, SUPPORTED
 
 COORDINATORS = 2
 
@@ -211,8 +212,11 @@ class Cluster:
         for server_id in self.servers:
             listeners = {"PLAINTEXT": (f"host{server_id}", 9091 + server_id)}
             self.apply_catalog(
-                commands.RegisterServer(server_id, bytes([server_id]) * 16, "", listeners, True)
+                commands.RegisterServer(
+                    server_id, bytes([server_id]) * 16, "", listeners, True, dict(SUPPORTED)
+                )
             )
+        self.apply_catalog(commands.UpdateFeatures([commands.FeatureUpdate(GROUP_VERSION, 1)]))
         for number in self.logs:
             self.elect(number, 1)
 

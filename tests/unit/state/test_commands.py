@@ -55,6 +55,18 @@ EXAMPLES = [
         [commands.Reassign("t", 0, [4, 1, 2]), commands.Reassign("t", 1, None)], False, 9
     ),
     commands.FinishReassignments([commands.FinishedMove(9, 2)]),
+    commands.ConsumerHeartbeat(
+        "g", "m", 0, "i", "r", "c", "/h", 9, ["t"], "t.*", "uniform", ((b"i" * 16, (0, 2)),), 5
+    ),
+    commands.ConsumerHeartbeat(
+        "g", "m", 3, None, None, "c", "/h", -1, None, None, None, None, 5
+    ),
+    commands.LeaveConsumerGroup("g", "m", None, False),
+    commands.AssignTargets(
+        "g", 3, 4, [commands.SubscribedTopic("t", b"i" * 16, 3, 12)],
+        [commands.ResolvedPattern("t.*", ["t"])], [("m", ((b"i" * 16, (0, 1)),)), ("n", ())],
+    ),
+    commands.ExpireConsumers("g", [("m", -1), ("n", 4)]),
 ]  # fmt: skip
 
 

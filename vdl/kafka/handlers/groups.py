@@ -19,7 +19,7 @@ Must not know: how groups are stored, what timers run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from vdl.clock import MS
@@ -40,7 +40,8 @@ from vdl.kafka.wire import sync_group as sync_wire
 from vdl.state import commands
 from vdl.state.consumer_group import ConsumerGroup, GroupState
 from vdl.state.consumer_groups import GroupsDeleted, LeaveAnswer
-from vdl.state.coordinator import Coordinator
+from vdl.state.coordinator import CONSUMER_PROTOCOL, Coordinator
+from vdl.state.group_kinds import GroupKind
 
 GROUP_KEY = 0
 """FindCoordinator's key type for consumer groups."""
@@ -48,7 +49,7 @@ TRANSACTION_KEY = 1
 """The one for transactional ids."""
 NO_TRANSACTIONS = "this server has no transactions"
 
-_GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 """Read, delete, describe, and the same of its configs, as a bit field: what anybody may do with a
 group (KIP-430)."""
 
@@ -347,9 +348,10 @@ def handle_describe_groups(
         if machine is None:
             target.error_code = error
         else:
-            _describe(target, machine.group(target.group_id), ctx.api_version)
+            kind = machine.kind_of(target.group_id)
+            _describe(target, machine.group(target.group_id), kind, ctx.api_version)
             if request.include_authorized_operations:
-                target.authorized_operations = _GROUP_OPERATIONS
+                target.authorized_operations = GROUP_OPERATIONS
         parts.arrived()
 
     for group_id in request.groups:
@@ -373,13 +375,17 @@ def fail_describe_groups(
 
 
 def _describe(
-    target: describe_wire.DescribedGroup, group: ConsumerGroup | None, version: int
+    target: describe_wire.DescribedGroup,
+    group: ConsumerGroup | None,
+    kind: GroupKind | None,
+    version: int,
 ) -> None:
     if group is None:
         target.group_state = "Dead"
         if version >= 6:
             target.error_code = ErrorCode.GROUP_ID_NOT_FOUND
-            target.error_message = f"Group {target.group_id} not found."
+            what = "not found" if kind is None else "is not a classic group"
+            target.error_message = f"Group {target.group_id} {what}."
         return
     target.group_state = _STATE_NAMES[group.state]
     target.protocol_type = group.protocol_type
@@ -418,15 +424,10 @@ def handle_list_groups(
             parts.response.error_code = error
         else:
             parts.response.groups += [
-                list_wire.ListedGroup(
-                    group_id=group_id,
-                    protocol_type=group.protocol_type,
-                    group_state=_STATE_NAMES[group.state],
-                    group_type="classic",
-                )
-                for group_id, group in sorted(machine.groups.groups.items())
-                if (not states or _STATE_NAMES[group.state].lower() in states)
-                and (not types or "classic" in types)
+                listed
+                for listed in _listed(machine)
+                if (not states or listed.group_state.lower() in states)
+                and (not types or listed.group_type in types)
             ]
         parts.arrived()
 
@@ -437,6 +438,24 @@ def handle_list_groups(
         else:
             groups.read_led(led, read)
     return parts.result()
+
+
+def _listed(machine: Coordinator) -> Iterator[list_wire.ListedGroup]:
+    """All groups of a coordinator, kind by kind."""
+    for group_id, group in sorted(machine.groups.groups.items()):
+        yield list_wire.ListedGroup(
+            group_id=group_id,
+            protocol_type=group.protocol_type,
+            group_state=_STATE_NAMES[group.state],
+            group_type=GroupKind.CLASSIC,
+        )
+    for group_id, modern in sorted(machine.consumer.groups.items()):
+        yield list_wire.ListedGroup(
+            group_id=group_id,
+            protocol_type=CONSUMER_PROTOCOL,
+            group_state=modern.state.value,
+            group_type=GroupKind.CONSUMER,
+        )
 
 
 def handle_delete_groups(

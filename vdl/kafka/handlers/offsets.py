@@ -44,6 +44,7 @@ from vdl.state.offsets import CommittedOffset, Offsets
 
 NO_OFFSET = -1
 _GROUP_NOT_FOUND_FROM = 9
+_MEMBER_EPOCHS_FROM = 9
 _TOPIC_IDS_FROM = 10
 
 # --- OffsetCommit --------------------------------------------------------------------------------
@@ -79,6 +80,7 @@ def handle_offset_commit(
         group_instance_id=request.group_instance_id,
         offsets=offsets,
         retention_ms=request.retention_time_ms if ctx.api_version <= 4 else -1,
+        knows_epochs=ctx.api_version >= _MEMBER_EPOCHS_FROM,
     )
     group_coordinator(ctx).propose(request.group_id, command, done, member_id=request.member_id)
     return later
@@ -226,8 +228,10 @@ def _fetch_groups(
         error: ErrorCode,
         machine: Coordinator | None,
     ) -> None:
+        if machine is not None and ctx.api_version >= _MEMBER_EPOCHS_FROM:
+            error = machine.check_fetch(group.group_id, group.member_epoch, group.member_id)
         target.error_code = error
-        if machine is not None:
+        if machine is not None and error is ErrorCode.NONE:
             fill = _fill_group_by_id if ctx.api_version >= _TOPIC_IDS_FROM else _fill_group
             fill(ctx, target, machine.offsets, group.topics)
         parts.arrived()

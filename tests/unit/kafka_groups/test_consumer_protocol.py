@@ -1,0 +1,272 @@
+"""ConsumerGroupHeartbeat: joining, moving partitions, leaving, being fenced (KIP-848)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.kafka_groups.client import GROUP
+from tests.unit.kafka_groups.cluster import Cluster
+from tests.unit.kafka_groups.consumer import Consumer, group_of, heartbeat, indexes, settle
+from vdl.errors import ErrorCode
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    found = Cluster(3)
+    found.create_topic("t", partitions=4)
+    return found
+
+
+def test_first_member_is_answered_with_all_partitions(cluster: Cluster) -> None:
+    """It waits for its target, not for its next heartbeat; epoch 0 is never answered."""
+    one = Consumer(cluster, "one", "t")
+    one.join()
+    assert (one.error, one.epoch, indexes(one)) == (ErrorCode.NONE, 1, [0, 1, 2, 3])
+    cluster.assert_replicas_equal()
+
+
+def test_second_member_gets_what_the_first_has_given_up(cluster: Cluster) -> None:
+    """Not before the first one's heartbeat showed it gone."""
+    one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
+    one.join()
+    two.join()
+    assert two.epoch == 2
+    assert not two.owned
+    one.send()
+    one.take()
+    assert (one.epoch, indexes(one)) == (1, [0, 1])
+    two.beat()
+    assert not two.owned, "the first one has not shown that it gave them up"
+    one.send(topic_partitions=one.said())
+    one.take()
+    assert one.epoch == 2
+    two.beat()
+    assert indexes(two) == [2, 3]
+    assert group_of(cluster).state.value == "Stable"
+
+
+def test_heartbeat_that_changes_nothing_is_no_command(cluster: Cluster) -> None:
+    """It is answered from the applied state."""
+    one = Consumer(cluster, "one", "t")
+    one.join()
+    before = sum(len(log.committed) for log in cluster.logs.values())
+    one.send()
+    assert one.call is not None
+    assert one.call.response.assignment is None
+    one.send(**one.full())
+    assert len(one.call.response.assignment.topic_partitions[0].partitions) == 4
+    assert sum(len(log.committed) for log in cluster.logs.values()) == before
+
+
+def test_member_that_leaves_frees_its_partitions_at_once(cluster: Cluster) -> None:
+    """-1, and its place is gone."""
+    one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
+    one.join()
+    two.join()
+    settle(cluster, one, two)
+    assert two.leave() is ErrorCode.NONE
+    assert two.leave() is ErrorCode.UNKNOWN_MEMBER_ID
+    settle(cluster, one)
+    assert indexes(one) == [0, 1, 2, 3]
+
+
+def test_member_that_is_silent_is_expelled_after_its_session(cluster: Cluster) -> None:
+    """45 s, by the leader's timer; the command decides."""
+    one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
+    one.join()
+    two.join()
+    settle(cluster, one, two)
+    for _ in range(9):
+        cluster.advance(5_000)
+        one.beat()
+    cluster.advance(1_000)
+    assert set(group_of(cluster).members) == {"one"}
+    two.send()
+    two.take()
+    assert two.error is ErrorCode.UNKNOWN_MEMBER_ID
+    settle(cluster, one)
+    assert indexes(one) == [0, 1, 2, 3]
+
+
+def test_member_that_does_not_give_up_in_time_is_expelled(cluster: Cluster) -> None:
+    """Its rebalance timeout, though it sends heartbeats."""
+    one = Consumer(cluster, "one", "t", rebalance_timeout_ms=20_000)
+    two = Consumer(cluster, "two", "t")
+    one.join()
+    two.join()
+    for _ in range(6):
+        one.send()
+        two.beat()
+        cluster.advance(5_000)
+    assert set(group_of(cluster).members) == {"two"}
+    settle(cluster, two)
+    assert indexes(two) == [0, 1, 2, 3]
+
+
+def test_member_of_another_epoch_is_fenced(cluster: Cluster) -> None:
+    """A greater one; a smaller one but the last, whose answer may have been lost."""
+    one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
+    one.join()
+    two.join()
+    settle(cluster, one, two)
+    epoch = one.epoch
+    for wrong, owned, error in (
+        (epoch + 1, one.said(), ErrorCode.FENCED_MEMBER_EPOCH),
+        (epoch - 1, one.said(), ErrorCode.NONE),
+        (epoch - 1, None, ErrorCode.FENCED_MEMBER_EPOCH),
+        (epoch - 1, two.said(), ErrorCode.FENCED_MEMBER_EPOCH),
+        (0, [], ErrorCode.FENCED_MEMBER_EPOCH),
+    ):
+        fields: dict[str, Any] = {"topic_partitions": owned}
+        if not wrong:
+            fields = one.full() | fields
+        response = heartbeat(cluster, "one", wrong, **fields).response
+        assert response.error_code == error, (wrong, owned)
+        if error is ErrorCode.NONE:
+            assert response.member_epoch == epoch
+            assert response.assignment is not None, "it may not know it"
+
+
+def test_old_heartbeat_shows_nothing_given_up(cluster: Cluster) -> None:
+    """A request of the epoch before may have been long under way: what it does not name, the member
+    may have got since."""
+    one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
+    one.join()
+    two.join()
+    one.send()
+    one.take()
+    assert (one.epoch, indexes(one)) == (1, [0, 1])
+    late = heartbeat(cluster, "one", 0, **(one.full() | {"topic_partitions": []}))
+    assert late.response.error_code == ErrorCode.NONE
+    assert late.response.member_epoch == 1
+    two.beat()
+    assert not two.owned
+    assert group_of(cluster).members["one"].revoking
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"member_epoch": -3}, ErrorCode.INVALID_REQUEST),
+        ({"member_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"group_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"instance_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"rack_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"rebalance_timeout_ms": -1}, ErrorCode.INVALID_REQUEST),
+        ({"topic_partitions": None}, ErrorCode.INVALID_REQUEST),
+        ({"subscribed_topic_names": None}, ErrorCode.INVALID_REQUEST),
+        ({"server_assignor": "best"}, ErrorCode.UNSUPPORTED_ASSIGNOR),
+        ({"subscribed_topic_regex": "("}, ErrorCode.INVALID_REGULAR_EXPRESSION),
+        ({"member_epoch": 5}, ErrorCode.GROUP_ID_NOT_FOUND),
+        ({"member_epoch": -1}, ErrorCode.GROUP_ID_NOT_FOUND),
+        ({"member_epoch": -2}, ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_unsound_request_is_refused(
+    cluster: Cluster, fields: dict[str, Any], error: ErrorCode
+) -> None:
+    """As Kafka does, and nothing comes of it."""
+    whole = Consumer(cluster, "one", "t").full() | {"member_id": "one", "member_epoch": 0} | fields
+    call = heartbeat(cluster, whole.pop("member_id"), whole.pop("member_epoch"), **whole)
+    assert call.response.error_code == error
+    assert call.response.error_message
+    assert GROUP not in cluster.machine(GROUP).consumer
+
+
+def test_version_0_draws_no_member_id(cluster: Cluster) -> None:
+    """The coordinator does."""
+    one = Consumer(cluster, "", "t")
+    call = one.send(version=0, **one.full())
+    cluster.advance(1)
+    assert call.response.member_id
+    assert call.response.member_epoch == 1
+
+
+def test_static_member_comes_back_to_its_place(cluster: Cluster) -> None:
+    """-2 keeps it for a session, and nobody else moves."""
+    one = Consumer(cluster, "one", "t", instance_id="i")
+    two = Consumer(cluster, "two", "t")
+    one.join()
+    two.join()
+    settle(cluster, one, two)
+    had, epoch = set(one.owned), group_of(cluster).epoch
+    again = Consumer(cluster, "again", "t", instance_id="i")
+    again.join()
+    assert again.error is ErrorCode.UNRELEASED_INSTANCE_ID
+    assert one.leave(-2) is ErrorCode.NONE
+    again.join()
+    assert (again.error, again.owned) == (ErrorCode.NONE, had)
+    assert group_of(cluster).epoch == epoch
+    one.send(instance_id="i")
+    one.take()
+    assert one.error is ErrorCode.FENCED_INSTANCE_ID
+    cluster.assert_replicas_equal()
+
+
+def test_static_member_that_stays_away_loses_its_place(cluster: Cluster) -> None:
+    """After a session."""
+    one = Consumer(cluster, "one", "t", instance_id="i")
+    two = Consumer(cluster, "two", "t")
+    one.join()
+    two.join()
+    settle(cluster, one, two)
+    one.leave(-2)
+    for _ in range(10):
+        cluster.advance(5_000)
+        two.beat()
+    settle(cluster, two)
+    assert indexes(two) == [0, 1, 2, 3]
+
+
+def test_new_partitions_and_topics_are_given_out(cluster: Cluster) -> None:
+    """What the catalog says changes the group's epoch; a pattern is matched anew."""
+    one = Consumer(cluster, "one", subscribed_topic_regex="^u.*|t")
+    one.join()
+    assert len(one.owned) == 4
+    cluster.create_topic("u1", partitions=2)
+    settle(cluster, one)
+    assert len(one.owned) == 6
+    epoch = group_of(cluster).epoch
+    cluster.create_topic("other", partitions=2)
+    settle(cluster, one)
+    assert group_of(cluster).epoch == epoch
+
+
+def test_next_leader_goes_on_where_the_last_one_was(cluster: Cluster) -> None:
+    """Members, epochs, targets; and everybody gets a whole session."""
+    one, two = Consumer(cluster, "one", "t"), Consumer(cluster, "two", "t")
+    one.join()
+    two.join()
+    number = cluster.servers[1].coordinator_group(GROUP)
+    cluster.elect(number, 2)
+    one.server = two.server = 2
+    settle(cluster, one, two)
+    assert sorted(indexes(one) + indexes(two)) == [0, 1, 2, 3]
+    cluster.advance(40_000)
+    cluster.elect(number, 3)
+    cluster.advance(40_000)
+    assert set(group_of(cluster).members) == {"one", "two"}
+    cluster.assert_replicas_equal()
+
+
+def test_old_leader_fences_nobody(cluster: Cluster) -> None:
+    """It knows old epochs: errors are answered after a quorum confirmed it."""
+    one = Consumer(cluster, "one", "t")
+    one.join()
+    cluster.commits = False
+    call = heartbeat(cluster, "one", one.epoch + 1)
+    assert not call.done
+    cluster.elect(cluster.servers[1].coordinator_group(GROUP), 2)
+    assert call.response.error_code == ErrorCode.NOT_COORDINATOR
+
+
+def test_protocol_that_is_not_finalised_is_refused(cluster: Cluster) -> None:
+    """While any server may not know its commands."""
+    for server in cluster.servers.values():
+        server.catalog.features.levels.pop("group.version")
+    one = Consumer(cluster, "one", "t")
+    one.send(**one.full())
+    one.take()
+    assert one.error is ErrorCode.UNSUPPORTED_VERSION

@@ -1,0 +1,299 @@
+"""ConsumerGroupHeartbeat (key 68) v0–1, ConsumerGroupDescribe (69) v0–1: groups whose assignments
+the coordinator computes (KIP-848).
+
+ConsumerGroupHeartbeat: v1 a pattern to subscribe by, matched here; clients draw member ids.
+ConsumerGroupDescribe: v1 which protocol each member speaks.
+
+A heartbeat says what changed since the member's last one, None for what did not; the answer has the
+assignment if it changed, or if the member said all of itself because it may have missed one.
+
+Must not know: how assignments come about.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.answer import Gathering, Later
+from vdl.kafka.assignors import ASSIGNORS
+from vdl.kafka.context import RequestContext
+from vdl.kafka.handlers.groups import GROUP_OPERATIONS, group_coordinator
+from vdl.kafka.led_consumer_groups import Heartbeated
+from vdl.kafka.led_coordinator import LedCoordinator
+from vdl.kafka.linear_regex import BadPattern, compile_pattern
+from vdl.kafka.target_computation import assignor_of
+from vdl.kafka.wire import consumer_group_describe as describe_wire
+from vdl.kafka.wire import consumer_group_heartbeat as heartbeat_wire
+from vdl.state import commands
+from vdl.state.coordinator import Coordinator
+from vdl.state.features import GROUP_VERSION
+from vdl.state.modern.group import ModernGroup
+from vdl.state.modern.member import (
+    JOINING_EPOCH,
+    LEAVING_EPOCH,
+    STATIC_LEAVING_EPOCH,
+    ModernMember,
+)
+from vdl.state.modern.partitions import Partitions, partitions_of
+
+_CLIENT_DRAWS_ID_FROM = 1
+_MEMBER_TYPES_FROM = 1
+_CLASSIC_MEMBER = 0
+_CONSUMER_MEMBER = 1
+
+# --- ConsumerGroupHeartbeat ----------------------------------------------------------------------
+
+
+def handle_consumer_group_heartbeat(
+    ctx: RequestContext, request: heartbeat_wire.ConsumerGroupHeartbeatRequest
+) -> Later | heartbeat_wire.ConsumerGroupHeartbeatResponse:
+    """Answered at once while nothing changes; who joins, when it has an assignment."""
+    try:
+        _check(ctx, request)
+    except KafkaError as error:
+        return heartbeat_wire.ConsumerGroupHeartbeatResponse(
+            error_code=error.code, error_message=error.message
+        )
+    groups = group_coordinator(ctx)
+    led = groups.find(request.group_id)
+    if not isinstance(led, LedCoordinator):
+        return heartbeat_wire.ConsumerGroupHeartbeatResponse(error_code=led)
+    later = Later()
+    if request.member_epoch in (LEAVING_EPOCH, STATIC_LEAVING_EPOCH):
+        _leave(led, request, later)
+        return later
+    member_id = request.member_id or groups.random_id()
+
+    def answer(outcome: Heartbeated) -> None:
+        if not (later.done or later.cancelled):
+            later.complete(_heartbeat_response(outcome))
+
+    led.consumer.heartbeat(
+        commands.ConsumerHeartbeat(
+            group_id=request.group_id,
+            member_id=member_id,
+            member_epoch=request.member_epoch,
+            instance_id=request.instance_id,
+            rack_id=request.rack_id,
+            client_id=ctx.client_id,
+            client_host=f"/{ctx.connection.peer_host}",
+            rebalance_timeout_ms=request.rebalance_timeout_ms,
+            topics=request.subscribed_topic_names,
+            pattern=request.subscribed_topic_regex,
+            assignor=request.server_assignor,
+            owned=_owned(request),
+            members_max=ctx.server.config.group_max_size,
+        ),
+        is_full=request.member_epoch == JOINING_EPOCH
+        or (
+            request.rebalance_timeout_ms != -1
+            and (
+                request.subscribed_topic_names is not None
+                or request.subscribed_topic_regex is not None
+            )
+            and request.topic_partitions is not None
+        ),
+        answer=answer,
+    )
+    return later
+
+
+def _check(ctx: RequestContext, request: heartbeat_wire.ConsumerGroupHeartbeatRequest) -> None:
+    """Raises KafkaError for what no group would accept."""
+    if not ctx.server.host.catalog.features.levels.get(GROUP_VERSION):
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            "The consumer group protocol is not enabled: finalise group.version.",
+        )
+    epoch = request.member_epoch
+    draws_id = ctx.api_version >= _CLIENT_DRAWS_ID_FROM or epoch > 0 or epoch == LEAVING_EPOCH
+    if not request.member_id and draws_id:
+        raise _invalid("MemberId can't be empty.")
+    if not request.group_id:
+        raise _invalid("GroupId can't be empty.")
+    if request.instance_id == "":
+        raise _invalid("InstanceId can't be empty.")
+    if request.rack_id == "":
+        raise _invalid("RackId can't be empty.")
+    if epoch == JOINING_EPOCH:
+        if request.rebalance_timeout_ms == -1:
+            raise _invalid("RebalanceTimeoutMs must be provided in first request.")
+        if request.topic_partitions is None or request.topic_partitions:
+            raise _invalid("TopicPartitions must be empty when (re-)joining.")
+        if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
+            raise _invalid(
+                "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when "
+                "(re-)joining."
+            )
+    elif epoch == STATIC_LEAVING_EPOCH:
+        if not request.member_id:
+            raise _invalid("MemberId can't be empty.")
+        if request.instance_id is None:
+            raise _invalid("InstanceId can't be null.")
+    elif epoch < STATIC_LEAVING_EPOCH:
+        raise _invalid("MemberEpoch is invalid.")
+    if request.server_assignor is not None and request.server_assignor not in ASSIGNORS:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_ASSIGNOR,
+            f"ServerAssignor {request.server_assignor} is not supported. Supported assignors: "
+            f"{', '.join(sorted(ASSIGNORS))}.",
+        )
+    if request.subscribed_topic_regex:
+        try:
+            compile_pattern(request.subscribed_topic_regex)
+        except BadPattern as error:
+            raise KafkaError(
+                ErrorCode.INVALID_REGULAR_EXPRESSION,
+                f"SubscribedTopicRegex `{request.subscribed_topic_regex}` is not a valid regular "
+                f"expression: {error.what}.",
+            ) from error
+
+
+def _invalid(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REQUEST, message)
+
+
+def _owned(request: heartbeat_wire.ConsumerGroupHeartbeatRequest) -> Partitions | None:
+    if request.topic_partitions is None:
+        return None
+    return partitions_of(
+        (topic.topic_id, index) for topic in request.topic_partitions for index in topic.partitions
+    )
+
+
+def _leave(
+    led: LedCoordinator,
+    request: heartbeat_wire.ConsumerGroupHeartbeatRequest,
+    later: Later,
+) -> None:
+    def answer(error: ErrorCode, message: str) -> None:
+        response = heartbeat_wire.ConsumerGroupHeartbeatResponse(
+            error_code=error, error_message=message or None
+        )
+        if error is ErrorCode.NONE:
+            response.member_id = request.member_id
+            response.member_epoch = request.member_epoch
+        later.complete(response)
+
+    led.consumer.leave(
+        commands.LeaveConsumerGroup(
+            request.group_id,
+            request.member_id,
+            request.instance_id,
+            request.member_epoch == STATIC_LEAVING_EPOCH,
+        ),
+        answer,
+    )
+
+
+def _heartbeat_response(outcome: Heartbeated) -> heartbeat_wire.ConsumerGroupHeartbeatResponse:
+    member = outcome.member
+    if member is None:
+        return heartbeat_wire.ConsumerGroupHeartbeatResponse(
+            error_code=outcome.error, error_message=outcome.message or None
+        )
+    response = heartbeat_wire.ConsumerGroupHeartbeatResponse(
+        member_id=member.member_id,
+        member_epoch=member.epoch,
+        heartbeat_interval_ms=outcome.interval_ms,
+    )
+    if outcome.has_assignment:
+        response.assignment = heartbeat_wire.Assignment(
+            [
+                heartbeat_wire.TopicPartitions(topic_id, list(indexes))
+                for topic_id, indexes in member.assigned
+            ]
+        )
+    return response
+
+
+# --- ConsumerGroupDescribe -----------------------------------------------------------------------
+
+
+def handle_consumer_group_describe(
+    ctx: RequestContext, request: describe_wire.ConsumerGroupDescribeRequest
+) -> describe_wire.ConsumerGroupDescribeResponse | Later:
+    """State and members of each group, after a quorum confirmed its coordinator."""
+    groups = group_coordinator(ctx)
+    parts = Gathering(describe_wire.ConsumerGroupDescribeResponse())
+
+    def read(
+        target: describe_wire.DescribedGroup, error: ErrorCode, machine: Coordinator | None
+    ) -> None:
+        if machine is None:
+            target.error_code = error
+        else:
+            _describe(ctx, target, machine)
+            if request.include_authorized_operations and not target.error_code:
+                target.authorized_operations = GROUP_OPERATIONS
+        parts.arrived()
+
+    for group_id in request.group_ids:
+        target = describe_wire.DescribedGroup(group_id=group_id)
+        parts.response.groups.append(target)
+        if not group_id:
+            target.error_code = ErrorCode.INVALID_GROUP_ID
+            continue
+        parts.expect()
+        groups.read(group_id, partial(read, target))
+    return parts.result()
+
+
+def fail_consumer_group_describe(
+    request: describe_wire.ConsumerGroupDescribeRequest, _version: int, code: ErrorCode
+) -> describe_wire.ConsumerGroupDescribeResponse:
+    """`code` for each group."""
+    return describe_wire.ConsumerGroupDescribeResponse(
+        groups=[
+            describe_wire.DescribedGroup(error_code=code, group_id=group_id)
+            for group_id in request.group_ids
+        ]
+    )
+
+
+def _describe(
+    ctx: RequestContext, target: describe_wire.DescribedGroup, machine: Coordinator
+) -> None:
+    group = machine.consumer.groups.get(target.group_id)
+    if group is None:
+        target.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+        is_other = machine.kind_of(target.group_id) is not None
+        what = "is not a consumer group" if is_other else "not found"
+        target.error_message = f"Group {target.group_id} {what}."
+        return
+    target.group_state = group.state.value
+    target.group_epoch = group.epoch
+    target.assignment_epoch = group.assignment_epoch
+    target.assignor_name = assignor_of(group)
+    target.members = [_member(ctx, group, member) for member in group.members.values()]
+
+
+def _member(ctx: RequestContext, group: ModernGroup, member: ModernMember) -> describe_wire.Member:
+    described = describe_wire.Member(
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        member_epoch=member.epoch,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=list(member.topics),
+        subscribed_topic_regex=member.pattern or "",
+        assignment=_assignment(ctx, member.assigned),
+        target_assignment=_assignment(ctx, group.target(member.member_id)),
+    )
+    if ctx.api_version >= _MEMBER_TYPES_FROM:
+        described.member_type = _CONSUMER_MEMBER if member.classic is None else _CLASSIC_MEMBER
+    return described
+
+
+def _assignment(ctx: RequestContext, partitions: Partitions) -> describe_wire.Assignment:
+    """By name; of topics that are gone, or that this server has not heard of, nothing is said."""
+    by_id = ctx.server.host.catalog.topics_by_id
+    return describe_wire.Assignment(
+        [
+            describe_wire.TopicPartitions(topic_id, by_id[topic_id].name, list(indexes))
+            for topic_id, indexes in partitions
+            if topic_id in by_id
+        ]
+    )

@@ -1,0 +1,126 @@
+"""Until when members of groups must have been heard of.
+
+For the leader of a coordinator: it only says whose time is over, the state machine decides.
+
+Rules:
+
+* A member has one entry in the queue, whatever is heard of it. To renew costs a dictionary's entry.
+* After a stall of this server everybody gets a whole period: the clients were not at fault.
+* Who is over is said again after `RETRY_NS`, until it is ended: the command may have been lost.
+
+Must not know: kinds of groups, commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from heapq import heappop, heappush
+
+from vdl.clock import MS, Clock, Timer
+
+RETRY_NS = 500 * MS
+STALL_NS = 1_000 * MS
+"""A timer this late means that the server was stalled, not that clients were silent."""
+
+_Key = tuple[str, str]
+"""(group id, member id)."""
+
+
+class MemberSessions:
+    """See the module."""
+
+    __slots__ = ("_clock", "_due", "_members", "_over", "_queue", "_timer", "_timer_ns")
+
+    def __init__(self, clock: Clock, over: Callable[[str, list[str]], None]) -> None:
+        """`over`: (group, members whose time is over)."""
+        self._clock = clock
+        self._over = over
+        self._members: dict[str, set[str]] = {}
+        """By group, who is in `_due`."""
+        self._due: dict[_Key, tuple[int, int]] = {}
+        """When its time is over, and the whole period (both ns)."""
+        self._queue: list[tuple[int, _Key]] = []
+        """(no later than when it is over, member). A member that was ended may still be in it."""
+        self._timer: Timer | None = None
+        self._timer_ns = 0
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def __contains__(self, key: _Key) -> bool:
+        return key in self._due
+
+    def renew(self, group_id: str, member_id: str, period_ms: int) -> None:
+        """The member has a whole period from now on."""
+        key = group_id, member_id
+        period_ns = period_ms * MS
+        due_ns = self._clock.now_ns() + period_ns
+        before = self._due.get(key)
+        self._due[key] = due_ns, period_ns
+        if before is None:
+            self._members.setdefault(group_id, set()).add(member_id)
+        if before is None or due_ns < before[0]:
+            heappush(self._queue, (due_ns, key))
+            if self._timer is None or due_ns < self._timer_ns:
+                self._arm()
+
+    def end(self, group_id: str, member_id: str) -> None:
+        """Nobody waits for the member any more."""
+        if self._due.pop((group_id, member_id), None) is not None:
+            members = self._members[group_id]
+            members.remove(member_id)
+            if not members:
+                del self._members[group_id]
+
+    def end_others(self, group_id: str, members: Container[str]) -> None:
+        """Nobody waits for members of the group that are not among these."""
+        for member_id in sorted(self._members.get(group_id, ())):
+            if member_id not in members:
+                self.end(group_id, member_id)
+
+    def close(self) -> None:
+        """The server leads no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due.clear()
+        self._members.clear()
+        self._queue.clear()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._queue and self._queue[0][1] not in self._due:
+            heappop(self._queue)
+        if self._queue:
+            self._timer_ns = self._queue[0][0]
+            delay_ns = max(0, self._timer_ns - self._clock.now_ns())
+            self._timer = self._clock.call_later(delay_ns, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        now_ns = self._clock.now_ns()
+        if now_ns - self._timer_ns > STALL_NS:
+            for key, (_, period_ns) in self._due.items():
+                self._due[key] = now_ns + period_ns, period_ns
+        over: dict[str, list[str]] = {}
+        again: list[tuple[int, _Key]] = []
+        while self._queue and self._queue[0][0] <= now_ns:
+            queued_ns, key = heappop(self._queue)
+            known = self._due.get(key)
+            if known is None:
+                continue
+            due_ns, period_ns = known
+            if due_ns <= now_ns:
+                group_id, member_id = key
+                over.setdefault(group_id, []).append(member_id)
+                due_ns = now_ns + RETRY_NS
+                self._due[key] = due_ns, period_ns
+            if due_ns > queued_ns:
+                again.append((due_ns, key))
+        for entry in dict.fromkeys(again):
+            heappush(self._queue, entry)
+        self._arm()
+        for group_id, member_ids in sorted(over.items()):
+            self._over(group_id, member_ids)

@@ -1,0 +1,68 @@
+"""The kinds of groups a coordinator has: one group id belongs to one kind at a time.
+
+Groups of the classic protocol are one kind, those of KIP-848 another. All share the coordinator's
+log, because a member of the group's present epoch, and nobody else, may commit an offset. Each kind
+is a table of its own; what the coordinator asks of all of them is named here.
+
+Must not know: what any kind's groups do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class GroupKind(StrEnum):
+    """Kafka's names of the types of groups (KIP-848, KIP-932)."""
+
+    CLASSIC = "classic"
+    CONSUMER = "consumer"
+    SHARE = "share"
+
+
+@dataclass(slots=True)
+class GroupTouched:
+    """A group of another kind than the classic one changed: the coordinator's leader looks at it
+    anew. Also when it is gone."""
+
+    group_id: str
+    kind: GroupKind
+    member_ids: list[str] = field(default_factory=list)
+    """Members that came, changed or went."""
+
+
+class GroupTable(Protocol):
+    """All groups of one kind, but for the classic one, which existed before there were kinds."""
+
+    bytes_max: int
+    """How much all groups of this kind may take now; set by the coordinator before each command."""
+
+    def __contains__(self, group_id: str) -> bool: ...
+
+    def __len__(self) -> int:
+        """How many groups there are, and members in them."""
+
+    def ids(self) -> Iterable[str]:
+        """The groups, in order."""
+
+    @property
+    def bytes_held(self) -> int:
+        """What all groups take in a snapshot, about."""
+
+    def is_empty(self, group_id: str) -> bool:
+        """Whether a group that exists has no members."""
+
+    def subscribes(self, group_id: str, topic: str) -> bool:
+        """Whether a member of the group subscribes to the topic."""
+
+    def drop(self, group_id: str) -> None:
+        """Forget a group that has no members."""
+
+    def take_dirty(self) -> list[tuple[bytes, bytes | None]]: ...
+    def items(self) -> list[tuple[bytes, bytes]]: ...
+
+    def load(self, values: list[bytes]) -> None:
+        """Replace everything."""

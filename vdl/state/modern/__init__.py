@@ -1,0 +1,1 @@
+"""Groups whose assignments the coordinator computes (KIP-848)."""

@@ -1,0 +1,502 @@
+"""All groups of the newer protocol of one coordinator, as a state machine (KIP-848).
+
+A heartbeat that changes something is a command; `heard` says beforehand whether it does. Targets
+come as commands, too: the coordinator's leader computes them from this state and its catalog, and
+they count only while the group's epoch is the one they were computed for.
+
+Must not know: the catalog, sessions, versions of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from vdl.errors import ErrorCode
+from vdl.state import commands
+from vdl.state.consumer_groups import GroupEvent
+from vdl.state.group_kinds import GroupKind, GroupTouched
+from vdl.state.modern.group import (
+    GROUP_BYTES,
+    ModernGroup,
+    StoredModernGroup,
+    group_from,
+    subscription_bytes,
+    target_bytes,
+)
+from vdl.state.modern.member import (
+    JOINING_EPOCH,
+    STATIC_LEAVING_EPOCH,
+    MemberState,
+    ModernMember,
+    reconciled,
+)
+from vdl.state.modern.partitions import NO_PARTITIONS, Partitions, places_of
+from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
+
+GROUP_BYTES_MAX = 2 << 20
+"""The largest group, in a snapshot; as of the classic protocol."""
+KEY_PREFIX = b"m"
+
+
+@dataclass(slots=True)
+class Heard:
+    """What a heartbeat comes to: an error, or the member as it is then."""
+
+    error: ErrorCode = ErrorCode.NONE
+    message: str = ""
+    member: ModernMember | None = None
+    replaces: str | None = None
+    """The member id that the instance had before."""
+    grows_epoch: bool = False
+    is_change: bool = False
+    """Whether anything replicated changes."""
+
+
+@dataclass(slots=True)
+class HeartbeatAnswer:
+    """Answer to ConsumerHeartbeat and LeaveConsumerGroup."""
+
+    error: ErrorCode
+    message: str = ""
+    member: ModernMember | None = None
+    """As it is now; None with an error, and when it left."""
+    before: ModernMember | None = None
+    """As it was; None if it is new."""
+    grew_epoch: bool = False
+    events: list[GroupEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class TargetsAssigned:
+    """Answer to AssignTargets."""
+
+    is_current: bool
+    """False: the group's epoch was another one; nothing changed."""
+    has_room: bool = True
+    """False: the targets are larger than what a group may have; nothing changed."""
+    events: list[GroupEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ConsumersExpired:
+    """Answer to ExpireConsumers, for which no request waits."""
+
+    events: list[GroupEvent] = field(default_factory=list)
+
+
+class ModernGroups:
+    """See the module; a `GroupTable`. `groups` is read-only to others."""
+
+    __slots__ = ("_bytes", "_dirty", "_members", "_sizes", "_stale", "bytes_max", "groups")
+
+    kind = GroupKind.CONSUMER
+
+    def __init__(self) -> None:
+        self.bytes_max = 1 << 62
+        self.groups: dict[str, ModernGroup] = {}
+        self._members = 0
+        self._dirty: set[str] = set()
+        self._bytes = 0
+        self._sizes: dict[str, int] = {}
+        self._stale: set[str] = set()
+        """Groups whose bytes may be others than `_sizes` says."""
+
+    # --- a table of groups -------------------------------------------------------------------
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self.groups
+
+    def __len__(self) -> int:
+        return len(self.groups) + self._members
+
+    def ids(self) -> Iterable[str]:
+        """The groups, in order."""
+        return sorted(self.groups)
+
+    @property
+    def bytes_held(self) -> int:
+        """What all groups take in a snapshot, about."""
+        for group_id in self._stale:
+            group = self.groups.get(group_id)
+            now = 0 if group is None else group.bytes
+            self._bytes += now - self._sizes.pop(group_id, 0)
+            if now:
+                self._sizes[group_id] = now
+        self._stale.clear()
+        return self._bytes
+
+    def is_empty(self, group_id: str) -> bool:
+        """Whether a group that exists has no members."""
+        return not self.groups[group_id].members
+
+    def subscribes(self, group_id: str, topic: str) -> bool:
+        """Whether a member of the group subscribes to the topic."""
+        return topic in self.groups[group_id].topic_names()
+
+    def drop(self, group_id: str) -> None:
+        """Forget a group that has no members."""
+        assert not self.groups[group_id].members, group_id
+        del self.groups[group_id]
+        self._touch(group_id)
+
+    def _touch(self, group_id: str, *member_ids: str) -> GroupTouched:
+        self._dirty.add(group_id)
+        self._stale.add(group_id)
+        return GroupTouched(group_id, self.kind, list(member_ids))
+
+    def _has_room(self, group: ModernGroup, more: int) -> bool:
+        if more <= 0:
+            return True
+        return group.bytes + more <= GROUP_BYTES_MAX and self.bytes_held + more <= self.bytes_max
+
+    # --- heartbeats ----------------------------------------------------------------------------
+    def heard(self, command: commands.ConsumerHeartbeat) -> Heard:
+        """What this heartbeat comes to now. Changes nothing."""
+        group = self.groups.get(command.group_id)
+        joins = command.member_epoch == JOINING_EPOCH
+        if group is None:
+            if not joins:
+                return Heard(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {command.group_id} not found.")
+            group = ModernGroup(command.group_id, 0)
+        found = self._find(group, command)
+        if found.error is not ErrorCode.NONE:
+            return found
+        before = found.member
+        if before is None and len(group.members) >= command.members_max:
+            return Heard(
+                ErrorCode.GROUP_MAX_SIZE_REACHED,
+                "The consumer group has reached its maximum capacity of "
+                f"{command.members_max} members.",
+            )
+        member = _updated(before, command)
+        more = member.bytes - (0 if before is None else before.bytes)
+        if before is None and not group.members and group.group_id not in self.groups:
+            more += GROUP_BYTES + text_bytes(group.group_id)
+        if not self._has_room(group, more):
+            # What a snapshot cannot carry can never be had again from another replica.
+            return Heard(ErrorCode.GROUP_MAX_SIZE_REACHED, "The group has no room for the member.")
+        subscribes_anew = (
+            before is None or before.topics != member.topics or before.pattern != member.pattern
+        )
+        had_target = found.replaces or member.member_id
+        if had_target in group.targets:
+            member = reconciled(
+                member,
+                target=group.target(had_target),
+                target_epoch=group.assignment_epoch,
+                taken=group.owners,
+                owned=_shown(member, command),
+            )
+        return Heard(
+            member=member,
+            replaces=found.replaces,
+            grows_epoch=subscribes_anew,
+            is_change=member != before or found.replaces is not None or subscribes_anew,
+        )
+
+    def _find(self, group: ModernGroup, command: commands.ConsumerHeartbeat) -> Heard:
+        """The member that this heartbeat is of; None for one that is new."""
+        joins = command.member_epoch == JOINING_EPOCH
+        instance_id = command.instance_id
+        member_id = command.member_id
+        if instance_id is None:
+            member = group.members.get(member_id)
+            if member is None and not joins:
+                return _unknown(group.group_id, member_id)
+        else:
+            owner = group.static_members.get(instance_id)
+            if owner is None:
+                if not joins:
+                    return Heard(
+                        ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown."
+                    )
+                member = group.members.get(member_id)
+            elif not joins and owner != member_id:
+                return _fenced_instance(member_id, instance_id, owner)
+            else:
+                member = group.members[owner]
+                if joins and (owner != member_id or member.epoch == STATIC_LEAVING_EPOCH):
+                    return _replacing(member, member_id, instance_id)
+        if member is None:
+            return Heard()
+        return _check_epoch(member, command)
+
+    def heartbeat(
+        self, command: commands.ConsumerHeartbeat, heard: Heard, now_ms: int
+    ) -> HeartbeatAnswer:
+        """A member joins or takes a step: what was `heard` of this command in this state."""
+        member = heard.member
+        assert member is not None, command
+        group = self.groups.get(command.group_id)
+        if group is None:
+            group = self.groups[command.group_id] = ModernGroup(command.group_id, now_ms)
+        before = group.members.get(member.member_id)
+        if not heard.is_change:
+            return HeartbeatAnswer(ErrorCode.NONE, member=member, before=before)
+        if not group.members:
+            group.changed_ms = now_ms
+        members_before = len(group.members)
+        if heard.replaces is not None:
+            target = group.targets.get(heard.replaces)
+            group.remove(heard.replaces)
+            if target is not None:
+                group.set_target(member.member_id, target)
+            before = None
+        group.put(member)
+        self._members += len(group.members) - members_before
+        if heard.grows_epoch:
+            group.epoch += 1
+        touched = self._touch(group.group_id, member.member_id)
+        if heard.replaces not in (None, member.member_id):
+            touched.member_ids.append(heard.replaces)
+        return HeartbeatAnswer(
+            ErrorCode.NONE,
+            member=member,
+            before=before,
+            grew_epoch=heard.grows_epoch,
+            events=[touched],
+        )
+
+    # --- who goes ------------------------------------------------------------------------------
+    def leave(self, command: commands.LeaveConsumerGroup, now_ms: int) -> HeartbeatAnswer:
+        """A member goes at once, or, if it is static and will be back, keeps what it has for a
+        session."""
+        group = self.groups.get(command.group_id)
+        if group is None:
+            return HeartbeatAnswer(
+                ErrorCode.GROUP_ID_NOT_FOUND, f"Group {command.group_id} not found."
+            )
+        member_id = command.member_id
+        if command.instance_id is not None:
+            owner = group.static_members.get(command.instance_id)
+            if owner is None:
+                return HeartbeatAnswer(
+                    ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {command.instance_id} is unknown."
+                )
+            if owner != member_id:
+                fenced = _fenced_instance(member_id, command.instance_id, owner)
+                return HeartbeatAnswer(fenced.error, fenced.message)
+        member = group.members.get(member_id)
+        if member is None:
+            unknown = _unknown(command.group_id, member_id)
+            return HeartbeatAnswer(unknown.error, unknown.message)
+        if command.is_static:
+            group.put(
+                msgspec.structs.replace(
+                    member,
+                    epoch=STATIC_LEAVING_EPOCH,
+                    state=MemberState.STABLE,
+                    revoking=NO_PARTITIONS,
+                )
+            )
+        else:
+            self._remove(group, [member_id], now_ms)
+        return HeartbeatAnswer(
+            ErrorCode.NONE,
+            before=member,
+            grew_epoch=not command.is_static,
+            events=[self._touch(group.group_id, member_id)],
+        )
+
+    def expire(self, command: commands.ExpireConsumers, now_ms: int) -> ConsumersExpired:
+        """The timers of the coordinator's leader ran out for these members."""
+        group = self.groups.get(command.group_id)
+        over = []
+        for member_id, epoch in command.members:
+            member = None if group is None else group.members.get(member_id)
+            if member is None:
+                continue
+            if epoch < 0 or (member.epoch == epoch and member.state is MemberState.UNREVOKED):
+                over.append(member_id)
+        if group is None or not over:
+            return ConsumersExpired()
+        self._remove(group, over, now_ms)
+        return ConsumersExpired([self._touch(group.group_id, *over)])
+
+    def _remove(self, group: ModernGroup, member_ids: list[str], now_ms: int) -> None:
+        for member_id in member_ids:
+            group.remove(member_id)
+            self._members -= 1
+        group.epoch += 1
+        if not group.members:
+            group.changed_ms = now_ms
+            group.set_topics([], [])
+
+    # --- targets -------------------------------------------------------------------------------
+    def assign(self, command: commands.AssignTargets, now_ms: int) -> TargetsAssigned:
+        """Targets count only for the epoch they were computed for: nobody else's members came or
+        went, or changed what they subscribe to, since then."""
+        group = self.groups.get(command.group_id)
+        if group is None or not group.members or group.epoch != command.group_epoch:
+            return TargetsAssigned(is_current=False)
+        targets = command.targets
+        if any(member_id not in group.members for member_id, _ in targets):
+            # An instance came back under another id meanwhile, which grows no epoch.
+            return TargetsAssigned(is_current=False)
+        more = subscription_bytes(command.topics, command.patterns)
+        for member_id, target in targets:
+            before = group.targets.get(member_id)
+            more += target_bytes(target) - (0 if before is None else target_bytes(before))
+        if not self._has_room(group, more):
+            return TargetsAssigned(is_current=True, has_room=False)
+        group.set_topics(command.topics, command.patterns)
+        for member_id, target in targets:
+            group.set_target(member_id, target)
+        for member_id in group.members:
+            if member_id not in group.targets:
+                group.set_target(member_id, NO_PARTITIONS)
+        group.epoch = group.assignment_epoch = command.next_epoch
+        return TargetsAssigned(is_current=True, events=[self._touch(group.group_id)])
+
+    # --- questions -----------------------------------------------------------------------------
+    def check_commit(
+        self, group_id: str, epoch: int, member_id: str, *, knows_epochs: bool
+    ) -> ErrorCode:
+        """Whether offsets may be committed: by a member in its present epoch, or by anybody while
+        the group has no members. `knows_epochs`: the request is of a version that says them."""
+        group = self.groups[group_id]
+        if epoch < 0 and not group.members:
+            return ErrorCode.NONE
+        member = group.members.get(member_id)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if member.classic is None and not knows_epochs:
+            return ErrorCode.UNSUPPORTED_VERSION
+        return _check_exact_epoch(member, epoch)
+
+    def check_fetch(self, group_id: str, epoch: int, member_id: str | None) -> ErrorCode:
+        """Whether committed offsets may be read; anybody may who does not say that it is a
+        member."""
+        if member_id is None and epoch < 0:
+            return ErrorCode.NONE
+        member = self.groups[group_id].members.get(member_id or "")
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return _check_exact_epoch(member, epoch)
+
+    # --- storing -------------------------------------------------------------------------------
+    def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
+        """(key, value) of every group that changed since the last call, None where it went."""
+        dirty, self._dirty = self._dirty, set()
+        taken: list[tuple[bytes, bytes | None]] = []
+        for group_id in dirty:
+            group = self.groups.get(group_id)
+            value = None if group is None else encode_value(group.stored())
+            taken.append((digest_key(KEY_PREFIX, group_id), value))
+        taken.sort()
+        return taken
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """Everything, in key order."""
+        return sorted(
+            (digest_key(KEY_PREFIX, group_id), encode_value(group.stored()))
+            for group_id, group in self.groups.items()
+        )
+
+    def load(self, values: list[bytes]) -> None:
+        """Replace everything."""
+        groups = [group_from(decode_value(value, StoredModernGroup)) for value in values]
+        self.groups = {group.group_id: group for group in groups}
+        self._members = sum(len(group.members) for group in groups)
+        self._dirty = set()
+        self._stale = set()
+        self._sizes = {group.group_id: group.bytes for group in groups}
+        self._bytes = sum(self._sizes.values())
+
+
+def _updated(member: ModernMember | None, command: commands.ConsumerHeartbeat) -> ModernMember:
+    """The member with what its heartbeat says of it; what it does not say is as before."""
+    topics = None if command.topics is None else tuple(sorted(set(command.topics)))
+    if member is None:
+        return ModernMember(
+            member_id=command.member_id,
+            instance_id=command.instance_id,
+            rack_id=command.rack_id,
+            client_id=command.client_id,
+            client_host=command.client_host,
+            rebalance_timeout_ms=command.rebalance_timeout_ms,
+            topics=topics or (),
+            pattern=command.pattern or None,
+            assignor=command.assignor,
+        )
+    pattern = member.pattern if command.pattern is None else command.pattern or None
+    timeout_ms = command.rebalance_timeout_ms
+    return msgspec.structs.replace(
+        member,
+        member_id=command.member_id,
+        instance_id=command.instance_id or member.instance_id,
+        rack_id=command.rack_id or member.rack_id,
+        client_id=command.client_id,
+        client_host=command.client_host,
+        rebalance_timeout_ms=member.rebalance_timeout_ms if timeout_ms < 0 else timeout_ms,
+        topics=member.topics if topics is None else topics,
+        pattern=pattern,
+        assignor=command.assignor or member.assignor,
+        classic=None,
+    )
+
+
+def _replacing(member: ModernMember, member_id: str, instance_id: str) -> Heard:
+    """An instance comes back, perhaps under another member id. Only when it said that it would, or
+    when it spoke the other protocol: else two of the name would be at work."""
+    if member.classic is None and member.epoch != STATIC_LEAVING_EPOCH:
+        return Heard(
+            ErrorCode.UNRELEASED_INSTANCE_ID,
+            f"Static member {member_id} with instance id {instance_id} cannot join the group "
+            f"because the instance id is owned by {member.member_id} member.",
+        )
+    anew = msgspec.structs.replace(member, epoch=JOINING_EPOCH, previous_epoch=JOINING_EPOCH)
+    return Heard(member=anew, replaces=member.member_id)
+
+
+def _check_epoch(member: ModernMember, command: commands.ConsumerHeartbeat) -> Heard:
+    """A member may come back with its previous epoch, if it has nothing that is not its own: the
+    answer that told it the present one may have been lost."""
+    epoch = command.member_epoch
+    if epoch == member.epoch:
+        return Heard(member=member)
+    if epoch > member.epoch:
+        which = "greater"
+    elif epoch == member.previous_epoch and _is_part(command.owned, member.assigned):
+        return Heard(member=member)
+    else:
+        which = "smaller"
+    return Heard(
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        f"The consumer group member has a {which} member epoch ({epoch}) than the one known by "
+        f"the group coordinator ({member.epoch}). The member must abandon all its partitions and "
+        "rejoin.",
+    )
+
+
+def _is_part(owned: Partitions | None, assigned: Partitions) -> bool:
+    return owned is not None and set(places_of(owned)) <= set(places_of(assigned))
+
+
+def _shown(member: ModernMember, command: commands.ConsumerHeartbeat) -> Partitions | None:
+    """What the member has, if it says so of its present epoch. What it had in an earlier one shows
+    nothing: that request may have been long under way."""
+    return command.owned if command.member_epoch == member.epoch else None
+
+
+def _check_exact_epoch(member: ModernMember, epoch: int) -> ErrorCode:
+    if epoch == member.epoch:
+        return ErrorCode.NONE
+    if member.classic is not None:
+        return ErrorCode.ILLEGAL_GENERATION
+    return ErrorCode.STALE_MEMBER_EPOCH
+
+
+def _unknown(group_id: str, member_id: str) -> Heard:
+    return Heard(
+        ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group_id}."
+    )
+
+
+def _fenced_instance(member_id: str, instance_id: str, owner: str) -> Heard:
+    return Heard(
+        ErrorCode.FENCED_INSTANCE_ID,
+        f"Static member {member_id} with instance id {instance_id} was fenced by member {owner}.",
+    )
