@@ -238,6 +238,20 @@ KEYS: dict[str, Key] = {
         "kafka.group_initial_rebalance_delay_ms", milliseconds(0, 600_000)
     ),
     "kafka.group.max.size": Key("kafka.group_max_size", integer(1, 1_000_000)),
+    "kafka.group.consumer.session.timeout.ms": Key(
+        "kafka.group_consumer_session_timeout_ms", milliseconds(1_000, DAY_MS)
+    ),
+    "kafka.group.consumer.heartbeat.interval.ms": Key(
+        "kafka.group_consumer_heartbeat_interval_ms", milliseconds(100, DAY_MS)
+    ),
+    "kafka.group.consumer.assignment.interval.ms": Key(
+        "kafka.group_consumer_assignment_interval_ms", milliseconds(0, 15_000)
+    ),
+    "kafka.group.consumer.max.size": Key("kafka.group_consumer_max_size", integer(1, 1_000_000)),
+    "kafka.group.consumer.migration.policy": Key(
+        "kafka.group_consumer_migration_policy",
+        choice("disabled", "upgrade", "downgrade", "bidirectional"),
+    ),
     "kafka.offset.metadata.max.bytes": Key("kafka.offset_metadata_max_bytes", size(0, MIB)),
     "kafka.offsets.retention.minutes": Key(
         "kafka.offsets_retention_minutes", integer(1, INT32_MAX)
@@ -479,6 +493,11 @@ def _check_whole(config: Config) -> None:
         (
             host.message_bytes_max <= host.inflight_bytes_max,
             "raft.inflight_bytes", "expected at least raft.message_bytes",
+        ),
+        (
+            kafka.group_consumer_heartbeat_interval_ms < kafka.group_consumer_session_timeout_ms,
+            "kafka.group.consumer.heartbeat.interval.ms",
+            "expected less than kafka.group.consumer.session.timeout.ms",
         ),
         (
             kafka.group_min_session_timeout_ms <= kafka.group_max_session_timeout_ms,

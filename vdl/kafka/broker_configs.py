@@ -57,6 +57,27 @@ READ_ONLY = tuple(
             ConfigType.INT,
             "group_initial_rebalance_delay_ms",
         ),
+        (
+            "group.consumer.assignment.interval.ms",
+            ConfigType.INT,
+            "group_consumer_assignment_interval_ms",
+        ),
+        (
+            "group.consumer.heartbeat.interval.ms",
+            ConfigType.INT,
+            "group_consumer_heartbeat_interval_ms",
+        ),
+        ("group.consumer.max.size", ConfigType.INT, "group_consumer_max_size"),
+        (
+            "group.consumer.migration.policy",
+            ConfigType.STRING,
+            "group_consumer_migration_policy",
+        ),
+        (
+            "group.consumer.session.timeout.ms",
+            ConfigType.INT,
+            "group_consumer_session_timeout_ms",
+        ),
         ("group.max.session.timeout.ms", ConfigType.INT, "group_max_session_timeout_ms"),
         ("group.max.size", ConfigType.INT, "group_max_size"),
         ("group.min.session.timeout.ms", ConfigType.INT, "group_min_session_timeout_ms"),

@@ -157,6 +157,17 @@ class KafkaOptions:
     are joining hold a rebalance open anyway."""
     group_max_size: int = 10_000
     """`group.max.size`."""
+    group_consumer_session_timeout_ms: int = 45_000
+    """`group.consumer.session.timeout.ms`: of groups of the newer protocol that do not set it."""
+    group_consumer_heartbeat_interval_ms: int = 5_000
+    """`group.consumer.heartbeat.interval.ms`, likewise."""
+    group_consumer_assignment_interval_ms: int = 1_000
+    """`group.consumer.assignment.interval.ms`, likewise."""
+    group_consumer_max_size: int = 10_000
+    """`group.consumer.max.size`. Kafka has no bound by default."""
+    group_consumer_migration_policy: str = "bidirectional"
+    """`group.consumer.migration.policy`: whether a classic group becomes one of the newer protocol
+    while it has members (upgrade), the other way (downgrade), both or neither (disabled)."""
     offset_metadata_max_bytes: int = 4_096
     """`offset.metadata.max.bytes`."""
     offsets_retention_minutes: int = 10_080

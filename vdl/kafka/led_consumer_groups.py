@@ -23,25 +23,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import msgspec
 
-from vdl.clock import MS, Timer
+from vdl.clock import MS, Clock, Timer
 from vdl.errors import ErrorCode
-from vdl.kafka import group_configs
 from vdl.kafka.member_sessions import MemberSessions
+from vdl.kafka.record_checks import Compute
 from vdl.kafka.target_computation import INLINE_WORK_MAX, Request, request_of, targets_of, work_of
 from vdl.kafka.topic_patterns import TopicPatterns
-from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
+from vdl.state.catalog import Catalog
+from vdl.state.coordinator import Coordinator
 from vdl.state.modern.group import ModernGroup
 from vdl.state.modern.groups import HeartbeatAnswer
 from vdl.state.modern.member import JOINING_EPOCH, STATIC_LEAVING_EPOCH, MemberState, ModernMember
 from vdl.state.resource_configs import ResourceType
-
-if TYPE_CHECKING:
-    from vdl.kafka.led_coordinator import LedCoordinator
 
 TARGET_WAIT_NS = 3_000 * MS
 """How long a member that joins waits for its target; then it is told to come again."""
@@ -56,6 +55,37 @@ MOVING_INTERVAL_MS = 1_000
 INTERVAL_PER_MEMBER_MS = 10
 """How often members of a moving group are to come at most, and how much less often for each that
 there is: so that all together send some hundred heartbeats a second at most."""
+
+
+class Options(Protocol):
+    """The settings of groups that have none of their own."""
+
+    @property
+    def group_consumer_session_timeout_ms(self) -> int: ...
+    @property
+    def group_consumer_heartbeat_interval_ms(self) -> int: ...
+    @property
+    def group_consumer_assignment_interval_ms(self) -> int: ...
+
+
+class Leader(Protocol):
+    """What is asked of the led coordinator, whose part this is."""
+
+    @property
+    def machine(self) -> Coordinator: ...
+    @property
+    def state_group(self) -> StateGroup: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def options(self) -> Options: ...
+    @property
+    def catalog(self) -> Catalog: ...
+    @property
+    def compute(self) -> Compute: ...
+    def propose(self, command: Any) -> None: ...
+    def undecided(self, outcome: Outcome) -> ErrorCode: ...
+    def deadline_ns(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -88,7 +118,7 @@ class _Step:
 class LedConsumerGroups:
     """See the module."""
 
-    def __init__(self, led: LedCoordinator) -> None:
+    def __init__(self, led: Leader) -> None:
         self._led = led
         self._groups = led.machine.consumer
         self._clock = led.clock
@@ -247,7 +277,7 @@ class LedConsumerGroups:
 
     def _interval_ms(self, group: ModernGroup, member: ModernMember) -> int:
         """How soon the member is to come again."""
-        interval_ms = self.setting(group.group_id, "heartbeat.interval.ms")
+        interval_ms = self._heartbeat_ms(group.group_id)
         count = len(group.members)
         if count < 2:
             return interval_ms
@@ -282,7 +312,7 @@ class LedConsumerGroups:
         if member.classic is not None:
             period_ms = member.classic.session_timeout_ms
         else:
-            period_ms = self.setting(group.group_id, "session.timeout.ms")
+            period_ms = self._session_ms(group.group_id)
         self._sessions.renew(group.group_id, member.member_id, period_ms)
 
     def renew(self, group_id: str, member_id: str) -> None:
@@ -370,7 +400,7 @@ class LedConsumerGroups:
             return
         last_ns = self._computed_ns.get(group_id)
         if last_ns is not None:
-            pause_ns = self.setting(group_id, "assignment.interval.ms") * MS
+            pause_ns = self._assignment_pause_ms(group_id) * MS
             delay_ns = max(delay_ns, last_ns + pause_ns - self._clock.now_ns())
         self._due[group_id] = self._clock.call_later(delay_ns, lambda: self._compute(group_id))
 
@@ -439,8 +469,19 @@ class LedConsumerGroups:
         )
 
     # --- settings ------------------------------------------------------------------------------
-    def setting(self, group_id: str, name: str) -> int:
+    def _setting(self, group_id: str, name: str, default: int) -> int:
         """A setting of one group, or what the server says of all."""
-        full = f"consumer.{name}"
-        own = self._led.catalog.resources.of(ResourceType.GROUP, group_id).get(full)
-        return int(own if own is not None else group_configs.BY_NAME[full].default)
+        own = self._led.catalog.resources.of(ResourceType.GROUP, group_id).get(f"consumer.{name}")
+        return default if own is None else int(own)
+
+    def _session_ms(self, group_id: str) -> int:
+        default = self._led.options.group_consumer_session_timeout_ms
+        return self._setting(group_id, "session.timeout.ms", default)
+
+    def _heartbeat_ms(self, group_id: str) -> int:
+        default = self._led.options.group_consumer_heartbeat_interval_ms
+        return self._setting(group_id, "heartbeat.interval.ms", default)
+
+    def _assignment_pause_ms(self, group_id: str) -> int:
+        default = self._led.options.group_consumer_assignment_interval_ms
+        return self._setting(group_id, "assignment.interval.ms", default)

@@ -83,7 +83,7 @@ def handle_consumer_group_heartbeat(
             pattern=request.subscribed_topic_regex,
             assignor=request.server_assignor,
             owned=_owned(request),
-            members_max=ctx.server.config.group_max_size,
+            members_max=ctx.server.config.group_consumer_max_size,
         ),
         is_full=request.member_epoch == JOINING_EPOCH
         or (
