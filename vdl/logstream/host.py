@@ -557,6 +557,7 @@ class Host:
             outbox=self._outbox,
             in_sync=self.in_sync,
             gaps=self.state.gaps,
+            agreed_ms=self.agreed_ms,
         )
         self._opener.open(log, placement, stream)
 

@@ -1,12 +1,13 @@
-"""The replicated state of one partition beside its records: producer windows, log start offset, and
-how far the log is to be compacted.
+"""The replicated state of one partition beside its records: producer windows and transactions, log
+start offset, and how far the log is to be compacted.
 
-The windows follow from the committed batches. The log start offset is moved by commands in the
-partition's own log, between the batches (entries without records): deleted records stay deleted
-under every later leader. What compaction removes is decided by commands, too; each replica does it
-when it gets to it. Idle producers are forgotten by commands as well, because a server cannot
-rely on any time in the log. All of it is the same on every replica. A snapshot of a partition is
-this, and a few numbers about its log.
+The windows follow from the committed batches, and so do open and aborted transactions: a marker is
+a batch of its own, and what it ends, it ends in the entry that it is (KIP-98). The log start offset
+is moved by commands in the partition's own log, between the batches (entries without records):
+deleted records stay deleted under every later leader. What compaction removes is decided by
+commands, too; each replica does it when it gets to it. Idle producers are forgotten by commands as
+well, because a server cannot rely on any time in the log. All of it is the same on every replica. A
+snapshot of a partition is this, and a few numbers about its log.
 
 Must not know: records, leadership, the log itself.
 """
@@ -16,8 +17,10 @@ from __future__ import annotations
 import msgspec
 
 from vdl.errors import ErrorCode
+from vdl.state import aborted
+from vdl.state.aborted import AbortedRange, AbortedTransactions
 from vdl.state.answer import CommandAnswer
-from vdl.state.producers import Producers
+from vdl.state.producers import NO_TRANSACTION, Producers
 from vdl.state.table import decode_value, encode_value
 
 _KEY_COMPACTION = b"c"
@@ -50,34 +53,49 @@ class Compact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     markers_upto: int
 
 
-PartitionCommand = AdvanceLogStart | ExpireProducers | Compact
+class EndTransactionMarker(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4
+):
+    """A producer's transaction ends here. A coordinator sends it to the partition's leader, which
+    appends the marker that clients know (`vdl.records.markers`): that is the entry, not this.
+    Peers of protocol version 8 know it."""
+
+    producer_id: int
+    producer_epoch: int
+    """From `transaction_version` 2 on a newer one than that of the transaction (KIP-890)."""
+    coordinator_epoch: int
+    """The coordinator's Raft term: an older coordinator is fenced."""
+    commit: bool
+    transaction_version: int
+    """The level of `transaction.version` that the transaction was begun under (KIP-1228)."""
+
+
+PartitionCommand = AdvanceLogStart | ExpireProducers | Compact | EndTransactionMarker
+DecodeError = msgspec.DecodeError
 _COMMAND: msgspec.msgpack.Decoder[PartitionCommand] = msgspec.msgpack.Decoder(PartitionCommand)
 
 
-def knows_command(data: bytes | bytearray | memoryview) -> bool:
-    """Whether a command that another server sent is one this version can apply."""
-    try:
-        _COMMAND.decode(data)
-    except msgspec.DecodeError:
-        return False
-    return True
-
-
 def encode_command(command: PartitionCommand) -> bytes:
-    """The payload of an entry without records."""
+    """The payload of an entry without records; and of what is sent to a leader."""
     return encode_value(command)
+
+
+def decode_command(data: bytes | bytearray | memoryview) -> PartitionCommand:
+    """Raises DecodeError: a command that this version cannot apply."""
+    return _COMMAND.decode(data)
 
 
 class PartitionState:
     """See the module. Fed by the log stream."""
 
     __slots__ = (
-        "_compaction_is_dirty", "_start_is_dirty", "compact_upto", "log_start_offset",
+        "_compaction_is_dirty", "_start_is_dirty", "aborted", "compact_upto", "log_start_offset",
         "markers_upto", "producers",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.producers = Producers()
+        self.aborted = AbortedTransactions()
         self.log_start_offset = 0
         """Records below are deleted, even where their batch is still on disk. Never moves back."""
         self.compact_upto = 0
@@ -96,11 +114,32 @@ class PartitionState:
         elif isinstance(command, Compact):
             self._compact(command)
         else:
+            # A marker is no entry of its own: see the class.
+            assert isinstance(command, AdvanceLogStart), command
             start = min(command.offset, end_offset)
             if start > self.log_start_offset:
                 self.log_start_offset = start
                 self._start_is_dirty = True
+                self.aborted.remove_below(start)
         return CommandAnswer(ErrorCode.NONE)
+
+    def apply_marker(
+        self,
+        producer_id: int,
+        epoch: int,
+        coordinator_epoch: int,
+        *,
+        commit: bool,
+        offset: int,
+        index: int,
+        timestamp: int,
+    ) -> None:
+        """A marker is committed at `offset`, in the entry at `index`."""
+        first_offset = self.producers.apply_marker(
+            producer_id, epoch, coordinator_epoch, index, timestamp
+        )
+        if first_offset != NO_TRANSACTION and not commit:
+            self.aborted.add(AbortedRange(producer_id, first_offset, offset, index))
 
     def _compact(self, command: Compact) -> None:
         upto = max(self.compact_upto, command.upto)
@@ -108,11 +147,13 @@ class PartitionState:
         if (upto, markers_upto) != (self.compact_upto, self.markers_upto):
             self.compact_upto, self.markers_upto = upto, markers_upto
             self._compaction_is_dirty = True
+            # All replicas are compacted so far: no record of these is left anywhere.
+            self.aborted.remove_upto(markers_upto)
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
         """(key, value) pairs that changed since the last call; None deletes."""
-        dirty = self.producers.take_dirty()
+        dirty = self.aborted.take_dirty() + self.producers.take_dirty()
         if self._start_is_dirty:
             self._start_is_dirty = False
             dirty.append((_KEY_LOG_START, encode_value(self.log_start_offset)))
@@ -127,6 +168,11 @@ class PartitionState:
         self._start_is_dirty = False
         self.compact_upto = self.markers_upto = 0
         self._compaction_is_dirty = False
+        count = 0
+        while count < len(items) and aborted.is_key(items[count][0]):
+            count += 1
+        self.aborted.load(items[:count])
+        items = items[count:]
         if items and items[0][0] == _KEY_COMPACTION:
             self.compact_upto, self.markers_upto = decode_value(items[0][1], tuple[int, int])
             items = items[1:]
@@ -140,6 +186,7 @@ class PartitionState:
         items = self.producers.items()
         if self.compact_upto:
             items.insert(0, (_KEY_COMPACTION, self._stored_compaction()))
+        items[:0] = self.aborted.items()
         if self.log_start_offset:
             items.append((_KEY_LOG_START, encode_value(self.log_start_offset)))
         return items
@@ -150,4 +197,4 @@ class PartitionState:
     @property
     def item_count(self) -> int:
         """The number of items, at no cost."""
-        return len(self.producers) + 1
+        return len(self.producers) + len(self.aborted) + 1

@@ -23,12 +23,18 @@ Rules, and where they are stricter than Kafka's:
   (`expire`): the only other times in a partition's log are its clients'. Kafka uses those.
 * Beyond `PRODUCERS_MAX` the producer that was idle longest is forgotten, however long that is.
 * A forgotten producer is an unknown one: see the first rule. Kafka would accept its batch.
+* One with an open transaction is never forgotten: its marker is still to come (KIP-98).
+
+A producer's transaction opens with its first transactional batch, and ends with a marker. A marker
+may bring a newer epoch (KIP-890, and whenever a producer is fenced): then numbers begin at 0 again.
+The oldest open transaction bounds what is stable.
 
 On the path of every idempotent batch: plain attributes, no allocation beyond the window's entry.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from struct import Struct
 
 import msgspec
@@ -40,7 +46,16 @@ WINDOW_BATCHES = 5
 """Batches a producer may have in flight and therefore send again (KIP-98)."""
 
 PRODUCERS_MAX = 4_096
-"""Producers a partition remembers."""
+"""Producers a partition remembers, beside those with open transactions."""
+
+NO_TRANSACTION = -1
+"""The first offset of no transaction."""
+
+NO_COORDINATOR_EPOCH = -1
+"""No marker has come yet."""
+
+NEW_EPOCHS_FROM = 2
+"""The level of `transaction.version` from which on each marker begins a new epoch (KIP-890)."""
 
 SEQUENCE_END = 1 << 31
 """Sequence numbers are 31 bits; 0 follows the largest."""
@@ -71,23 +86,53 @@ class Duplicate(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredProducer(msgspec.Struct, frozen=True, array_like=True):
-    """A producer as it is stored."""
+    """A producer as it is stored, if it has written no transaction."""
 
     epoch: int
     last_timestamp: int
     window: list[Batch]
 
 
-class Producer:
-    """What one layer knows of one producer. Invariant: `window` is not empty, oldest first."""
+class StoredTransactional(msgspec.Struct, frozen=True, array_like=True):
+    """Any producer as it is stored."""
 
-    __slots__ = ("epoch", "last_timestamp", "window")
+    epoch: int
+    last_timestamp: int
+    window: list[Batch]
+    index: int = -1
+    """-1: that of the newest batch."""
+    coordinator_epoch: int = NO_COORDINATOR_EPOCH
+    first_offset: int = NO_TRANSACTION
+    first_index: int = 0
+
+
+class Producer:
+    """What one layer knows of one producer. Invariant: `window` is oldest first, and empty only
+    where a marker was the last that came of its epoch."""
+
+    __slots__ = (
+        "coordinator_epoch", "epoch", "first_index", "first_offset", "index", "last_timestamp",
+        "window",
+    )  # fmt: skip
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.last_timestamp = -1
         """Largest timestamp (ms) of its newest batch, the client's own."""
         self.window: list[Batch] = []
+        self.index = 0
+        """The entry of its newest batch or marker."""
+        self.coordinator_epoch = NO_COORDINATOR_EPOCH
+        """Of its last marker."""
+        self.first_offset = NO_TRANSACTION
+        """Where its open transaction begins here. In an overlay: not NO_TRANSACTION if the newest
+        batch is of a transaction."""
+        self.first_index = 0
+        """The entry at `first_offset`."""
+
+    @property
+    def has_transaction(self) -> bool:
+        return self.first_offset != NO_TRANSACTION
 
     def find(self, first: int, last: int) -> Duplicate | None:
         """The accepted batch with exactly these sequence numbers."""
@@ -103,18 +148,24 @@ class ActiveProducer(msgspec.Struct, frozen=True, gc=False):
     producer_id: int
     epoch: int
     last_sequence: int
-    """Of its newest batch's last record."""
+    """Of its newest batch's last record; -1 if its epoch has none."""
     last_timestamp: int
-    """Largest timestamp (ms) of its newest batch."""
+    """Largest timestamp (ms) of its newest batch or marker."""
+    coordinator_epoch: int
+    """Of its last marker; -1 if there was none."""
+    first_offset: int
+    """Of its open transaction; -1 for none."""
 
 
 class Overlay:
-    """Batches this leader has appended and not yet seen applied, by producer."""
+    """Batches and markers this leader has appended and not yet seen applied, by producer."""
 
-    __slots__ = ("producers",)
+    __slots__ = ("producers", "unstable")
 
     def __init__(self) -> None:
         self.producers: dict[int, Producer] = {}
+        self.unstable: deque[tuple[int, int]] = deque()
+        """(index, base offset) of the batches of transactions among them."""
 
     def append(
         self,
@@ -125,8 +176,26 @@ class Overlay:
         base_offset: int,
         index: int,
         timestamp: int,
+        *,
+        is_transactional: bool = False,
     ) -> None:
         """A batch that `check` passed was appended."""
+        producer = self._newest(producer_id, epoch, index)
+        last = (base_sequence + record_count - 1) % SEQUENCE_END
+        producer.window.append(Batch(base_sequence, last, base_offset, index, timestamp))
+        if is_transactional:
+            self.unstable.append((index, base_offset))
+            producer.first_offset = base_offset
+
+    def append_marker(
+        self, producer_id: int, epoch: int, coordinator_epoch: int, index: int
+    ) -> None:
+        """A marker that ends the producer's transaction was appended."""
+        producer = self._newest(producer_id, epoch, index)
+        producer.coordinator_epoch = coordinator_epoch
+        producer.first_offset = NO_TRANSACTION
+
+    def _newest(self, producer_id: int, epoch: int, index: int) -> Producer:
         producer = self.producers.get(producer_id)
         if producer is None:
             self.producers[producer_id] = producer = Producer(epoch)
@@ -134,31 +203,35 @@ class Overlay:
             assert producer.epoch < epoch, (producer.epoch, epoch)
             producer.epoch = epoch
             producer.window.clear()
-        last = (base_sequence + record_count - 1) % SEQUENCE_END
-        producer.window.append(Batch(base_sequence, last, base_offset, index, timestamp))
+        producer.index = index
+        return producer
 
     def committed(self, producer_id: int, index: int) -> None:
         """Entries up to `index` are applied: `Producers` knows them from now on."""
+        while self.unstable and self.unstable[0][0] <= index:
+            self.unstable.popleft()
         producer = self.producers.get(producer_id)
         if producer is None:
             return
-        window = producer.window
-        if window[-1].index <= index:
+        if producer.index <= index:
             del self.producers[producer_id]
             return
-        while window[0].index <= index:
+        window = producer.window
+        while window and window[0].index <= index:
             del window[0]
 
 
 class Producers:
     """The windows of all producers of one partition, as committed batches made them."""
 
-    __slots__ = ("_dirty", "_producers")
+    __slots__ = ("_dirty", "_open", "_producers")
 
     def __init__(self) -> None:
         self._producers: dict[int, Producer] = {}
         """Idle longest first: the order they are forgotten in. Invariant: by the index of the
-        newest batch, which no two share."""
+        newest batch or marker, which no two share."""
+        self._open: dict[int, Producer] = {}
+        """Those with an open transaction. Invariant: by its first offset."""
         self._dirty: set[int] = set()
 
     def __len__(self) -> int:
@@ -166,15 +239,29 @@ class Producers:
 
     @property
     def oldest_index(self) -> int | None:
-        """Entry of the newest batch of the producer that is idle longest; None: no producers."""
-        producer = next(iter(self._producers.values()), None)
-        return None if producer is None else producer.window[-1].index
+        """Entry of the newest batch of the producer that is idle longest, of those that may be
+        forgotten; None: there are none."""
+        for producer in self._producers.values():
+            if not producer.has_transaction:
+                return producer.index
+        return None
 
     @property
     def newest_index(self) -> int | None:
         """Entry of the newest batch of any producer; None: no producers."""
         producer = next(reversed(self._producers.values()), None)
-        return None if producer is None else producer.window[-1].index
+        return None if producer is None else producer.index
+
+    @property
+    def open_count(self) -> int:
+        """How many transactions are open."""
+        return len(self._open)
+
+    @property
+    def oldest_open(self) -> Producer | None:
+        """The producer whose open transaction begins first: nothing from there on is stable. Not
+        to be changed."""
+        return next(iter(self._open.values())) if self._open else None
 
     def get(self, producer_id: int) -> Producer | None:
         """The producer as committed, for descriptions; not to be changed."""
@@ -184,10 +271,54 @@ class Producers:
         """All producers, by id."""
         return [
             ActiveProducer(
-                producer_id, producer.epoch, producer.window[-1].last, producer.last_timestamp
+                producer_id,
+                producer.epoch,
+                producer.window[-1].last if producer.window else -1,
+                producer.last_timestamp,
+                producer.coordinator_epoch,
+                producer.first_offset,
             )
             for producer_id, producer in sorted(self._producers.items())
         ]
+
+    def has_transaction(self, overlay: Overlay, producer_id: int, epoch: int) -> bool:
+        """Whether the producer's last word, committed or not, is of an open transaction of this
+        epoch."""
+        newest = overlay.producers.get(producer_id) or self._producers.get(producer_id)
+        return newest is not None and newest.has_transaction and newest.epoch == epoch
+
+    def check_marker(
+        self,
+        overlay: Overlay,
+        producer_id: int,
+        epoch: int,
+        coordinator_epoch: int,
+        *,
+        transaction_version: int,
+    ) -> bool | ErrorCode:
+        """What to do with a marker: True to append it, False where there is nothing that it ends,
+        or the error to answer (KIP-98, KIP-1228).
+
+        From version 2 on the coordinator begins a new epoch with each marker. So one that is not
+        newer than the transaction that is open is late, and of another one.
+        """
+        committed = self._producers.get(producer_id)
+        newest = overlay.producers.get(producer_id) or committed
+        if newest is None:
+            return False
+        known = newest.coordinator_epoch
+        if committed is not None:
+            known = max(known, committed.coordinator_epoch)
+        if coordinator_epoch < known:
+            return ErrorCode.TRANSACTION_COORDINATOR_FENCED
+        if epoch < newest.epoch:
+            return ErrorCode.INVALID_PRODUCER_EPOCH
+        if not newest.has_transaction:
+            # A newer epoch is noted all the same: it fences what an older producer still sends.
+            return epoch > newest.epoch
+        if epoch == newest.epoch and transaction_version >= NEW_EPOCHS_FROM:
+            return ErrorCode.INVALID_PRODUCER_EPOCH
+        return True
 
     def check(
         self,
@@ -208,7 +339,10 @@ class Producers:
             if base_sequence == 0:
                 return ErrorCode.NONE
             return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-        wanted = (newest.window[-1].last + 1) % SEQUENCE_END
+        window = newest.window
+        if not window and committed is not None and committed.epoch == epoch:
+            window = committed.window  # only a marker is on its way
+        wanted = (window[-1].last + 1) % SEQUENCE_END if window else 0
         if base_sequence == wanted:
             return ErrorCode.NONE
         last = (base_sequence + record_count - 1) % SEQUENCE_END
@@ -225,7 +359,8 @@ class Producers:
         # is ahead: just before the numbers wrap, the next ones are lower. Once they have wrapped,
         # below and above cannot be told apart: then it is out of order.
         is_behind = (base_sequence - wanted) % SEQUENCE_END > SEQUENCE_END // 2
-        if is_behind and base_sequence <= last < oldest.window[0].first:
+        window = oldest.window or window
+        if is_behind and window and base_sequence <= last < window[0].first:
             return ErrorCode.DUPLICATE_SEQUENCE_NUMBER
         return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
@@ -238,35 +373,67 @@ class Producers:
         base_offset: int,
         index: int,
         timestamp: int,
+        *,
+        is_transactional: bool = False,
     ) -> None:
         """A batch of this producer is committed at `base_offset`, in the entry at `index`."""
-        producers = self._producers
-        producer = producers.pop(producer_id, None)
-        if producer is None:
-            producer = Producer(epoch)
-            if len(producers) >= PRODUCERS_MAX:
-                forgotten = next(iter(producers))
-                del producers[forgotten]
-                self._dirty.add(forgotten)
-        elif producer.epoch != epoch:
-            producer.epoch = epoch
-            producer.window.clear()
-        producers[producer_id] = producer
-        producer.last_timestamp = timestamp
+        producer = self._heard(producer_id, epoch, index, timestamp)
         window = producer.window
         last = (base_sequence + record_count - 1) % SEQUENCE_END
         window.append(Batch(base_sequence, last, base_offset, index, timestamp))
         if len(window) > WINDOW_BATCHES:
             del window[0]
+        if is_transactional and producer.first_offset == NO_TRANSACTION:
+            producer.first_offset, producer.first_index = base_offset, index
+            self._open[producer_id] = producer
+
+    def apply_marker(
+        self, producer_id: int, epoch: int, coordinator_epoch: int, index: int, timestamp: int
+    ) -> int:
+        """A marker of this producer is committed in the entry at `index`. The first offset of the
+        transaction that it ends; NO_TRANSACTION if none was open."""
+        producer = self._heard(producer_id, epoch, index, timestamp)
+        producer.coordinator_epoch = max(producer.coordinator_epoch, coordinator_epoch)
+        first_offset = producer.first_offset
+        if first_offset != NO_TRANSACTION:
+            producer.first_offset, producer.first_index = NO_TRANSACTION, 0
+            del self._open[producer_id]
+        return first_offset
+
+    def _heard(self, producer_id: int, epoch: int, index: int, timestamp: int) -> Producer:
+        """The producer, of which something is committed in the entry at `index`."""
+        producers = self._producers
+        producer = producers.pop(producer_id, None)
+        if producer is None:
+            producer = Producer(epoch)
+            if len(producers) >= PRODUCERS_MAX:
+                self._forget_one()
+        elif producer.epoch != epoch:
+            producer.epoch = epoch
+            producer.window.clear()
+        producers[producer_id] = producer
+        producer.last_timestamp = timestamp
+        producer.index = index
         self._dirty.add(producer_id)
+        return producer
+
+    def _forget_one(self) -> None:
+        """Forget the producer that is idle longest, of those without an open transaction."""
+        for producer_id, producer in self._producers.items():
+            if not producer.has_transaction:
+                del self._producers[producer_id]
+                self._dirty.add(producer_id)
+                return
 
     def expire(self, index: int) -> None:
-        """Forget the producers that have no batch in an entry behind `index`."""
+        """Forget the producers of which there is nothing in an entry behind `index`, and that have
+        no open transaction."""
         expired: list[int] = []
         for producer_id, producer in self._producers.items():
-            if producer.window[-1].index > index:
+            if producer.index > index:
                 break
-            expired.append(producer_id)
+            if not producer.has_transaction:
+                expired.append(producer_id)
         for producer_id in expired:
             del self._producers[producer_id]
         self._dirty.update(expired)
@@ -290,14 +457,21 @@ class Producers:
         """Replace everything by what `items` or the dirty keys of a life gave."""
         loaded: list[tuple[int, Producer]] = []
         for key, value in items:
-            stored = decode_value(value, StoredProducer)
+            stored = decode_value(value, StoredTransactional)
             producer = Producer(stored.epoch)
             producer.last_timestamp = stored.last_timestamp
             producer.window = stored.window
+            producer.index = stored.window[-1].index if stored.index < 0 else stored.index
+            producer.coordinator_epoch = stored.coordinator_epoch
+            producer.first_offset = stored.first_offset
+            producer.first_index = stored.first_index
             loaded.append((_KEY.unpack(key)[1], producer))
         # Who was heard of last is told by the entries: an entry has one producer.
-        loaded.sort(key=lambda pair: pair[1].window[-1].index)
+        loaded.sort(key=lambda pair: pair[1].index)
         self._producers = dict(loaded)
+        opened = [pair for pair in loaded if pair[1].has_transaction]
+        opened.sort(key=lambda pair: pair[1].first_offset)
+        self._open = dict(opened)
         self._dirty = set()
 
     def _stored(self, producer_id: int) -> bytes | None:
@@ -310,10 +484,23 @@ def _key(producer_id: int) -> bytes:
 
 
 def _encode(producer: Producer) -> bytes:
+    has_marker = producer.coordinator_epoch != NO_COORDINATOR_EPOCH
+    if not has_marker and not producer.has_transaction:
+        return encode_value(
+            StoredProducer(
+                epoch=producer.epoch,
+                last_timestamp=producer.last_timestamp,
+                window=producer.window,
+            )
+        )
     return encode_value(
-        StoredProducer(
+        StoredTransactional(
             epoch=producer.epoch,
             last_timestamp=producer.last_timestamp,
             window=producer.window,
+            index=producer.index,
+            coordinator_epoch=producer.coordinator_epoch,
+            first_offset=producer.first_offset,
+            first_index=producer.first_index,
         )
     )

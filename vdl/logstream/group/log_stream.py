@@ -8,6 +8,13 @@ An acknowledgement is given when the commit index reaches the entry, and so many
 durably as the topic asks for (`min.insync.replicas`); for no other reason. When leadership ends,
 whoever waits is answered at once: "never appended" only if that is certain.
 
+A batch of a transaction is appended only to one that is open (KIP-890): here, or as the
+transaction's coordinator says when it is asked. Batches of the same producer wait behind the
+question, in their order, and nobody else does. A marker that comes meanwhile makes the answer one
+of the past: the question is put again. So no transaction is opened that no marker will end.
+
+What is stable ends where the oldest open transaction begins.
+
 Must not know: the wire format of requests, other partitions, the disk.
 """
 
@@ -17,6 +24,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from struct import Struct
 
 import segments.api as storage
@@ -52,15 +60,25 @@ from vdl.logstream.group.state_group import (
 )
 from vdl.logstream.options import HostOptions
 from vdl.logstream.time.loop_gap import LoopGaps
-from vdl.records.batch import BatchHeader, patch_position
+from vdl.records.batch import (
+    CONTROL_FLAG,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    patch_position,
+)
+from vdl.records.markers import Marker, build_marker, read_marker
+from vdl.state.aborted import AbortedRange
+from vdl.state.answer import CommandAnswer
 from vdl.state.partition import (
     AdvanceLogStart,
     Compact,
+    DecodeError,
+    EndTransactionMarker,
     ExpireProducers,
     PartitionCommand,
     PartitionState,
+    decode_command,
     encode_command,
-    knows_command,
 )
 from vdl.state.producers import ActiveProducer, Duplicate, Overlay
 
@@ -69,12 +87,35 @@ DELETIONS_MAX = 100
 COMMANDS_MAX = 10_000
 """Commands of other groups that may wait to be applied to one partition."""
 
+OPEN_TRANSACTIONS_MAX = 4_096
+"""Transactions that may be open in one partition; what would begin another is refused."""
+
+ABORTED_MAX = 100_000
+"""Aborted transactions that a partition lists. When there are more, nothing further begins until
+the log's start or compaction has passed some: the list is in every snapshot."""
+
+VERIFIED_MAX = 4_096
+"""Producers that are known to have a transaction and have written nothing of it here."""
+
+_MARKER_IS_REFUSED = {
+    ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+}
+"""For good: it is not to be sent again."""
+
 _PRODUCER = Struct(">qhi")
 _PRODUCER_POSITION = 43
+_ATTRIBUTES_POSITION = 22
+"""The low byte."""
 _SAID_FOR_CERTAIN = {
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ErrorCode.UNKNOWN_PRODUCER_ID,
 }
+
+
+Verify = Callable[[Callable[[ErrorCode], None]], None]
+"""Asks a transaction's coordinator whether it is open and has this partition, or puts it in. The
+argument is called once, also at once: NONE, or why not."""
 
 
 @dataclass(slots=True)
@@ -118,7 +159,7 @@ class Waiter:
 class HeldAppend:
     """A batch that waits to be appended."""
 
-    __slots__ = ("batch", "copies_min", "deadline_ns", "done", "header")
+    __slots__ = ("batch", "copies_min", "deadline_ns", "done", "header", "verify")
 
     def __init__(
         self,
@@ -127,21 +168,36 @@ class HeldAppend:
         copies_min: int,
         deadline_ns: int,
         done: Callable[[Appended], None],
+        verify: Verify | None,
     ) -> None:
         self.batch = batch
         self.copies_min = copies_min
         self.header = header
         self.deadline_ns = deadline_ns
         self.done = done
+        self.verify = verify
+
+
+class _Verification:
+    """A question about a producer's transaction, and the batches behind it, in their order."""
+
+    __slots__ = ("held", "is_void")
+
+    def __init__(self, first: HeldAppend) -> None:
+        self.held = [first]
+        self.is_void = False
+        """A marker came after the question was put."""
 
 
 class Wait:
-    """A long poll that wants records at or beyond `offset`."""
+    """A long poll that wants committed records at or beyond `offset`, or stable ones at or beyond
+    `stable_offset`."""
 
-    __slots__ = ("callback", "offset")
+    __slots__ = ("callback", "offset", "stable_offset")
 
-    def __init__(self, offset: int, callback: Callable[[], None]) -> None:
+    def __init__(self, offset: int, stable_offset: int, callback: Callable[[], None]) -> None:
         self.offset = offset
+        self.stable_offset = stable_offset
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
@@ -152,9 +208,11 @@ class LogStream:
     """See the module. `group` is set by the host right after construction."""
 
     __slots__ = (
+        "_agreed_ms",
         "_asked",
         "_commands",
         "_deletions",
+        "_endings",
         "_expiry_index",
         "_gaps",
         "_held",
@@ -168,8 +226,11 @@ class LogStream:
         "_taken",
         "_uncopied",
         "_untimed",
+        "_verified",
+        "_verifying",
         "_waiters",
         "_waits",
+        "_waits_for_stable",
         "group",
         "high_watermark",
         "partition",
@@ -189,8 +250,9 @@ class LogStream:
         outbox: Outbox,
         in_sync: InSyncReplicas,
         gaps: LoopGaps,
+        agreed_ms: Callable[[], int],
     ) -> None:
-        """`in_sync` and `gaps`: the server's."""
+        """`in_sync` and `gaps`: the server's. `agreed_ms`: what time it is."""
         self.topic = topic
         self.partition = partition
         self.state = state
@@ -199,6 +261,7 @@ class LogStream:
         self._outbox = outbox
         self._in_sync = in_sync
         self._gaps = gaps
+        self._agreed_ms = agreed_ms
         self._proved = gaps.count
         """After so many gaps a quorum has answered here, or nobody led before the last of them."""
         self._overlay = Overlay()
@@ -207,6 +270,15 @@ class LogStream:
         self._waiters: deque[Waiter] = deque()
         self._held: deque[HeldAppend] = deque()
         self._waits: list[Wait] = []
+        self._waits_for_stable = False
+        """Whether any of them may wait for stable records."""
+        self._verifying: dict[int, _Verification] = {}
+        """By producer id. Use: on a leader."""
+        self._verified: dict[int, int] = {}
+        """Producer id → epoch of those whose transaction has this partition, as its coordinator
+        said, and has nothing in it yet. Invariant: no marker has come since. Use: on a leader."""
+        self._endings: list[Pending[ErrorCode]] = []
+        """Markers that wait to be applied."""
         self._asked: list[Pending[bool]] = []
         self._commands: deque[Pending[Outcome]] = deque()
         """Of other groups, by index."""
@@ -271,6 +343,46 @@ class LogStream:
         """Offset after the last entry of this replica's log, committed or not."""
         return self.group.node.next_offset()
 
+    @property
+    def last_stable_offset(self) -> int:
+        """Records below it belong to no open transaction, and are committed. Never moves back on
+        those that lead and serve."""
+        overlay, producers = self._overlay, self.state.producers
+        if self.group.serving and not overlay.unstable and not producers.open_count:
+            return self.high_watermark
+        return self._stable()[1]
+
+    @property
+    def stable_index(self) -> Index:
+        """The last entry of what is stable."""
+        return self._stable()[0]
+
+    def _stable(self) -> tuple[Index, int]:
+        """(last entry of what is stable, offset behind it)."""
+        group = self.group
+        index, offset = group.commit, self.high_watermark
+        if not group.serving:
+            # What is committed and not applied may open a transaction. One that serves has
+            # appended all of that itself.
+            known = max(group.applied, group.reflects)
+            if known < index:
+                index, offset = known, group.log.offset_after(known)
+        elif self._overlay.unstable:
+            first_index, first_offset = self._overlay.unstable[0]
+            if first_offset < offset:
+                index, offset = first_index - 1, first_offset
+        oldest = self.state.producers.oldest_open
+        if oldest is not None and oldest.first_offset < offset:
+            # Where its beginning is deleted, nothing that is left is stable.
+            index = oldest.first_index - 1
+            offset = max(oldest.first_offset, min(self.log_start_offset, offset))
+        return index, offset
+
+    def aborted(self, start: int, end: int) -> list[AbortedRange]:
+        """The aborted transactions that may have records in [start, end), all of it stable; in the
+        order of their markers (KIP-98)."""
+        return self.state.aborted.between(start, end) if len(self.state.aborted) else []
+
     # --- append ------------------------------------------------------------------------------
     def append(
         self,
@@ -280,9 +392,11 @@ class LogStream:
         copies_min: int = 1,
         deadline_ns: int,
         done: Callable[[Appended], None],
+        verify: Verify | None = None,
     ) -> None:
         """Append one checked v2 batch, writable, and call `done` once with its fate. It is
         acknowledged when a majority and `copies_min` replicas hold it, all if they are fewer.
+        `verify` is needed for a batch of a transaction.
 
         `done` may run before this returns. `batch` is patched in place (base offset and leader
         epoch lie outside its CRC) and may be reused after the turn.
@@ -295,9 +409,9 @@ class LogStream:
         elif (
             not group.serving
             or self._held
-            or not self._append_now(batch, header, copies_min, deadline_ns, done)
+            or not self._append_now(batch, header, copies_min, deadline_ns, done, verify)
         ):
-            self._hold(HeldAppend(batch, header, copies_min, deadline_ns, done))
+            self._hold(HeldAppend(batch, header, copies_min, deadline_ns, done, verify))
 
     def _hold(self, held: HeldAppend) -> None:
         if len(self._held) >= self._options.held_appends_max:
@@ -315,11 +429,18 @@ class LogStream:
         copies_min: int,
         deadline_ns: int,
         done: Callable[[Appended], None],
+        verify: Verify | None,
     ) -> bool:
         """False when there is no room for it now; then nothing happened."""
+        producer_id = header.producer_id
+        if self._verifying and producer_id in self._verifying:
+            held = HeldAppend(batch, header, copies_min, deadline_ns, done, verify)
+            self._verifying[producer_id].held.append(held)
+            self._bound_verifying(producer_id)
+            return True
         copies = min(copies_min, len(self.group.placement))
         has_too_few = copies > 1 and not self._in_sync.may_reach(self.group, copies)
-        producer_id = header.producer_id
+        is_transactional = header.attributes & TRANSACTIONAL_FLAG != 0
         if producer_id >= 0:
             verdict = self.state.producers.check(
                 self._overlay,
@@ -333,6 +454,12 @@ class LogStream:
                 return True
             if verdict is not ErrorCode.NONE and not has_too_few:
                 self._refuse(verdict, deadline_ns, done)
+                return True
+            if is_transactional and not self._may_join(header):
+                self._verify(HeldAppend(batch, header, copies_min, deadline_ns, done, verify))
+                return True
+            if not is_transactional and self._has_transaction(header):
+                done(Appended(ErrorCode.INVALID_TXN_STATE, log_start_offset=self.log_start_offset))
                 return True
         group = self.group
         if has_too_few:
@@ -362,7 +489,10 @@ class LogStream:
                 entry.base_offset,
                 entry.index,
                 entry.timestamp,
+                is_transactional=is_transactional,
             )
+            if is_transactional and self._verified:
+                self._verified.pop(producer_id, None)  # from now on the log says it
         self._waiters.append(
             Waiter(
                 index=entry.index,
@@ -392,6 +522,158 @@ class LogStream:
             self.read_index(deadline_ns=deadline_ns, done=confirmed)
         else:
             confirmed(True)
+
+    # --- transactions ------------------------------------------------------------------------
+    def _has_transaction(self, header: BatchHeader) -> bool:
+        """Whether the producer has an open transaction here, of the batch's epoch."""
+        producers = self.state.producers
+        if not producers.open_count and not self._overlay.unstable:
+            return False
+        return producers.has_transaction(self._overlay, header.producer_id, header.producer_epoch)
+
+    def _may_join(self, header: BatchHeader) -> bool:
+        """Whether the batch's transaction is open here, or known to be open."""
+        if self._verified.get(header.producer_id) == header.producer_epoch:
+            return True
+        return self._has_transaction(header)
+
+    def _verify(self, held: HeldAppend) -> None:
+        """Ask the transaction's coordinator; then append the batch, and those that came behind it
+        meanwhile."""
+        producer_id = held.header.producer_id
+        producers = self.state.producers
+        if held.verify is None:
+            held.done(Appended(ErrorCode.INVALID_TXN_STATE))
+            return
+        begun = producers.open_count + len(self._overlay.unstable) + len(self._verified)
+        if begun >= OPEN_TRANSACTIONS_MAX or len(self.state.aborted) >= ABORTED_MAX:
+            held.done(Appended(ErrorCode.CONCURRENT_TRANSACTIONS))
+            return
+        verification = self._verifying[producer_id] = _Verification(held)
+        self._outbox.mark_dirty(self.group)  # or nobody would look at its deadline
+        held.verify(partial(self._verification_ended, producer_id, verification))
+
+    def _bound_verifying(self, producer_id: int) -> None:
+        """Refuse the last batch of a producer if too many wait."""
+        waiting = sum(len(one.held) for one in self._verifying.values())
+        if waiting > self._options.held_appends_max:
+            self._verifying[producer_id].held.pop().done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+
+    def _verification_ended(
+        self, producer_id: int, verification: _Verification, error: ErrorCode
+    ) -> None:
+        if self._verifying.get(producer_id) is not verification:
+            return  # all of it is answered: it took too long, or this leads no more
+        held = verification.held
+        if verification.is_void and error is ErrorCode.NONE:
+            verification.is_void = False
+            verify = held[0].verify
+            assert verify is not None, producer_id
+            verify(partial(self._verification_ended, producer_id, verification))
+            return
+        del self._verifying[producer_id]
+        if error is not ErrorCode.NONE:
+            # Those behind the first would leave a gap.
+            for one in held:
+                one.done(Appended(error, log_start_offset=self.log_start_offset))
+            return
+        if len(self._verified) >= VERIFIED_MAX:
+            self._verified.clear()  # they are asked about again
+        self._verified[producer_id] = held[0].header.producer_epoch
+        # Before what is held meanwhile: there may be a later batch of the same producer.
+        self._held.extendleft(reversed(held))
+        self._append_held()
+
+    def end_transaction(
+        self,
+        command: EndTransactionMarker,
+        *,
+        deadline_ns: int,
+        done: Callable[[ErrorCode], None],
+    ) -> None:
+        """Append the marker that ends a producer's transaction, and call `done` once: NONE when it
+        is applied here, or when a quorum confirms that there is nothing that it ends.
+
+        Final errors: TRANSACTION_COORDINATOR_FENCED, INVALID_PRODUCER_EPOCH. After any other the
+        marker is to be sent again, to whoever leads then; it may have been appended.
+        """
+        again = partial(self._end_again, command, deadline_ns=deadline_ns, done=done)
+        if not self.serving:
+            self.when_serving(deadline_ns=deadline_ns, done=again)
+            return
+        producer_id = command.producer_id
+        self._verified.pop(producer_id, None)
+        verification = self._verifying.get(producer_id)
+        if verification is not None:
+            verification.is_void = True
+        verdict = self.state.producers.check_marker(
+            self._overlay,
+            producer_id,
+            command.producer_epoch,
+            command.coordinator_epoch,
+            transaction_version=command.transaction_version,
+        )
+        pending = self._overlay.producers.get(producer_id)
+        if verdict is True:
+            self._append_marker(command, deadline_ns, done)
+        elif pending is not None:
+            # It follows from what is not committed yet, and may never be.
+            retry = partial(self._ended_before, again)
+            self._endings.append(Pending(deadline_ns, retry, index=pending.index))
+        else:
+            error = verdict if isinstance(verdict, ErrorCode) else ErrorCode.NONE
+            self.read_index(
+                deadline_ns=deadline_ns,
+                done=lambda leads: done(error if leads else ErrorCode.NOT_LEADER_OR_FOLLOWER),
+            )
+
+    def _end_again(
+        self,
+        command: EndTransactionMarker,
+        serving: bool,
+        *,
+        deadline_ns: int,
+        done: Callable[[ErrorCode], None],
+    ) -> None:
+        if serving and self.serving:
+            self.end_transaction(command, deadline_ns=deadline_ns, done=done)
+        else:
+            done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def _ended_before(self, again: Callable[[bool], None], error: ErrorCode) -> None:
+        again(error is ErrorCode.NONE)
+
+    def _append_marker(
+        self,
+        command: EndTransactionMarker,
+        deadline_ns: int,
+        done: Callable[[ErrorCode], None],
+    ) -> None:
+        if not self.group.store.accepts_appends:
+            done(ErrorCode.KAFKA_STORAGE_ERROR)
+            return
+        batch = build_marker(
+            Marker(
+                command.producer_id,
+                command.producer_epoch,
+                command.coordinator_epoch,
+                command.commit,
+                self._agreed_ms(),
+            )
+        )
+        # The log's largest timestamps are those of records that somebody may look for.
+        entry = Entry(data=batch, records=1)
+        try:
+            self.group.propose(entry)
+        except ProposalDropped:
+            done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return
+        patch_position(memoryview(batch), base_offset=entry.base_offset, leader_epoch=entry.term)
+        self._overlay.append_marker(
+            command.producer_id, command.producer_epoch, command.coordinator_epoch, entry.index
+        )
+        self._endings.append(Pending(deadline_ns, done, index=entry.index))
+        self._outbox.mark_dirty(self.group)
 
     def _answer_duplicate(
         self,
@@ -435,26 +717,34 @@ class LogStream:
         self._waiters.insert(position, waiter)
 
     # --- read --------------------------------------------------------------------------------
-    def read(self, offset: int, bytes_max: int) -> storage.Slices:
-        """Committed batches from `offset`. Raises NotInMemory, OffsetOutOfRange (KIP-74)."""
+    def read(self, offset: int, bytes_max: int, *, stable: bool = False) -> storage.Slices:
+        """Committed batches from `offset`, or stable ones. Raises NotInMemory, OffsetOutOfRange
+        (KIP-74)."""
         if offset < self.log_start_offset:
             raise storage.OffsetOutOfRange(f"offset {offset} is below {self.log_start_offset}")
-        return self.group.log.read(offset, self.group.commit, bytes_max)
+        end = self._stable()[0] if stable else self.group.commit
+        return self.group.log.read(offset, end, bytes_max)
 
     def read_cold(
         self,
         offset: int,
         bytes_max: int,
         done: Callable[[storage.Slices | storage.StorageError], None],
+        *,
+        stable: bool = False,
     ) -> None:
         """As `read`, from disk, off the loop. `done` may be called before this returns."""
         group = self.group
-        group.store.read_cold(group.log, offset, group.commit, bytes_max, done)
+        end = self._stable()[0] if stable else group.commit
+        group.store.read_cold(group.log, offset, end, bytes_max, done)
 
-    def wait_for(self, offset: int, callback: Callable[[], None]) -> Wait:
-        """Call back once when a record at `offset` is committed, or when the leader changes;
-        at most once a turn."""
-        wait = Wait(offset, callback)
+    def wait_for(
+        self, offset: int, callback: Callable[[], None], *, stable_offset: int = NEVER
+    ) -> Wait:
+        """Call back once when a record at `offset` is committed, when one at `stable_offset` is
+        stable, or when the leader changes; at most once a turn. `NEVER`: that is not waited for."""
+        wait = Wait(offset, stable_offset, callback)
+        self._waits_for_stable = self._waits_for_stable or stable_offset != NEVER
         self._waits.append(wait)
         return wait
 
@@ -674,8 +964,14 @@ class LogStream:
     def command(self, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
         """Append a command of another group, and answer with what came of it when it is applied
         here. It may be appended again: see `peers/group_commands.py`."""
-        if not knows_command(data):
+        try:
+            command = decode_command(data)
+        except DecodeError:
             done(TOO_LARGE)
+            return
+        if isinstance(command, EndTransactionMarker):
+            ended = partial(_transaction_ended, done)
+            self.end_transaction(command, deadline_ns=deadline_ns, done=ended)
         elif (
             not self.serving
             or len(self._commands) >= COMMANDS_MAX
@@ -819,19 +1115,30 @@ class LogStream:
         group.awaits_copies = bool(left)
 
     def wake(self) -> None:
-        """Run the long polls that the high watermark passed. Once a turn, from the host."""
+        """Run the long polls that the high watermark passed, or what is stable. Once a turn, from
+        the host."""
         end = self.high_watermark
-        ready = [wait for wait in self._waits if wait.offset < end]
+        stable_end = self.last_stable_offset if self._waits_for_stable else 0
+        ready = [
+            wait for wait in self._waits if wait.offset < end or wait.stable_offset < stable_end
+        ]
         if ready:
             self._waits = [
-                wait for wait in self._waits if wait.offset >= end and wait.callback is not None
+                wait
+                for wait in self._waits
+                if wait.offset >= end
+                and wait.stable_offset >= stable_end
+                and wait.callback is not None
             ]
+            self._waits_for_stable = any(wait.stable_offset != NEVER for wait in self._waits)
             for wait in ready:
                 if wait.callback is not None:
                     wait.callback()
 
     def apply(self, entries: Sequence[Entry]) -> None:
-        """Producer windows follow the committed batches."""
+        """Producer windows and transactions follow the committed batches."""
+        if self._waits_for_stable:
+            self._outbox.wake(self)
         for entry in entries:
             if not entry.records:
                 if len(entry.data):
@@ -841,6 +1148,10 @@ class LogStream:
                 continue  # compacted away, and in no producer's window any more
             producer_id, epoch, sequence = _PRODUCER.unpack_from(entry.data, _PRODUCER_POSITION)
             if producer_id >= 0:
+                attributes = entry.data[_ATTRIBUTES_POSITION]
+                if attributes & CONTROL_FLAG:
+                    self._apply_marker(entry)
+                    continue
                 self.state.producers.apply(
                     producer_id,
                     epoch,
@@ -849,8 +1160,35 @@ class LogStream:
                     entry.base_offset,
                     entry.index,
                     entry.timestamp,
+                    is_transactional=attributes & TRANSACTIONAL_FLAG != 0,
                 )
                 self._overlay.committed(producer_id, entry.index)
+                if self._endings:
+                    self._answer_endings(entry.index)
+
+    def _apply_marker(self, entry: Entry) -> None:
+        marker = read_marker(memoryview(entry.data))
+        if marker is None:
+            return  # a control batch about something else
+        self.state.apply_marker(
+            marker.producer_id,
+            marker.producer_epoch,
+            marker.coordinator_epoch,
+            commit=marker.commit,
+            offset=entry.base_offset,
+            index=entry.index,
+            timestamp=marker.timestamp,
+        )
+        self._overlay.committed(marker.producer_id, entry.index)
+        self._answer_endings(entry.index)
+
+    def _answer_endings(self, index: Index) -> None:
+        """What waited for the entry, or one before it, is applied."""
+        reached = [one for one in self._endings if one.index <= index]
+        if reached:
+            self._endings = [one for one in self._endings if one.index > index]
+            for one in reached:
+                one.done(ErrorCode.NONE)
 
     def _apply_command(self, entry: Entry) -> None:
         log_start = self.state.log_start_offset
@@ -880,12 +1218,17 @@ class LogStream:
     def _append_held(self) -> None:
         held = self._held
         while held:
-            first = held[0]
+            first = held.popleft()  # what it sets off may change the line
             if not self._append_now(
-                first.batch, first.header, first.copies_min, first.deadline_ns, first.done
+                first.batch,
+                first.header,
+                first.copies_min,
+                first.deadline_ns,
+                first.done,
+                first.verify,
             ):
+                held.appendleft(first)
                 return
-            held.popleft()
 
     def leadership_lost(self) -> None:
         """Answer everyone: held batches were never appended, appended ones have an open fate."""
@@ -904,6 +1247,13 @@ class LogStream:
         deletions, self._deletions = self._deletions, deque()
         for deletion in deletions:
             deletion.done(ErrorCode.REQUEST_TIMED_OUT)
+        self._verified = {}
+        verifying, self._verifying = self._verifying, {}
+        for verification in verifying.values():
+            held.extend(verification.held)
+        endings, self._endings = self._endings, []
+        for ending in endings:
+            ending.done(ErrorCode.REQUEST_TIMED_OUT)
         for append in held:
             append.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         for waiter in waiters:
@@ -925,6 +1275,14 @@ class LogStream:
             self._end_push_back()
         for held in take_late(self._held, now_ns):
             held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
+        for producer_id, verification in list(self._verifying.items()):
+            if any(held.deadline_ns <= now_ns for held in verification.held):
+                # Those behind it would leave a gap.
+                del self._verifying[producer_id]
+                for held in verification.held:
+                    held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
+        for ending in take_late(self._endings, now_ns):
+            ending.done(ErrorCode.REQUEST_TIMED_OUT)
         for waiter in [one for one in self._waiters if one.deadline_ns <= now_ns]:
             # It stays in line, so that the order of the rest is kept; nobody listens any more.
             waiter.deadline_ns = NEVER
@@ -952,6 +1310,8 @@ class LogStream:
             or self._waits
             or self._commands
             or self._deletions
+            or self._verifying
+            or self._endings
         )
 
     def close(self) -> None:
@@ -968,6 +1328,14 @@ class LogStream:
 
     def take_meta(self) -> list[tuple[bytes, bytes | None]]:
         return self.state.take_dirty()
+
+
+def _transaction_ended(done: Callable[[Outcome], None], error: ErrorCode) -> None:
+    """Tell another group's leader what became of its marker."""
+    if error is ErrorCode.NONE or error in _MARKER_IS_REFUSED:
+        done(Outcome(OutcomeKind.APPLIED, CommandAnswer(error)))
+    else:
+        done(UNKNOWN if error is ErrorCode.REQUEST_TIMED_OUT else NOT_APPENDED)
 
 
 def _nobody(_: Appended) -> None:

@@ -1,0 +1,36 @@
+"""Markers of transactions: the bytes that Kafka's clients know."""
+
+import pytest
+
+from vdl.records.batch import (
+    BatchFields,
+    CorruptBatch,
+    Record,
+    build_batch,
+    crc_matches,
+    read_header,
+)
+from vdl.records.markers import Marker, build_marker, read_marker
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_marker_is_a_control_batch_of_one_record(commit: bool) -> None:
+    """KIP-98: version 0 and a type for a key, version 0 and the coordinator's epoch for a value."""
+    marker = Marker(9, 3, 258, commit, 1_700_000_000_000)
+    batch = memoryview(build_marker(marker))
+    header = read_header(batch)
+    assert crc_matches(batch)
+    assert (header.is_control, header.is_transactional, header.count) == (True, True, 1)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (9, 3, -1)
+    key = bytes([0, 0, 0, int(commit)])
+    assert bytes(batch[-17:]) == bytes([32, 0, 0, 0, 8]) + key + bytes([12, 0, 0, 0, 0, 1, 2, 0])
+    assert read_marker(batch) == marker
+
+
+def test_control_batch_about_something_else_is_no_marker() -> None:
+    fields = BatchFields(is_control=True)
+    batch = build_batch([Record(bytes([0, 0, 0, 2]), b"leader", timestamp=1)], fields)
+    assert read_marker(memoryview(batch)) is None
+    short = build_batch([Record(b"x", b"", timestamp=1)], fields)
+    with pytest.raises(CorruptBatch):
+        read_marker(memoryview(short))

@@ -1,0 +1,297 @@
+"""Transactions of a partition's producers: what is open, what was aborted, what is fenced."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from vdl.errors import ErrorCode
+from vdl.state.aborted import BLOCK_ENTRIES, AbortedRange, AbortedTransactions
+from vdl.state.partition import (
+    AdvanceLogStart,
+    Compact,
+    EndTransactionMarker,
+    ExpireProducers,
+    PartitionState,
+    decode_command,
+    encode_command,
+)
+from vdl.state.producers import PRODUCERS_MAX, Overlay
+
+
+def write(
+    state: PartitionState, producer_id: int, offset: int, *, epoch: int = 0, sequence: int = 0
+) -> None:
+    """A batch of one record of a transaction, in the entry of the same number."""
+    state.producers.apply(
+        producer_id, epoch, sequence, 1, offset, offset + 1, 5, is_transactional=True
+    )
+
+
+def end(
+    state: PartitionState, producer_id: int, offset: int, *, epoch: int = 0, commit: bool = False
+) -> None:
+    state.apply_marker(
+        producer_id, epoch, 1, commit=commit, offset=offset, index=offset + 1, timestamp=6
+    )
+
+
+def open_offset(state: PartitionState) -> int | None:
+    oldest = state.producers.oldest_open
+    return None if oldest is None else oldest.first_offset
+
+
+def verdict(
+    state: PartitionState, epoch: int, coordinator_epoch: int, version: int
+) -> bool | ErrorCode:
+    return state.producers.check_marker(
+        Overlay(), 7, epoch, coordinator_epoch, transaction_version=version
+    )
+
+
+def test_marker_command_survives_its_bytes() -> None:
+    command = EndTransactionMarker(7, 3, 12, commit=True, transaction_version=2)
+    assert decode_command(encode_command(command)) == command
+
+
+def test_open_transactions_end_in_any_order() -> None:
+    """KIP-98: stable is what lies before the oldest open one."""
+    state = PartitionState()
+    write(state, 7, 0)
+    write(state, 8, 1)
+    write(state, 7, 2, sequence=1)
+    assert open_offset(state) == 0
+    end(state, 7, 3)
+    assert open_offset(state) == 1
+    write(state, 7, 4, sequence=2)
+    end(state, 8, 5, commit=True)
+    assert open_offset(state) == 4
+    assert state.aborted.ranges == [AbortedRange(7, 0, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "coordinator_epoch", "version", "expected"),
+    [
+        (3, 5, 1, True),
+        (4, 5, 1, True),
+        (2, 5, 1, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (3, 5, 2, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (4, 5, 2, True),
+        (4, 4, 2, ErrorCode.TRANSACTION_COORDINATOR_FENCED),
+    ],
+)
+def test_marker_of_an_open_transaction_is_judged_by_its_epochs(
+    epoch: int, coordinator_epoch: int, version: int, expected: bool | ErrorCode
+) -> None:
+    """KIP-1228: from version 2 on a marker's epoch is newer than that of what it ends."""
+    state = PartitionState()
+    state.apply_marker(7, 2, 5, commit=True, offset=0, index=1, timestamp=0)
+    write(state, 7, 1, epoch=3)
+    assert verdict(state, epoch, coordinator_epoch, version) is expected
+
+
+def test_marker_without_a_transaction_is_needed_only_for_its_epoch() -> None:
+    """One that was sent again ends nothing; a newer epoch fences the producer's past."""
+    state = PartitionState()
+    assert verdict(state, 0, 1, 2) is False
+    write(state, 7, 0)
+    end(state, 7, 1, epoch=1)
+    assert verdict(state, 1, 1, 2) is False
+    assert verdict(state, 1, 1, 1) is False
+    assert verdict(state, 2, 1, 2) is True
+    assert verdict(state, 0, 1, 1) is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_numbers_go_on_behind_a_marker_of_the_same_epoch() -> None:
+    """Version 1: sequence numbers belong to the epoch, not to the transaction."""
+    state, overlay = PartitionState(), Overlay()
+    write(state, 7, 0)
+    overlay.append_marker(7, 0, 1, 2)
+    check = state.producers.check
+    assert check(overlay, 7, 0, 1, 1) is ErrorCode.NONE
+    assert check(overlay, 7, 0, 5, 1) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    end(state, 7, 1)
+    overlay.committed(7, 2)
+    assert check(overlay, 7, 0, 1, 1) is ErrorCode.NONE
+    assert not overlay.producers
+
+
+def test_numbers_begin_anew_behind_a_marker_of_a_newer_epoch() -> None:
+    state, overlay = PartitionState(), Overlay()
+    write(state, 7, 0)
+    overlay.append_marker(7, 1, 1, 2)
+    check = state.producers.check
+    for _ in range(2):
+        assert check(overlay, 7, 1, 0, 1) is ErrorCode.NONE
+        assert check(overlay, 7, 1, 1, 1) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert check(overlay, 7, 0, 1, 1) is ErrorCode.INVALID_PRODUCER_EPOCH
+        end(state, 7, 1, epoch=1)
+        overlay.committed(7, 2)
+
+
+def test_overlay_says_what_the_newest_entry_makes_of_the_transaction() -> None:
+    state, overlay = PartitionState(), Overlay()
+    is_open = state.producers.has_transaction
+    assert not is_open(overlay, 7, 0)
+    overlay.append(7, 0, 0, 1, 0, 1, 5, is_transactional=True)
+    assert is_open(overlay, 7, 0)
+    assert not is_open(overlay, 7, 1)
+    overlay.append_marker(7, 0, 1, 2)
+    assert not is_open(overlay, 7, 0)
+    assert list(overlay.unstable) == [(1, 0)]
+    write(state, 7, 0)
+    overlay.committed(7, 1)
+    assert not is_open(overlay, 7, 0)
+    assert not overlay.unstable
+
+
+def test_producer_with_an_open_transaction_is_not_forgotten() -> None:
+    """Its marker is still to come. Neither time nor the number of producers takes it."""
+    state = PartitionState()
+    write(state, 7, 0)
+    state.apply(encode_command(ExpireProducers(1 << 40)), end_offset=1)
+    for number in range(PRODUCERS_MAX + 5):
+        state.producers.apply(1_000 + number, 0, 0, 1, 1 + number, 2 + number, 5)
+    assert state.producers.get(7) is not None
+    assert len(state.producers) == PRODUCERS_MAX
+    assert state.producers.oldest_index is not None
+    assert state.producers.oldest_index > 1
+    end(state, 7, 9_000)
+    state.apply(encode_command(ExpireProducers(1 << 40)), end_offset=1)
+    assert len(state.producers) == 0
+
+
+def test_aborted_transactions_below_the_log_start_are_forgotten() -> None:
+    """Only once the marker is deleted, too: records above the log's start may be its own."""
+    state = PartitionState()
+    write(state, 7, 0)
+    write(state, 8, 1)
+    end(state, 7, 2)
+    end(state, 8, 5)
+    state.apply(encode_command(AdvanceLogStart(2)), end_offset=6)
+    assert [one.producer_id for one in state.aborted.between(2, 6)] == [7, 8]
+    state.apply(encode_command(AdvanceLogStart(3)), end_offset=6)
+    assert [one.producer_id for one in state.aborted.ranges] == [8]
+    state.apply(encode_command(Compact(7, 5)), end_offset=6)
+    assert len(state.aborted) == 1
+    state.apply(encode_command(Compact(7, 6)), end_offset=6)
+    assert not state.aborted.ranges
+
+
+@dataclass
+class Model:
+    """What the log says, looked at from its beginning each time."""
+
+    log: list[tuple[str, int]] = field(default_factory=list)
+    """(kind, producer) by offset; kinds: data, plain, commit, abort."""
+
+    def open(self) -> dict[int, int]:
+        first: dict[int, int] = {}
+        for offset, (kind, producer) in enumerate(self.log):
+            if kind == "data":
+                first.setdefault(producer, offset)
+            elif kind in ("commit", "abort"):
+                first.pop(producer, None)
+        return first
+
+    def aborted_records(self, start: int, end: int) -> set[int]:
+        found: set[int] = set()
+        written: dict[int, list[int]] = {}
+        for offset, (kind, producer) in enumerate(self.log):
+            if kind == "data":
+                written.setdefault(producer, []).append(offset)
+            elif kind in ("commit", "abort"):
+                records = written.pop(producer, [])
+                found.update(records if kind == "abort" else ())
+        return {offset for offset in found if start <= offset < end}
+
+
+def dropped_by_consumer(
+    log: list[tuple[str, int]], listed: list[AbortedRange], start: int, end: int
+) -> set[int]:
+    """What a client drops of [start, end), as all of them do (KIP-98)."""
+    queue = sorted(listed, key=lambda one: one.first_offset)
+    active: set[int] = set()
+    dropped: set[int] = set()
+    for offset in range(start, end):
+        kind, producer = log[offset]
+        while queue and queue[0].first_offset <= offset:
+            active.add(queue.pop(0).producer_id)
+        if kind == "abort":
+            active.discard(producer)
+        elif kind == "data" and producer in active:
+            dropped.add(offset)
+    return dropped
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_histories_are_those_of_the_model(seed: int) -> None:
+    """Open transactions, and what a reader of any range drops, over restarts from stored items."""
+    rng = random.Random(seed)
+    state, model = PartitionState(), Model()
+    stored: dict[bytes, bytes] = {}
+    sequences: dict[int, int] = {}
+    start = 0
+    for offset in range(300):
+        producer = rng.randrange(1, 6)
+        draw = rng.random()
+        is_open = producer in model.open()
+        if draw < 0.25 and is_open:
+            commit = rng.random() < 0.4
+            end(state, producer, offset, commit=commit)
+            model.log.append(("commit" if commit else "abort", producer))
+        elif draw < 0.35 and not is_open:
+            sequence = sequences.get(producer, 0)
+            state.producers.apply(producer, 0, sequence, 1, offset, offset + 1, 5)
+            sequences[producer] = sequence + 1
+            model.log.append(("plain", producer))
+        else:
+            sequence = sequences.get(producer, 0)
+            write(state, producer, offset, sequence=sequence)
+            sequences[producer] = sequence + 1
+            model.log.append(("data", producer))
+        if rng.random() < 0.03:
+            start = rng.randint(start, offset)
+            state.apply(encode_command(AdvanceLogStart(start)), end_offset=offset + 1)
+        if rng.random() < 0.1:
+            for key, value in state.take_dirty():
+                stored.pop(key, None) if value is None else stored.__setitem__(key, value)
+            assert sorted(stored.items()) == state.items()
+            state = PartitionState()
+            state.load(sorted(stored.items()))
+        opened = model.open()
+        stable = min(opened.values(), default=offset + 1)
+        assert open_offset(state) == (min(opened.values()) if opened else None)
+        if stable > start:
+            begin = rng.randrange(start, stable)
+            until = rng.randint(begin, stable)
+            listed = state.aborted.between(begin, until)
+            assert dropped_by_consumer(model.log, listed, begin, until) == model.aborted_records(
+                begin, until
+            )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_aborted_list_is_what_a_look_at_all_of_it_says(seed: int) -> None:
+    """Also where ranges overlap by far, and over blocks."""
+    rng = random.Random(seed)
+    aborted = AbortedTransactions()
+    offset = 0
+    for _ in range(400):
+        offset += rng.choice((1, 1, 7, BLOCK_ENTRIES))
+        first = max(0, offset - rng.choice((1, 5, 50, 2_000)))
+        aborted.add(AbortedRange(rng.randrange(9), first, offset, offset + 1))
+        if rng.random() < 0.05:
+            aborted.remove_below(rng.randrange(offset))
+        begin = rng.randrange(offset)
+        until = begin + rng.choice((0, 1, 100, 10_000))
+        assert aborted.between(begin, until) == [
+            one for one in aborted.ranges if one.last_offset >= begin and one.first_offset < until
+        ]
+    again = AbortedTransactions()
+    again.load(aborted.items())
+    assert again.ranges == aborted.ranges
+    assert again.items() == aborted.items()
+    assert again.between(0, offset) == aborted.between(0, offset)

@@ -1,0 +1,78 @@
+"""The marker that ends a transaction in a partition: a control batch of one record (KIP-98).
+
+```
+key     version i16 (0), type i16: 0 abort, 1 commit
+value   version i16 (0), coordinator epoch i32
+```
+
+Clients get it like any other batch; it takes an offset, and no client shows it to its user. It has
+its producer's id and epoch, and no sequence number.
+
+Must not know: what is open, logs.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from vdl.records.batch import (
+    BatchFields,
+    CorruptBatch,
+    Record,
+    build_batch,
+    iter_records,
+    read_header,
+)
+
+_KEY = Struct(">hh")
+_VALUE = Struct(">hi")
+_VERSION = 0
+_ABORT = 0
+_COMMIT = 1
+
+
+class Marker(NamedTuple):
+    """How a producer's transaction ended."""
+
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    commit: bool
+    timestamp: int
+    """ms since 1970, of the leader that appended it."""
+
+
+def build_marker(marker: Marker) -> bytearray:
+    """The batch, without its place in the log."""
+    key = _KEY.pack(_VERSION, _COMMIT if marker.commit else _ABORT)
+    value = _VALUE.pack(_VERSION, marker.coordinator_epoch)
+    fields = BatchFields(
+        producer_id=marker.producer_id,
+        producer_epoch=marker.producer_epoch,
+        is_transactional=True,
+        is_control=True,
+    )
+    return build_batch([Record(key, value, timestamp=marker.timestamp)], fields)
+
+
+def read_marker(batch: memoryview) -> Marker | None:
+    """What a control batch says of a transaction; None where it is about something else. Raises
+    CorruptBatch."""
+    header = read_header(batch)
+    record = next(iter_records(batch), None)
+    if record is None or record.key is None or len(record.key) < _KEY.size:
+        raise CorruptBatch("control record", len(batch))
+    _, kind = _KEY.unpack_from(record.key)
+    if kind not in (_ABORT, _COMMIT):
+        return None
+    if record.value is None or len(record.value) < _VALUE.size:
+        raise CorruptBatch("marker", len(batch))
+    _, coordinator_epoch = _VALUE.unpack_from(record.value)
+    return Marker(
+        header.producer_id,
+        header.producer_epoch,
+        coordinator_epoch,
+        kind == _COMMIT,
+        record.timestamp,
+    )
