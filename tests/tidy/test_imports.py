@@ -36,6 +36,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.kafka.wire",),
     ("vdl.records.legacy",),
     ("vdl.records.compaction",),
+    ("vdl.records.markers",),
     ("vdl.records.batch",),
     ("vdl.records.walk",),
     ("vdl.records.compression",),

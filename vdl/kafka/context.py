@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from segments.api import Slices, StorageError
-from vdl.clock import MS, Clock
+from vdl.clock import MS, NEVER, Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.client_metrics import ClientMetrics
 from vdl.kafka.down_conversion import DownConversion
@@ -201,6 +201,26 @@ class ActiveProducer(Protocol):
     def last_sequence(self) -> int: ...
     @property
     def last_timestamp(self) -> int: ...
+    @property
+    def coordinator_epoch(self) -> int:
+        """Of its last marker; -1: there was none."""
+
+    @property
+    def first_offset(self) -> int:
+        """Of its open transaction; -1: none."""
+
+
+class AbortedRange(Protocol):
+    """A transaction whose records are not to be shown to who reads committed ones."""
+
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def first_offset(self) -> int: ...
+
+
+Verify = Callable[[Callable[[ErrorCode], None]], None]
+"""See `vdl.logstream.group.log_stream.Verify`."""
 
 
 class TimedOffset(Protocol):
@@ -248,6 +268,12 @@ class LogStream(Protocol):
     def log_start_offset(self) -> int: ...
     @property
     def high_watermark(self) -> int: ...
+    @property
+    def last_stable_offset(self) -> int:
+        """At most the high watermark; no record below it is of an open transaction."""
+
+    def aborted(self, start: int, end: int) -> Sequence[AbortedRange]:
+        """Those of the aborted transactions that may have records in [start, end)."""
 
     def append(
         self,
@@ -257,17 +283,27 @@ class LogStream(Protocol):
         copies_min: int = 1,
         deadline_ns: int,
         done: Callable[[Appended], None],
-    ) -> None: ...
+        verify: Verify | None = None,
+    ) -> None:
+        """`verify` asks the coordinator of the batch's transaction, if it is of one."""
 
-    def read(self, offset: int, bytes_max: int) -> Slices:
-        """Committed batches only. Raises NotInMemory, OffsetOutOfRange."""
+    def read(self, offset: int, bytes_max: int, *, stable: bool = False) -> Slices:
+        """Committed batches only, or stable ones. Raises NotInMemory, OffsetOutOfRange."""
 
     def read_cold(
-        self, offset: int, bytes_max: int, done: Callable[[Slices | StorageError], None]
+        self,
+        offset: int,
+        bytes_max: int,
+        done: Callable[[Slices | StorageError], None],
+        *,
+        stable: bool = False,
     ) -> None: ...
 
-    def wait_for(self, offset: int, callback: Callable[[], None]) -> Wait:
-        """`callback` once: the high watermark is above `offset`, or leadership changed."""
+    def wait_for(
+        self, offset: int, callback: Callable[[], None], *, stable_offset: int = NEVER
+    ) -> Wait:
+        """`callback` once: the high watermark is above `offset`, or what is stable ends above
+        `stable_offset`, or leadership changed. `NEVER`: this is not waited for."""
 
     def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
 
@@ -384,6 +420,17 @@ class Host(Protocol):
         """Too many entries wait for their segments: no Produce is started now."""
 
     def coordinator_group(self, key: str) -> int: ...
+
+    def command_group(
+        self,
+        group_id: int,
+        data: bytes,
+        *,
+        deadline_ns: int,
+        done: Callable[[Outcome], None],
+    ) -> None:
+        """Have a coordinator's or a partition's leader apply a command, wherever it is; `done` gets
+        a `CommandAnswer` then."""
 
 
 def _before_the_front_end(step: Callable[[], None]) -> None:

@@ -34,15 +34,16 @@ from struct import Struct
 from typing import Any
 
 from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
-from vdl.clock import Clock
+from vdl.clock import NEVER, Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.commit_order import CommitOrder, Place
 from vdl.kafka.record_checks import Compute
-from vdl.logstream.group.log_stream import Appended, Wait
+from vdl.logstream.group.log_stream import Appended, Verify, Wait
 from vdl.logstream.group.offset_for_time import NO_OFFSET, TimedOffset
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.records.batch import SPAN_MAX, BatchHeader, Record, build_sparse_batch
+from vdl.state.aborted import AbortedRange
 from vdl.state.catalog import Catalog, TopicInfo
 from vdl.state.coordinator import CommitAnswer, Coordinator
 from vdl.state.offsets import NO_EXPIRY, CommittedOffset
@@ -244,7 +245,15 @@ class CommitLog:
         return max((position.committed_ms for position in positions), default=-1)
 
     # --- reading -------------------------------------------------------------------------------
-    def read(self, offset: int, bytes_max: int) -> Slices:
+    @property
+    def last_stable_offset(self) -> int:
+        """Offsets of open transactions are not shown."""
+        return self.high_watermark
+
+    def aborted(self, start: int, end: int) -> list[AbortedRange]:
+        return []
+
+    def read(self, offset: int, bytes_max: int, *, stable: bool = False) -> Slices:
         """Batches from `offset` on. Raises NotInMemory for many records, OffsetOutOfRange."""
         taken, end, records = self._take(offset, bytes_max)
         if records > RECORDS_ON_LOOP_MAX:
@@ -252,7 +261,12 @@ class CommitLog:
         return _build(taken, offset, end, self.term)
 
     def read_cold(
-        self, offset: int, bytes_max: int, done: Callable[[Slices | StorageError], None]
+        self,
+        offset: int,
+        bytes_max: int,
+        done: Callable[[Slices | StorageError], None],
+        *,
+        stable: bool = False,
     ) -> None:
         """As `read`; the records are built where things are computed."""
         try:
@@ -325,12 +339,15 @@ class CommitLog:
         assert isinstance(machine, Coordinator), type(machine)
         return machine
 
-    def wait_for(self, offset: int, callback: Callable[[], None]) -> Wait:
+    def wait_for(
+        self, offset: int, callback: Callable[[], None], *, stable_offset: int = NEVER
+    ) -> Wait:
         """Call back once when there may be more."""
+        offset = min(offset, stable_offset)
         if len(self._waits) > self._waits_max:
             self._waits = [wait for wait in self._waits if wait.callback is not None]
             self._waits_max = 2 * len(self._waits) + 16
-        wait = Wait(offset, callback)
+        wait = Wait(offset, NEVER, callback)
         self._waits.append(wait)
         if offset < self.high_watermark:
             self._wake_soon()
@@ -345,6 +362,7 @@ class CommitLog:
         copies_min: int = 1,
         deadline_ns: int,
         done: Callable[[Appended], None],
+        verify: Verify | None = None,
     ) -> None:
         """Clients cannot write here."""
         done(Appended(ErrorCode.INVALID_TOPIC_EXCEPTION))

@@ -385,8 +385,11 @@ def first_at_or_after(
     batch: memoryview, timestamp: int, first_offset: int = 0
 ) -> tuple[int, int] | None:
     """`(offset, timestamp)` of the first record from `first_offset` on whose timestamp is
-    `timestamp` or later. Keys, values and headers are passed over. Raises CorruptBatch."""
+    `timestamp` or later. Keys, values and headers are passed over. A control batch has none that
+    anybody looks for. Raises CorruptBatch."""
     header, payload = _unpack(batch)
+    if header.is_control:
+        return None
     position = 0
     for _ in range(header.count):
         try:

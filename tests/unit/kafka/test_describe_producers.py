@@ -25,17 +25,20 @@ def describe(world: World, *topics: TopicRequest) -> list[tuple[str, PartitionRe
 
 
 def test_producers_of_a_partition_are_described() -> None:
-    """There are no transactions: neither a coordinator nor an offset at which one began."""
+    """With the transaction that one has open, and the coordinator that ended its last one."""
     world = World()
     _, second = world.topic("t", 2)
-    second.active_producers = [ActiveProducer(7, 2, 41, 1_700), ActiveProducer(9, 0, 0, -1)]
+    second.active_producers = [
+        ActiveProducer(7, 2, 41, 1_700, 3, 29),
+        ActiveProducer(9, 0, 0, -1, -1, -1),
+    ]
     found = describe(world, TopicRequest("t", [1, 0]))
     assert [(name, p.partition_index, p.error_code) for name, p in found] == [
         ("t", 1, ErrorCode.NONE),
         ("t", 0, ErrorCode.NONE),
     ]
     assert found[0][1].active_producers == [
-        ProducerState(7, 2, 41, 1_700, -1, -1),
+        ProducerState(7, 2, 41, 1_700, 3, 29),
         ProducerState(9, 0, 0, -1, -1, -1),
     ]
     assert found[1][1].active_producers == []
@@ -65,7 +68,7 @@ def test_many_producers_are_collected_in_pieces_up_to_a_limit(
     world = World()
     streams = world.topic("t", 8)
     for stream in streams:
-        stream.active_producers = [ActiveProducer(n, 0, 0, 0) for n in range(10)]
+        stream.active_producers = [ActiveProducer(n, 0, 0, 0, -1, -1) for n in range(10)]
     steps: list[int] = []
 
     def noted(ctx: RequestContext, name: str, index: int, told: int) -> list[ProducerState]:

@@ -414,10 +414,10 @@ def test_fetch_polls_of_the_same_tail_share_their_answer() -> None:
     reads = 0
     read = stream.read
 
-    def counted(offset: int, bytes_max: int) -> object:
+    def counted(offset: int, bytes_max: int, *, stable: bool = False) -> object:
         nonlocal reads
         reads += 1
-        return read(offset, bytes_max)
+        return read(offset, bytes_max, stable=stable)
 
     stream.read = counted  # type: ignore[method-assign,assignment]
     fill(stream, 3)

@@ -19,6 +19,7 @@ from vdl.kafka.wire.produce import (
     ProduceRequest,
     TopicProduceData,
 )
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.records.batch import (
     HEADER_BYTES,
     Record,
@@ -29,6 +30,8 @@ from vdl.records.batch import (
     seal,
 )
 from vdl.records.compression import Compression, compress
+from vdl.state import commands
+from vdl.state.answer import CommandAnswer
 
 PRODUCE = 0
 
@@ -189,7 +192,11 @@ def old_format(magic: int) -> bytearray:
         (corrupt(11, batch(size=200)), ErrorCode.INVALID_RECORD),
         (batch(base_offset=1), ErrorCode.INVALID_RECORD),
         (batch(is_control=True), ErrorCode.INVALID_RECORD),
-        (batch(is_transactional=True), ErrorCode.INVALID_TXN_STATE),
+        (batch(is_transactional=True), ErrorCode.INVALID_RECORD),
+        (
+            batch(is_transactional=True, producer_id=4, producer_epoch=0, base_sequence=0),
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ),
         (batch(producer_id=4, producer_epoch=0), ErrorCode.INVALID_RECORD),
         (batch(size=2_000_000), ErrorCode.MESSAGE_TOO_LARGE),
         (batch(timestamp=WALL_MS + 4_000_000), ErrorCode.INVALID_TIMESTAMP),
@@ -281,12 +288,61 @@ def test_produce_whose_leader_is_deposed_has_an_open_fate() -> None:
     assert only(client.answers()[0]).error_code == ErrorCode.REQUEST_TIMED_OUT
 
 
-def test_produce_with_a_transactional_id_is_refused() -> None:
-    """There are no transactions: no transactional id can have one open."""
+def transactional() -> bytearray:
+    return batch(is_transactional=True, producer_id=4, producer_epoch=2, base_sequence=0)
+
+
+@pytest.mark.parametrize("version", [3, 11, 12, 13])
+def test_produce_of_a_transaction_asks_its_coordinator(version: int) -> None:
+    """KIP-890: v12 adds the partition; before, its client has done so and it is only asked."""
+    world = World()
+    (stream,) = world.topic()
+    topic = world.host.catalog.topics["t"]
+    name, topic_id = ("", topic.topic_id) if version >= 13 else ("t", bytes(16))
+    request = produce(transactional(), topic=name, topic_id=topic_id, transactional_id="tx")
+    assert error_of(world, request, version) == ErrorCode.NONE
+    adds = version >= 12
+    assert world.host.commands == [
+        commands.AddToTransaction(
+            "tx", 4, 2, topic.partitions, verify_only=not adds, version=2 if adds else 1
+        )
+    ]
+    assert len(stream.batches) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "version", "told"),
+    [
+        (ErrorCode.PRODUCER_FENCED, 12, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (ErrorCode.TRANSACTION_ABORTABLE, 10, ErrorCode.INVALID_TXN_STATE),
+        (ErrorCode.TRANSACTION_ABORTABLE, 11, ErrorCode.TRANSACTION_ABORTABLE),
+        (ErrorCode.CONCURRENT_TRANSACTIONS, 11, ErrorCode.NOT_ENOUGH_REPLICAS),
+        (ErrorCode.CONCURRENT_TRANSACTIONS, 12, ErrorCode.CONCURRENT_TRANSACTIONS),
+        (ErrorCode.NOT_COORDINATOR, 12, ErrorCode.NOT_ENOUGH_REPLICAS),
+        (ErrorCode.INVALID_PRODUCER_ID_MAPPING, 9, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+        (None, 12, ErrorCode.NOT_ENOUGH_REPLICAS),
+    ],
+)
+def test_produce_is_told_what_the_coordinator_says_as_kafka_puts_it(
+    said: ErrorCode | None, version: int, told: ErrorCode
+) -> None:
+    """Nothing is appended then. None: no coordinator answered."""
+    world = World()
+    (stream,) = world.topic()
+    world.host.command_outcome = Outcome(OutcomeKind.UNKNOWN)
+    if said is not None:
+        world.host.command_outcome = Outcome(OutcomeKind.APPLIED, CommandAnswer(said))
+    request = produce(transactional(), transactional_id="tx")
+    assert error_of(world, request, version) == told
+    assert not stream.batches
+
+
+def test_produce_with_a_transactional_id_may_hold_other_batches() -> None:
+    """As in Kafka: what counts is what the batch says of itself."""
     world = World()
     world.topic()
-    request = produce(batch(), transactional_id="tx")
-    assert error_of(world, request) == ErrorCode.INVALID_TXN_STATE
+    assert error_of(world, produce(batch(), transactional_id="tx")) == ErrorCode.NONE
+    assert not world.host.commands
 
 
 @pytest.mark.parametrize(

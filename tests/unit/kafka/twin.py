@@ -16,11 +16,11 @@ from typing import Any
 
 from rpc.queries import Quorum
 from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
-from vdl.clock import MS
+from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API
 from vdl.kafka.broker_configs import follow
-from vdl.kafka.context import Context, KafkaOptions
+from vdl.kafka.context import Context, KafkaOptions, Verify
 from vdl.kafka.frontend import ClientSession, Frontend
 from vdl.kafka.wire import registry
 from vdl.kafka.wire.header import (
@@ -46,6 +46,8 @@ from vdl.records.batch import (
 )
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state import commands
+from vdl.state.aborted import AbortedRange
+from vdl.state.answer import CommandAnswer
 from vdl.state.catalog import Catalog
 from vdl.state.producers import ActiveProducer
 
@@ -72,8 +74,9 @@ class TwinBatch:
 
 
 class TwinWait:
-    def __init__(self, offset: int, callback: Callable[[], None]) -> None:
+    def __init__(self, offset: int, stable_offset: int, callback: Callable[[], None]) -> None:
         self.offset = offset
+        self.stable_offset = stable_offset
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
@@ -108,6 +111,9 @@ class TwinStream:
         self.waits: list[TwinWait] = []
         self.asked: list[Callable[[bool], None]] = []
         self.committing = False
+        self.open_offset: int | None = None
+        """Where the oldest open transaction begins."""
+        self.aborted_ranges: list[AbortedRange] = []
         self.duplicate_timestamp: int | None = None
         """Every batch is called a duplicate of one with this timestamp."""
 
@@ -123,11 +129,28 @@ class TwinStream:
         copies_min: int = 1,
         deadline_ns: int,
         done: Callable[[TwinAppended], None],
+        verify: Verify | None = None,
     ) -> None:
         self.copies_asked.append(copies_min)
         if not self.is_leader:
             done(TwinAppended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             return
+        if header.is_transactional:
+            assert verify is not None, "every transactional batch can be verified"
+
+            def verified(error: ErrorCode) -> None:
+                if error is ErrorCode.NONE:
+                    self._take(batch, header, done)
+                else:
+                    done(TwinAppended(error))
+
+            verify(verified)
+        else:
+            self._take(batch, header, done)
+
+    def _take(
+        self, batch: memoryview, header: BatchHeader, done: Callable[[TwinAppended], None]
+    ) -> None:
         base = self.end_offset
         patch_position(batch, base_offset=base, leader_epoch=self.term)
         self.batches.append(
@@ -154,7 +177,28 @@ class TwinStream:
                         self.duplicate_timestamp,
                     )
                 )
-        self.wake(lambda wait: wait.offset < self.high_watermark)
+        self.wake_readers()
+
+    @property
+    def last_stable_offset(self) -> int:
+        end = self.high_watermark
+        return end if self.open_offset is None else min(end, self.open_offset)
+
+    def aborted(self, start: int, end: int) -> list[AbortedRange]:
+        return [
+            one
+            for one in self.aborted_ranges
+            if one.last_offset >= start and one.first_offset < end
+        ]
+
+    def end_open(self) -> None:
+        """The oldest open transaction ends; there is no other."""
+        self.open_offset = None
+        self.wake_readers()
+
+    def wake_readers(self) -> None:
+        stable, end = self.last_stable_offset, self.high_watermark
+        self.wake(lambda wait: wait.offset < end or wait.stable_offset < stable)
 
     def wake(self, due: Callable[[TwinWait], bool]) -> None:
         woken = [wait for wait in self.waits if due(wait)]
@@ -197,17 +241,18 @@ class TwinStream:
         for one in asked:
             one(True)
 
-    def read(self, offset: int, bytes_max: int) -> Slices:
+    def read(self, offset: int, bytes_max: int, *, stable: bool = False) -> Slices:
         if offset < self.on_disk_below:
             raise NotInMemory(offset, self.on_disk_below)
-        return self._slices(offset, bytes_max)
+        return self._slices(offset, bytes_max, stable=stable)
 
-    def _slices(self, offset: int, bytes_max: int) -> Slices:
+    def _slices(self, offset: int, bytes_max: int, *, stable: bool) -> Slices:
+        end = self.last_stable_offset if stable else self.high_watermark
         if not self.log_start_offset <= offset <= self.high_watermark:
             raise OffsetOutOfRange
         found = Slices(first_offset=offset, end_offset=offset)
         for batch in self.batches:
-            if batch.end_offset <= offset or batch.end_offset > self.high_watermark:
+            if batch.end_offset <= offset or batch.end_offset > end:
                 continue
             if found.bytes and found.bytes + len(batch.data) > bytes_max:
                 break
@@ -217,14 +262,21 @@ class TwinStream:
         return found
 
     def read_cold(
-        self, offset: int, bytes_max: int, done: Callable[[Slices | StorageError], None]
+        self,
+        offset: int,
+        bytes_max: int,
+        done: Callable[[Slices | StorageError], None],
+        *,
+        stable: bool = False,
     ) -> None:
         self.cold_reads += 1
-        answer = self.cold_error or self._slices(offset, bytes_max)
+        answer = self.cold_error or self._slices(offset, bytes_max, stable=stable)
         self.clock.call_later(2 * MS, lambda: done(answer))
 
-    def wait_for(self, offset: int, callback: Callable[[], None]) -> TwinWait:
-        wait = TwinWait(offset, callback)
+    def wait_for(
+        self, offset: int, callback: Callable[[], None], *, stable_offset: int = NEVER
+    ) -> TwinWait:
+        wait = TwinWait(offset, stable_offset, callback)
         self.waits.append(wait)
         return wait
 
@@ -321,6 +373,9 @@ class TwinHost:
         """Groups whose leaders refuse to hand them over."""
         self.says_nothing = False
         """Leaders that are asked to hand over do not, and give no answer."""
+        self.commands: list[Any] = []
+        """Sent to other groups."""
+        self.command_outcome = Outcome(OutcomeKind.APPLIED, CommandAnswer(ErrorCode.NONE))
         self.quorum: Quorum | None = None
         self._applied = 0
         self.on_catalog_change: Callable[[], None] = lambda: None
@@ -337,6 +392,13 @@ class TwinHost:
 
     def agreed_ms(self) -> int:
         return self.clock.wall_ms()
+
+    def command_group(
+        self, group_id: int, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]
+    ) -> None:
+        """The command is kept; `self.command_outcome` is its fate, at the next turn."""
+        self.commands.append(commands.decode_command(data))
+        self.clock.call_soon(lambda: done(self.command_outcome))
 
     def apply(self, command: Any) -> Any:
         self._applied += 1

@@ -23,17 +23,19 @@ and subscribing happen in one call, so nothing can slip between them.
     WAITING       SCHEDULED                                    none
     SCHEDULED     stays                     stays              RUNNING, at the end of the turn
 
-There are no transactions, so everything committed is stable: the last stable offset is the high
-watermark and no aborted transaction is listed, under either isolation level.
+Under READ_COMMITTED what is stable is read: nothing from the last stable offset on, of which a long
+poll waits to move; and with what is read goes the list of aborted transactions in it (KIP-98). Who
+answers has both from the same state, so also a follower's list is complete for what it sends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 
 from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
-from vdl.clock import MS, Timer
+from vdl.clock import MS, NEVER, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Encoded, Later
 from vdl.kafka.context import LogStream, RequestContext, Wait
@@ -116,8 +118,8 @@ class _Target:
     ) -> None:
         self.key = key
         """Its place in a session."""
-        self.reported: tuple[int, int] | None = None
-        """(high watermark, log start) as the client of a session knows them."""
+        self.reported: tuple[int, int, int] | None = None
+        """(high watermark, log start, last stable offset) as the client of a session knows them."""
         self.asked = asked
         self.group_id = group_id
         self.error = error
@@ -149,6 +151,7 @@ class _Poll:
         "deadline_ns",
         "expired",
         "gates",
+        "is_committed",
         "later",
         "opens_session",
         "request",
@@ -172,6 +175,7 @@ class _Poll:
         """Its partitions and their subscriptions outlive the poll. Also one that it has opened."""
         self.opens_session = False
         self.request = request
+        self.is_committed = request.isolation_level == _READ_COMMITTED
         self.deadline_ns = ctx.deadline_ns(request.max_wait_ms)
         self.later = Later()
         self.targets: list[_Target] = []
@@ -430,7 +434,7 @@ class _Poll:
             is_elsewhere = target.preferred >= 0 or target.diverging is not None
             if target.error or stream is None or is_elsewhere:
                 at_once = True
-            elif left > 0 and target.asked.fetch_offset < stream.high_watermark:
+            elif left > 0 and target.asked.fetch_offset < self._end(stream):
                 found = self._read_one(target, stream, left)
                 if target.error:
                     at_once = True
@@ -442,28 +446,40 @@ class _Poll:
                     left -= found.bytes
         return (total, at_once) if self.state is _State.RUNNING else None
 
+    def _end(self, stream: LogStream) -> int:
+        """Where what may be read ends."""
+        return stream.last_stable_offset if self.is_committed else stream.high_watermark
+
+    def _aborted(self, target: _Target, stream: LogStream) -> list[AbortedTransaction] | None:
+        """Of what was read; None where nothing is dropped."""
+        if not self.is_committed:
+            return None
+        found = target.found
+        if found is None or not found.bytes:
+            return []
+        return [
+            AbortedTransaction(one.producer_id, one.first_offset)
+            for one in stream.aborted(target.asked.fetch_offset, found.end_offset)
+        ]
+
     def _build(self) -> None:
         """The answer of each partition, from what was read just now."""
-        aborted: list[AbortedTransaction] | None = None
-        if self.request.isolation_level == _READ_COMMITTED:
-            aborted = []
         for target in self.targets:
             stream = target.stream
             if target.error or stream is None:
                 target.answer = self._error_answer(target)
                 continue
             found = target.found
-            high_watermark = stream.high_watermark
             target.answer = PartitionData(
                 target.asked.partition,
                 ErrorCode.NONE,
-                high_watermark,
-                high_watermark,
+                stream.high_watermark,
+                stream.last_stable_offset,
                 stream.log_start_offset,
                 target.diverging,
                 None,
                 None,
-                aborted,
+                self._aborted(target, stream),
                 target.preferred,
                 found.buffers if found is not None and found.bytes else b"",
             )
@@ -475,7 +491,7 @@ class _Poll:
         offset = target.asked.fetch_offset
         bytes_max = max(1, min(left, target.asked.partition_max_bytes))
         try:
-            return stream.read(offset, bytes_max)
+            return stream.read(offset, bytes_max, stable=self.is_committed)
         except NotInMemory:
             # One disk read at a time and request: its bytes must be known before more is read.
             if self.state is _State.RUNNING:
@@ -508,7 +524,7 @@ class _Poll:
         self.ctx.connection.answers.reserve(bytes_max)
         done = partial(self._read_from_disk, target, admission)
         target.admission = None
-        stream.read_cold(target.asked.fetch_offset, bytes_max, done)
+        stream.read_cold(target.asked.fetch_offset, bytes_max, done, stable=self.is_committed)
 
     def _admitted(self) -> None:
         self.admission_timer = None
@@ -621,13 +637,23 @@ class _Poll:
         for target in self.targets:
             if target.wait is None and target.stream is not None:
                 stream = target.stream
-                target.wait = stream.wait_for(stream.high_watermark, partial(wake, target))
+                target.wait = self._wait_for(stream, partial(wake, target))
         if self.timer is None:
             clock = self.ctx.server.clock
             delay_ns = max(0, self.deadline_ns - clock.now_ns())
             self.timer = clock.call_later(delay_ns, self._expire)
         if self.state is _State.RUNNING:
             self.state = _State.WAITING
+
+    def _wait_for(self, stream: LogStream, wake: Callable[[], None]) -> Wait:
+        """Come back when there may be more to read. A session's client is told of both ends,
+        whatever it may read."""
+        in_session = self.session is not None or self.opens_session
+        return stream.wait_for(
+            stream.high_watermark if in_session or not self.is_committed else NEVER,
+            wake,
+            stable_offset=stream.last_stable_offset if in_session or self.is_committed else NEVER,
+        )
 
     def _wake(self, target: _Target) -> None:
         target.wait = None
@@ -754,17 +780,16 @@ class _Poll:
         if answer.error_code or answer.diverging_epoch is not None or is_elsewhere:
             target.reported = None  # reported again while it lasts, and once it is over
             return True
-        stands = answer.high_watermark, answer.log_start_offset
+        stands = answer.high_watermark, answer.log_start_offset, answer.last_stable_offset
         is_new = stands != target.reported
         target.reported = stands
         if answer.records:
             session.served(target)
             return True
-        if target.asked.fetch_offset >= answer.high_watermark:
+        end = answer.last_stable_offset if self.is_committed else answer.high_watermark
+        if target.asked.fetch_offset >= end:
             if target.wait is None and target.stream is not None:
-                target.wait = target.stream.wait_for(
-                    answer.high_watermark, partial(session.wake, target)
-                )
+                target.wait = self._wait_for(target.stream, partial(session.wake, target))
             # Whether a follower may still serve is asked at each request.
             is_led = target.stream is not None and target.stream.is_leader
             if target.wait is not None and is_led:

@@ -11,7 +11,8 @@ bounds nothing.
 Both answer only after a quorum confirmed that this server still leads: the start of a deposed
 leader's log, or of one that has not applied yet what the last one deleted, would show deleted
 records, its end would make a consumer skip records, and its epochs would make one believe that what
-it read was truncated. There are no transactions: the end is the same under both isolation levels.
+it read was truncated. Under READ_COMMITTED nothing is said of records behind the last stable offset
+(KIP-98): the log ends there, and one that is found behind it is none.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ _SPECIAL_FROM = {
 }
 """The version from which on a negative timestamp has a meaning."""
 _EPOCHS_FROM = 4
+_READ_COMMITTED = 1
 _NO_VERSION = 1 << 15
 _NOT_A_REPLICA = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 """Replicas use the peer port: a client that claims to be one is refused."""
@@ -98,7 +100,10 @@ def handle_list_offsets(
                 if ctx.api_version == 0:
                     _find_segments(ctx, parts, stream, asked, answer)
                 else:
-                    then = partial(_confirmed_end, ctx, parts, stream, timestamp, answer)
+                    is_committed = request.isolation_level == _READ_COMMITTED
+                    then = partial(
+                        _confirmed_end, ctx, parts, stream, timestamp, answer, is_committed
+                    )
                     _confirm(ctx, parts, stream, then)
             except KafkaError as error:
                 answer.error_code = error.code
@@ -178,9 +183,14 @@ def _confirmed_end(
     stream: LogStream,
     timestamp: int,
     answer: offsets_wire.ListOffsetsPartitionResponse,
+    is_committed: bool,
     confirmed: bool,
 ) -> None:
     def found(record: TimedOffset | StorageError) -> None:
+        end = stream.last_stable_offset if is_committed else stream.high_watermark
+        if not isinstance(record, StorageError) and record.offset >= end:
+            parts.later.run(parts.arrived)  # nobody who reads like this sees it yet
+            return
         parts.later.run(partial(_found_time, ctx, parts, answer, record))
 
     if not confirmed:
@@ -193,7 +203,7 @@ def _confirmed_end(
             )
             return
     elif timestamp == LATEST:
-        answer.offset = stream.high_watermark
+        answer.offset = stream.last_stable_offset if is_committed else stream.high_watermark
         if ctx.api_version >= _EPOCHS_FROM:
             answer.leader_epoch = stream.term
     elif timestamp == LARGEST_TIME:

@@ -11,8 +11,9 @@ have it, too. acks=1 is answered like acks=all of a topic that asks for no more 
 With acks=0 nothing is answered and an error closes the connection, as in Kafka; the request still
 counts as in flight until its fate is known, so that its bytes are bounded.
 
-Transactional batches are refused with INVALID_TXN_STATE: no transaction can be open, because
-no transactional id is ever given a producer id.
+A batch of a transaction is appended if that is open (KIP-98, KIP-890): the log stream has its
+coordinator asked (`verification`) where it does not know. v12: the partition is added to it. Only
+that producer's batches wait meanwhile.
 
 A batch is appended only after every record in it was walked (`record_checks`): nothing is
 acknowledged that a consumer could not read, and as many offsets are given as there are records. The
@@ -31,7 +32,7 @@ from functools import partial
 
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later, Reply
-from vdl.kafka.context import Appended, LogStream, RequestContext
+from vdl.kafka.context import Appended, LogStream, RequestContext, Verify
 from vdl.kafka.handlers.partitions import (
     Topic,
     find_topic,
@@ -50,6 +51,7 @@ from vdl.kafka.topic_configs import (
     codec_of,
     is_compacted,
 )
+from vdl.kafka.verification import produce_code, verification
 from vdl.kafka.wire.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
@@ -85,6 +87,7 @@ class _Placed:
 
     __slots__ = (
         "answer", "copies_min", "group_id", "header", "log_append_time", "records", "verdict",
+        "verify",
     )  # fmt: skip
 
     def __init__(
@@ -96,7 +99,10 @@ class _Placed:
         *,
         copies_min: int,
         log_append_time: bool,
+        verify: Verify | None,
     ) -> None:
+        self.verify = verify
+        """Of a batch of a transaction: asks whether that is open."""
         self.copies_min = copies_min
         """Voters that are to have it on disk before it is acknowledged."""
         self.group_id = group_id
@@ -118,11 +124,15 @@ class _Placed:
 class _Produce:
     """One request under way: its answer, and how many appends it waits for."""
 
-    __slots__ = ("acks", "ctx", "deadline_ns", "is_late", "later", "line", "response", "waiting")
+    __slots__ = (
+        "acks", "ctx", "deadline_ns", "is_late", "later", "line", "response", "transactional_id",
+        "waiting",
+    )  # fmt: skip
 
     def __init__(self, ctx: RequestContext, request: ProduceRequest) -> None:
         self.ctx = ctx
         self.acks = request.acks
+        self.transactional_id = request.transactional_id
         self.deadline_ns = ctx.deadline_ns(request.timeout_ms) - (ctx.received_ns - ctx.arrived_ns)
         """Counted from when the request was there: its client does not know when it started."""
         is_waited_for = request.acks != 0 and request.timeout_ms > 0
@@ -178,8 +188,9 @@ class _Produce:
             # idempotent producer is appended: without it those behind it would be out of order, and
             # to repeat it costs nothing.
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "it came to be started too late")
+        verify: Verify | None = None
         if header.attributes & TRANSACTIONAL_FLAG:
-            raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not supported")
+            verify = self.verification(header, group_id)
         configs = topic.configs
         default_type = self.ctx.server.config.timestamp_type
         timestamp_type = configs.get(TIMESTAMP_TYPE, default_type) if configs else default_type
@@ -192,7 +203,7 @@ class _Produce:
             copies_min = topic_setting(topic, MIN_IN_SYNC_REPLICAS, default)
         placed = _Placed(
             group_id, records, header, answer,
-            copies_min=copies_min, log_append_time=log_append_time,
+            copies_min=copies_min, log_append_time=log_append_time, verify=verify,
         )  # fmt: skip
         checks = self.ctx.server.record_checks
         if is_old:
@@ -206,6 +217,17 @@ class _Produce:
             return
         self.line.append(placed)
         checks.check_later(records, header, bounds, partial(self.checked, placed), codec)
+
+    def verification(self, header: BatchHeader, group_id: int) -> Verify:
+        """How it is found out whether a batch's transaction is open. Raises KafkaError."""
+        transactional_id = self.transactional_id
+        if not header.has_producer_id:
+            raise KafkaError(ErrorCode.INVALID_RECORD, "a transaction has a producer")
+        if transactional_id is None:
+            raise KafkaError(
+                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "no transactional id is given"
+            )
+        return verification(self.ctx, transactional_id, header, group_id, self.deadline_ns)
 
     def codec(self, topic: Topic, bytes_max: int) -> Codec | None:
         """The codec the topic keeps its batches in; None for each producer's own."""
@@ -311,6 +333,7 @@ class _Produce:
             copies_min=placed.copies_min,
             deadline_ns=self.deadline_ns,
             done=done,
+            verify=placed.verify,
         )
 
     def appended(
@@ -333,6 +356,8 @@ class _Produce:
 
     def settle(self, group_id: int, answer: PartitionProduceResponse, appended: Appended) -> None:
         error = appended.error
+        if error is ErrorCode.CONCURRENT_TRANSACTIONS:
+            error = produce_code(error, self.ctx.api_version)
         answer.error_code = error
         answer.log_start_offset = appended.log_start_offset
         if error is ErrorCode.NONE:
@@ -382,8 +407,6 @@ def handle_produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespo
     refusal = ErrorCode.NONE
     if request.acks not in _ACKS:
         refusal = ErrorCode.INVALID_REQUIRED_ACKS
-    elif request.transactional_id is not None:
-        refusal = ErrorCode.INVALID_TXN_STATE
     by_id = ctx.api_version >= _TOPIC_IDS_FROM
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     seen: set[tuple[str, int]] = set()

@@ -43,7 +43,6 @@ _PRODUCERS_PER_ANSWER_MAX = 50_000
 """Some 15 MB while the answer is made."""
 _PRODUCERS_PER_STEP = 2_000
 """So many are collected in one go: about 2 ms."""
-_NO_COORDINATOR_EPOCH = -1
 
 
 def handle_init_producer_id(
@@ -146,7 +145,8 @@ def _active_producers(ctx: RequestContext, name: str, index: int, told: int) -> 
             producer_epoch=producer.epoch,
             last_sequence=producer.last_sequence,
             last_timestamp=producer.last_timestamp,
-            coordinator_epoch=_NO_COORDINATOR_EPOCH,
+            coordinator_epoch=producer.coordinator_epoch,
+            current_txn_start_offset=producer.first_offset,
         )
         for producer in stream.producers()
     ]

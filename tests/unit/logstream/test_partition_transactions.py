@@ -1,0 +1,426 @@
+"""Transactions in a partition's log, over three real hosts: verification, markers, what is stable.
+
+A coordinator is a list of questions here, which a test answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from raft.errors import DropReason, ProposalDropped
+from vdl.clock import NEVER
+from vdl.errors import ErrorCode
+from vdl.logstream.group import log_stream
+from vdl.logstream.group.log_stream import Appended, LogStream
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.records.batch import (
+    BatchFields,
+    Record,
+    build_batch,
+    read_header,
+    split_batches,
+)
+from vdl.records.markers import read_marker
+from vdl.state.partition import EndTransactionMarker, encode_command
+
+
+class Asked(list[Callable[[ErrorCode], None]]):
+    """The questions to the coordinator so far; each is answered with a code."""
+
+    def verify(self, done: Callable[[ErrorCode], None]) -> None:
+        self.append(done)
+
+
+def send(
+    cluster: Any,
+    stream: LogStream,
+    asked: Asked,
+    *,
+    producer_id: int = 7,
+    epoch: int = 0,
+    sequence: int = 0,
+    ms: int = 1_000,
+) -> list[Appended]:
+    """One record of a transaction; the list has its fate once it is known."""
+    fates: list[Appended] = []
+    fields = BatchFields(
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        is_transactional=True,
+    )
+    batch = build_batch([Record(value=b"v", timestamp=1_000)], fields)
+    stream.append(
+        memoryview(batch),
+        read_header(batch),
+        deadline_ns=cluster.deadline(ms),
+        done=fates.append,
+        verify=asked.verify,
+    )
+    return fates
+
+
+def sent(cluster: Any, stream: LogStream, **fields: Any) -> Appended:
+    """The same with a coordinator that knows the transaction."""
+    asked = Asked()
+    fates = send(cluster, stream, asked, **fields)
+    for done in asked:
+        done(ErrorCode.NONE)
+    cluster.run(20)
+    (fate,) = fates
+    return fate
+
+
+def end(
+    cluster: Any,
+    stream: LogStream,
+    *,
+    producer_id: int = 7,
+    epoch: int = 0,
+    coordinator_epoch: int = 1,
+    commit: bool = True,
+    version: int = 1,
+) -> list[ErrorCode]:
+    errors: list[ErrorCode] = []
+    stream.end_transaction(
+        EndTransactionMarker(producer_id, epoch, coordinator_epoch, commit, version),
+        deadline_ns=cluster.deadline(),
+        done=errors.append,
+    )
+    return errors
+
+
+def ended(cluster: Any, stream: LogStream, **fields: Any) -> ErrorCode:
+    errors = end(cluster, stream, **fields)
+    cluster.run(20)
+    (error,) = errors
+    return error
+
+
+def stable(stream: LogStream) -> int:
+    """The last stable offset; reads do not go beyond it."""
+    offset = stream.last_stable_offset
+    if offset > stream.log_start_offset:
+        found = stream.read(stream.log_start_offset, 1 << 20, stable=True)
+        assert found.end_offset == offset
+    return offset
+
+
+def led(cluster: Any) -> LogStream:
+    stream: LogStream = cluster.leader(cluster.create_topic())
+    return stream
+
+
+def codes(fates: list[list[Appended]]) -> list[ErrorCode | None]:
+    return [fate[0].error if fate else None for fate in fates]
+
+
+def test_first_batch_of_a_transaction_waits_for_the_coordinator(cluster: Any) -> None:
+    """KIP-890: what the coordinator does not know is not appended. The rest of it needs no
+    question."""
+    stream, asked = led(cluster), Asked()
+    first = send(cluster, stream, asked)
+    cluster.run(50)
+    assert (len(asked), first, stream.end_offset) == (1, [], 0)
+    asked.pop()(ErrorCode.NONE)
+    second = send(cluster, stream, asked, sequence=1)
+    cluster.run(20)
+    assert codes([first, second]) == [ErrorCode.NONE, ErrorCode.NONE]
+    assert asked == []
+
+
+def test_later_batches_of_a_producer_wait_behind_the_question(cluster: Any) -> None:
+    """In their order, while other producers go on."""
+    stream, asked, other = led(cluster), Asked(), Asked()
+    waiting = [send(cluster, stream, asked, sequence=n) for n in range(3)]
+    assert sent(cluster, stream, producer_id=8).base_offset == 0
+    plain = cluster.append(stream)
+    cluster.run(20)
+    assert codes([plain]) == [ErrorCode.NONE]
+    assert codes(waiting) == [None] * 3
+    assert (len(asked), other) == (1, [])
+    asked.pop()(ErrorCode.NONE)
+    cluster.run(20)
+    assert [fate[0].base_offset for fate in waiting] == [2, 3, 4]
+
+
+def test_batches_behind_a_refused_one_are_refused_with_it(cluster: Any) -> None:
+    """They would leave a gap; the producer sends them all again, in their order."""
+    stream, asked = led(cluster), Asked()
+    waiting = [send(cluster, stream, asked, sequence=n) for n in range(2)]
+    asked.pop()(ErrorCode.CONCURRENT_TRANSACTIONS)
+    assert codes(waiting) == [ErrorCode.CONCURRENT_TRANSACTIONS] * 2
+    waiting = [send(cluster, stream, asked, sequence=n) for n in range(2)]
+    asked.pop()(ErrorCode.NONE)
+    cluster.run(20)
+    assert codes(waiting) == [ErrorCode.NONE] * 2
+
+
+def test_too_many_batches_behind_a_question_are_refused(cluster: Any) -> None:
+    stream, asked = led(cluster), Asked()
+    limit = cluster.options.held_appends_max
+    waiting = [send(cluster, stream, asked, sequence=n) for n in range(limit + 1)]
+    assert codes(waiting) == [None] * limit + [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    asked.pop()(ErrorCode.NONE)
+    cluster.run(20)
+    assert codes(waiting[:limit]) == [ErrorCode.NONE] * limit
+
+
+def test_question_without_an_answer_ends_with_the_batchs_deadline(cluster: Any) -> None:
+    """With it what waits behind it; an answer that comes later appends nothing."""
+    stream, asked = led(cluster), Asked()
+    waiting = [
+        send(cluster, stream, asked, ms=300),
+        send(cluster, stream, asked, sequence=1, ms=9_000),
+    ]
+    cluster.run(1_000)
+    assert codes(waiting) == [ErrorCode.REQUEST_TIMED_OUT] * 2
+    asked.pop()(ErrorCode.NONE)
+    cluster.run(20)
+    assert stream.end_offset == 0
+    assert not stream.busy
+
+
+def test_answer_from_before_a_marker_is_asked_for_again(cluster: Any) -> None:
+    """The coordinator said yes, then aborted: its marker may overtake what it said. Nothing may be
+    appended behind it, for no other marker comes."""
+    stream, asked = led(cluster), Asked()
+    fates = send(cluster, stream, asked)
+    late = asked.pop()
+    assert ended(cluster, stream, commit=False) is ErrorCode.NONE
+    late(ErrorCode.NONE)
+    cluster.run(20)
+    assert (fates, stream.end_offset) == ([], 0)
+    asked.pop()(ErrorCode.INVALID_TXN_STATE)
+    assert codes([fates]) == [ErrorCode.INVALID_TXN_STATE]
+    assert stable(stream) == stream.high_watermark == 0
+
+
+def test_verified_batch_without_room_is_not_appended_behind_a_marker(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verified is not appended: what a marker overtakes has to be verified again."""
+    stream, asked = led(cluster), Asked()
+    group = stream.group
+    propose = type(group).propose
+
+    def full(*_: object) -> None:
+        raise ProposalDropped(DropReason.UNCOMMITTED_LIMIT)
+
+    monkeypatch.setattr(type(group), "propose", full)
+    fates = send(cluster, stream, asked, ms=10_000)
+    asked.pop()(ErrorCode.NONE)
+    assert stream.holds_proposals
+    assert ended(cluster, stream) is ErrorCode.NONE
+    monkeypatch.setattr(type(group), "propose", propose)
+    stream.room_available()
+    cluster.run(20)
+    assert fates == []
+    asked.pop()(ErrorCode.INVALID_TXN_STATE)
+    assert codes([fates]) == [ErrorCode.INVALID_TXN_STATE]
+
+
+def test_batch_sent_again_is_known_though_its_transaction_is_over(cluster: Any) -> None:
+    """Its answer was lost: it is answered as the first time, and nobody is asked."""
+    stream = led(cluster)
+    first = sent(cluster, stream)
+    assert ended(cluster, stream) is ErrorCode.NONE
+    asked = Asked()
+    again = send(cluster, stream, asked)
+    cluster.run(20)
+    assert (again[0].base_offset, asked) == (first.base_offset, [])
+
+
+def test_plain_batch_within_a_transaction_is_refused(cluster: Any) -> None:
+    """As Kafka: a producer's open transaction has all that it writes."""
+    stream = led(cluster)
+    sent(cluster, stream)
+    plain = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 1}
+    assert codes([cluster.append(stream, **plain)]) == [ErrorCode.INVALID_TXN_STATE]
+    ended(cluster, stream)
+    fates = cluster.append(stream, **plain)
+    cluster.run(20)
+    assert codes([fates]) == [ErrorCode.NONE]
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_marker_takes_an_offset_and_ends_the_transaction(cluster: Any, commit: bool) -> None:
+    """One entry: the control batch that clients know, and its effect on what is stable."""
+    stream = led(cluster)
+    sent(cluster, stream)
+    cluster.append(stream)
+    cluster.run(20)
+    assert (stable(stream), stream.high_watermark) == (0, 2)
+    assert ended(cluster, stream, commit=commit, coordinator_epoch=9) is ErrorCode.NONE
+    assert stable(stream) == stream.high_watermark == 3
+    (batch,) = split_batches(memoryview(stream.read(2, 1 << 20).buffers[0]))
+    marker = read_marker(batch)
+    assert marker is not None
+    assert (marker.producer_id, marker.coordinator_epoch, marker.commit) == (7, 9, commit)
+    assert read_header(batch).base_offset == 2
+    assert read_header(batch).leader_epoch == stream.term
+    listed = [(one.producer_id, one.first_offset) for one in stream.aborted(0, 3)]
+    assert listed == ([] if commit else [(7, 0)])
+    (described,) = stream.producers()
+    assert (described.coordinator_epoch, described.first_offset) == (9, -1)
+
+
+def test_marker_sent_again_is_answered_and_appended_once(cluster: Any) -> None:
+    """Also while the first is not committed: it is answered when that is."""
+    stream = led(cluster)
+    sent(cluster, stream)
+    followers = [s for s in (1, 2, 3) if s != stream.leader_server]
+    for server in followers:
+        cluster.nodes[server].workers.hold()
+    answers = [end(cluster, stream) for _ in range(3)]
+    cluster.run(100)
+    assert answers == [[], [], []]
+    for server in followers:
+        cluster.nodes[server].workers.release()
+    cluster.run(50)
+    assert answers == [[ErrorCode.NONE]] * 3
+    assert ended(cluster, stream) is ErrorCode.NONE
+    assert stream.high_watermark == 2
+
+
+def test_marker_for_nothing_is_answered_only_by_who_leads(cluster: Any) -> None:
+    """One that has been deposed and does not know would let an open transaction hang."""
+    stream = led(cluster)
+    for server in (1, 2, 3):
+        if server != stream.leader_server:
+            cluster.network.cut(stream.leader_server, server)
+            cluster.network.cut(server, stream.leader_server)
+    errors = end(cluster, stream)
+    assert stream.is_leader
+    cluster.run(5_000)
+    assert errors == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+
+
+def test_older_coordinator_and_older_epochs_are_fenced(cluster: Any) -> None:
+    stream = led(cluster)
+    sent(cluster, stream, epoch=3)
+    assert ended(cluster, stream, epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert ended(cluster, stream, epoch=3, version=2) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert ended(cluster, stream, epoch=4, version=2, coordinator_epoch=5) is ErrorCode.NONE
+    assert sent(cluster, stream, epoch=4).error is ErrorCode.NONE
+    fenced = ended(cluster, stream, epoch=5, version=2, coordinator_epoch=4)
+    assert fenced is ErrorCode.TRANSACTION_COORDINATOR_FENCED
+    assert sent(cluster, stream, epoch=3, sequence=1).error is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_marker_arrives_as_a_command_of_another_group(cluster: Any) -> None:
+    """From a server that does not lead, and again: each is answered."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    sent(cluster, stream)
+    (other, *_) = [s for s in (1, 2, 3) if s != stream.leader_server]
+    outcomes: list[Outcome] = []
+    command = encode_command(EndTransactionMarker(7, 0, 1, True, 1))
+    for _ in range(2):
+        cluster.nodes[other].host.command_group(
+            group_id, command, deadline_ns=cluster.deadline(), done=outcomes.append
+        )
+        cluster.run(50)
+    assert [one.kind for one in outcomes] == [OutcomeKind.APPLIED] * 2
+    assert [one.result.error for one in outcomes] == [ErrorCode.NONE] * 2
+    assert stable(stream) == 2
+
+
+def test_open_transaction_and_aborted_list_survive_a_failover(cluster: Any) -> None:
+    """The last stable offset does not move back under the next leader, nor past what is open."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    sent(cluster, stream, producer_id=8)
+    ended(cluster, stream, producer_id=8, commit=False)
+    sent(cluster, stream)
+    cluster.append(stream)
+    cluster.run(20)
+    before = stable(stream)
+    cluster.nodes[stream.leader_server].crash()
+    cluster.run(3_000)
+    stream = cluster.leader(group_id)
+    assert (stable(stream), stream.high_watermark) == (before, 4)
+    assert [one.producer_id for one in stream.aborted(0, before)] == [8]
+    assert sent(cluster, stream, sequence=1).error is ErrorCode.NONE
+    assert ended(cluster, stream) is ErrorCode.NONE
+    assert stable(stream) == 6
+
+
+def test_what_is_stable_does_not_wait_for_applying(cluster: Any) -> None:
+    """What is committed and not applied may open a transaction: its leader knows, others wait."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    committed = type(stream).committed
+    seen: list[tuple[int, int, bool]] = []
+
+    def looked(one: LogStream, commit: int) -> None:
+        committed(one, commit)
+        seen.append((one.last_stable_offset, one.high_watermark, one.serving))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LogStream, "committed", looked)
+        cluster.append(stream)
+        cluster.run(200)
+        assert (1, 1, True) in seen
+        seen.clear()
+        assert sent(cluster, stream).base_offset == 1
+        cluster.run(200)
+    assert seen
+    assert all(offset <= 1 for offset, _, _ in seen)
+    streams = [node.host.stream(group_id) for node in cluster.nodes.values()]
+    assert [one.last_stable_offset for one in streams] == [1, 1, 1]
+
+
+def test_long_poll_for_stable_records_is_woken_by_the_marker(cluster: Any) -> None:
+    stream = led(cluster)
+    sent(cluster, stream)
+    woken: list[str] = []
+    stream.wait_for(NEVER, lambda: woken.append("stable"), stable_offset=0)
+    stream.wait_for(1, lambda: woken.append("committed"))
+    cluster.append(stream)
+    cluster.run(20)
+    assert woken == ["committed"]
+    ended(cluster, stream)
+    assert woken == ["committed", "stable"]
+
+
+def test_deleting_records_under_an_open_transaction_leaves_nothing_stable(cluster: Any) -> None:
+    """KIP-107: the log begins there, and what is left waits for the marker."""
+    stream = led(cluster)
+    sent(cluster, stream)
+    cluster.append(stream)
+    cluster.append(stream)
+    cluster.run(20)
+    done: list[ErrorCode] = []
+    stream.delete_records(2, deadline_ns=cluster.deadline(), done=done.append)
+    cluster.run(20)
+    assert done == [ErrorCode.NONE]
+    assert stable(stream) == stream.log_start_offset == 2
+    ended(cluster, stream, commit=False)
+    assert stable(stream) == 4
+    assert [one.first_offset for one in stream.aborted(2, 4)] == [0]
+    stream.delete_records(4, deadline_ns=cluster.deadline(), done=done.append)
+    cluster.run(20)
+    assert stream.aborted(4, 5) == []
+
+
+def test_number_of_open_transactions_is_bounded(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is remembered until it ends, by every replica and in every snapshot."""
+    monkeypatch.setattr(log_stream, "OPEN_TRANSACTIONS_MAX", 2)
+    monkeypatch.setattr(log_stream, "ABORTED_MAX", 1)
+    stream = led(cluster)
+    for producer_id in (7, 8):
+        assert sent(cluster, stream, producer_id=producer_id).error is ErrorCode.NONE
+    assert sent(cluster, stream, producer_id=9).error is ErrorCode.CONCURRENT_TRANSACTIONS
+    ended(cluster, stream)
+    assert sent(cluster, stream, producer_id=9).error is ErrorCode.NONE
+    for producer_id in (8, 9):
+        ended(cluster, stream, producer_id=producer_id, commit=False)
+    assert sent(cluster, stream, producer_id=7, sequence=1).error is (
+        ErrorCode.CONCURRENT_TRANSACTIONS
+    )
