@@ -24,7 +24,7 @@ UNSEEN = HERE / "unseen"
 """Mutations that nothing has found yet: what the simulator is still blind to."""
 
 ROOT = HERE.parents[1]
-PACKAGES = ("raft", "rpc", "segments", "vdl")
+PACKAGES = ("ids", "raft", "rpc", "segments", "vdl")
 """What a simulated world is made of."""
 
 FILE_NAME = re.compile(r"(\d{2,3})-([a-z0-9-]+)\.patch")

@@ -88,7 +88,7 @@ def check_origin(copy: Path) -> None:
     """All that was imported of the production code is the copy's."""
     copy = copy.resolve()
     for name, module in sorted(sys.modules.items()):
-        if name.partition(".")[0] not in {"raft", "rpc", "segments", "vdl"}:
+        if name.partition(".")[0] not in {"ids", "raft", "rpc", "segments", "vdl"}:
             continue
         origin = Path(module.__file__ or "").resolve()
         if not origin.is_relative_to(copy):

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("raft", "segments", "rpc", "vdl", "tests", "examples", ".ci")
+FOLDERS = ("ids", "raft", "segments", "rpc", "vdl", "tests", "examples", ".ci")
 GENERATED = ("vdl/kafka/wire", "rpc/proto")
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
 

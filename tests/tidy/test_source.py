@@ -25,7 +25,7 @@ CODE_IN_COMMENT = re.compile(
 
 def written_files():
     """Every Python file of ours that is not generated."""
-    folders = ("raft", "segments", "rpc", "vdl", "tests", "examples", ".ci")
+    folders = ("ids", "raft", "segments", "rpc", "vdl", "tests", "examples", ".ci")
     files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     return [path for path in files if not str(path.relative_to(ROOT)).startswith(GENERATED)]
 
@@ -65,7 +65,7 @@ def test_source_has_no_commented_out_code():
     assert found == []
 
 
-@pytest.mark.parametrize("package", ["raft", "segments", "rpc", "vdl"])
+@pytest.mark.parametrize("package", ["ids", "raft", "segments", "rpc", "vdl"])
 def test_source_modules_begin_with_their_job(package):
     """Each module's docstring says what it is for."""
     bare = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOP_LEVEL = {"raft", "rpc", "segments", "vdl"}
+TOP_LEVEL = {"ids", "raft", "rpc", "segments", "vdl"}
 NOT_SHIPPED = {"vdl.kafka.codegen"}
 """Tools of the repository that live inside a package."""
 
