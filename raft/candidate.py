@@ -21,6 +21,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, assert_never
 
+from ids import Index, NodeId, Term
 from raft.errors import DropReason, NotInMemory, ProposalDropped
 from raft.follower import (
     become_follower,
@@ -44,7 +45,7 @@ from raft.messages import (
 )
 from raft.quorum import VoteResult, joint_vote
 from raft.state import CANDIDATE, FOLLOWER, LEADER, PRE_CANDIDATE, Raft
-from raft.types import CONF_CHANGE_KINDS, NONE, Index, NodeId
+from raft.types import CONF_CHANGE_KINDS, NONE
 
 VOTE_WAITS: Final = 4
 """How many times as long as the own disk took the others' are given: they may be writing something
@@ -150,7 +151,7 @@ def _request_votes(
     raft: Raft,
     request: type[MsgVote | MsgPreVote],
     response: type[MsgVoteResp | MsgPreVoteResp],
-    term: int,
+    term: Term,
     *,
     transfer: bool,
 ) -> None:

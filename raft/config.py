@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from ids import NO_INDEX, Index, NodeId
 from raft.errors import InvalidConfig
-from raft.types import NO_LIMIT, NONE, Index, NodeId, ReadOnlyOption, Storage
+from raft.types import NO_LIMIT, NONE, ReadOnlyOption, Storage
 
 
 def _everybody(_peer: NodeId) -> bool:
@@ -29,7 +30,7 @@ class Config:
     storage: Storage
     rng: Random
     """The only source of randomness: randomized election timeouts."""
-    applied: Index = 0
+    applied: Index = NO_INDEX
     """Last index already applied; 0 if the storage's snapshot is all there is."""
 
     pre_vote: bool = False

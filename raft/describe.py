@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+from ids import NO_INDEX, NO_TERM, Index, NodeId, Term
 from raft.membership import Membership, decode_conf_change
 from raft.messages import (
     Message,
@@ -38,8 +39,6 @@ from raft.types import (
     Entry,
     EntryKind,
     HardState,
-    Index,
-    NodeId,
     Payload,
     Snapshot,
     SoftState,
@@ -199,12 +198,12 @@ def _message_entries(es: list[Entry], formatter: Formatter, indent: str) -> str:
     return ""
 
 
-def _log_position(m: Message) -> tuple[int, Index]:
+def _log_position(m: Message) -> tuple[Term, Index]:
     if isinstance(m, MsgApp | MsgAppResp | MsgVote | MsgPreVote | MsgStorageAppendResp):
         return m.log_term, m.index
     if isinstance(m, MsgReadIndexResp):
-        return 0, m.index
-    return 0, 0
+        return NO_TERM, m.index
+    return NO_TERM, NO_INDEX
 
 
 def _address(node: NodeId) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from ids import Index
+
 
 class RaftError(Exception):
     """Any error of the consensus core."""
@@ -87,7 +89,7 @@ class SnapshotTemporarilyUnavailable(StorageAnswer):
 class NotInMemory(StorageAnswer):
     """Entries [first, end) exist but only on disk: a host reads them outside the core."""
 
-    def __init__(self, first: int, end: int) -> None:
+    def __init__(self, first: Index, end: Index) -> None:
         super().__init__(f"entries [{first}, {end}) are not in memory")
         self.first = first
         self.end = end

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from ids import NO_INDEX, NO_TERM, NodeId, Term
 from raft import membership as members
 from raft.errors import DropReason, ProposalDropped
 from raft.messages import (
@@ -25,7 +26,13 @@ from raft.messages import (
     MsgTransferLeader,
 )
 from raft.state import FOLLOWER, LEADER, Raft
-from raft.types import NONE, Entry, NodeId, ReadOnlyOption, ReadState, Snapshot, Term
+from raft.types import (
+    NONE,
+    Entry,
+    ReadOnlyOption,
+    ReadState,
+    Snapshot,
+)
 
 
 def become_follower(raft: Raft, term: Term, lead: NodeId) -> None:
@@ -50,7 +57,7 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
     """Forward to the leader. Raises ProposalDropped."""
     if raft.lead == NONE or raft.disable_proposal_forwarding:
         raise ProposalDropped(DropReason.NO_LEADER)
-    raft.msgs.append(MsgProp(raft.lead, raft.id, 0, entries))
+    raft.msgs.append(MsgProp(raft.lead, raft.id, NO_TERM, entries))
 
 
 def pass_transfer_on(raft: Raft, transferee: NodeId) -> None:
@@ -63,7 +70,7 @@ def pass_read_on(raft: Raft, requester: NodeId, context: bytes) -> bool:
     """Ask the leader for a read index. Returns False if there is none."""
     if raft.lead == NONE:
         return False
-    raft.msgs.append(MsgReadIndex(raft.lead, requester, 0, context))
+    raft.msgs.append(MsgReadIndex(raft.lead, requester, NO_TERM, context))
     return True
 
 
@@ -149,7 +156,7 @@ def take_state(raft: Raft, snapshot: Snapshot) -> None:
     assert log.applied == log.applying < index <= log.stable, (log.applied, log.applying, index)
     assert log.matches(index=index, term=snapshot.term), (index, snapshot.term)
     log.commit_to(index)
-    log.cold_read_first = 0
+    log.cold_read_first = NO_INDEX
     log.cold_committed = []
     log.applied_to(index, 0)
     raft.set_membership(members.restored(snapshot.conf_state), index)

@@ -16,12 +16,13 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ids import NO_INDEX, NO_TERM, Index, NodeId, Term
 from raft.errors import Compacted, NotInMemory, RaftError
 from raft.log import RaftLog
 from raft.node import RawNode
 from raft.progress import PROBE, REPLICATE
 from raft.state import CANDIDATE, LEADER, Raft
-from raft.types import NO_LIMIT, NONE, Entry, HardState, Index, NodeId, Term
+from raft.types import NO_LIMIT, NONE, Entry, HardState
 
 
 class InvariantViolation(RaftError):
@@ -159,7 +160,7 @@ class ClusterInvariants:
         self._leaders: dict[Term, NodeId] = {}
         self._votes: dict[tuple[NodeId, Term], NodeId] = {}
         self._committed: dict[Index, _Committed] = {}
-        self._last_committed: Index = 0
+        self._last_committed: Index = NO_INDEX
         self.fingerprint: Callable[[Entry], int] = entry_fingerprint
         """What the same entry has in common on all replicas."""
 
@@ -171,7 +172,7 @@ class ClusterInvariants:
     def committed_term(self, index: Index) -> Term:
         """Term of the entry that was committed at an index; 0 where that was not seen."""
         committed = self._committed.get(index)
-        return committed.term if committed is not None else 0
+        return committed.term if committed is not None else NO_TERM
 
     def restarted(self, node: RawNode, durable: HardState) -> None:
         """A replica came back with what its disk held. A vote that never got there is no vote."""
@@ -198,7 +199,9 @@ class ClusterInvariants:
         raft = node.raft
         seen = self._seen.get(node.id)
         if seen is None:
-            seen = self._seen[node.id] = _Seen(raft.term, raft.log.first_index() - 1, 0, 0)
+            seen = self._seen[node.id] = _Seen(
+                raft.term, raft.log.first_index() - 1, NO_TERM, NO_INDEX
+            )
         if raft.term < seen.term or raft.log.committed < seen.commit:
             facts = {"id": node.id, "term": raft.term, "commit": raft.log.committed}
             before = seen.term
@@ -295,7 +298,7 @@ class ClusterInvariants:
         for node in nodes:
             log = node.raft.log
             previous: Term = log.term(log.first_index() - 1)
-            for index in range(log.first_index(), log.last_index + 1):
+            for index in map(Index, range(log.first_index(), log.last_index + 1)):
                 term = log.term(index)
                 other, other_previous = known.setdefault((index, term), (node.id, previous))
                 # The base of a compacted log may be all that is known of the entry before.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from ids import NO_INDEX, Index, NodeId, Term
 from raft.errors import (
     Compacted,
     DropReason,
@@ -47,11 +48,8 @@ from raft.types import (
     ColdRead,
     Entry,
     EntryKind,
-    Index,
-    NodeId,
     ReadOnlyOption,
     ReadState,
-    Term,
 )
 
 SNAPSHOT_ANSWERS_MAX: Final = 50
@@ -204,7 +202,7 @@ def _admit_conf_changes(raft: Raft, entries: list[Entry]) -> None:
             entry.kind = EntryKind.NOOP
             entry.data = b""
         else:
-            raft.pending_conf_index = index
+            raft.pending_conf_index = Index(index)
 
 
 def _append(raft: Raft, entries: list[Entry]) -> None:
@@ -345,7 +343,7 @@ def entries_ready(raft: Raft, node: NodeId, entries: list[Entry]) -> None:
         # Asked for before the peer was probed anew: what is waited for now is still to come.
         # Taken for it, each such answer would be one more read, and so one more such answer.
         return
-    progress.cold_read_first = 0
+    progress.cold_read_first = NO_INDEX
     if progress.is_paused or not entries:
         return
     first = entries[0].index
@@ -610,7 +608,7 @@ def report_snapshot(raft: Raft, node: NodeId, *, ok: bool) -> None:
         return
     if not ok:
         # Else probing would begin behind a snapshot that never arrived.
-        progress.pending_snapshot = 0
+        progress.pending_snapshot = NO_INDEX
     progress.become_probe()
     # Delivered: its MsgAppResp resumes. Failed: the next heartbeat's answer does.
     progress.flow_paused = True

@@ -19,8 +19,9 @@ under those indexes no longer counts, whatever the disk says about it.
 
 from __future__ import annotations
 
+from ids import NO_INDEX, NO_TERM, Index, Offset, Term
 from raft.errors import Compacted, NotInMemory, Unavailable
-from raft.types import ENTRY_OVERHEAD_BYTES, Entry, Index, Offset, Snapshot, Storage, Term
+from raft.types import ENTRY_OVERHEAD_BYTES, Entry, Snapshot, Storage
 
 
 class RaftLog:
@@ -70,7 +71,7 @@ class RaftLog:
         self.applying_bytes_max = applying_bytes_max
         self.applying_paused = False
         """Nothing more to apply before some of it is acknowledged."""
-        self.cold_read_first: Index = 0
+        self.cold_read_first: Index = NO_INDEX
         """First index of the host's read from disk for applying; 0: none pending."""
         self.cold_committed: list[Entry] = []
         """What that read brought, to go into the next Ready."""
@@ -120,7 +121,7 @@ class RaftLog:
             index = entry.index
             if index > last or not self.matches(index=index, term=entry.term):
                 return index
-        return 0
+        return NO_INDEX
 
     def find_conflict_by_term(self, *, index: Index, term: Term) -> tuple[Index, Term]:
         """The largest index ≤ `index` whose term is ≤ `term`, and its term.
@@ -132,11 +133,11 @@ class RaftLog:
             try:
                 own_term = self.term(index)
             except (Compacted, Unavailable):
-                return index, 0
+                return index, NO_TERM
             if own_term <= term:
                 return index, own_term
             index -= 1
-        return 0, 0
+        return NO_INDEX, NO_TERM
 
     def slice(self, lo: Index, hi: Index, bytes_max: int) -> list[Entry]:
         """Entries [lo, hi) up to `bytes_max`, one at least if there is one.
@@ -208,7 +209,7 @@ class RaftLog:
         self.in_progress = index
         self.snapshot = snapshot
         self.snapshot_in_progress = False
-        self.cold_read_first = 0
+        self.cold_read_first = NO_INDEX
         self.cold_committed = []
 
     # --- Towards the disk ----------------------------------------------------------------------
@@ -294,13 +295,13 @@ class RaftLog:
             room = self.appliable_end(allow_unstable=False) + 1 - self.cold_read_first
             self.cold_committed = entries[:room]
         else:
-            self.cold_read_first = 0
+            self.cold_read_first = NO_INDEX
 
     def accept_applying(self, entries: list[Entry], *, allow_unstable: bool) -> None:
         """What `next_committed` showed has been given out."""
         last = entries[-1].index
         assert last <= self.committed, (last, self.committed)
-        self.cold_read_first = 0
+        self.cold_read_first = NO_INDEX
         self.cold_committed = []
         self.applying = last
         self.applying_bytes += size_of(entries)

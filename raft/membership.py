@@ -29,6 +29,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
+from ids import NodeId
 from raft.errors import InvalidConfChange, MalformedConfChange
 from raft.types import (
     NONE,
@@ -37,7 +38,6 @@ from raft.types import (
     ConfChangeTransition,
     ConfChangeType,
     ConfState,
-    NodeId,
     Payload,
 )
 

@@ -6,9 +6,10 @@ that the NotInMemory path can be exercised.
 
 from __future__ import annotations
 
+from ids import NO_INDEX, Index, Offset, Term
 from raft.errors import Compacted, NotInMemory, SnapshotOutOfDate, Unavailable
 from raft.log import limited
-from raft.types import ConfState, Entry, HardState, Index, Offset, Snapshot, Term
+from raft.types import ConfState, Entry, HardState, Snapshot
 
 
 class MemoryStorage:
@@ -23,7 +24,7 @@ class MemoryStorage:
         self.newest_snapshot: Snapshot | None = None
         """Newer state to answer `snapshot()` with, if the host has any."""
         self._entries: list[Entry] = []
-        self._window_start: Index = 0
+        self._window_start: Index = NO_INDEX
 
     # --- The Storage protocol ------------------------------------------------------------------
 

@@ -22,7 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from raft.types import Entry, Index, NodeId, Snapshot, Term
+from ids import NO_INDEX, NO_TERM, Index, NodeId, Term
+from raft.types import NONE, Entry, Snapshot
 
 
 @dataclass(slots=True)
@@ -53,9 +54,9 @@ class MsgAppResp:
     term: Term
     index: Index
     reject: bool = False
-    reject_hint: Index = 0
+    reject_hint: Index = NO_INDEX
     """Rejected: the largest index where the logs may still agree."""
-    log_term: Term = 0
+    log_term: Term = NO_TERM
     """Rejected: the term of the follower's entry at `reject_hint`."""
 
 
@@ -211,9 +212,9 @@ class MsgStorageAppend:
 
     to: NodeId
     from_: NodeId
-    term: Term = 0
-    vote: NodeId = 0
-    commit: Index = 0
+    term: Term = NO_TERM
+    vote: NodeId = NONE
+    commit: Index = NO_INDEX
     entries: list[Entry] = field(default_factory=list)
     """Entries to append; the first one's index may lie inside the log: truncate there first."""
     snapshot: Snapshot | None = None
@@ -234,11 +235,11 @@ class MsgStorageAppendResp:
     to: NodeId
     from_: NodeId
     term: Term
-    log_term: Term = 0
-    index: Index = 0
+    log_term: Term = NO_TERM
+    index: Index = NO_INDEX
     """0 when it vouches for no entries."""
     snapshot: Snapshot | None = None
-    vote: NodeId = 0
+    vote: NodeId = NONE
     """Whom the node has voted for in `term`: that is durable, too. 0 when nobody waits for it."""
 
 

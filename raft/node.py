@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from ids import NO_INDEX, NO_TERM, Index, NodeId, Offset, Term
 from raft import candidate, follower, leader, membership, ready
 from raft.config import Config
 from raft.errors import DropReason, ProposalDropped, StepLocalMessage, StepPeerNotFound
@@ -49,13 +50,9 @@ from raft.types import (
     Entry,
     EntryKind,
     HardState,
-    Index,
-    NodeId,
-    Offset,
     Snapshot,
     SoftState,
     StateType,
-    Term,
 )
 
 NEVER_DUE: Final = NO_LIMIT
@@ -156,7 +153,7 @@ class RawNode:
         if kind in (MsgHeartbeat, MsgApp, MsgCommit) and (raft.check_quorum or raft.pre_vote):
             # A leader of an older term that cannot be deposed by our campaign, because others
             # stick to it: let it learn our term, or we would never be heard again.
-            raft.msgs_after_append.append(MsgAppResp(msg.from_, raft.id, raft.term, 0))
+            raft.msgs_after_append.append(MsgAppResp(msg.from_, raft.id, raft.term, NO_INDEX))
         elif kind is MsgPreVote:
             # Else two candidates of different terms could reject each other for ever.
             raft.msgs_after_append.append(
@@ -300,7 +297,7 @@ class RawNode:
 
     # --- What the host knows -------------------------------------------------------------------
 
-    def leader_heard(self, ticks_ago: int, *, lead: NodeId = NONE, term: Term = 0) -> None:
+    def leader_heard(self, ticks_ago: int, *, lead: NodeId = NONE, term: Term = NO_TERM) -> None:
         """The leader was alive `ticks_ago` ticks ago, the host has proof.
 
         With `lead` and `term` it also tells who leads, as a heartbeat would: a follower that does

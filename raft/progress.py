@@ -17,8 +17,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
 
+from ids import NO_INDEX, Index, NodeId
 from raft.membership import Membership
-from raft.types import NO_LIMIT, Index, NodeId
+from raft.types import NO_LIMIT
 
 
 class ProgressState(Enum):
@@ -93,14 +94,14 @@ class Progress:
     )
 
     def __init__(self, *, next_index: Index, inflights: Inflights, is_learner: bool) -> None:
-        self.match: Index = 0
+        self.match: Index = NO_INDEX
         """Highest index known to be durable there."""
         self.next: Index = next_index
         """Index of the next entry to send."""
-        self.sent_commit: Index = 0
+        self.sent_commit: Index = NO_INDEX
         """Highest commit index sent in a message that, if it arrives, takes effect there."""
         self.state = PROBE
-        self.pending_snapshot: Index = 0
+        self.pending_snapshot: Index = NO_INDEX
         """SNAPSHOT: index of the snapshot on its way."""
         self.snapshot_answers = 0
         """SNAPSHOT: heartbeats answered since it left."""
@@ -110,7 +111,7 @@ class Progress:
         """Use: check-quorum; cleared each election timeout."""
         self.flow_paused = False
         """No MsgApp until an answer or a heartbeat's answer: a probe is out, or inflights full."""
-        self.cold_read_first: Index = 0
+        self.cold_read_first: Index = NO_INDEX
         """First index of the read from disk the host was asked for; 0: none pending."""
         self.inflights = inflights
         self.is_learner = is_learner
@@ -119,7 +120,7 @@ class Progress:
         """Forget everything: another term begins."""
         self.match = match
         self.next = next_index
-        self.sent_commit = 0
+        self.sent_commit = NO_INDEX
         self.recent_active = False
         self._enter(PROBE)
 
@@ -130,7 +131,7 @@ class Progress:
 
     def become_probe(self) -> None:
         """Send one message and wait for its answer."""
-        after_snapshot = self.pending_snapshot + 1 if self.state is SNAPSHOT else 0
+        after_snapshot = self.pending_snapshot + 1 if self.state is SNAPSHOT else NO_INDEX
         self._enter(PROBE)
         self.next = max(self.match + 1, after_snapshot)
         self.sent_commit = min(self.sent_commit, self.next - 1)
@@ -194,9 +195,9 @@ class Progress:
     def _enter(self, state: ProgressState) -> None:
         self.state = state
         self.flow_paused = False
-        self.pending_snapshot = 0
+        self.pending_snapshot = NO_INDEX
         self.snapshot_answers = 0
-        self.cold_read_first = 0
+        self.cold_read_first = NO_INDEX
         self.inflights.clear()
 
 
@@ -214,7 +215,7 @@ def track(
         if progress is None:
             # Probed at the end of the log first: if it is empty, its answer tells at once.
             progress = Progress(
-                next_index=max(last_index, 1), inflights=new_inflights(), is_learner=False
+                next_index=max(last_index, Index(1)), inflights=new_inflights(), is_learner=False
             )
         progress.is_learner = node in membership.learners
         tracked[node] = progress

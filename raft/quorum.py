@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Final
 
-from raft.types import Index, NodeId
+from ids import NO_INDEX, Index, NodeId
 
-EVERYTHING: Final = (1 << 64) - 1
+EVERYTHING: Final = Index((1 << 64) - 1)
 """Index an empty set of voters has committed."""
 
 
@@ -38,7 +38,7 @@ def majority_index(acked: Collection[Index]) -> Index:
 
 def copied_index(acked: Collection[Index], copies: int) -> Index:
     """Largest index that so many of these voters have; 0 when there are fewer voters."""
-    return sorted(acked, reverse=True)[copies - 1] if 0 < copies <= len(acked) else 0
+    return sorted(acked, reverse=True)[copies - 1] if 0 < copies <= len(acked) else NO_INDEX
 
 
 def joint_index(incoming: Collection[Index], outgoing: Collection[Index]) -> Index:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from raft.types import Index, NodeId
+from ids import Index, NodeId
 
 
 @dataclass(slots=True)

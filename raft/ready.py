@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ids import NO_TERM, Index, NodeId, Term
 from raft import candidate, leader
 from raft.errors import NotInMemory
 from raft.log import payload_bytes
@@ -39,13 +40,10 @@ from raft.types import (
     ColdRead,
     Entry,
     HardState,
-    Index,
-    NodeId,
     ReadState,
     Snapshot,
     SoftState,
     StateType,
-    Term,
 )
 
 
@@ -215,7 +213,9 @@ class ReadyMaker:
         if ready.committed_entries:
             answer = _applied_answer(raft, ready.committed_entries)
             ready.messages.append(
-                MsgStorageApply(LOCAL_APPLY_THREAD, raft.id, 0, ready.committed_entries, [answer])
+                MsgStorageApply(
+                    LOCAL_APPLY_THREAD, raft.id, NO_TERM, ready.committed_entries, [answer]
+                )
             )
 
     def _prepare_advance(self, ready: Ready) -> None:
@@ -249,7 +249,7 @@ def _stable_answer(raft: Raft, ready: Ready) -> MsgStorageAppendResp:
 
 
 def _applied_answer(raft: Raft, entries: list[Entry]) -> MsgStorageApplyResp:
-    return MsgStorageApplyResp(raft.id, LOCAL_APPLY_THREAD, 0, entries)
+    return MsgStorageApplyResp(raft.id, LOCAL_APPLY_THREAD, NO_TERM, entries)
 
 
 # --- Storage's answers -------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
+from ids import NO_INDEX, Index, NodeId, Term
 from raft import membership as members
 from raft.config import Config
 from raft.log import RaftLog
@@ -25,13 +26,10 @@ from raft.types import (
     NONE,
     ColdRead,
     HardState,
-    Index,
-    NodeId,
     ReadOnlyOption,
     ReadState,
     SoftState,
     StateType,
-    Term,
 )
 
 FOLLOWER: Final = StateType.FOLLOWER
@@ -153,10 +151,10 @@ class Raft:
         # The leader's.
         self.lead_transferee: NodeId = NONE
         """Whom leadership is being handed to; no proposals meanwhile (thesis §3.10)."""
-        self.pending_conf_index: Index = 0
+        self.pending_conf_index: Index = NO_INDEX
         """No membership change may be appended before this index is applied. At the start of a
         term the end of the log: an unapplied change may be in there (thesis §4.1)."""
-        self.term_start: Index = 0
+        self.term_start: Index = NO_INDEX
         """Index of this term's first entry. Use: an entry is of the leader's own term iff its
         index is not below (§5.4.2)."""
         self.uncommitted_bytes = 0
@@ -230,15 +228,15 @@ class Raft:
         self.campaign_due = 0
         self.draw_election_timeout()
         self.lead_transferee = NONE
-        self.pending_conf_index = 0
-        self.term_start = 0
+        self.pending_conf_index = NO_INDEX
+        self.term_start = NO_INDEX
         self.uncommitted_bytes = 0
         self.pending_reads = PendingReads()
         self.broadcast_due = False
         self.commit_news_due = False
         last = self.log.last_index
         for node, progress in self.progress.items():
-            progress.reset(next_index=last + 1, match=last if node == self.id else 0)
+            progress.reset(next_index=last + 1, match=last if node == self.id else NO_INDEX)
 
     def _no_vote_pending(self) -> None:
         self.ballots: dict[NodeId, bool] | None = None

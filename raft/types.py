@@ -8,9 +8,7 @@ peers. It is mutable on purpose: the leader's core stamps term, index and base o
 object it was given, and the store later swaps `data` for a view of its cache. Everybody else
 treats an entry as read-only.
 
-Ids, terms, indexes and offsets are plain ints. *Index* is Raft's log index (first entry: 1),
-*offset* is Kafka's record offset (first record: 0). Index 0 means "before the log", term 0
-"before any election", id 0 (`NONE`) "nobody".
+Ids, terms, indexes and offsets are those of `ids.py`; id 0 (`NONE`) is nobody.
 """
 
 from __future__ import annotations
@@ -19,19 +17,17 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Final, Protocol, TypeAlias
 
-NodeId: TypeAlias = int
-Term: TypeAlias = int
-Index: TypeAlias = int
-Offset: TypeAlias = int
+from ids import NO_INDEX, NO_TERM, Index, NodeId, Offset, Term
+
 Payload: TypeAlias = bytes | bytearray | memoryview
 
-NONE: Final = 0
+NONE: Final = NodeId(0)
 """Nobody: no leader, no vote."""
 
-LOCAL_APPEND_THREAD: Final = -1
+LOCAL_APPEND_THREAD: Final = NodeId(-1)
 """Address of the storage writer in messages to and from it (asynchronous storage writes)."""
 
-LOCAL_APPLY_THREAD: Final = -2
+LOCAL_APPLY_THREAD: Final = NodeId(-2)
 """Address of the state machine's applier in messages to and from it."""
 
 NO_LIMIT: Final = 1 << 62
@@ -65,11 +61,11 @@ class Entry:
     Invariant: `base_offset` is dense: the previous entry's base_offset + records.
     """
 
-    term: Term = 0
-    index: Index = 0
+    term: Term = NO_TERM
+    index: Index = NO_INDEX
     kind: EntryKind = EntryKind.NORMAL
     data: Payload = b""
-    base_offset: Offset = 0
+    base_offset: Offset = Offset(0)
     """Kafka offset of the first record. Assigned by the leader together with the index."""
     records: int = 0
     """How many offsets it consumes: 0 for Raft's own entries and for commands."""
@@ -90,9 +86,9 @@ class StateType(IntEnum):
 class HardState:
     """What must be on disk before messages that depend on it leave (Figure 2, "persistent")."""
 
-    term: Term = 0
+    term: Term = NO_TERM
     vote: NodeId = NONE
-    commit: Index = 0
+    commit: Index = NO_INDEX
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +116,10 @@ class ConfState:
 class Snapshot:
     """State of the group after `index`: what replaces a log that no longer starts early enough."""
 
-    index: Index = 0
-    term: Term = 0
+    index: Index = NO_INDEX
+    term: Term = NO_TERM
     conf_state: ConfState = ConfState()
-    next_offset: Offset = 0
+    next_offset: Offset = Offset(0)
     """Kafka offset the first entry after the snapshot will have."""
     data: Payload = b""
     """The state machine's own bytes, opaque here."""
