@@ -25,6 +25,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from ids import (
+    NO_INDEX,
+    NO_TERM,
+    DirectoryId,
+    GroupId,
+    Index,
+    LogId,
+    NodeId,
+    Offset,
+    ReplicaNumber,
+    Term,
+)
+
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 INSTALLED_STATE_BYTES_MAX = 8 << 20
@@ -37,7 +50,7 @@ class StorageError(Exception):
 class NotInMemory(StorageError):
     """The range is on disk only; ask `Store.read_cold` or `read_entries_cold` for it."""
 
-    def __init__(self, first: int, end: int) -> None:
+    def __init__(self, first: Index, end: Index) -> None:
         super().__init__(f"entries [{first}, {end}) are not in memory")
         self.first = first
         self.end = end
@@ -69,7 +82,7 @@ class CorruptRecord(StorageError):
 class EntriesDamaged(CorruptRecord):
     """Entries [first, end) cannot be read from their segment. `Store.repair` writes them again."""
 
-    def __init__(self, first: int, end: int, position: int) -> None:
+    def __init__(self, first: Index, end: Index, position: int) -> None:
         super().__init__(f"entries [{first}, {end})", position)
         self.first = first
         self.end = end
@@ -107,13 +120,13 @@ class EntryLike(Protocol):
     data: Buffer
 
     @property
-    def term(self) -> int: ...
+    def term(self) -> Term: ...
     @property
-    def index(self) -> int: ...
+    def index(self) -> Index: ...
     @property
     def kind(self) -> int: ...
     @property
-    def base_offset(self) -> int: ...
+    def base_offset(self) -> Offset: ...
     @property
     def records(self) -> int: ...
     @property
@@ -124,11 +137,11 @@ class EntryLike(Protocol):
 class StoredEntry:
     """An entry as it comes back from the store."""
 
-    term: int
-    index: int
+    term: Term
+    index: Index
     kind: int
     data: Buffer
-    base_offset: int
+    base_offset: Offset
     records: int
     timestamp: int
 
@@ -137,9 +150,9 @@ class StoredEntry:
 class HardState:
     """Term, vote and commit of one replica (Raft §5.1). `vote` 0 is none."""
 
-    term: int = 0
-    vote: int = 0
-    commit: int = 0
+    term: Term = NO_TERM
+    vote: NodeId = NodeId(0)
+    commit: Index = NO_INDEX
 
 
 @dataclass(slots=True)
@@ -149,8 +162,8 @@ class MetaBatch:
     A value of None deletes the key. `clear` drops everything stored for the log first.
     """
 
-    log_id: int
-    applied: int
+    log_id: LogId
+    applied: Index
     items: list[tuple[bytes, bytes | None]]
     clear: bool = False
 
@@ -168,8 +181,8 @@ class Slices:
 
     buffers: list[Buffer] = field(default_factory=list)
     bytes: int = 0
-    first_offset: int = 0
-    end_offset: int = 0
+    first_offset: Offset = Offset(0)
+    end_offset: Offset = Offset(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +200,9 @@ class Compaction:
     """What compaction does to a log: of the entries up to `upto` only what `RecordCleaner` keeps
     stays. (0, 0): nothing was done yet."""
 
-    upto: int = 0
+    upto: Index = NO_INDEX
     """Index of the last entry that it looks at."""
-    markers_upto: int = 0
+    markers_upto: Index = NO_INDEX
     """Deletion markers in entries up to here go as well; never above `upto`."""
 
 
@@ -202,12 +215,12 @@ class RecordCleaner(Protocol):
     that found no room are the next pass's.
     """
 
-    def scan(self, entries: Sequence[StoredEntry], *, keys_from: int) -> int:
+    def scan(self, entries: Sequence[StoredEntry], *, keys_from: Index) -> Index:
         """Learn of entries, and the keys of those from `keys_from` on, which supersede records
         before them. The index of the first entry whose keys found no room, or the one behind the
         last. What was shown before may be shown again."""
 
-    def clean(self, entry: StoredEntry, *, markers_upto: int) -> Buffer | None:
+    def clean(self, entry: StoredEntry, *, markers_upto: Index) -> Buffer | None:
         """What is left of an entry's payload; None: all of it. Nothing has length 0."""
 
     def next_pass(self) -> None:
@@ -218,12 +231,12 @@ class RecordCleaner(Protocol):
 class SegmentSpan:
     """What one log segment holds, as far as it is committed; or the tail that is in none yet."""
 
-    end_offset: int
+    end_offset: Offset
     """Offset after its last record."""
     bytes: int
     max_timestamp: int
     """Largest timestamp of its records (ms); -1 when they have none."""
-    last_index: int = 0
+    last_index: Index = NO_INDEX
     """Of its last entry."""
 
 
@@ -290,19 +303,19 @@ class Log(Protocol):
     """One replica's log: `[first_index, last_index]`, dense, of which `commit` are committed."""
 
     @property
-    def log_id(self) -> int: ...
+    def log_id(self) -> LogId: ...
     @property
-    def group_id(self) -> int: ...
+    def group_id(self) -> GroupId: ...
     @property
-    def replica_number(self) -> int: ...
+    def replica_number(self) -> ReplicaNumber: ...
     @property
-    def first_index(self) -> int:
+    def first_index(self) -> Index:
         """Index of the oldest entry held; `last_index + 1` when the log is empty."""
 
     @property
-    def last_index(self) -> int: ...
+    def last_index(self) -> Index: ...
     @property
-    def commit_index(self) -> int: ...
+    def commit_index(self) -> Index: ...
     @property
     def hard_state(self) -> HardState:
         """As last staged; after `open`, as recovered: commit is not above the last entry, and the
@@ -310,7 +323,7 @@ class Log(Protocol):
         no vote was given in it)."""
 
     @property
-    def applied_index(self) -> int:
+    def applied_index(self) -> Index:
         """The applied index of the last meta checkpoint."""
 
     @property
@@ -321,9 +334,9 @@ class Log(Protocol):
         finds it again, and the owner installs it instead of what `load_meta` has."""
 
     @property
-    def log_start_offset(self) -> int: ...
+    def log_start_offset(self) -> Offset: ...
     @property
-    def next_offset(self) -> int:
+    def next_offset(self) -> Offset:
         """Offset after the last entry."""
 
     @property
@@ -341,26 +354,26 @@ class Log(Protocol):
         """The last one that was done to all of the log; as much of a later one may be done."""
 
     @property
-    def holes(self) -> Sequence[tuple[int, int]]:
+    def holes(self) -> Sequence[tuple[Index, Index]]:
         """Ranges [first, end) of entries that a read or the scrubber found damaged in their
         segments, ascending. Terms and offsets around them are known; reading them raises
         `EntriesDamaged`. Not durable: a read after a restart finds them again."""
 
-    def term(self, index: int) -> int:
+    def term(self, index: Index) -> Term:
         """Term of the entry at `index`, or of the one before `first_index`. From memory, always.
         Raises Compacted, Unavailable."""
 
-    def offset_after(self, index: int) -> int:
+    def offset_after(self, index: Index) -> Offset:
         """Offset that follows the entry at `index` (also for `first_index - 1`). From memory where
         a term ends and from the entry before the oldest in the cache on; else one Idx is read.
         Raises CorruptRecord, whose position is the entry, when that is damaged: reading the entry
         from disk rebuilds it."""
 
-    def entries(self, first: int, end: int, bytes_max: int) -> Sequence[EntryLike]:
+    def entries(self, first: Index, end: Index, bytes_max: int) -> Sequence[EntryLike]:
         """Entries [first, end), at least one, then ≤ `bytes_max` of payload, from the cache.
         Raises Compacted, Unavailable, NotInMemory."""
 
-    def read(self, offset: int, end_index: int, bytes_max: int) -> Slices:
+    def read(self, offset: Offset, end_index: Index, bytes_max: int) -> Slices:
         """Batches from the one holding `offset`, from the cache, none beyond entry `end_index`
         (inclusive, never above commit); ≤ `bytes_max` unless the first batch alone is larger
         (KIP-74). Entries without records are passed over. Empty when `offset` is the end.
@@ -374,11 +387,11 @@ class Store(Protocol):
     """Where its blocking work runs. Who reads from it may use the pool for what takes long, too."""
 
     @property
-    def directory_id(self) -> bytes:
+    def directory_id(self) -> DirectoryId:
         """16 random bytes given to this directory when it was created."""
 
     @property
-    def logs(self) -> Mapping[int, Log]:
+    def logs(self) -> Mapping[LogId, Log]:
         """The logs that exist here, by log id."""
 
     @property
@@ -434,18 +447,18 @@ class Store(Protocol):
 
     def create_log(
         self,
-        group_id: int,
-        replica_number: int,
+        group_id: GroupId,
+        replica_number: ReplicaNumber,
         *,
-        first_index: int = 1,
-        prev_term: int = 0,
-        next_offset: int = 0,
+        first_index: Index = Index(1),
+        prev_term: Term = NO_TERM,
+        next_offset: Offset = Offset(0),
         on_created: Callable[[Log], None],
     ) -> None:
         """Make an empty log whose first entry will have `first_index`; durable in `identity`
         before `on_created` runs on the loop. Several calls of one loop turn share one write."""
 
-    def delete_log(self, log_id: int) -> None:
+    def delete_log(self, log_id: LogId) -> None:
         """Forget the log: gone from `logs` at once, from `identity` durably in the background,
         its files moved to `deleted/` and then removed. Journal replay ignores it from then on."""
 
@@ -459,14 +472,20 @@ class Store(Protocol):
         segments; commit alone never forces a sync."""
 
     def reset_log(
-        self, log: Log, *, first_index: int, prev_term: int, next_offset: int, state: Buffer = b""
+        self,
+        log: Log,
+        *,
+        first_index: Index,
+        prev_term: Term,
+        next_offset: Offset,
+        state: Buffer = b"",
     ) -> None:
         """Stage the installation of a snapshot: drop every entry, continue at `first_index`
         (> commit). `state` (≤ `INSTALLED_STATE_BYTES_MAX`) is opaque to the store; it travels in
         the same journal record and is what `Log.installed_state` returns until a checkpoint has
         stored what the owner made of it."""
 
-    def trim_log(self, log: Log, *, first_index: int) -> None:
+    def trim_log(self, log: Log, *, first_index: Index) -> None:
         """Stage the removal of every entry below `first_index` (≤ commit + 1): retention. Whole
         segments that fall below it are deleted once the record is durable. Not while
         `installed_state` waits for its checkpoint: the entries behind it are what it is followed
@@ -482,8 +501,8 @@ class Store(Protocol):
     def read_cold(
         self,
         log: Log,
-        offset: int,
-        end_index: int,
+        offset: Offset,
+        end_index: Index,
         bytes_max: int,
         done: Callable[[Slices | StorageError], None],
     ) -> None:
@@ -493,15 +512,15 @@ class Store(Protocol):
     def entries_cold(
         self,
         log: Log,
-        first: int,
-        end: int,
+        first: Index,
+        end: Index,
         bytes_max: int,
         done: Callable[[list[StoredEntry] | StorageError], None],
     ) -> None:
         """As `Log.entries`, from disk."""
 
     def index_of_offset(
-        self, log: Log, offset: int, done: Callable[[int | StorageError], None]
+        self, log: Log, offset: Offset, done: Callable[[Index | StorageError], None]
     ) -> None:
         """The index of the entry that holds `offset`, or OffsetOutOfRange."""
 
@@ -509,10 +528,10 @@ class Store(Protocol):
         self,
         log: Log,
         timestamp_ms: int,
-        end_index: int,
-        done: Callable[[int | StorageError], None],
+        end_index: Index,
+        done: Callable[[Index | StorageError], None],
         *,
-        first_index: int = 0,
+        first_index: Index = NO_INDEX,
     ) -> None:
         """The first index, not below `first_index`, whose entry's largest timestamp is ≥
         `timestamp_ms`, or `end_index + 1` when there is none up to `end_index`."""
@@ -564,7 +583,7 @@ class Store(Protocol):
         against them. Entries in no damaged range are left alone."""
 
     # --- meta --------------------------------------------------------------------------------
-    def load_meta(self, log: Log) -> tuple[int, list[tuple[bytes, bytes]]]:
+    def load_meta(self, log: Log) -> tuple[Index, list[tuple[bytes, bytes]]]:
         """(applied index, items in key order) of the last checkpoint; (0, []) when none.
         Outdated while the log's `installed_state` is not empty: begin with that instead.
         Raises CorruptRecord when a value cannot be trusted: the state must then come from a

@@ -18,6 +18,19 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TypeVar
 
+from ids import (
+    NO_INDEX,
+    NO_TERM,
+    DirectoryId,
+    GroupId,
+    Index,
+    LogId,
+    NodeId,
+    Offset,
+    ReplicaNumber,
+    Term,
+    indexes,
+)
 from segments.api import (
     Buffer,
     Compacted,
@@ -54,12 +67,12 @@ class Collected:
 class LogState:
     """One log, as a list of entries. The same operations feed the live state and the image."""
 
-    log_id: int
-    group_id: int
-    replica_number: int
-    first_index: int
-    prev_term: int
-    start_offset: int
+    log_id: LogId
+    group_id: GroupId
+    replica_number: ReplicaNumber
+    first_index: Index
+    prev_term: Term
+    start_offset: Offset
     hard: HardState = field(default_factory=HardState)
     entries: list[EntryLike] = field(default_factory=list)
     installed: bytes = b""
@@ -70,11 +83,11 @@ class LogState:
     """Set in an image by whoever plays the disk that lost something."""
 
     @property
-    def last_index(self) -> int:
+    def last_index(self) -> Index:
         return self.first_index + len(self.entries) - 1
 
     @property
-    def next_offset(self) -> int:
+    def next_offset(self) -> Offset:
         if not self.entries:
             return self.start_offset
         return self.entries[-1].base_offset + self.entries[-1].records
@@ -83,7 +96,7 @@ class LogState:
         del self.entries[entries[0].index - self.first_index :]
         self.entries.extend(entries)
 
-    def reset(self, first_index: int, prev_term: int, next_offset: int, state: bytes) -> None:
+    def reset(self, first_index: Index, prev_term: Term, next_offset: Offset, state: bytes) -> None:
         self.first_index, self.prev_term, self.start_offset = first_index, prev_term, next_offset
         self.entries.clear()
         self.hard.commit = first_index - 1
@@ -91,7 +104,7 @@ class LogState:
         self.compacted = Compaction()
         self.resets += 1
 
-    def compact(self, compaction: Compaction, left: Mapping[int, Buffer]) -> None:
+    def compact(self, compaction: Compaction, left: Mapping[Index, Buffer]) -> None:
         """Payloads of entries, by index, of which something went."""
         for n, entry in enumerate(self.entries):
             if entry.index in left:
@@ -107,7 +120,7 @@ class LogState:
         if found.resets == self.resets and is_later:
             self.installed = b""
 
-    def trim(self, first_index: int) -> None:
+    def trim(self, first_index: Index) -> None:
         count = first_index - self.first_index
         if count <= 0:
             return
@@ -122,12 +135,12 @@ class LogState:
 class MemoryImage:
     """What survives a crash."""
 
-    directory_id: bytes
+    directory_id: DirectoryId
     cluster_record: bytes = b""
     next_log_id: int = 1
-    logs: dict[int, LogState] = field(default_factory=dict)
-    meta: dict[int, dict[bytes, bytes]] = field(default_factory=dict)
-    applied: dict[int, int] = field(default_factory=dict)
+    logs: dict[LogId, LogState] = field(default_factory=dict)
+    meta: dict[LogId, dict[bytes, bytes]] = field(default_factory=dict)
+    applied: dict[LogId, Index] = field(default_factory=dict)
 
 
 class MemoryLog:
@@ -135,32 +148,32 @@ class MemoryLog:
 
     __slots__ = ("_applied", "state")
 
-    def __init__(self, state: LogState, applied: int) -> None:
+    def __init__(self, state: LogState, applied: Index) -> None:
         self.state = state
         self._applied = applied
 
     @property
-    def log_id(self) -> int:
+    def log_id(self) -> LogId:
         return self.state.log_id
 
     @property
-    def group_id(self) -> int:
+    def group_id(self) -> GroupId:
         return self.state.group_id
 
     @property
-    def replica_number(self) -> int:
+    def replica_number(self) -> ReplicaNumber:
         return self.state.replica_number
 
     @property
-    def first_index(self) -> int:
+    def first_index(self) -> Index:
         return self.state.first_index
 
     @property
-    def last_index(self) -> int:
+    def last_index(self) -> Index:
         return self.state.last_index
 
     @property
-    def commit_index(self) -> int:
+    def commit_index(self) -> Index:
         return self.state.hard.commit
 
     @property
@@ -169,15 +182,15 @@ class MemoryLog:
         return HardState(hard.term, hard.vote, hard.commit)
 
     @property
-    def applied_index(self) -> int:
+    def applied_index(self) -> Index:
         return self._applied
 
     @property
-    def log_start_offset(self) -> int:
+    def log_start_offset(self) -> Offset:
         return self.state.start_offset
 
     @property
-    def next_offset(self) -> int:
+    def next_offset(self) -> Offset:
         return self.state.next_offset
 
     @property
@@ -197,17 +210,17 @@ class MemoryLog:
         return self.state.compacted
 
     @property
-    def holes(self) -> Sequence[tuple[int, int]]:
+    def holes(self) -> Sequence[tuple[Index, Index]]:
         return ()
 
-    def term(self, index: int) -> int:
+    def term(self, index: Index) -> Term:
         state = self.state
         if index == state.first_index - 1:
             return state.prev_term
         self._check(index)
         return state.entries[index - state.first_index].term
 
-    def offset_after(self, index: int) -> int:
+    def offset_after(self, index: Index) -> Offset:
         state = self.state
         if index == state.first_index - 1:
             return state.start_offset
@@ -215,7 +228,7 @@ class MemoryLog:
         entry = state.entries[index - state.first_index]
         return entry.base_offset + entry.records
 
-    def entries(self, first: int, end: int, bytes_max: int) -> Sequence[EntryLike]:
+    def entries(self, first: Index, end: Index, bytes_max: int) -> Sequence[EntryLike]:
         state = self.state
         if first == end:
             return []
@@ -230,7 +243,7 @@ class MemoryLog:
             found.append(entry)
         return found
 
-    def read(self, offset: int, end_index: int, bytes_max: int) -> Slices:
+    def read(self, offset: Offset, end_index: Index, bytes_max: int) -> Slices:
         state = self.state
         end_index = min(end_index, state.hard.commit)
         end_offset = self.offset_after(end_index)
@@ -240,7 +253,7 @@ class MemoryLog:
         if offset == end_offset:
             return slices
         first = self._index_of(offset)
-        for index in range(first, end_index + 1):
+        for index in indexes(first, end_index + 1):
             entry = state.entries[index - state.first_index]
             if not entry.records or not len(entry.data):
                 continue
@@ -253,7 +266,7 @@ class MemoryLog:
             slices.end_offset = entry.base_offset + entry.records
         return slices
 
-    def _index_of(self, offset: int) -> int:
+    def _index_of(self, offset: Offset) -> Index:
         state = self.state
         if not state.start_offset <= offset < state.next_offset:
             raise OffsetOutOfRange(
@@ -262,7 +275,7 @@ class MemoryLog:
         at = bisect_right(state.entries, offset, key=_base_offset) - 1
         return state.first_index + at
 
-    def _check(self, index: int) -> None:
+    def _check(self, index: Index) -> None:
         if index < self.state.first_index:
             raise Compacted(f"index {index} is below {self.state.first_index}")
         if index > self.state.last_index:
@@ -289,11 +302,12 @@ class MemoryStore:
         self.workers = workers
         self._options = options or StoreOptions()
         if image is None:
-            image = MemoryImage((rng or random.Random(0)).randbytes(16))
+            image = MemoryImage(DirectoryId((rng or random.Random(0)).randbytes(16)))
         self.image = image
-        self._logs: dict[int, MemoryLog] = {
+        self._logs: dict[LogId, MemoryLog] = {
             log_id: MemoryLog(
-                _live(state, image.applied.get(log_id, 0)), image.applied.get(log_id, 0)
+                _live(state, image.applied.get(log_id, NO_INDEX)),
+                image.applied.get(log_id, NO_INDEX),
             )
             for log_id, state in image.logs.items()
         }
@@ -311,11 +325,11 @@ class MemoryStore:
 
     # --- the contract ---------------------------------------------------------------------
     @property
-    def directory_id(self) -> bytes:
+    def directory_id(self) -> DirectoryId:
         return self.image.directory_id
 
     @property
-    def logs(self) -> dict[int, Log]:
+    def logs(self) -> dict[LogId, Log]:
         return dict(self._logs)
 
     @property
@@ -353,15 +367,15 @@ class MemoryStore:
 
     def create_log(
         self,
-        group_id: int,
-        replica_number: int,
+        group_id: GroupId,
+        replica_number: ReplicaNumber,
         *,
-        first_index: int = 1,
-        prev_term: int = 0,
-        next_offset: int = 0,
+        first_index: Index = Index(1),
+        prev_term: Term = NO_TERM,
+        next_offset: Offset = Offset(0),
         on_created: Callable[[Log], None],
     ) -> None:
-        log_id = self._next_log_id
+        log_id = LogId(self._next_log_id)
         self._next_log_id += 1
         image_state = LogState(
             log_id,
@@ -370,7 +384,7 @@ class MemoryStore:
             first_index,
             prev_term,
             next_offset,
-            HardState(0, 0, first_index - 1),
+            HardState(NO_TERM, NodeId(0), first_index - 1),
         )
 
         def write() -> None:
@@ -380,13 +394,15 @@ class MemoryStore:
         def written(result: BaseException | None) -> None:
             if isinstance(result, BaseException) or self._dead:
                 return
-            log = MemoryLog(replace(image_state, hard=replace(image_state.hard), entries=[]), 0)
+            log = MemoryLog(
+                replace(image_state, hard=replace(image_state.hard), entries=[]), NO_INDEX
+            )
             self._logs[log_id] = log
             on_created(log)
 
         self.workers.pool(write, written)
 
-    def delete_log(self, log_id: int) -> None:
+    def delete_log(self, log_id: LogId) -> None:
         del self._logs[log_id]
 
         def write() -> None:
@@ -432,7 +448,13 @@ class MemoryStore:
         self._stage(live.log_id, write)
 
     def reset_log(
-        self, log: Log, *, first_index: int, prev_term: int, next_offset: int, state: Buffer = b""
+        self,
+        log: Log,
+        *,
+        first_index: Index,
+        prev_term: Term,
+        next_offset: Offset,
+        state: Buffer = b"",
     ) -> None:
         live, kept = self._state(log), bytes(state)
         assert first_index > live.hard.commit, (first_index, live.hard.commit)
@@ -441,7 +463,7 @@ class MemoryStore:
             live.log_id, lambda durable: durable.reset(first_index, prev_term, next_offset, kept)
         )
 
-    def trim_log(self, log: Log, *, first_index: int) -> None:
+    def trim_log(self, log: Log, *, first_index: Index) -> None:
         state = self._state(log)
         assert first_index <= state.hard.commit + 1, (first_index, state.hard.commit)
         if first_index <= state.first_index:
@@ -464,8 +486,8 @@ class MemoryStore:
     def read_cold(
         self,
         log: Log,
-        offset: int,
-        end_index: int,
+        offset: Offset,
+        end_index: Index,
         bytes_max: int,
         done: Callable[[Slices | StorageError], None],
     ) -> None:
@@ -474,8 +496,8 @@ class MemoryStore:
     def entries_cold(
         self,
         log: Log,
-        first: int,
-        end: int,
+        first: Index,
+        end: Index,
         bytes_max: int,
         done: Callable[[list[StoredEntry] | StorageError], None],
     ) -> None:
@@ -488,7 +510,7 @@ class MemoryStore:
         self._cold(find, done)
 
     def index_of_offset(
-        self, log: Log, offset: int, done: Callable[[int | StorageError], None]
+        self, log: Log, offset: Offset, done: Callable[[Index | StorageError], None]
     ) -> None:
         assert isinstance(log, MemoryLog), type(log)
         self._cold(lambda: log._index_of(offset), done)
@@ -497,14 +519,14 @@ class MemoryStore:
         self,
         log: Log,
         timestamp_ms: int,
-        end_index: int,
-        done: Callable[[int | StorageError], None],
+        end_index: Index,
+        done: Callable[[Index | StorageError], None],
         *,
-        first_index: int = 0,
+        first_index: Index = NO_INDEX,
     ) -> None:
         state = self._state(log)
 
-        def find() -> int:
+        def find() -> Index:
             for entry in state.entries:
                 if entry.index > end_index:
                     break
@@ -573,9 +595,9 @@ class MemoryStore:
         """Nothing in memory is ever damaged."""
         self._cold(lambda: None, done)
 
-    def load_meta(self, log: Log) -> tuple[int, list[tuple[bytes, bytes]]]:
+    def load_meta(self, log: Log) -> tuple[Index, list[tuple[bytes, bytes]]]:
         items = self.image.meta.get(log.log_id, {})
-        return self.image.applied.get(log.log_id, 0), sorted(items.items())
+        return self.image.applied.get(log.log_id, NO_INDEX), sorted(items.items())
 
     def checkpoint(self, done: Callable[[], None] | None = None) -> None:
         if done is not None:
@@ -639,11 +661,11 @@ class MemoryStore:
         assert self._logs.get(log.log_id) is log, log.log_id
         return log.state
 
-    def _is_reset_durable(self, log_id: int) -> bool:
+    def _is_reset_durable(self, log_id: LogId) -> bool:
         live, image = self._logs.get(log_id), self.image.logs.get(log_id)
         return live is None or image is None or image.resets == live.state.resets
 
-    def _stage(self, log_id: int, change: Callable[[LogState], None]) -> None:
+    def _stage(self, log_id: LogId, change: Callable[[LogState], None]) -> None:
         def write(image: MemoryImage) -> None:
             state = image.logs.get(log_id)
             if state is not None:
@@ -689,21 +711,21 @@ class MemoryStore:
 
 
 def _cleaned(
-    entries: Sequence[EntryLike], keys_from: int, compaction: Compaction, cleaner: RecordCleaner
-) -> dict[int, Buffer]:
+    entries: Sequence[EntryLike], keys_from: Index, compaction: Compaction, cleaner: RecordCleaner
+) -> dict[Index, Buffer]:
     """What is left of entries of which something goes, by index."""
     shown = [
         StoredEntry(e.term, e.index, e.kind, e.data, e.base_offset, e.records, e.timestamp)
         for e in entries
         if e.index <= compaction.upto
     ]
-    left: dict[int, Buffer] = {}
+    left: dict[Index, Buffer] = {}
     while shown:
         end = cleaner.scan(shown, keys_from=keys_from)
         is_last = end > shown[-1].index
         for entry in shown:
             if entry.records and len(entry.data):
-                markers_upto = compaction.markers_upto if is_last else 0
+                markers_upto = compaction.markers_upto if is_last else NO_INDEX
                 data = cleaner.clean(entry, markers_upto=markers_upto)
                 if data is not None:
                     left[entry.index] = entry.data = data
@@ -714,13 +736,13 @@ def _cleaned(
     return left
 
 
-def _live(image: LogState, applied: int) -> LogState:
+def _live(image: LogState, applied: Index) -> LogState:
     """A state of its own for the owner, as the contract says of `hard_state` after `open`."""
     hard = image.hard
     term, vote = hard.term, hard.vote
     last_term = image.entries[-1].term if image.entries else image.prev_term
     if last_term > term:
-        term, vote = last_term, 0
+        term, vote = last_term, NodeId(0)
     commit = max(applied, min(hard.commit, image.last_index))
     return LogState(
         image.log_id,

@@ -16,6 +16,7 @@ from enum import Enum, auto
 from functools import partial
 from types import MappingProxyType
 
+from ids import NO_INDEX, NO_TERM, DirectoryId, GroupId, Index, LogId, Offset, ReplicaNumber, Term
 from segments.api import (
     Buffer,
     Compaction,
@@ -105,7 +106,7 @@ class DiskStore:
         self._meta = meta = recovered.meta
         self._cache = cache = recovered.cache
         self._logs = logs = recovered.logs
-        self._logs_view: Mapping[int, Log] = MappingProxyType(logs)
+        self._logs_view: Mapping[LogId, Log] = MappingProxyType(logs)
         self._life = Life.OPEN
         self._closed: Callable[[], None] = _nothing
         self._registry = registry = LogRegistry(fs, directory, workers, recovered.identity, self)
@@ -198,11 +199,11 @@ class DiskStore:
 
     # --- identity -----------------------------------------------------------------------------
     @property
-    def directory_id(self) -> bytes:
+    def directory_id(self) -> DirectoryId:
         return self._registry.directory_id
 
     @property
-    def logs(self) -> Mapping[int, Log]:
+    def logs(self) -> Mapping[LogId, Log]:
         return self._logs_view
 
     @property
@@ -248,12 +249,12 @@ class DiskStore:
 
     def create_log(
         self,
-        group_id: int,
-        replica_number: int,
+        group_id: GroupId,
+        replica_number: ReplicaNumber,
         *,
-        first_index: int = 1,
-        prev_term: int = 0,
-        next_offset: int = 0,
+        first_index: Index = Index(1),
+        prev_term: Term = NO_TERM,
+        next_offset: Offset = Offset(0),
         on_created: Callable[[Log], None],
     ) -> None:
         log_id = self._registry.take_id()
@@ -268,7 +269,7 @@ class DiskStore:
         known = LogIdentity(log_id, group_id, replica_number, first_index, next_offset, prev_term)
         self._registry.add(known, log, on_created)
 
-    def delete_log(self, log_id: int) -> None:
+    def delete_log(self, log_id: LogId) -> None:
         log = self._logs.pop(log_id)
         log.deleted = True
         log.placement.rooms.clear()
@@ -301,7 +302,13 @@ class DiskStore:
             self._checkpoints.committed(log)
 
     def reset_log(
-        self, log: Log, *, first_index: int, prev_term: int, next_offset: int, state: Buffer = b""
+        self,
+        log: Log,
+        *,
+        first_index: Index,
+        prev_term: Term,
+        next_offset: Offset,
+        state: Buffer = b"",
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
         assert first_index > log.hard.commit, (first_index, log.hard.commit)
@@ -321,7 +328,7 @@ class DiskStore:
 
         self._removals.add(Removal(batch.token, begin, lambda: log.allow_flush(generation)))
 
-    def trim_log(self, log: Log, *, first_index: int) -> None:
+    def trim_log(self, log: Log, *, first_index: Index) -> None:
         assert isinstance(log, DiskLog), type(log)
         assert first_index <= log.hard.commit + 1, (first_index, log.hard.commit)
         if first_index <= log.first:
@@ -441,7 +448,7 @@ class DiskStore:
                 return
         self.workers.call_later(0, lambda: done(False))
 
-    def _roll_above(self, log: DiskLog, index: int) -> None:
+    def _roll_above(self, log: DiskLog, index: Index) -> None:
         """Have the newest segment end, at this entry or as soon as it may behind it."""
         log.roll_above = max(log.roll_above, index)
         log.rewritten = True  # its tail is due, however small
@@ -458,8 +465,8 @@ class DiskStore:
     def read_cold(
         self,
         log: Log,
-        offset: int,
-        end_index: int,
+        offset: Offset,
+        end_index: Index,
         bytes_max: int,
         done: Callable[[Slices | StorageError], None],
     ) -> None:
@@ -469,8 +476,8 @@ class DiskStore:
     def entries_cold(
         self,
         log: Log,
-        first: int,
-        end: int,
+        first: Index,
+        end: Index,
         bytes_max: int,
         done: Callable[[list[StoredEntry] | StorageError], None],
     ) -> None:
@@ -478,7 +485,7 @@ class DiskStore:
         self._reader.entries(log, first, end, bytes_max, done)
 
     def index_of_offset(
-        self, log: Log, offset: int, done: Callable[[int | StorageError], None]
+        self, log: Log, offset: Offset, done: Callable[[Index | StorageError], None]
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
         self._reader.index_of_offset(log, offset, done)
@@ -487,10 +494,10 @@ class DiskStore:
         self,
         log: Log,
         timestamp_ms: int,
-        end_index: int,
-        done: Callable[[int | StorageError], None],
+        end_index: Index,
+        done: Callable[[Index | StorageError], None],
         *,
-        first_index: int = 0,
+        first_index: Index = NO_INDEX,
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
         self._reader.index_of_timestamp(log, timestamp_ms, end_index, done, first_index=first_index)
@@ -540,7 +547,7 @@ class DiskStore:
         self._removals.next()
 
     # --- meta ---------------------------------------------------------------------------------
-    def load_meta(self, log: Log) -> tuple[int, list[tuple[bytes, bytes]]]:
+    def load_meta(self, log: Log) -> tuple[Index, list[tuple[bytes, bytes]]]:
         return self._meta.load(log.log_id)
 
     # --- life ---------------------------------------------------------------------------------

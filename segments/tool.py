@@ -17,6 +17,7 @@ from itertools import pairwise
 
 from crc32c import crc32c
 
+from ids import GroupId, Index, LogId, ReplicaNumber, Term, indexes
 from segments.api import (
     Compaction,
     CorruptRecord,
@@ -44,14 +45,14 @@ class LogReport:
     """One log of one directory. `problems` are in words, oldest entry first."""
 
     directory: str
-    log_id: int
-    group_id: int
-    replica_number: int
+    log_id: LogId
+    group_id: GroupId
+    replica_number: ReplicaNumber
     first_index: int
     last_index: int
     flushed_index: int
     commit: int
-    term: int
+    term: Term
     vote: int
     segments: int
     lost: bool
@@ -64,8 +65,8 @@ class Difference:
     """The first entry at which copies of a group differ, and the directories that are wrong: those
     whose copy does not match its own CRC or is in the minority; none when that cannot be said."""
 
-    group_id: int
-    index: int
+    group_id: GroupId
+    index: Index
     offset: int
     wrong: list[str]
 
@@ -75,8 +76,8 @@ class DamagedRange:
     """Entries [first, end) that a directory should have and that cannot be read: damaged where they
     lie, from `position` in a log segment, or in no file any more, and `position` is None."""
 
-    first: int
-    end: int
+    first: Index
+    end: Index
     position: int | None
 
     def __str__(self) -> str:
@@ -172,7 +173,9 @@ class Directory:
             journal.close()
 
 
-def _walk(files: LogFiles, segment: SegmentInfo, end: int) -> Iterator[StoredEntry | DamagedRange]:
+def _walk(
+    files: LogFiles, segment: SegmentInfo, end: Index
+) -> Iterator[StoredEntry | DamagedRange]:
     """A segment's entries below `end`; behind a damaged one it goes on where an Idx says."""
     index, walk = segment.first_index, files.walk(segment, end)
     while index < end:
@@ -186,7 +189,7 @@ def _walk(files: LogFiles, segment: SegmentInfo, end: int) -> Iterator[StoredEnt
             walk = files.walk(segment, end, index=index, position=position)
 
 
-def _behind(files: LogFiles, segment: SegmentInfo, index: int, end: int) -> tuple[int, int]:
+def _behind(files: LogFiles, segment: SegmentInfo, index: Index, end: Index) -> tuple[Index, int]:
     """(the first entry from `index` on whose Idx leads to it, its position), or `end`."""
     file = files.fs.open(files.segment_path(segment.number))
     try:
@@ -278,7 +281,7 @@ def _check_idx(
         report.problems.append(f"index of entry {entry.index} names another entry")
 
 
-def _compare(directories: Sequence[Directory], group_id: int) -> Difference | None:
+def _compare(directories: Sequence[Directory], group_id: GroupId) -> Difference | None:
     """The first committed entry at which copies of the group differ."""
     logs = [
         (directory, known)
@@ -323,7 +326,7 @@ def _compacted_apart(logs: Sequence[tuple[Directory, LogIdentity]]) -> int:
     return max(upto, *(note.upto for note in notes)) if len(notes) > 1 else 0
 
 
-def _judge(group_id: int, index: int, copies: list[tuple[str, Digest]]) -> Difference:
+def _judge(group_id: GroupId, index: Index, copies: list[tuple[str, Digest]]) -> Difference:
     """Which copies are wrong: those that are damaged, and those that most others contradict."""
     votes: dict[Digest, list[str]] = {}
     wrong: list[str] = []
@@ -343,7 +346,7 @@ def _judge(group_id: int, index: int, copies: list[tuple[str, Digest]]) -> Diffe
 class Digest:
     """What two copies of an entry must have in common; a damaged one has nothing."""
 
-    index: int
+    index: Index
     crc: int = 0
     base_offset: int = -1
     is_damaged: bool = False
@@ -354,7 +357,7 @@ def _digests(directory: Directory, known: LogIdentity, differ_upto: int) -> Iter
     try:
         for found in directory.entries(known):
             if isinstance(found, DamagedRange):
-                for index in range(found.first, found.end):
+                for index in indexes(found.first, found.end):
                     yield Digest(index, is_damaged=True)
             else:
                 data = found.data if found.index > differ_upto else b""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ids import NO_INDEX, Index, LogId, Offset
 from segments.api import CorruptRecord, EntryLike, SegmentLimits
 from segments.io import failpoint
 from segments.io.fs import (
@@ -68,23 +69,23 @@ class FlushPlan:
 
     files: LogFiles
     generation: int
-    first: int
-    last: int
-    next_offset: int
+    first: Index
+    last: Index
+    next_offset: Offset
     bytes: int
     cursor: Cursor
     spans: list[FlushSpan]
     limits: SegmentLimits
-    segment_first: int
+    segment_first: Index
     """First index of the segment that is being written; 0: there is none."""
     has_scrap: bool
     """Behind the cursor there may be what another flush has left."""
     pulse: Pulse = field(default_factory=Pulse)
-    segment_offset: int = 0
+    segment_offset: Offset = Offset(0)
     """Base offset of the segment that is being written."""
-    roll_at: int = 0
+    roll_at: Index = NO_INDEX
     """The entry with which a new segment begins in any case; 0: none."""
-    placed_last: int = 0
+    placed_last: Index = NO_INDEX
     """Entries up to here lie in their place durably: only their Idx are written."""
     begun: list[SegmentInfo] = field(default_factory=list)
     """Segments that hold some of these and that no flush has come to, ascending."""
@@ -107,7 +108,7 @@ class FlushPlan:
 class FlushResult:
     """Where the log's segments end now."""
 
-    log_id: int
+    log_id: LogId
     plan: FlushPlan
     cursor: Cursor
     opened: list[SegmentInfo] = field(default_factory=list)

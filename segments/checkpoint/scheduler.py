@@ -18,6 +18,7 @@ from enum import Enum, auto
 from operator import attrgetter
 from typing import Protocol
 
+from ids import NO_INDEX, LogId, Offset
 from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
 from segments.checkpoint.flusher import FlushPlan, FlushResult, FlushSpan, Pulse, run_flush
 from segments.directory.log_registry import LogRegistry
@@ -128,7 +129,7 @@ class CheckpointScheduler:
         self,
         workers: Workers,
         options: StoreOptions,
-        logs: dict[int, DiskLog],
+        logs: dict[LogId, DiskLog],
         journal: Journal,
         meta: Meta,
         cache: TailCache,
@@ -149,13 +150,13 @@ class CheckpointScheduler:
         self._registry = registry
         self._owner = owner
         self._spread = spread
-        self.dirty: dict[int, DiskLog] = {
+        self.dirty: dict[LogId, DiskLog] = {
             log.id: log for log in logs.values() if log.hard.commit > log.flushed_index
         }
         """Use: the logs that a flush looks at.
         Invariant: has every log with committed entries that no segment holds."""
         self.pending = PendingMeta()
-        self._roomy: dict[int, DiskLog] = {}
+        self._roomy: dict[LogId, DiskLog] = {}
         """Logs that have room for payloads, or are to get it; those served last come last."""
         self.pulse = Pulse()
         self.state = CheckpointState.IDLE
@@ -459,8 +460,8 @@ class CheckpointScheduler:
             log.files, log.generation, first, last, log.offset_after(last), size,
             Cursor(cursor.segment, cursor.position, cursor.max_timestamp, cursor.first_timestamp),
             spans, limits,
-            log.segments[-1].first_index if log.segments else 0, has_scrap, self.pulse,
-            log.segments[-1].base_offset if log.segments else 0,
+            log.segments[-1].first_index if log.segments else NO_INDEX, has_scrap, self.pulse,
+            log.segments[-1].base_offset if log.segments else Offset(0),
             roll_at=log.roll_at(max(first, placement.index + 1)), placed_last=placement.index,
             begun=[info for info in placement.begun if info.first_index <= last],
             end=(placement.segment, placement.position),
@@ -537,7 +538,7 @@ class CheckpointScheduler:
                 self.arm()  # all of its state is due
             log.is_meta_lost = log.id in meta_lost
             if log.is_meta_lost:
-                log.applied = 0
+                log.applied = NO_INDEX
 
     def _apply(self, result: FlushResult) -> None:
         plan = result.plan

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ids import Index
 from segments.checkpoint.flusher import Pulse
 from segments.format.names import segment_number
 from segments.io import failpoint
@@ -28,7 +29,7 @@ class RemoveBelow:
         self,
         files: LogFiles,
         segments: Sequence[SegmentInfo],
-        first_index: int,
+        first_index: Index,
         pulse: Pulse,
         *,
         files_max: int = FILES_AT_ONCE,

@@ -20,6 +20,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
+from ids import Index
 from segments.api import (
     Compaction,
     EntriesDamaged,
@@ -93,12 +94,15 @@ class Compactor:
         return True
 
     def write(
-        self, files: LogFiles, segment: SegmentInfo, end: int, copies: Mapping[int, StoredEntry]
+        self, files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, StoredEntry]
     ) -> SegmentInfo:
         return mend(files, segment, end, copies)
 
     def release(
-        self, log: DiskLog, generation: int, written: Sequence[tuple[SegmentInfo, SegmentInfo, int]]
+        self,
+        log: DiskLog,
+        generation: int,
+        written: Sequence[tuple[SegmentInfo, SegmentInfo, Index]],
     ) -> None:
         for old, new, end in written:
             self._replace(log, generation, old, new, end)
@@ -164,7 +168,7 @@ class Compactor:
                 self.freed_bytes += before.bytes - new.sealed.bytes
 
     def _replace(
-        self, log: DiskLog, generation: int, old: SegmentInfo, new: SegmentInfo, end: int
+        self, log: DiskLog, generation: int, old: SegmentInfo, new: SegmentInfo, end: Index
     ) -> bool:
         """Put the new segment into the old one's place; False when that is gone. The file that does
         not count goes later."""
@@ -264,7 +268,7 @@ class _Run:
         rewriting = self.rewriting
         return rewriting is not None and rewriting.state is RewritingState.INDEXING
 
-    def _segments_of_pass(self) -> list[tuple[SegmentInfo, int]]:
+    def _segments_of_pass(self) -> list[tuple[SegmentInfo, Index]]:
         """(segment, index behind its last entry), newest first: those that hold entries to be
         looked at."""
         found = [

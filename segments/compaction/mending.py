@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
+from ids import Index, indexes
 from segments.api import Compaction, CorruptRecord, EntriesDamaged, StoredEntry
 from segments.compaction.rewriting import STEP_BYTES, Rewriting, RewritingState, bytes_of
 from segments.format.frame import FRAME_BYTES
@@ -23,7 +24,7 @@ _AT_ONCE = 64
 
 
 def mend(
-    files: LogFiles, segment: SegmentInfo, end: int, copies: Mapping[int, StoredEntry]
+    files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, StoredEntry]
 ) -> SegmentInfo:
     """The segment, whose entries end at `end`, with the copies where entries are damaged; durable
     on return. Blocks. Raises CorruptRecord when a copy does not fit its neighbours, other damage
@@ -47,7 +48,7 @@ class _Mending(Rewriting):
     goes."""
 
     def __init__(
-        self, files: LogFiles, segment: SegmentInfo, end: int, copies: Mapping[int, StoredEntry]
+        self, files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, StoredEntry]
     ) -> None:
         super().__init__(files, (segment,), end, segment, end, Compaction(), None)
         self._entries = _in_order(files, segment, end, copies)
@@ -72,7 +73,7 @@ class _Mending(Rewriting):
 
 
 def _in_order(
-    files: LogFiles, segment: SegmentInfo, end: int, copies: Mapping[int, StoredEntry]
+    files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, StoredEntry]
 ) -> Iterator[StoredEntry]:
     """The segment's entries, copies of the damaged ones among them. Raises CorruptRecord."""
     offset = segment.base_offset
@@ -86,14 +87,14 @@ def _in_order(
 
 
 def _around_damage(
-    files: LogFiles, segment: SegmentInfo, end: int, copies: Mapping[int, StoredEntry]
+    files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, StoredEntry]
 ) -> Iterator[StoredEntry]:
     index, position = segment.first_index, SEGMENT_HEADER_BYTES
     while index < end:
         walk = files.walk(segment, end, index=index, position=position, damaged=[])
         while (found := _next(walk)) is not None:
             entry, at, length = found
-            for passed_over in range(index, entry.index):
+            for passed_over in indexes(index, entry.index):
                 if passed_over not in copies:
                     raise EntriesDamaged(passed_over, passed_over + 1, position)
                 yield copies[passed_over]
@@ -119,7 +120,7 @@ def _next(
         return None
 
 
-def _place(files: LogFiles, segment: SegmentInfo, index: int, position: int) -> int:
+def _place(files: LogFiles, segment: SegmentInfo, index: Index, position: int) -> int:
     """Where an entry behind damaged ones lies, as its Idx says: else behind the copies, which may
     be as long as what they stand for."""
     try:

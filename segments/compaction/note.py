@@ -17,6 +17,7 @@ import struct
 
 from crc32c import crc32c
 
+from ids import LogId
 from segments.api import Compaction
 from segments.format.names import COMPACTION
 from segments.io import failpoint
@@ -27,7 +28,7 @@ _NOTE = struct.Struct("<8sIQQ")
 _CRC_FROM = 12
 
 
-def read_note(fs: FileSystem, directory: str, log_id: int) -> Compaction:
+def read_note(fs: FileSystem, directory: str, log_id: LogId) -> Compaction:
     """What was done to all of the log in this directory."""
     path = f"{directory}/{COMPACTION}"
     if not fs.exists(path) or fs.is_directory(path):
@@ -45,7 +46,7 @@ def read_note(fs: FileSystem, directory: str, log_id: int) -> Compaction:
     return Compaction(upto, markers_upto)
 
 
-def write_note(fs: FileSystem, directory: str, log_id: int, done: Compaction) -> None:
+def write_note(fs: FileSystem, directory: str, log_id: LogId, done: Compaction) -> None:
     """Durable on return. Blocks. Raises OSError."""
     path = f"{directory}/{COMPACTION}"
     begun = f"{path}.new"

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 
+from ids import Index
 from segments.api import Compaction, RecordCleaner, StoredEntry
 from segments.format.frame import FRAME_BYTES, frame_of
 from segments.format.names import rewritten
@@ -53,7 +54,7 @@ class RewritingState(Enum):
 
 
 def read_entries(
-    files: LogFiles, segments: Sequence[SegmentInfo], stop: int, first: int, end: int
+    files: LogFiles, segments: Sequence[SegmentInfo], stop: Index, first: Index, end: Index
 ) -> list[StoredEntry]:
     """Entries from `first`, a step of them; `segments` are the log's, whose entries end at `stop`.
     Blocks. Raises CorruptRecord."""
@@ -68,9 +69,9 @@ class Rewriting:
         self,
         files: LogFiles,
         segments: Sequence[SegmentInfo],
-        stop: int,
+        stop: Index,
         segment: SegmentInfo,
-        end: int,
+        end: Index,
         compaction: Compaction,
         cleaner: RecordCleaner | None,
     ) -> None:

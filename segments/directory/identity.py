@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
+from ids import DirectoryId, GroupId, Index, LogId, Offset, ReplicaNumber, Term
 from segments.api import CorruptRecord
 from segments.io import failpoint
 from segments.io.fs import FileSystem, read_around
@@ -48,12 +49,12 @@ _CRC = struct.Struct("<I")
 class LogIdentity:
     """One log as it was created; `lost` once recovery found it so."""
 
-    log_id: int
-    group_id: int
-    replica_number: int
-    first_index: int
-    next_offset: int
-    prev_term: int
+    log_id: LogId
+    group_id: GroupId
+    replica_number: ReplicaNumber
+    first_index: Index
+    next_offset: Offset
+    prev_term: Term
     lost: bool = False
 
 
@@ -61,10 +62,10 @@ class LogIdentity:
 class Identity:
     """The content of the identity file."""
 
-    directory_id: bytes
+    directory_id: DirectoryId
     cluster_record: bytes = b""
     next_log_id: int = 1
-    logs: dict[int, LogIdentity] = field(default_factory=dict)
+    logs: dict[LogId, LogIdentity] = field(default_factory=dict)
     is_whole: bool = True
     """Everything else that belongs into the directory was made: what is missing was there."""
     has_places: bool = False

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from ids import DirectoryId, LogId
 from segments.api import Log, Workers
 from segments.directory.identity import Identity, LogIdentity, encode, fresh_path, write_identity
 from segments.io.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full, is_refused
@@ -80,7 +81,7 @@ class LogRegistry:
         self._created: list[tuple[DiskLog, Callable[[Log], None]]] = []
         self._is_armed = False
         self._is_dirty = False
-        self._removed: set[int] = set()
+        self._removed: set[LogId] = set()
         """Use: logs that were deleted and that the file still lists.
         Invariant: nothing of such a log is removed, nor a journal file that it needs."""
         self.is_writing = False
@@ -88,7 +89,7 @@ class LogRegistry:
         self.is_closed = False
 
     @property
-    def directory_id(self) -> bytes:
+    def directory_id(self) -> DirectoryId:
         return self._identity.directory_id
 
     @property
@@ -100,7 +101,7 @@ class LogRegistry:
         """The file lists a log that was removed."""
         return bool(self._removed)
 
-    def is_listed(self, log_id: int) -> bool:
+    def is_listed(self, log_id: LogId) -> bool:
         """The file lists this one, which was removed."""
         return log_id in self._removed
 
@@ -109,17 +110,17 @@ class LogRegistry:
         self._identity.cluster_record = record
         write_identity(self._fs, self._directory, encode(self._identity))
 
-    def take_id(self) -> int:
+    def take_id(self) -> LogId:
         """An id no log of this directory ever had."""
         self._identity.next_log_id += 1
-        return self._identity.next_log_id - 1
+        return LogId(self._identity.next_log_id - 1)
 
     def add(self, known: LogIdentity, log: DiskLog, on_created: Callable[[Log], None]) -> None:
         self._identity.logs[known.log_id] = known
         self._created.append((log, on_created))
         self._touch()
 
-    def remove(self, log_id: int) -> None:
+    def remove(self, log_id: LogId) -> None:
         del self._identity.logs[log_id]
         self._removed.add(log_id)
         self._touch()

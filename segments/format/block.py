@@ -72,6 +72,8 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
+from ids import Index, LogId, NodeId, Offset, Term
+
 PAGE_BYTES = 4096
 FILE_MAGIC = b"VDLJRNL2"
 OLD_FILE_MAGIC = b"VDLJRNL1"
@@ -121,19 +123,19 @@ class Mark:
     """What a file header says about one log: everything that blocks before the file said, and the
     first one in it, which comes in the same write."""
 
-    log_id: int
+    log_id: LogId
     sequence: int
-    term: int
-    prev_term: int
+    term: Term
+    prev_term: Term
     flags: int
-    vote: int
-    commit: int
-    applied: int
-    flushed_index: int
-    flushed_offset: int
-    last_index: int
-    first_index: int
-    start_offset: int
+    vote: NodeId
+    commit: Index
+    applied: Index
+    flushed_index: Index
+    flushed_offset: Offset
+    last_index: Index
+    first_index: Index
+    start_offset: Offset
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ import struct
 
 from crc32c import crc32c
 
+from ids import GroupId, Index, Offset, Term
 from segments.api import Buffer, CorruptRecord, StoredEntry
 
 FRAME_BYTES = 48
@@ -45,7 +46,13 @@ def frame_length(view: memoryview, at: int) -> int:
 
 
 def frame_header(
-    data: Buffer, *, group_id: int, term: int, index: int, base_offset: int, timestamp: int
+    data: Buffer,
+    *,
+    group_id: GroupId,
+    term: Term,
+    index: Index,
+    base_offset: Offset,
+    timestamp: int,
 ) -> bytes:
     """Header and CRC of a frame around `data` that is not an entry. Entries are framed where they
     are copied, see `DiskLog.stage`."""
@@ -55,7 +62,7 @@ def frame_header(
     return CRC.pack(crc32c(data, crc32c(rest))) + rest
 
 
-def frame_of(entry: StoredEntry, group_id: int) -> bytes:
+def frame_of(entry: StoredEntry, group_id: GroupId) -> bytes:
     """The frame of an entry that is written where no chunk has it."""
     rest = HEADER_REST.pack(
         len(entry.data), group_id, entry.term, int(entry.kind), FRAME_VERSION, 0, entry.records,
@@ -71,13 +78,13 @@ def is_frame(view: memoryview, length: int, crc: int) -> bool:
     return CRC.unpack_from(view)[0] == crc and crc32c(view[4:]) == crc
 
 
-def base_offset_of(view: memoryview, at: int) -> int:
+def base_offset_of(view: memoryview, at: int) -> Offset:
     """Base offset in the frame at `at`, which has been checked."""
-    found: int = HEADER.unpack_from(view, at)[9]
+    found: Offset = HEADER.unpack_from(view, at)[9]
     return found
 
 
-def read_frame(view: memoryview, at: int, group_id: int, position: int) -> StoredEntry:
+def read_frame(view: memoryview, at: int, group_id: GroupId, position: int) -> StoredEntry:
     """The entry framed at `at`, its CRC checked; `position` is for the error's text.
 
     Raises CorruptRecord.
@@ -100,7 +107,7 @@ def read_frame(view: memoryview, at: int, group_id: int, position: int) -> Store
     )
 
 
-def frame_at(view: memoryview, at: int, group_id: int, index: int) -> StoredEntry | None:
+def frame_at(view: memoryview, at: int, group_id: GroupId, index: Index) -> StoredEntry | None:
     """The entry `index` framed at `at`, or None when it is not there or damaged."""
     try:
         entry = read_frame(view, at, group_id, 0)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from ids import LogId
+
 ROOT = frozenset(
     (
         "identity", "identity.new", "lock", "journal", "logs", "deleted", "reserve", "meta",
@@ -47,9 +49,9 @@ def is_journal_begun(name: str) -> bool:
     return name.endswith(".new") and journal_sequence(name.removesuffix(".new")) is not None
 
 
-def log_id_of(name: str) -> int | None:
+def log_id_of(name: str) -> LogId | None:
     """The id of the log whose directory has this name."""
-    return int(name, 16) if _LOG.fullmatch(name) else None
+    return LogId(int(name, 16)) if _LOG.fullmatch(name) else None
 
 
 def segment_number(name: str) -> tuple[str, int] | None:
@@ -90,7 +92,7 @@ def is_begun(name: str) -> bool:
     return name != whole and (segment_number(whole) is not None or whole == COMPACTION)
 
 
-def log_directory(directory: str, log_id: int) -> str:
+def log_directory(directory: str, log_id: LogId) -> str:
     """Where a log's segments lie."""
     return f"{directory}/logs/{log_id:08x}"
 

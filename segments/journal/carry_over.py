@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
+from ids import LogId
 from segments.journal.marks import marks_before
 from segments.log.log import Batch, DiskLog
 
 
 def carry_over(
-    logs: Mapping[int, DiskLog],
+    logs: Mapping[LogId, DiskLog],
     live: Sequence[int],
     inside: Container[int],
     batch: Batch,
@@ -41,6 +42,6 @@ def carry_over(
     return chosen
 
 
-def needed_bytes(logs: Mapping[int, DiskLog], sequence: int) -> int:
+def needed_bytes(logs: Mapping[LogId, DiskLog], sequence: int) -> int:
     """What the journal files from `sequence` on are still needed for."""
     return sum(log.carried_bytes(sequence) for log in logs.values() if not log.is_lost)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ids import LogId, Offset
 from segments.format.block import (
     ENTRY,
     FLUSHED,
@@ -31,24 +32,24 @@ from segments.format.frame import base_offset_of
 from segments.log.log import Batch, DiskLog
 
 
-def marks_of(logs: Mapping[int, DiskLog]) -> list[Mark]:
+def marks_of(logs: Mapping[LogId, DiskLog]) -> list[Mark]:
     """The state of every log as it is staged now, by log id."""
     return [logs[log_id].mark() for log_id in sorted(logs)]
 
 
-def marks_before(logs: Mapping[int, DiskLog], sequence: int) -> list[Mark]:
+def marks_before(logs: Mapping[LogId, DiskLog], sequence: int) -> list[Mark]:
     """The marks of a file that stands for the journal files from `sequence` on, by log id."""
     return [logs[log_id].mark_before(sequence) for log_id in sorted(logs)]
 
 
-def marks_behind(before: dict[int, Mark], batch: Batch) -> dict[int, Mark]:
+def marks_behind(before: dict[LogId, Mark], batch: Batch) -> dict[LogId, Mark]:
     """The state of each log, by id, behind a batch or a first part of one, from that before it."""
     marks = {log_id: replace(mark) for log_id, mark in before.items()}
     buffers = iter(batch.buffers)
     buffer = memoryview(b"")
     at = 0
     for record in batch.records:
-        next_offset = 0
+        next_offset = Offset(0)
         if size := frame_bytes(record):
             while at >= len(buffer):
                 at -= len(buffer)
@@ -56,11 +57,11 @@ def marks_behind(before: dict[int, Mark], batch: Batch) -> dict[int, Mark]:
             if record[8] == INSTALL:
                 next_offset = base_offset_of(buffer, at)
             at += size
-        _advance(marks[int.from_bytes(record[:4], "little")], record, next_offset)
+        _advance(marks[LogId(int.from_bytes(record[:4], "little"))], record, next_offset)
     return marks
 
 
-def _advance(mark: Mark, record: bytes, next_offset: int) -> None:
+def _advance(mark: Mark, record: bytes, next_offset: Offset) -> None:
     _, sequence, kind, term, index, value = STATE_RECORD.unpack(record)
     mark.sequence = (sequence + 1) & SEQUENCE_MASK
     kind &= 0xFF

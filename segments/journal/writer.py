@@ -27,6 +27,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Protocol
 
+from ids import LogId
 from segments.api import Buffer, StoreOptions, Workers
 from segments.format.block import (
     BLOCK_HEADER_BYTES,
@@ -138,7 +139,7 @@ class Journal:
         workers: Workers,
         options: StoreOptions,
         rng: random.Random,
-        logs: Mapping[int, DiskLog],
+        logs: Mapping[LogId, DiskLog],
         owner: JournalOwner,
         now_ns: Callable[[], int],
     ) -> None:

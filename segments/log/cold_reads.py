@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
+from ids import Index, Offset
 from segments.api import (
     EntriesDamaged,
     EntryLike,
@@ -35,20 +36,20 @@ T = TypeVar("T")
 class Found:
     """What a job read: entries from `index` on, of which a reader gets the first `count`."""
 
-    index: int
+    index: Index
     entries: list[StoredEntry]
     count: int = 0
 
 
 def read(
-    log: DiskLog, offset: int, end_index: int, bytes_max: int, index: int, ahead: int
+    log: DiskLog, offset: Offset, end_index: Index, bytes_max: int, index: Index, ahead: int
 ) -> Callable[[], Found]:
     """A job that finds what `Log.read` gives, and `ahead` bytes more. `index` is that of the entry
     that holds `offset`, if it is known, else 0."""
     files, segments, first, stop = log.files, log.segments, log.first, log.flushed_index + 1
     end = min(stop, end_index + 1)
 
-    def look(end: int) -> Found:
+    def look(end: Index) -> Found:
         start = index or files.index_of(segments, offset, first, end)
         found = Found(start, files.entries(start, end, bytes_max + ahead))
         for entry in found.entries[:1]:
@@ -66,11 +67,13 @@ def read(
     return lambda: _up_to_damage(files, segments, stop, end, look)
 
 
-def entries(log: DiskLog, first: int, end: int, bytes_max: int, ahead: int) -> Callable[[], Found]:
+def entries(
+    log: DiskLog, first: Index, end: Index, bytes_max: int, ahead: int
+) -> Callable[[], Found]:
     """A job that reads as `Log.entries` does, as far as segments reach, and `ahead` bytes more."""
     files, segments, stop = log.files, log.segments, log.flushed_index + 1
 
-    def look(end: int) -> Found:
+    def look(end: Index) -> Found:
         return Found(first, files.entries(first, end, bytes_max + ahead))
 
     return lambda: _up_to_damage(files, segments, stop, stop if ahead else min(end, stop), look)
@@ -79,9 +82,9 @@ def entries(log: DiskLog, first: int, end: int, bytes_max: int, ahead: int) -> C
 def _up_to_damage(
     files: LogFiles,
     segments: Sequence[SegmentInfo],
-    stop: int,
-    end: int,
-    look: Callable[[int], Found],
+    stop: Index,
+    end: Index,
+    look: Callable[[Index], Found],
 ) -> Found:
     """`look(end)`. When damage without Idx takes more of its segment along, what lies before it,
     and before other damage on the way to it. Raises EntriesDamaged when nothing does."""
@@ -104,7 +107,7 @@ def _up_to_damage(
             return found
 
 
-def slices(found: Found, offset: int, end_index: int, bytes_max: int) -> Slices:
+def slices(found: Found, offset: Offset, end_index: Index, bytes_max: int) -> Slices:
     """The first batches of what was found, as `Log.read` gives them; counts them in `found`. Its
     reader goes on at the offset behind the last batch, and so must what is left of `found`: entries
     behind that batch which were compacted away are not counted."""
@@ -134,7 +137,7 @@ def _has_records(entry: StoredEntry) -> bool:
     return bool(entry.records and len(entry.data))
 
 
-def first_entries(found: Found, end: int, bytes_max: int) -> list[StoredEntry]:
+def first_entries(found: Found, end: Index, bytes_max: int) -> list[StoredEntry]:
     """The first of what was found, as `Log.entries` gives them; counts them in `found`."""
     taken: list[StoredEntry] = []
     total = 0
@@ -147,7 +150,7 @@ def first_entries(found: Found, end: int, bytes_max: int) -> list[StoredEntry]:
     return taken
 
 
-def index_of_offset(log: DiskLog, offset: int) -> Callable[[], int]:
+def index_of_offset(log: DiskLog, offset: Offset) -> Callable[[], Index]:
     """A job that finds the entry which holds `offset`. Raises OffsetOutOfRange."""
     files, segments, first, stop = log.files, log.segments, log.first, log.flushed_index + 1
     return lambda: files.healing(
@@ -156,8 +159,8 @@ def index_of_offset(log: DiskLog, offset: int) -> Callable[[], int]:
 
 
 def index_of_timestamp(
-    log: DiskLog, timestamp_ms: int, first: int, end: int
-) -> tuple[Callable[[], TimeFound], int]:
+    log: DiskLog, timestamp_ms: int, first: Index, end: Index
+) -> tuple[Callable[[], TimeFound], Index]:
     """(job that looks for the first of entries [first, end), which segments hold, with a timestamp
     ≥ `timestamp_ms`; index of the entry to go on with when it finds none)."""
     files, segments, stop = log.files, log.segments, log.flushed_index + 1
@@ -211,7 +214,7 @@ def _tail_span(log: DiskLog) -> SegmentSpan:
     return SegmentSpan(log.offset_after(end - 1), size, newest, end - 1)
 
 
-def index_in_tail(log: DiskLog, timestamp_ms: int, first: int, end: int) -> int:
+def index_in_tail(log: DiskLog, timestamp_ms: int, first: Index, end: Index) -> Index:
     """The first of [first, end), which are all in memory, with a timestamp ≥ `timestamp_ms`, or
     `end`."""
     for chunk, start, stop in log.tail.spans(max(first, log.first), min(end, log.last + 1)):

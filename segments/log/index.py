@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from ids import Index, LogId, Offset, Term
 from segments.api import CorruptRecord
 
 IDX_BYTES = 40
@@ -49,30 +50,30 @@ class IndexDamaged(CorruptRecord):
 class Idx(NamedTuple):
     """Where an entry lies, and what is needed to find it."""
 
-    base_offset: int
+    base_offset: Offset
     max_timestamp: int
     position: int
     length: int
     segment: int
-    term: int
+    term: Term
     records: int
     kind: int
 
 
-def place(index: int, entries_per_file: int) -> tuple[int, int]:
+def place(index: Index, entries_per_file: int) -> tuple[int, int]:
     """(index file, position in it) of an entry."""
     number, slot = divmod(index, entries_per_file)
     return number, INDEX_HEADER_BYTES + slot * IDX_BYTES
 
 
-def seed(log_id: int, index: int) -> int:
+def seed(log_id: LogId, index: Index) -> int:
     """Seed of an Idx's check: an Idx in a wrong place fails."""
     return (index * 0x9E3779B1 + log_id + 1) & 0xFFFFFFFF
 
 
 def pack_idx(
-    out: bytearray, at: int, log_id: int, index: int, base_offset: int, max_timestamp: int,
-    position: int, length: int, segment: int, term: int, records: int, kind: int,
+    out: bytearray, at: int, log_id: LogId, index: Index, base_offset: Offset, max_timestamp: int,
+    position: int, length: int, segment: int, term: Term, records: int, kind: int,
 ) -> None:  # fmt: skip
     """Write one Idx at `at`. Plain arguments: this runs once for every entry."""
     IDX.pack_into(
@@ -82,7 +83,7 @@ def pack_idx(
     _CHECK.pack_into(out, at + 38, check or 0xFFFF)
 
 
-def read_idx(data: bytes, at: int, log_id: int, index: int) -> Idx:
+def read_idx(data: bytes, at: int, log_id: LogId, index: Index) -> Idx:
     """The Idx of entry `index` at `at`. Raises IndexDamaged."""
     row = data[at : at + IDX_BYTES]
     if len(row) < IDX_BYTES:
@@ -94,7 +95,7 @@ def read_idx(data: bytes, at: int, log_id: int, index: int) -> Idx:
     return Idx._make(IDX.unpack(row)[:8])
 
 
-def encode_index_header(log_id: int, number: int) -> bytes:
+def encode_index_header(log_id: LogId, number: int) -> bytes:
     """The header of an index file."""
     crc = crc32c(struct.pack("<IQQ", 0, log_id, number))
     return INDEX_HEADER.pack(INDEX_MAGIC, crc, 0, log_id, number)

@@ -15,6 +15,7 @@ from operator import attrgetter
 
 from crc32c import crc32c
 
+from ids import NO_INDEX, NO_TERM, GroupId, Index, LogId, NodeId, Offset, ReplicaNumber, Term
 from segments.api import (
     Compacted,
     Compaction,
@@ -70,8 +71,8 @@ class Span:
     """Entries [first, last] of a log that a batch carries."""
 
     log: DiskLog
-    first: int
-    last: int
+    first: Index
+    last: Index
 
 
 @dataclass(slots=True)
@@ -79,8 +80,8 @@ class Run:
     """Entries [first, last] of one log that journal file `sequence` holds, durably."""
 
     sequence: int
-    first: int
-    last: int
+    first: Index
+    last: Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,9 @@ class Install:
     """A reset, and the state that came with it. `number` tells it from other resets of the log."""
 
     number: int
-    first_index: int
-    prev_term: int
-    next_offset: int
+    first_index: Index
+    prev_term: Term
+    next_offset: Offset
     state: bytes
 
 
@@ -117,10 +118,10 @@ class Batch:
         """Use: entries to be noted as journaled once the batch is durable."""
         self.installs: list[tuple[DiskLog, int]] = []
         """Use: resets to be noted then: (log, its generation)."""
-        self.hard: dict[int, tuple[int, int]] = {}
+        self.hard: dict[LogId, tuple[int, int]] = {}
         """Use: by log id, where in `records` its newest hard state is, and that record's sequence.
         A newer one takes its place as long as nothing else of the log follows it."""
-        self.before: dict[int, Mark] = {}
+        self.before: dict[LogId, Mark] = {}
         """Use: the header of a file that takes only a part of the batch is made from it.
         Invariant: by log id, the state before the batch of every log that was staged into it."""
         self.marks: list[Mark] | None = None
@@ -136,7 +137,7 @@ class Batch:
         batch; 0: it takes none."""
         self.payloads: list[Payload] = []
         """Use: written beside the batch's first block, which counts only with them."""
-        self.placed: list[tuple[DiskLog, int, int]] = []
+        self.placed: list[tuple[DiskLog, int, Index]] = []
         """Use: to be noted once the batch is durable: (log, its generation, last entry placed)."""
         self.rewound: list[DiskLog] = []
         """Use: logs of which it cuts off entries that had a place."""
@@ -222,18 +223,18 @@ class DiskLog:
     def __init__(
         self,
         files: LogFiles,
-        replica_number: int,
+        replica_number: ReplicaNumber,
         cache: TailCache,
         *,
-        first_index: int,
-        prev_term: int,
-        next_offset: int,
+        first_index: Index,
+        prev_term: Term,
+        next_offset: Offset,
     ) -> None:
         self.id = files.log_id
         self.group = files.group_id
         self.number = replica_number
         self.files = files
-        self.hard = HardState(0, 0, first_index - 1)
+        self.hard = HardState(NO_TERM, NodeId(0), first_index - 1)
         """As last staged, durable or not.
         Invariant: neither term nor commit index ever sinks."""
         self.first = first_index
@@ -247,7 +248,7 @@ class DiskLog:
         Invariant: segments hold every entry from `first` to here durably."""
         self.flushed_offset = next_offset
         """Offset after `flushed_index`."""
-        self.applied = 0
+        self.applied = NO_INDEX
         """Use: a mark says it, and retention trims behind it.
         Invariant: meta holds the state up to here durably; 0 while that is lost."""
         self.terms = TermRuns(first_index - 1, prev_term)
@@ -297,33 +298,33 @@ class DiskLog:
         """Behind the cursor there may be what a flush has left that does not count."""
         self.compacted = Compaction()
         """Invariant: the note in the log's directory says it."""
-        self.roll_above = 0
+        self.roll_above = NO_INDEX
         """A new segment begins behind this entry, or as soon as it may: the newest is never
         compacted."""
 
     # --- the contract ------------------------------------------------------------------------
     @property
-    def log_id(self) -> int:
+    def log_id(self) -> LogId:
         return self.id
 
     @property
-    def group_id(self) -> int:
+    def group_id(self) -> GroupId:
         return self.group
 
     @property
-    def replica_number(self) -> int:
+    def replica_number(self) -> ReplicaNumber:
         return self.number
 
     @property
-    def first_index(self) -> int:
+    def first_index(self) -> Index:
         return self.first
 
     @property
-    def last_index(self) -> int:
+    def last_index(self) -> Index:
         return self.last
 
     @property
-    def commit_index(self) -> int:
+    def commit_index(self) -> Index:
         return self.hard.commit
 
     @property
@@ -331,15 +332,15 @@ class DiskLog:
         return HardState(self.hard.term, self.hard.vote, self.hard.commit)
 
     @property
-    def applied_index(self) -> int:
+    def applied_index(self) -> Index:
         return self.applied
 
     @property
-    def log_start_offset(self) -> int:
+    def log_start_offset(self) -> Offset:
         return self.start_offset
 
     @property
-    def next_offset(self) -> int:
+    def next_offset(self) -> Offset:
         return self.offset
 
     @property
@@ -355,15 +356,15 @@ class DiskLog:
         return self.compacted
 
     @property
-    def holes(self) -> Sequence[tuple[int, int]]:
+    def holes(self) -> Sequence[tuple[Index, Index]]:
         return self.damaged_ranges.ranges
 
-    def term(self, index: int) -> int:
+    def term(self, index: Index) -> Term:
         if self.first - 1 <= index <= self.last:
             return self.terms.term(index)
         raise self._outside(index)
 
-    def offset_after(self, index: int) -> int:
+    def offset_after(self, index: Index) -> Offset:
         if index == self.last:
             return self.offset
         if index == self.first - 1:
@@ -379,7 +380,7 @@ class DiskLog:
         idx = self.files.idx(index)
         return idx.base_offset + idx.records
 
-    def entries(self, first: int, end: int, bytes_max: int) -> Sequence[EntryLike]:
+    def entries(self, first: Index, end: Index, bytes_max: int) -> Sequence[EntryLike]:
         if first == end:
             return []
         self._check(first)
@@ -391,7 +392,7 @@ class DiskLog:
         tail.cache.hits += 1
         return tail.slice(first, end, bytes_max)
 
-    def read(self, offset: int, end_index: int, bytes_max: int) -> Slices:
+    def read(self, offset: Offset, end_index: Index, bytes_max: int) -> Slices:
         end_index = min(end_index, self.hard.commit)
         end_offset = self.offset_after(end_index)
         if not self.start_offset <= offset <= end_offset:
@@ -480,7 +481,7 @@ class DiskLog:
         batch.entries += len(entries)
         batch.needs_proof = True
 
-    def _stage_places_before(self, first: int, batch: Batch) -> None:
+    def _stage_places_before(self, first: Index, batch: Batch) -> None:
         """Stage records that say where entries before `first` lie that no flush has come to. They
         went along with others, and stay in older files than the block that said it."""
         begins = [self.flushed_index + 1, *(info.first_index for info in self.placement.begun)]
@@ -488,7 +489,7 @@ class DiskLog:
             segment, position = self.placement.place_of(index, self.cursor, self.tail)
             self.stage_state(batch, PLACE, segment, index, position)
 
-    def _stage_places(self, first: int, last: int, batch: Batch) -> None:
+    def _stage_places(self, first: Index, last: Index, batch: Batch) -> None:
         """Stage records that say where the frames of entries [first, last] lie."""
         segment, position = self.placement.place_of(first, self.cursor, self.tail)
         begun = {info.first_index: info.number for info in self.placement.begun}
@@ -594,7 +595,7 @@ class DiskLog:
         if self.id not in batch.before:
             batch.before[self.id] = self.mark()
 
-    def truncate(self, index: int, batch: Batch) -> None:
+    def truncate(self, index: Index, batch: Batch) -> None:
         """Cut the suffix from `index` on."""
         assert index > self.hard.commit, (index, self.hard.commit)
         assert index > self.flushed_index, (index, self.flushed_index)
@@ -643,14 +644,14 @@ class DiskLog:
         if first and first <= self.last:
             self._restage_entries(first, batch)
 
-    def _first_from(self, sequence: int) -> int:
+    def _first_from(self, sequence: int) -> Index:
         """The first entry that no segment holds, nor a journal file before `sequence`; 0: none."""
         for run in self.runs:
             if run.sequence >= sequence and run.last > self.flushed_index:
                 return max(run.first, self.flushed_index + 1)
-        return 0
+        return NO_INDEX
 
-    def _restage_entries(self, first: int, batch: Batch) -> None:
+    def _restage_entries(self, first: Index, batch: Batch) -> None:
         """Stage everything from `first` on once more. The frames are those in the tail: nothing is
         copied or summed again. Of those that are placed only the records."""
         self.touch(batch)
@@ -744,7 +745,7 @@ class DiskLog:
         batch.installs.append((self, self.generation))
 
     def reset(
-        self, first_index: int, prev_term: int, next_offset: int, state: bytes, batch: Batch
+        self, first_index: Index, prev_term: Term, next_offset: Offset, state: bytes, batch: Batch
     ) -> None:
         """Drop every entry and continue at `first_index`. No flush until `allow_flush`: the files
         there are belong to what was dropped."""
@@ -766,7 +767,7 @@ class DiskLog:
         self.placement = Placement(first_index - 1, first_index - 1)
         self.damaged_ranges.clear()
         self.compacted = Compaction()
-        self.roll_above = 0
+        self.roll_above = NO_INDEX
         self.generation += 1
         self.is_void = True
         self.flush_blocked = True
@@ -785,7 +786,7 @@ class DiskLog:
         if generation == self.generation:
             self.flush_blocked = False
 
-    def trim(self, first_index: int) -> None:
+    def trim(self, first_index: Index) -> None:
         """Drop entries below `first_index`; what is in memory goes with its chunk."""
         self.start_offset = self.offset_after(first_index - 1)
         self.terms.trim(first_index - 1)
@@ -793,7 +794,7 @@ class DiskLog:
         self.first = first_index
 
     @property
-    def flush_last(self) -> int:
+    def flush_last(self) -> Index:
         """The last entry that a flush takes: committed, and no payload that is not durable here,
         nor what lies behind one. None where all of that is trimmed: a flush ends at an entry of the
         log, or right before its first."""
@@ -818,7 +819,7 @@ class DiskLog:
                 self.maxima.append(UNKNOWN)
         self.note_sealed(sealed)
 
-    def drop_segments(self, first_index: int) -> Sequence[SegmentInfo]:
+    def drop_segments(self, first_index: Index) -> Sequence[SegmentInfo]:
         """Those whose entries are all below `first_index`, which are no longer the log's."""
         count = max(bisect_right(self.segments, first_index, key=_first_index) - 1, 0)
         gone, self.segments = self.segments[:count], self.segments[count:]
@@ -833,13 +834,13 @@ class DiskLog:
                 self.segments[place].sealed = sealed
                 self.maxima[place] = sealed.max_timestamp
 
-    def roll_at(self, first: int) -> int:
+    def roll_at(self, first: Index) -> Index:
         """The entry with which a flush from `first` on begins a segment in any case; 0: none."""
         if not self.segments or self.segments[-1].first_index > self.roll_above:
-            return 0
+            return NO_INDEX
         return max(first, self.roll_above + 1)
 
-    def replace_segment(self, old: SegmentInfo, new: SegmentInfo, end: int) -> bool:
+    def replace_segment(self, old: SegmentInfo, new: SegmentInfo, end: Index) -> bool:
         """A sealed segment, whose entries end at `end`, was rewritten; False: it is gone. What was
         read of it, and what is in memory, says nothing of what is there now."""
         if old not in self.segments[:-1]:
@@ -852,7 +853,7 @@ class DiskLog:
         self.tail.floor = max(self.tail.floor, end)
         return True
 
-    def note_timestamp(self, index: int, timestamp: int) -> None:
+    def note_timestamp(self, index: Index, timestamp: int) -> None:
         """An entry that segments hold has that timestamp. It was damaged: what is known of its
         segment may have been learned without it."""
         if index < self.segments[0].first_index:
@@ -865,7 +866,7 @@ class DiskLog:
         if sealed is not None and sealed.max_timestamp < timestamp:
             self.note_sealed([sealed._replace(max_timestamp=timestamp)])
 
-    def places_of_time(self, timestamp: int, first: int, end: int) -> tuple[list[int], int]:
+    def places_of_time(self, timestamp: int, first: Index, end: Index) -> tuple[list[int], Index]:
         """(which segments may hold the first of entries [first, end) whose timestamp is ≥
         `timestamp`, up to the first that is known to; index of the entry behind all of them)."""
         segments, maxima = self.segments, self.maxima
@@ -885,7 +886,7 @@ class DiskLog:
         return places, end
 
     # --- where the log lies in the journal -----------------------------------------------------
-    def note_journaled(self, sequence: int, first: int, last: int) -> None:
+    def note_journaled(self, sequence: int, first: Index, last: Index) -> None:
         """Entries [first, last] are durable in journal file `sequence`, and whatever the log had
         from `first` on in older ones no longer counts."""
         runs = self.runs
@@ -937,16 +938,18 @@ class DiskLog:
         mark = self.mark()
         before = [run.last for run in self.runs if run.sequence < sequence]
         first = self._first_from(sequence)
-        mark.last_index = max(self.flushed_index, first - 1 if first else max(before, default=0))
+        mark.last_index = max(
+            self.flushed_index, first - 1 if first else max(before, default=NO_INDEX)
+        )
         if self.install is not None and 0 < self.install_sequence < sequence:
             mark.flags |= MARK_INSTALLED
         return mark
 
-    def _check(self, index: int) -> None:
+    def _check(self, index: Index) -> None:
         if not self.first <= index <= self.last:
             raise self._outside(index)
 
-    def _outside(self, index: int) -> Compacted | Unavailable:
+    def _outside(self, index: Index) -> Compacted | Unavailable:
         if index < self.first:
             return Compacted(f"index {index} is below {self.first}")
         return Unavailable(f"index {index} is above {self.last}")

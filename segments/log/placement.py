@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ids import Index
 from segments.api import Buffer, CorruptRecord, EntryLike, SegmentLimits
 from segments.format.frame import FRAME_BYTES
 from segments.io import failpoint
@@ -62,7 +63,7 @@ class Payload:
     files: LogFiles
     info: SegmentInfo
     """What the header of the file says."""
-    flushed_index: int
+    flushed_index: Index
     """Of the log."""
 
     @property
@@ -105,7 +106,7 @@ class Layout:
     """Where entries go. `runs` are (first entry, segment, position of its frame), one a segment;
     the rest is where the frame behind them goes."""
 
-    runs: list[tuple[int, int, int]]
+    runs: list[tuple[Index, int, int]]
     segment: int
     position: int
     first_timestamp: int | None
@@ -115,11 +116,11 @@ class Layout:
 class Placement:
     """How far the log's entries have a place."""
 
-    index: int
+    index: Index
     """Use: what follows goes behind it.
     Invariant: entries up to here lie in segments, or a payload under way has them. Not below what
     is flushed."""
-    durable: int
+    durable: Index
     """Use: a flush has nothing to write up to here but Idx.
     Invariant: entries up to here are in segments durably; not above `index`."""
     segment: int = 0
@@ -186,7 +187,7 @@ class Placement:
         return layout
 
     def place(
-        self, layout: Layout, tail: Tail, files: LogFiles, last: int, info: SegmentInfo
+        self, layout: Layout, tail: Tail, files: LogFiles, last: Index, info: SegmentInfo
     ) -> list[Payload]:
         """Take the place of the entries up to `last`, which are in `tail` now; what is to be
         written. `info` is the newest segment's that a flush has begun."""
@@ -212,12 +213,12 @@ class Placement:
         self.first_timestamp = layout.first_timestamp
         return made
 
-    def note_durable(self, last: int) -> None:
+    def note_durable(self, last: Index) -> None:
         """A payload up to entry `last` is on disk, and the block that tells of it. Some of it may
         have been cut off meanwhile."""
         self.durable = max(self.durable, min(last, self.index))
 
-    def place_of(self, index: int, flushed: Cursor, tail: Tail) -> tuple[int, int]:
+    def place_of(self, index: Index, flushed: Cursor, tail: Tail) -> tuple[int, int]:
         """(segment, position) of an entry's frame that is behind what is flushed, or of the one
         that follows `self.index`. `flushed` is where the first of these lies."""
         segment, position, first = flushed.segment, flushed.position, tail.flushed_index + 1
@@ -228,7 +229,7 @@ class Placement:
             position += chunk.ends[stop - 1] - chunk.start_of(start)
         return segment, position
 
-    def rewind(self, index: int, flushed: Cursor, tail: Tail, token: int) -> None:
+    def rewind(self, index: Index, flushed: Cursor, tail: Tail, token: int) -> None:
         """Entries from `index` on are about to be cut off `tail`, by the batch with that token."""
         # First: where nothing is left of a segment, what follows goes behind the one before.
         self.begun = [info for info in self.begun if info.first_index < index]
@@ -240,7 +241,7 @@ class Placement:
         self.rewind_token = token
         self.rewinds += 1
 
-    def flushed(self, last: int, cursor: Cursor) -> None:
+    def flushed(self, last: Index, cursor: Cursor) -> None:
         """A flush up to entry `last` has ended at `cursor`."""
         self.begun = [info for info in self.begun if info.first_index > last]
         if last >= self.index:

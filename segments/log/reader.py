@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from ids import NO_INDEX, Index, Offset
 from segments.api import (
     Compacted,
     CorruptRecord,
@@ -62,8 +63,8 @@ class Reader:
     def read(
         self,
         log: DiskLog,
-        offset: int,
-        end_index: int,
+        offset: Offset,
+        end_index: Index,
         bytes_max: int,
         done: Callable[[Slices | StorageError], None],
     ) -> None:
@@ -97,13 +98,13 @@ class Reader:
             waiting.append(give)
             return
         self._reading[key] = [give]
-        index, ahead = 0, 0
+        index, ahead = NO_INDEX, 0
         if window is not None:
             index, ahead = window.index, self.read_ahead.ahead_bytes(AHEAD_BYTES)
         look = cold.read(log, offset, end_index, bytes_max, index, ahead)
         self._run(log, look, lambda result: self._found(key, result))
 
-    def _read_on(self, log: DiskLog, age: int, end_index: int, window: cold.Found) -> None:
+    def _read_on(self, log: DiskLog, age: int, end_index: Index, window: cold.Found) -> None:
         """Have what follows a window read before its reader is there, once little is left of it:
         a reader then waits for the disk only where that is slower."""
         rest = window.entries[window.count :]
@@ -132,8 +133,8 @@ class Reader:
     def entries(
         self,
         log: DiskLog,
-        first: int,
-        end: int,
+        first: Index,
+        end: Index,
         bytes_max: int,
         done: Callable[[list[StoredEntry] | StorageError], None],
     ) -> None:
@@ -172,10 +173,10 @@ class Reader:
             self._timer = self._workers.call_later(IDLE_MS, self._expire)
 
     def index_of_offset(
-        self, log: DiskLog, offset: int, done: Callable[[int | StorageError], None]
+        self, log: DiskLog, offset: Offset, done: Callable[[Index | StorageError], None]
     ) -> None:
         """See `Store.index_of_offset`."""
-        answer: int | StorageError = log.tail.find_offset(offset)
+        answer: Index | StorageError = log.tail.find_offset(offset)
         if not log.start_offset <= offset < log.offset:
             answer = OffsetOutOfRange(f"offset {offset} not in [{log.start_offset}, {log.offset})")
         if answer:
@@ -187,17 +188,17 @@ class Reader:
         self,
         log: DiskLog,
         timestamp_ms: int,
-        end_index: int,
-        done: Callable[[int | StorageError], None],
+        end_index: Index,
+        done: Callable[[Index | StorageError], None],
         *,
-        first_index: int = 0,
+        first_index: Index = NO_INDEX,
     ) -> None:
         """See `Store.index_of_timestamp`."""
         age = _age(log)
         first = max(log.first, first_index)
         end = max(first, min(log.flushed_index + 1, end_index + 1))
 
-        def in_memory() -> int:
+        def in_memory() -> Index:
             if end > end_index:
                 return end_index + 1
             return cold.index_in_tail(log, timestamp_ms, end, end_index + 1)
@@ -280,7 +281,7 @@ class Reader:
             self._timer = None
 
 
-def _holds_records(window: cold.Found, end_index: int) -> bool:
+def _holds_records(window: cold.Found, end_index: Index) -> bool:
     return any(len(e.data) and e.records and e.index <= end_index for e in window.entries)
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from ids import Index, Offset, Term, indexes
 from segments.api import (
     CorruptRecord,
     EntriesDamaged,
@@ -56,10 +57,10 @@ class Copy:
     """An entry of a damaged range, and the term the log knows for it."""
 
     entry: StoredEntry
-    term: int
+    term: Term
 
 
-def copy_of(entry: EntryLike, term: int) -> Copy:
+def copy_of(entry: EntryLike, term: Term) -> Copy:
     """A copy that does not depend on the caller's buffer. Raises CorruptRecord."""
     if entry.term != term:
         raise CorruptRecord("term of a copy", entry.index, expected=term, actual=entry.term)
@@ -80,13 +81,16 @@ class SegmentWriter(Protocol):
         under way, or a segment's old file is still there."""
 
     def write(
-        self, files: LogFiles, segment: SegmentInfo, end: int, copies: Mapping[int, StoredEntry]
+        self, files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, StoredEntry]
     ) -> SegmentInfo:
         """The segment with the copies in place of damaged entries. Blocks. Raises
         CorruptRecord."""
 
     def release(
-        self, log: DiskLog, generation: int, written: Sequence[tuple[SegmentInfo, SegmentInfo, int]]
+        self,
+        log: DiskLog,
+        generation: int,
+        written: Sequence[tuple[SegmentInfo, SegmentInfo, Index]],
     ) -> None:
         """The work is done: (old segment, new one, index behind the last entry) for each."""
 
@@ -123,7 +127,7 @@ class Repair:
         self._writer = writer
         self._compacted_upto = compacted_upto
         self._holds = False
-        self._written: list[tuple[SegmentInfo, SegmentInfo, int]] = []
+        self._written: list[tuple[SegmentInfo, SegmentInfo, Index]] = []
 
     def begin(self) -> Callable[[], None] | None:
         """The job; None: the log was reset meanwhile."""
@@ -135,7 +139,7 @@ class Repair:
             self._holds = self._writer.hold(log)
         return partial(self._write, log.segments, log.flushed_index + 1)
 
-    def _write(self, segments: Sequence[SegmentInfo], end: int) -> None:
+    def _write(self, segments: Sequence[SegmentInfo], end: Index) -> None:
         try:
             for segment, stop, copies in _by_segment(segments, end, self._copies):
                 if any(old is segment for old, _, _ in self._written):
@@ -149,7 +153,7 @@ class Repair:
         except CorruptRecord as error:
             self._failure = error
 
-    def _is_other(self, segment: SegmentInfo, copies: Mapping[int, Copy]) -> bool:
+    def _is_other(self, segment: SegmentInfo, copies: Mapping[Index, Copy]) -> bool:
         """Whether one of the copies may not have what stood there, but what compaction left."""
         files = self._log.files
         for index, copy in copies.items():
@@ -165,7 +169,7 @@ class Repair:
                 return True
         return False
 
-    def _write_anew(self, segment: SegmentInfo, end: int, copies: Mapping[int, Copy]) -> None:
+    def _write_anew(self, segment: SegmentInfo, end: Index, copies: Mapping[Index, Copy]) -> None:
         """Raises CorruptRecord."""
         files = self._log.files
         for index, copy in copies.items():
@@ -194,8 +198,8 @@ class Repair:
 
 
 def _by_segment(
-    segments: Sequence[SegmentInfo], end: int, copies: Mapping[int, Copy]
-) -> Iterator[tuple[SegmentInfo, int, dict[int, Copy]]]:
+    segments: Sequence[SegmentInfo], end: Index, copies: Mapping[Index, Copy]
+) -> Iterator[tuple[SegmentInfo, Index, dict[Index, Copy]]]:
     """(segment, index behind its last entry, its copies), where `end` is behind the last of all."""
     for n, segment in enumerate(segments):
         stop = segments[n + 1].first_index if n + 1 < len(segments) else end
@@ -204,7 +208,7 @@ def _by_segment(
             yield segment, stop, mine
 
 
-def _check_known(files: LogFiles, index: int, entry: StoredEntry, compacted_upto: int) -> None:
+def _check_known(files: LogFiles, index: Index, entry: StoredEntry, compacted_upto: int) -> None:
     """What the entry's Idx says must be so, but for the length of one that compaction may have
     made smaller. Raises CorruptRecord."""
     try:
@@ -220,7 +224,7 @@ def _check_known(files: LogFiles, index: int, entry: StoredEntry, compacted_upto
 
 
 def _repair_segment(
-    files: LogFiles, segment: SegmentInfo, end: int, copies: Mapping[int, Copy]
+    files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, Copy]
 ) -> None:
     """Write the copies into a segment, whose entries end at `end`; durable on return.
 
@@ -251,7 +255,7 @@ def _repair_segment(
     _sync_index(files, segment, end)
 
 
-def _sync_index(files: LogFiles, segment: SegmentInfo, end: int) -> None:
+def _sync_index(files: LogFiles, segment: SegmentInfo, end: Index) -> None:
     """Make durable where the segment's entries lie: beside what was written there may be frames
     that nobody needs any more and that cannot be walked over. A flush leaves that to the next
     segment's beginning, because it could be told from whole frames."""
@@ -268,7 +272,7 @@ def _sync_index(files: LogFiles, segment: SegmentInfo, end: int) -> None:
             file.close()
 
 
-def _rebuild(files: LogFiles, segment: SegmentInfo, end: int, index: int) -> None:
+def _rebuild(files: LogFiles, segment: SegmentInfo, end: Index, index: Index) -> None:
     """Idx of the segment's entries, up to `index` at least. Raises EntriesDamaged."""
     try:
         files.rebuild(segment, end)
@@ -299,8 +303,8 @@ def _write_header(files: LogFiles, segment: SegmentInfo, file: File) -> None:
 
 
 def _place(
-    files: LogFiles, segment: SegmentInfo, end: int, file: File, index: int, frame: bytes,
-    copies: Mapping[int, Copy],
+    files: LogFiles, segment: SegmentInfo, end: Index, file: File, index: Index, frame: bytes,
+    copies: Mapping[Index, Copy],
 ) -> int:  # fmt: skip
     """Where the frame of entry `index` lies. Raises CorruptRecord when `frame` is not the one."""
     entry = copies[index].entry
@@ -318,7 +322,7 @@ def _place(
 
 
 def _walk_to(
-    files: LogFiles, segment: SegmentInfo, file: File, index: int, copies: Mapping[int, Copy]
+    files: LogFiles, segment: SegmentInfo, file: File, index: Index, copies: Mapping[Index, Copy]
 ) -> int:
     """The position behind the frames before `index`. Raises EntriesDamaged."""
     position, offset = SEGMENT_HEADER_BYTES, segment.base_offset
@@ -334,11 +338,11 @@ def _walk_to(
 
 
 def _entries_to(
-    files: LogFiles, segment: SegmentInfo, file: File, index: int, copies: Mapping[int, Copy]
+    files: LogFiles, segment: SegmentInfo, file: File, index: Index, copies: Mapping[Index, Copy]
 ) -> Iterator[tuple[int, StoredEntry]]:
     """(position behind it, entry) of the segment's entries below `index`."""
     position = SEGMENT_HEADER_BYTES
-    for number in range(segment.first_index, index):
+    for number in indexes(segment.first_index, index):
         entry = _read(files, file, number, position)
         if entry is None:
             if number not in copies:
@@ -349,8 +353,8 @@ def _entries_to(
 
 
 def _check_next(
-    files: LogFiles, segment: SegmentInfo, end: int, file: File, index: int, position: int,
-    copies: Mapping[int, Copy],
+    files: LogFiles, segment: SegmentInfo, end: Index, file: File, index: Index, position: int,
+    copies: Mapping[Index, Copy],
 ) -> None:  # fmt: skip
     """What follows must follow: the next entry, unless it is itself a copy, or the end."""
     if index + 1 >= end or index + 1 in copies:
@@ -362,7 +366,7 @@ def _check_next(
     if following is None:
         stop = min(end, index + 1 + _LOOK_AHEAD)
         fits = not _ends_elsewhere(files, file, index, position, behind) and _fits_before(
-            files, segment, range(index + 1, stop), behind, next_offset
+            files, segment, indexes(index + 1, stop), behind, next_offset
         )
     else:
         fits = following.base_offset == next_offset
@@ -370,7 +374,7 @@ def _check_next(
         raise CorruptRecord("copy of an entry", index, expected=behind)
 
 
-def _ends_elsewhere(files: LogFiles, file: File, index: int, position: int, behind: int) -> bool:
+def _ends_elsewhere(files: LogFiles, file: File, index: Index, position: int, behind: int) -> bool:
     """Whether the damaged frame's own length leads to one that names the next entry, good or not,
     elsewhere than where the copy ends: then it is the copy that is wrong."""
     end = position + frame_length(memoryview(read_whole(file, FRAME_BYTES, position)), 0)
@@ -384,19 +388,18 @@ def _ends_elsewhere(files: LogFiles, file: File, index: int, position: int, behi
 
 
 def _fits_before(
-    files: LogFiles, segment: SegmentInfo, later: range, behind: int, next_offset: int
+    files: LogFiles, segment: SegmentInfo, later: Sequence[Index], behind: int, next_offset: Offset
 ) -> bool:
     """Whether a frame that ends at `behind`, and its entry at `next_offset`, leave room for those
     up to the nearest of `later` that has an Idx."""
     with IndexReader(files) as reader:
-        for index in later:
+        for between, index in enumerate(later):
             try:
                 idx = reader.idx(index)
             except IndexDamaged:
                 continue
             if idx.segment != segment.number:
                 continue
-            between = index - later.start
             if not between:
                 return (idx.position, idx.base_offset) == (behind, next_offset)
             room = idx.position - behind
@@ -404,7 +407,7 @@ def _fits_before(
     return True
 
 
-def _read(files: LogFiles, file: File, index: int, position: int) -> StoredEntry | None:
+def _read(files: LogFiles, file: File, index: Index, position: int) -> StoredEntry | None:
     head = memoryview(read_whole(file, FRAME_BYTES, position))
     length = min(frame_length(head, 0), max(0, file.size() - position))
     return frame_at(memoryview(read_whole(file, length, position)), 0, files.group_id, index)

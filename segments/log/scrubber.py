@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from ids import NO_INDEX, Index, LogId, indexes
 from segments.api import EntriesDamaged, StorageError, Workers
 from segments.io.fs import is_refused
 from segments.log.log import DiskLog
@@ -30,7 +31,7 @@ class Scrubber:
     def __init__(
         self,
         workers: Workers,
-        logs: Mapping[int, DiskLog],
+        logs: Mapping[LogId, DiskLog],
         bytes_per_second: int,
         now_ns: Callable[[], int],
         fail: Callable[[BaseException], None],
@@ -40,11 +41,11 @@ class Scrubber:
         self._rate = bytes_per_second
         self._now_ns = now_ns
         self._fail = fail
-        self._ids: deque[int] = deque()
+        self._ids: deque[LogId] = deque()
         """Logs of this pass that are not read yet: sorted once a pass, and not once a step."""
-        self._log_id = 0
-        self._index = 0
-        self._end = 0
+        self._log_id = LogId(0)
+        self._index = NO_INDEX
+        self._end = NO_INDEX
         """Where the log that is read ended when its turn came."""
         self._pass_bytes = 0
         self.is_stopped = False
@@ -72,7 +73,7 @@ class Scrubber:
         durable_end = log.flushed_index + 1
         first, end = self._index, min(self._end, durable_end)
 
-        def job() -> tuple[int, int, list[tuple[int, int]]]:
+        def job() -> tuple[Index, int, list[tuple[Index, Index]]]:
             try:
                 return files.healing(
                     segments, durable_end, lambda: files.check(first, end, STEP_BYTES)
@@ -80,7 +81,7 @@ class Scrubber:
             except EntriesDamaged as damage:
                 return damage.end, 0, [(damage.first, damage.end)]
 
-        def done(result: tuple[int, int, list[tuple[int, int]]] | BaseException) -> None:
+        def done(result: tuple[Index, int, list[tuple[Index, Index]]] | BaseException) -> None:
             is_gone = log.deleted or log.generation != before[0]
             if is_gone and isinstance(result, FileNotFoundError | StorageError):
                 self._index = end
@@ -109,22 +110,22 @@ class Scrubber:
                     return log
             if not self._ids:
                 return None
-            self._log_id, self._index = self._ids.popleft(), 0
+            self._log_id, self._index = self._ids.popleft(), NO_INDEX
             log = self._logs.get(self._log_id)
-            self._end = log.flushed_index + 1 if log is not None and log.segments else 0
+            self._end = log.flushed_index + 1 if log is not None and log.segments else NO_INDEX
 
-    def _note(self, log: DiskLog, count: int, bad: list[tuple[int, int]]) -> None:
+    def _note(self, log: DiskLog, count: int, bad: list[tuple[Index, Index]]) -> None:
         self.bytes += count
         self._pass_bytes += count
         for first, end in bad:
-            kept = range(max(first, log.first), end)  # the rest was trimmed meanwhile
-            self.errors += any(index not in log.damaged_ranges for index in kept)
-            if kept:
-                log.damaged_ranges.add(kept.start, kept.stop)
+            start = max(first, log.first)  # the rest was trimmed meanwhile
+            self.errors += any(index not in log.damaged_ranges for index in indexes(start, end))
+            if start < end:
+                log.damaged_ranges.add(start, end)
 
     def _end_pass(self) -> None:
         self.passes += 1
         self.last_pass_ns = self._now_ns()
         self.last_pass_bytes, self._pass_bytes = self._pass_bytes, 0
-        self._log_id = self._index = 0
+        self._log_id, self._index = LogId(0), NO_INDEX
         self._wait(PAUSE_MS)

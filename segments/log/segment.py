@@ -25,6 +25,7 @@ from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c
 
+from ids import NO_INDEX, GroupId, Index, LogId, Offset, Term, indexes
 from segments.api import CorruptRecord, EntriesDamaged, OffsetOutOfRange, StoredEntry
 from segments.format.frame import FRAME_BYTES, frame_at, frame_length, read_frame
 from segments.format.names import (
@@ -74,7 +75,7 @@ class TimeFound(NamedTuple):
     """What a look-up by time found: the entry's index, or -1; and what it had to learn of
     segments."""
 
-    entry: int
+    entry: Index
     learned: list[Sealed]
 
 
@@ -84,8 +85,8 @@ class SegmentInfo:
     once somebody has looked."""
 
     number: int
-    first_index: int
-    base_offset: int
+    first_index: Index
+    base_offset: Offset
     sealed: Sealed | None = None
 
 
@@ -100,7 +101,7 @@ class Cursor:
     """Of the segment's first entry; None when it is not known and has to be looked up."""
 
 
-def encode_segment_header(info: SegmentInfo, log_id: int, group_id: int) -> bytes:
+def encode_segment_header(info: SegmentInfo, log_id: LogId, group_id: GroupId) -> bytes:
     """The header of a log segment."""
     header = bytearray(
         SEGMENT_HEADER.pack(
@@ -111,7 +112,7 @@ def encode_segment_header(info: SegmentInfo, log_id: int, group_id: int) -> byte
     return bytes(header)
 
 
-def decode_segment_header(data: bytes, log_id: int) -> SegmentInfo:
+def decode_segment_header(data: bytes, log_id: LogId) -> SegmentInfo:
     """Raises CorruptRecord."""
     if len(data) < SEGMENT_HEADER_BYTES:
         raise CorruptRecord("segment header", 0, expected=SEGMENT_HEADER_BYTES, actual=len(data))
@@ -130,8 +131,8 @@ class LogFiles:
 
     fs: FileSystem
     directory: str
-    log_id: int
-    group_id: int
+    log_id: LogId
+    group_id: GroupId
     index_entries: int
 
     def segment_path(self, number: int) -> str:
@@ -140,7 +141,7 @@ class LogFiles:
     def index_path(self, number: int) -> str:
         return f"{self.directory}/{number:010d}.index"
 
-    def remove_scrap(self, segment: int, first: int) -> None:
+    def remove_scrap(self, segment: int, first: Index) -> None:
         """Remove, durably, what a flush has left that did not count: files behind `segment` and Idx
         from entry `first` on. Entries may be laid out differently next time, and what is left of an
         earlier layout could pass for this one."""
@@ -166,7 +167,7 @@ class LogFiles:
         if scrap:
             fs.sync_directory(self.directory)
 
-    def open_index(self, number: int, index: int) -> File:
+    def open_index(self, number: int, index: Index) -> File:
         """Raises IndexDamaged when there is no such file."""
         try:
             return self.fs.open(self.index_path(number))
@@ -174,7 +175,7 @@ class LogFiles:
             raise IndexDamaged("index missing", index) from None
 
     # --- Idx -----------------------------------------------------------------------------------
-    def block(self, first: int, end: int) -> IdxBlock:
+    def block(self, first: Index, end: Index) -> IdxBlock:
         """Idx of entries [first, end) that lie in one index file; fewer at that file's end. They
         are not looked at yet: of a thousand that one `pread` gives a read of large entries needs
         two.
@@ -190,10 +191,10 @@ class LogFiles:
             file.close()
         return IdxBlock(data, self.log_id, first, count)
 
-    def idx(self, index: int) -> Idx:
+    def idx(self, index: Index) -> Idx:
         return self.block(index, index + 1).idx(0)
 
-    def search(self, first: int, end: int, is_after: Callable[[Idx], bool]) -> int:
+    def search(self, first: Index, end: Index, is_after: Callable[[Idx], bool]) -> Index:
         """The first index of [first, end) for whose Idx `is_after` holds, or `end`."""
         with IndexReader(self) as reader:
             while first < end:
@@ -205,7 +206,7 @@ class LogFiles:
         return first
 
     # --- entries ---------------------------------------------------------------------------------
-    def entries(self, first: int, end: int, bytes_max: int) -> list[StoredEntry]:
+    def entries(self, first: Index, end: Index, bytes_max: int) -> list[StoredEntry]:
         """Entries [first, end), at least one, then ≤ `bytes_max` of payload.
 
         Raises CorruptRecord.
@@ -227,7 +228,7 @@ class LogFiles:
             first += block.count
         return found
 
-    def skip_emptied(self, segments: Sequence[SegmentInfo], index: int, end: int) -> int:
+    def skip_emptied(self, segments: Sequence[SegmentInfo], index: Index, end: Index) -> Index:
         """`index`, or where to read on instead, below `end`: nothing is left of any entry before
         that. Most of an old log may be segments like that, of millions of entries each. Raises
         IndexDamaged."""
@@ -242,7 +243,9 @@ class LogFiles:
                 index = max(index, min(stop, end - 1))
         return index
 
-    def index_of(self, segments: Sequence[SegmentInfo], offset: int, first: int, end: int) -> int:
+    def index_of(
+        self, segments: Sequence[SegmentInfo], offset: Offset, first: Index, end: Index
+    ) -> Index:
         """Index of the entry in [first, end) that holds `offset`. Raises OffsetOutOfRange.
 
         Offsets grow about evenly within a segment: the place is guessed from its ends, and a block
@@ -280,8 +283,8 @@ class LogFiles:
         segments: Sequence[SegmentInfo],
         places: Sequence[int],
         timestamp: int,
-        first: int,
-        end: int,
+        first: Index,
+        end: Index,
     ) -> TimeFound:
         """The first entry of [first, end) whose timestamp is ≥ `timestamp` in those of `segments`
         that are at `places`. All but the last of `segments` are sealed: what they come to is
@@ -300,9 +303,9 @@ class LogFiles:
                 found = self._timed(low, high, timestamp) if low < high else high
                 if found < high:
                     return TimeFound(found, learned)
-        return TimeFound(-1, learned)
+        return TimeFound(Index(-1), learned)
 
-    def _timed(self, low: int, high: int, timestamp: int) -> int:
+    def _timed(self, low: Index, high: Index, timestamp: int) -> Index:
         """The first entry of [low, high), all of one segment, whose timestamp is ≥ `timestamp`, or
         `high`.
 
@@ -321,9 +324,9 @@ class LogFiles:
             bytes_max = _WALK_BYTES
         return high
 
-    def term_runs(self, first: int, end: int) -> list[tuple[int, int, int]]:
+    def term_runs(self, first: Index, end: Index) -> list[tuple[Index, Term, Offset]]:
         """(first index, term, offset) of each run of equal terms in [first, end), by search."""
-        runs: list[tuple[int, int, int]] = []
+        runs: list[tuple[Index, Term, Offset]] = []
         with IndexReader(self) as reader:
             while first < end:
                 idx = reader.idx(first)
@@ -338,7 +341,7 @@ class LogFiles:
                 first = low
         return runs
 
-    def _term(self, reader: IndexReader, index: int, end: int) -> int:
+    def _term(self, reader: IndexReader, index: Index, end: Index) -> Term:
         """Term of an entry. Where both frame and Idx are damaged, its neighbours tell, if they
         agree. Raises IndexDamaged."""
         try:
@@ -350,7 +353,7 @@ class LogFiles:
                     return term
             raise
 
-    def _frames(self, rows: Sequence[Idx], first: int) -> list[StoredEntry]:
+    def _frames(self, rows: Sequence[Idx], first: Index) -> list[StoredEntry]:
         """The entries of `rows`, which lie end to end in one segment, up to the first damaged one.
 
         Raises EntriesDamaged when that is the first of all.
@@ -374,7 +377,7 @@ class LogFiles:
             raise EntriesDamaged(first, first + bad, rows[0].position)
         return found
 
-    def _stretch(self, number: int, start: int, length: int, index: int) -> Stretch:
+    def _stretch(self, number: int, start: int, length: int, index: Index) -> Stretch:
         """Bytes of a log segment; nothing where there is none. Raises IndexDamaged when the Idx of
         entry `index` names one that was rewritten since."""
         try:
@@ -396,7 +399,9 @@ class LogFiles:
                 return True
         return False
 
-    def check(self, first: int, end: int, bytes_max: int) -> tuple[int, int, list[tuple[int, int]]]:
+    def check(
+        self, first: Index, end: Index, bytes_max: int
+    ) -> tuple[Index, int, list[tuple[Index, Index]]]:
         """Read entries from `first`, about `bytes_max` of them, none from `end` on: (index to go
         on with, bytes read, ranges [first, end) that are damaged). Raises IndexDamaged, also where
         a frame and its Idx disagree."""
@@ -405,7 +410,7 @@ class LogFiles:
         start = rows[0].position
         length = rows[-1].position + rows[-1].length - start
         read = self._stretch(rows[0].segment, start, length, first)
-        bad: list[tuple[int, int]] = []
+        bad: list[tuple[Index, Index]] = []
         for n, row in enumerate(rows):
             entry = read.frame(row.position, row.length, self.group_id, first + n)
             if entry is not None:
@@ -417,7 +422,7 @@ class LogFiles:
 
     # --- rebuilding ------------------------------------------------------------------------------
     def segments(
-        self, flushed_index: int, strays: list[str] | None = None
+        self, flushed_index: Index, strays: list[str] | None = None
     ) -> tuple[list[SegmentInfo], list[str]]:
         """(log segments by number, files that do not count: begun, and cut short by a crash; or
         rewritten since). A header that is damaged is told by the first frame, or by the index. What
@@ -449,7 +454,7 @@ class LogFiles:
             try:
                 info = self._look(file, number)
             except CorruptRecord:
-                low = found[-1].first_index if found else 0
+                low = found[-1].first_index if found else NO_INDEX
                 info = self._told_by_index(number, low, flushed_index + 1)
             finally:
                 file.close()
@@ -476,7 +481,7 @@ class LogFiles:
             first = read_frame(view, 0, self.group_id, SEGMENT_HEADER_BYTES)
             return SegmentInfo(number, first.index, first.base_offset)
 
-    def _told_by_index(self, number: int, low: int, end: int) -> SegmentInfo | None:
+    def _told_by_index(self, number: int, low: Index, end: Index) -> SegmentInfo | None:
         """What Idx of entries [low, end), all of which count, say of a segment that says nothing of
         itself: its first entry is the one that lies behind the header. None: there is no such."""
         stop = end
@@ -501,11 +506,11 @@ class LogFiles:
     def walk(
         self,
         segment: SegmentInfo,
-        end: int,
+        end: Index,
         *,
-        index: int = 0,
+        index: Index = NO_INDEX,
         position: int = SEGMENT_HEADER_BYTES,
-        damaged: list[int] | None = None,
+        damaged: list[Index] | None = None,
     ) -> Iterator[tuple[StoredEntry, int, int]]:
         """(entry, position, length) of a segment's frames below index `end`, in order; from entry
         `index` at `position` when that is given.
@@ -547,7 +552,7 @@ class LogFiles:
         finally:
             file.close()
 
-    def _length_by_idx(self, segment: SegmentInfo, index: int, position: int) -> int:
+    def _length_by_idx(self, segment: SegmentInfo, index: Index, position: int) -> int:
         """Length of the frame of entry `index`, which lies there; 0 where no Idx says so."""
         try:
             idx = self.idx(index)
@@ -556,7 +561,7 @@ class LogFiles:
         lies_here = (idx.segment, idx.position) == (segment.number, position)
         return idx.length if lies_here else 0
 
-    def _damaged_length(self, file: File, index: int, end: int, position: int) -> int:
+    def _damaged_length(self, file: File, index: Index, end: int, position: int) -> int:
         """Length of the damaged frame of entry `index`: behind it lies the good one of the next,
         which is below `end`. 0: that cannot be told."""
         says = frame_length(read_stretch(file, FRAME_BYTES, position).view, 0) - FRAME_BYTES
@@ -567,7 +572,7 @@ class LogFiles:
                 return FRAME_BYTES + payload
         return 0
 
-    def _begins(self, file: File, index: int, position: int) -> bool:
+    def _begins(self, file: File, index: Index, position: int) -> bool:
         """Whether the good frame of entry `index` lies there."""
         room = file.size() - position
         if room < FRAME_BYTES:
@@ -578,7 +583,7 @@ class LogFiles:
         read = read_stretch(file, length, position)
         return read.frame(position, length, self.group_id, index) is not None
 
-    def healing(self, segments: Sequence[SegmentInfo], end: int, look: Callable[[], T]) -> T:
+    def healing(self, segments: Sequence[SegmentInfo], end: Index, look: Callable[[], T]) -> T:
         """`look()`, rebuilding from entries below `end` the Idx it stumbles over."""
         for _ in range(len(segments) + 1):
             try:
@@ -588,7 +593,7 @@ class LogFiles:
         return look()
 
     def _rebuild_around(
-        self, segments: Sequence[SegmentInfo], end: int, damage: IndexDamaged
+        self, segments: Sequence[SegmentInfo], end: Index, damage: IndexDamaged
     ) -> None:
         for n, segment in enumerate(segments):
             stop = segments[n + 1].first_index if n + 1 < len(segments) else end
@@ -600,18 +605,19 @@ class LogFiles:
                         raise
                 else:
                     if damage.position in damaged:
-                        raise EntriesDamaged(damage.position, damage.position + 1, 0)
+                        index = Index(damage.position)
+                        raise EntriesDamaged(index, index + 1, 0)
                 return
         raise damage
 
-    def rebuild(self, segment: SegmentInfo, end: int) -> list[int]:
+    def rebuild(self, segment: SegmentInfo, end: Index) -> list[Index]:
         """Write the Idx of a segment's entries below `end` again from its frames; those that are
         damaged, whose Idx are left as they are. The largest timestamp so far may be too small
         behind one of them that has no Idx: when that is repaired, all are written again.
 
         Raises EntriesDamaged behind what could be read.
         """
-        damaged: list[int] = []
+        damaged: list[Index] = []
         max_timestamp, following = -1, segment.first_index
         writer = IndexWriter(self)
         try:
@@ -632,10 +638,10 @@ class LogFiles:
             writer.close()
         return damaged
 
-    def _max_timestamp(self, segment: SegmentInfo, first: int, end: int) -> int:
+    def _max_timestamp(self, segment: SegmentInfo, first: Index, end: Index) -> int:
         """The largest timestamp that Idx of damaged entries [first, end) know, or -1."""
         largest = -1
-        for index in range(first, end):
+        for index in indexes(first, end):
             try:
                 idx = self.idx(index)
             except IndexDamaged:
@@ -654,7 +660,9 @@ class Stretch:
     start: int
     bad: list[tuple[int, int]]
 
-    def frame(self, position: int, length: int, group_id: int, index: int) -> StoredEntry | None:
+    def frame(
+        self, position: int, length: int, group_id: GroupId, index: Index
+    ) -> StoredEntry | None:
         """The entry `index` whose frame is this, or None when it is not there or damaged."""
         for first, end in self.bad:
             if first < position + length and position < end:
@@ -685,17 +693,17 @@ class IndexReader:
         if self._file is not None:
             self._file.close()
 
-    def idx(self, index: int) -> Idx:
+    def idx(self, index: Index) -> Idx:
         return self.block(index, index + 1).idx(0)
 
-    def sealed(self, segment: SegmentInfo, end: int) -> Sealed:
+    def sealed(self, segment: SegmentInfo, end: Index) -> Sealed:
         """What a segment comes to whose entries end at `end`. Raises IndexDamaged."""
         last = self.idx(end - 1)
         if last.segment != segment.number:
             raise IndexDamaged("index names another segment", end - 1, actual=last.segment)
         return Sealed(segment.number, last.position + last.length, last.max_timestamp)
 
-    def block(self, first: int, end: int) -> IdxBlock:
+    def block(self, first: Index, end: Index) -> IdxBlock:
         """Idx of entries from `first`, up to `end` or the end of their index file."""
         files = self._files
         number, position = place(first, files.index_entries)
@@ -715,14 +723,14 @@ class IdxBlock:
     """Consecutive Idx as they were read, each checked when it is looked at."""
 
     data: bytes
-    log_id: int
-    first: int
+    log_id: LogId
+    first: Index
     count: int
 
     def idx(self, n: int) -> Idx:
         return read_idx(self.data, n * IDX_BYTES, self.log_id, self.first + n)
 
-    def first_after(self, offset: int) -> int:
+    def first_after(self, offset: Offset) -> int:
         """Number of the first Idx whose base offset is above `offset`, or `count`."""
         low, high = 0, self.count
         while low < high:
@@ -746,13 +754,13 @@ class IndexWriter:
 
     files: LogFiles
     _rows: bytearray = field(default_factory=bytearray)
-    _first: int = 0
+    _first: Index = NO_INDEX
     _file: File | None = None
     _number: int = -1
 
     def add(
-        self, index: int, base_offset: int, max_timestamp: int, position: int, length: int,
-        segment: int, term: int, records: int, kind: int,
+        self, index: Index, base_offset: Offset, max_timestamp: int, position: int, length: int,
+        segment: int, term: Term, records: int, kind: int,
     ) -> None:  # fmt: skip
         if index % self.files.index_entries == 0:
             self.flush()

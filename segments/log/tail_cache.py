@@ -20,6 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from operator import attrgetter
 
+from ids import NO_INDEX, Index, Offset
 from segments.api import EntryLike
 
 CHUNK_BYTES_MIN = 4 << 10
@@ -51,7 +52,7 @@ class Chunk:
         "used",
     )
 
-    def __init__(self, memory: bytearray, first: int) -> None:
+    def __init__(self, memory: bytearray, first: Index) -> None:
         capacity = len(memory)
         self.memory = memory
         self.buffer = memoryview(memory)
@@ -64,7 +65,7 @@ class Chunk:
         self.ends = array("L")
 
     @property
-    def end(self) -> int:
+    def end(self) -> Index:
         """Index after the last entry."""
         return self.first + len(self.entries)
 
@@ -81,22 +82,22 @@ class Tail:
 
     __slots__ = ("cache", "chunks", "firsts", "floor", "flushed_index", "next_bytes")
 
-    def __init__(self, cache: TailCache, flushed_index: int) -> None:
+    def __init__(self, cache: TailCache, flushed_index: Index) -> None:
         self.cache = cache
         self.chunks: list[Chunk] = []
-        self.firsts: list[int] = []
+        self.firsts: list[Index] = []
         self.flushed_index = flushed_index
-        self.floor = 0
+        self.floor = NO_INDEX
         """Use: entries below it are read from segments, though their chunk may still be here.
         Invariant: not above the entry after `flushed_index`."""
         self.next_bytes = CHUNK_BYTES_MIN
 
     @property
-    def first(self) -> int:
+    def first(self) -> Index:
         """Index of the oldest entry that is read from memory; 0 when there is none."""
-        return max(self.firsts[0], self.floor) if self.firsts else 0
+        return max(self.firsts[0], self.floor) if self.firsts else NO_INDEX
 
-    def grow(self, frame_bytes: int, index: int) -> Chunk:
+    def grow(self, frame_bytes: int, index: Index) -> Chunk:
         """A new last chunk with room for a frame of `frame_bytes`, beginning with `index`."""
         size = self.next_bytes
         while size < frame_bytes and size < CHUNK_BYTES_MAX:
@@ -114,7 +115,7 @@ class Tail:
         self.firsts.pop()
         self.cache.bytes -= chunk.charge
 
-    def truncate(self, index: int) -> int:
+    def truncate(self, index: Index) -> int:
         """Forget entries from `index` on; returns their frames' bytes."""
         removed = 0
         while self.chunks and self.firsts[-1] >= index:
@@ -136,11 +137,11 @@ class Tail:
         self.next_bytes = CHUNK_BYTES_MIN
         return removed
 
-    def chunk_at(self, index: int) -> int:
+    def chunk_at(self, index: Index) -> int:
         """Number of the chunk that holds `index`."""
         return bisect_right(self.firsts, index) - 1
 
-    def slice(self, first: int, end: int, bytes_max: int) -> Sequence[EntryLike]:
+    def slice(self, first: Index, end: Index, bytes_max: int) -> Sequence[EntryLike]:
         """Entries [first, end), at least one, then ≤ `bytes_max` of frames."""
         number = self.chunk_at(first)
         chunk = self.chunks[number]
@@ -158,7 +159,7 @@ class Tail:
             left -= chunk.start_of(stop)
         return found
 
-    def spans(self, first: int, end: int) -> list[tuple[Chunk, int, int]]:
+    def spans(self, first: Index, end: Index) -> list[tuple[Chunk, int, int]]:
         """(chunk, number of the first entry, number after the last) that make up [first, end)."""
         found: list[tuple[Chunk, int, int]] = []
         if first >= end:
@@ -173,18 +174,18 @@ class Tail:
                 found.append((chunk, start, stop))
         return found
 
-    def entry(self, index: int) -> EntryLike:
+    def entry(self, index: Index) -> EntryLike:
         chunk = self.chunks[self.chunk_at(index)]
         return chunk.entries[index - chunk.first]
 
-    def find_offset(self, offset: int) -> int:
+    def find_offset(self, offset: Offset) -> Index:
         """Index of the last entry in memory whose base offset is ≤ `offset`; 0 when none is."""
         number = bisect_right(self.chunks, offset, key=_chunk_offset) - 1
         if number < 0:
-            return 0
+            return NO_INDEX
         chunk = self.chunks[number]
         index = chunk.first + bisect_right(chunk.entries, offset, key=base_offset_of) - 1
-        return index if index >= self.floor else 0
+        return index if index >= self.floor else NO_INDEX
 
 
 class TailCache:
@@ -226,7 +227,7 @@ class TailCache:
                     return memory
         return bytearray(capacity)
 
-    def flushed(self, tail: Tail, flushed_index: int) -> None:
+    def flushed(self, tail: Tail, flushed_index: Index) -> None:
         """Entries up to `flushed_index` are in segments now."""
         already, tail.flushed_index = tail.flushed_index, flushed_index
         for number in range(max(0, tail.chunk_at(already + 1)), len(tail.chunks)):
@@ -285,5 +286,5 @@ def _stop(chunk: Chunk, start: int, end: int, position_max: int) -> int:
     return max(start + 1, bisect_left(chunk.ends, position_max + 1, start, end))
 
 
-def _chunk_offset(chunk: Chunk) -> int:
+def _chunk_offset(chunk: Chunk) -> Offset:
     return chunk.entries[0].base_offset

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
+from ids import NO_OFFSET, Index, Offset, Term
+
 
 class TermRuns:
     """`starts[n]` is the first index of run n, `terms[n]` its term, `offsets[n]` the offset it
@@ -17,12 +19,12 @@ class TermRuns:
 
     __slots__ = ("offsets", "starts", "terms")
 
-    def __init__(self, prev_index: int, prev_term: int) -> None:
+    def __init__(self, prev_index: Index, prev_term: Term) -> None:
         self.starts = [prev_index]
         self.terms = [prev_term]
-        self.offsets = [-1]
+        self.offsets = [NO_OFFSET]
 
-    def add(self, index: int, term: int, offset: int) -> None:
+    def add(self, index: Index, term: Term, offset: Offset) -> None:
         """The entry at `index`, the next one, has `term` and begins at `offset`."""
         if term != self.terms[-1]:
             assert index > self.starts[-1], (index, self.starts[-1])
@@ -30,30 +32,30 @@ class TermRuns:
             self.terms.append(term)
             self.offsets.append(offset)
 
-    def offset_at(self, index: int) -> int:
+    def offset_at(self, index: Index) -> Offset:
         """The offset at which the entry `index` begins when a run begins with it, else -1."""
         at = bisect_left(self.starts, index)
         if at == len(self.starts) or self.starts[at] != index:
-            return -1
+            return NO_OFFSET
         return self.offsets[at]
 
-    def term(self, index: int) -> int:
+    def term(self, index: Index) -> Term:
         if index >= self.starts[-1]:
             return self.terms[-1]
         return self.terms[bisect_right(self.starts, index) - 1]
 
-    def truncate(self, index: int) -> None:
+    def truncate(self, index: Index) -> None:
         """Entries from `index` on are gone."""
         at = max(1, bisect_left(self.starts, index))
         del self.starts[at:]
         del self.terms[at:]
         del self.offsets[at:]
 
-    def trim(self, prev_index: int) -> None:
+    def trim(self, prev_index: Index) -> None:
         """Entries below and at `prev_index` are gone; its term is kept."""
         at = bisect_right(self.starts, prev_index) - 1
         del self.starts[:at]
         del self.terms[:at]
         del self.offsets[:at]
         self.starts[0] = prev_index
-        self.offsets[0] = -1
+        self.offsets[0] = NO_OFFSET

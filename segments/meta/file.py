@@ -27,6 +27,7 @@ from typing import Protocol
 
 from crc32c import crc32c
 
+from ids import NO_INDEX, Index, LogId
 from segments.api import CorruptRecord, MetaBatch, StorageError
 from segments.format import meta_pages
 from segments.io import failpoint
@@ -46,12 +47,12 @@ class Reset(Protocol):
     """What tells one reset of a log from another."""
 
     @property
-    def first_index(self) -> int: ...
+    def first_index(self) -> Index: ...
     @property
     def number(self) -> int: ...
 
 
-_NOTHING: Mapping[int, Reset] = MappingProxyType({})
+_NOTHING: Mapping[LogId, Reset] = MappingProxyType({})
 
 
 class Meta:
@@ -64,8 +65,8 @@ class Meta:
         self._fs = fs
         self._path = path
         self._map_bytes = map_bytes
-        self._outdated: set[int] = set()
-        self._known: dict[int, tuple[int, int, int]] = {}
+        self._outdated: set[LogId] = set()
+        self._known: dict[LogId, tuple[Index, int, int]] = {}
         """(applied, count, digest) by log, as last read at a start or committed."""
         self.salvaged = 0
         fresh = f"{path}.new"
@@ -103,7 +104,7 @@ class Meta:
         if found != _VERSION and is_whole:
             raise StorageError(f"meta has version {int.from_bytes(found[:4], 'little')}, not 1")
 
-    def check(self, log_ids: Iterable[int]) -> None:
+    def check(self, log_ids: Iterable[LogId]) -> None:
         """Read everything once; keep what is good in a new file when something is not, or a page
         that nobody reads is not. Blocks."""
         for log_id in log_ids:
@@ -115,25 +116,25 @@ class Meta:
         if self._outdated or self._file.is_damaged:
             self._salvage()
 
-    def expect(self, log_id: int, applied: int) -> None:
+    def expect(self, log_id: LogId, applied: Index) -> None:
         """The journal says that a checkpoint up to `applied` was made. When less is found here, a
         page was lost: the log's state cannot be loaded until all of it is written again."""
         if applied > self.applied(log_id):
             self._outdated.add(log_id)
 
     @property
-    def outdated(self) -> frozenset[int]:
+    def outdated(self) -> frozenset[LogId]:
         """Logs of which nothing is kept until all of it is written again."""
         return frozenset(self._outdated)
 
-    def applied(self, log_id: int) -> int:
+    def applied(self, log_id: LogId) -> Index:
         """The applied index of the last checkpoint, 0 when there is none or it is damaged."""
         try:
             return self._read_applied(log_id)[0]
         except CorruptRecord:
-            return 0
+            return NO_INDEX
 
-    def load(self, log_id: int) -> tuple[int, list[tuple[bytes, bytes]]]:
+    def load(self, log_id: LogId) -> tuple[Index, list[tuple[bytes, bytes]]]:
         """(applied index, items in key order). Raises CorruptRecord."""
         if log_id in self._outdated:
             raise CorruptRecord("meta of log is missing", log_id)
@@ -149,7 +150,7 @@ class Meta:
             raise CorruptRecord("meta of log", log_id, expected=count, actual=len(items))
         return applied, items
 
-    def covers(self, log_id: int, reset: Reset) -> bool:
+    def covers(self, log_id: LogId, reset: Reset) -> bool:
         """Whether what is stored was made of the state that came with `reset`, or later."""
         try:
             stored = self._file.get(_LOG.pack(log_id) + b"r")
@@ -157,7 +158,9 @@ class Meta:
             return False
         return stored == _seal_reset(log_id, reset)
 
-    def commit(self, batches: Sequence[MetaBatch], covered: Mapping[int, Reset] = _NOTHING) -> None:
+    def commit(
+        self, batches: Sequence[MetaBatch], covered: Mapping[LogId, Reset] = _NOTHING
+    ) -> None:
         """Write the batches, and by log id the resets that they cover, in one durable
         transaction."""
         if not batches:
@@ -169,9 +172,9 @@ class Meta:
             self._salvage()
             self._commit(batches, covered)
 
-    def _commit(self, batches: Sequence[MetaBatch], covered: Mapping[int, Reset]) -> None:
+    def _commit(self, batches: Sequence[MetaBatch], covered: Mapping[LogId, Reset]) -> None:
         puts: list[tuple[bytes, bytes | None]] = []
-        known: dict[int, tuple[int, int, int]] = {}
+        known: dict[LogId, tuple[Index, int, int]] = {}
         wanted = [b for b in batches if b.clear or b.log_id not in self._outdated]
         stored = self._read(wanted)
         for batch in wanted:
@@ -215,7 +218,7 @@ class Meta:
         self._file = self._open(self._path)
         self.salvaged += 1
 
-    def _log_ids(self) -> list[int]:
+    def _log_ids(self) -> list[LogId]:
         """Logs that have something stored, as far as it can be told."""
         try:
             keys = [key for key, _ in self._file.scan(b"") if len(key) >= _LOG.size]
@@ -223,7 +226,7 @@ class Meta:
         except CorruptRecord:
             return []
 
-    def _salvageable(self, log_id: int) -> list[tuple[bytes, bytes]]:
+    def _salvageable(self, log_id: LogId) -> list[tuple[bytes, bytes]]:
         try:
             self.load(log_id)
             self._recall(log_id, self._read_applied(log_id))
@@ -238,12 +241,12 @@ class Meta:
             self._fs.remove_tree(aside)
         self._fs.rename(self._path, aside)
 
-    def stored(self, log_ids: Sequence[int]) -> list[int]:
+    def stored(self, log_ids: Sequence[LogId]) -> list[LogId]:
         """Those of which something is stored. Raises CorruptRecord."""
         found = self._file.get_all([_applied_key(log_id) for log_id in log_ids])
         return [log_id for log_id, value in zip(log_ids, found, strict=True) if value is not None]
 
-    def forget(self, log_ids: Sequence[int]) -> None:
+    def forget(self, log_ids: Sequence[LogId]) -> None:
         """Delete everything of these logs: many in one transaction, none in two."""
         gone: list[tuple[bytes, bytes | None]] = []
         for log_id in log_ids:
@@ -256,7 +259,7 @@ class Meta:
     def close(self) -> None:
         self._file.close()
 
-    def _recall(self, log_id: int, found: tuple[int, int, int]) -> None:
+    def _recall(self, log_id: LogId, found: tuple[Index, int, int]) -> None:
         """The log's record is as it was left. Raises CorruptRecord."""
         known = self._known.get(log_id, found)
         if found != known:
@@ -278,7 +281,7 @@ class Meta:
         batch: MetaBatch,
         stored: Mapping[bytes, bytes | None],
         puts: list[tuple[bytes, bytes | None]],
-    ) -> tuple[int, int, int]:
+    ) -> tuple[Index, int, int]:
         """Add what writes the batch; the log's record then. Raises CorruptRecord."""
         log_key = _LOG.pack(batch.log_id)
         prefix = log_key + b"k"
@@ -308,18 +311,18 @@ class Meta:
         puts.append((log_key + b"a", packed + struct.pack("<I", crc32c(packed, batch.log_id))))
         return batch.applied, count, digest & _MASK
 
-    def _read_applied(self, log_id: int) -> tuple[int, int, int]:
+    def _read_applied(self, log_id: LogId) -> tuple[Index, int, int]:
         return _open_applied(log_id, self._file.get(_applied_key(log_id)))
 
 
-def _applied_key(log_id: int) -> bytes:
+def _applied_key(log_id: LogId) -> bytes:
     return _LOG.pack(log_id) + b"a"
 
 
-def _open_applied(log_id: int, stored: bytes | None) -> tuple[int, int, int]:
+def _open_applied(log_id: LogId, stored: bytes | None) -> tuple[Index, int, int]:
     """(applied index, number of items, digest). Raises CorruptRecord."""
     if stored is None:
-        return 0, 0, 0
+        return NO_INDEX, 0, 0
     if len(stored) != _APPLIED.size:
         raise CorruptRecord("applied", log_id, expected=_APPLIED.size, actual=len(stored))
     applied, count, digest, crc = _APPLIED.unpack(stored)
@@ -329,7 +332,7 @@ def _open_applied(log_id: int, stored: bytes | None) -> tuple[int, int, int]:
     return applied, count, digest
 
 
-def _seal_reset(log_id: int, reset: Reset) -> bytes:
+def _seal_reset(log_id: LogId, reset: Reset) -> bytes:
     packed = struct.pack("<QQ", reset.first_index, reset.number)
     return packed + struct.pack("<I", crc32c(packed, log_id))
 

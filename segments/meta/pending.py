@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ids import LogId
 from segments.api import MetaBatch
 from segments.log.log import DiskLog, Install
 
@@ -22,7 +23,7 @@ class MetaCommit:
     """One transaction: batches, and by log id the resets that they cover."""
 
     batches: list[MetaBatch]
-    covered: dict[int, Install]
+    covered: dict[LogId, Install]
 
 
 class PendingMeta:
@@ -31,14 +32,14 @@ class PendingMeta:
     __slots__ = ("_batches", "_covering")
 
     def __init__(self) -> None:
-        self._batches: dict[int, MetaBatch] = {}
-        self._covering: dict[int, Install] = {}
+        self._batches: dict[LogId, MetaBatch] = {}
+        self._covering: dict[LogId, Install] = {}
 
     @property
     def is_empty(self) -> bool:
         return not self._batches
 
-    def collect(self, batches: Sequence[MetaBatch], logs: Mapping[int, DiskLog]) -> None:
+    def collect(self, batches: Sequence[MetaBatch], logs: Mapping[LogId, DiskLog]) -> None:
         """Add what the owner changed since it was asked last."""
         for batch in batches:
             log = logs.get(batch.log_id)
@@ -50,7 +51,7 @@ class PendingMeta:
             earlier = self._batches.get(batch.log_id)
             self._batches[batch.log_id] = batch if earlier is None else earlier.then(batch)
 
-    def take(self, logs: Mapping[int, DiskLog], durable_token: int) -> MetaCommit:
+    def take(self, logs: Mapping[LogId, DiskLog], durable_token: int) -> MetaCommit:
         """What may be written now."""
         ready = [
             batch
@@ -64,7 +65,7 @@ class PendingMeta:
         }
         return MetaCommit(ready, covered)
 
-    def saved(self, commit: MetaCommit, logs: Mapping[int, DiskLog]) -> None:
+    def saved(self, commit: MetaCommit, logs: Mapping[LogId, DiskLog]) -> None:
         """The transaction is durable; what it had of logs whose meta is lost was dropped."""
         for batch in commit.batches:
             log = logs.get(batch.log_id)
@@ -77,7 +78,7 @@ class PendingMeta:
                 log.note_covered()
             self._covering.pop(log_id, None)
 
-    def forget(self, log_id: int) -> None:
+    def forget(self, log_id: LogId) -> None:
         """The log is deleted."""
         self._batches.pop(log_id, None)
         self._covering.pop(log_id, None)

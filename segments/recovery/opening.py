@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from ids import NO_INDEX, NO_TERM, LogId, NodeId, ReplicaNumber, indexes
 from segments.api import CorruptRecord, StorageError
 from segments.compaction.note import read_note
 from segments.directory.identity import Identity
@@ -47,9 +48,9 @@ class Recovered:
     identity: Identity
     meta: Meta
     cache: TailCache
-    logs: dict[int, DiskLog] = field(default_factory=dict)
+    logs: dict[LogId, DiskLog] = field(default_factory=dict)
     replay: Replay = field(default_factory=Replay)
-    newly_lost: list[int] = field(default_factory=list)
+    newly_lost: list[LogId] = field(default_factory=list)
     stale_files: list[str] = field(default_factory=list)
     stale_directories: list[str] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
@@ -110,7 +111,7 @@ def _settle_meta(log: DiskLog, meta: Meta) -> None:
     """What the log has in meta, now that all of it was read. A damaged checkpoint covers nothing:
     who trimmed behind it, or let go of an installed state, would have nothing to begin with."""
     if log.id in meta.outdated:
-        log.applied = 0
+        log.applied = NO_INDEX
         log.is_meta_lost = True
     install = log.install
     # Entries behind the reset are trimmed only once a checkpoint covers its state.
@@ -120,7 +121,7 @@ def _settle_meta(log: DiskLog, meta: Meta) -> None:
 
 def _open_log(
     files: LogFiles,
-    replica_number: int,
+    replica_number: ReplicaNumber,
     cache: TailCache,
     replayed: ReplayedLog,
     segments: list[SegmentInfo],
@@ -139,7 +140,7 @@ def _open_log(
         replica_number,
         cache,
         first_index=end if trimmed_ahead else replayed.first_index,
-        prev_term=0 if trimmed_ahead else replayed.prev_term,
+        prev_term=NO_TERM if trimmed_ahead else replayed.prev_term,
         next_offset=replayed.flushed_offset if trimmed_ahead else replayed.start_offset,
     )
     log.recovered(segments)
@@ -193,18 +194,18 @@ def _set_state(log: DiskLog, replayed: ReplayedLog) -> None:
     if last_term > hard.term:
         # Entries of a term reached the disk in a block before that with the term. This replica
         # had not voted in it: a vote is durable before it is sent.
-        hard.term, hard.vote = last_term, 0
+        hard.term, hard.vote = last_term, NodeId(0)
     # A commit index may have been written in a block before that of its entries.
     hard.commit = max(log.flushed_index, min(replayed.commit, log.last), log.first - 1)
     log.sequence = replayed.sequence if replayed.sequence >= 0 else replayed.sequence_hint
 
 
 def _open_lost(
-    files: LogFiles, replica_number: int, cache: TailCache, replayed: ReplayedLog
+    files: LogFiles, replica_number: ReplicaNumber, cache: TailCache, replayed: ReplayedLog
 ) -> DiskLog:
     """Something to report about: no entries, its hard state, and the mark that it is lost."""
     log = DiskLog(
-        files, replica_number, cache, first_index=replayed.last_index + 1, prev_term=0,
+        files, replica_number, cache, first_index=replayed.last_index + 1, prev_term=NO_TERM,
         next_offset=replayed.flushed_offset,
     )  # fmt: skip
     log.terms = TermRuns(log.first - 1, replayed.term)
@@ -258,7 +259,7 @@ def _carry(replay: Replay) -> Batch:
 def _runs(replayed: ReplayedLog, carried_from: tuple[int, int]) -> list[Run]:
     """Which journal files hold the entries after the durable end; CARRIED for the next file."""
     runs: list[Run] = []
-    for index in range(replayed.flushed_index + 1, replayed.last_index + 1):
+    for index in indexes(replayed.flushed_index + 1, replayed.last_index + 1):
         ref = replayed.frames.get(index)
         if ref is None:
             break

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+from ids import LogId
 from segments.api import CorruptRecord
 from segments.checkpoint.flusher import Pulse
 from segments.directory.identity import Identity
@@ -46,11 +47,11 @@ class Deletions:
         self._registry = registry
         self._removals = removals
         self._pulse = pulse
-        self._waiting: list[int] = []
-        self._unlisted: list[int] = []
+        self._waiting: list[LogId] = []
+        self._unlisted: list[LogId] = []
         """Invariant: a removal is in the queue as long as there are any."""
 
-    def begin(self, log_id: int) -> None:
+    def begin(self, log_id: LogId) -> None:
         """The log is deleted."""
         self._waiting.append(log_id)
 
@@ -94,7 +95,7 @@ class RemoveLogs:
         self,
         fs: FileSystem,
         directory: str,
-        log_ids: Sequence[int],
+        log_ids: Sequence[LogId],
         pulse: Pulse,
         *,
         files_max: int = FILES_AT_ONCE,
@@ -150,7 +151,7 @@ class RemoveLogs:
         return left
 
 
-def remove_logs(fs: FileSystem, directory: str, log_ids: Sequence[int]) -> None:
+def remove_logs(fs: FileSystem, directory: str, log_ids: Sequence[LogId]) -> None:
     """All of it at once, as a start does."""
     while RemoveLogs(fs, directory, log_ids, Pulse())():
         pass
@@ -179,9 +180,9 @@ def remove_orphans(fs: FileSystem, directory: str, identity: Identity) -> list[s
     return others + strays
 
 
-def _logs_in(fs: FileSystem, folder: str, identity: Identity) -> tuple[list[int], list[str]]:
+def _logs_in(fs: FileSystem, folder: str, identity: Identity) -> tuple[list[LogId], list[str]]:
     """(ids of logs that have a directory there, paths of everything else)."""
-    log_ids: list[int] = []
+    log_ids: list[LogId] = []
     strays: list[str] = []
     for name in fs.list(folder):
         log_id, path = log_id_of(name), f"{folder}/{name}"
@@ -195,7 +196,7 @@ def _logs_in(fs: FileSystem, folder: str, identity: Identity) -> tuple[list[int]
 def forget_orphans(meta: Meta, identity: Identity) -> None:
     """Finish what a crash left to do in the meta. It can wait: for room, and for who finds the
     damage and makes a new file."""
-    log_ids = [n for n in range(1, identity.next_log_id) if n not in identity.logs]
+    log_ids = [n for n in map(LogId, range(1, identity.next_log_id)) if n not in identity.logs]
     try:
         meta.forget(meta.stored(log_ids))
     except CorruptRecord:

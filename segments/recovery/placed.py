@@ -9,6 +9,7 @@ Must not know: how the journal is read.
 
 from __future__ import annotations
 
+from ids import NO_INDEX, Index, indexes
 from segments.api import Buffer, CorruptRecord
 from segments.log.index import IndexDamaged
 from segments.log.log import DiskLog
@@ -33,7 +34,7 @@ def placement_of(log: DiskLog, replayed: ReplayedLog) -> Placement:
     last = last_placed(replayed)
     if last and not replayed.is_whole:
         raise CorruptRecord("journal entries missing", flushed + 1)
-    for index in range(flushed + 1, last + 1):
+    for index in indexes(flushed + 1, last + 1):
         ref = replayed.frames[index]
         placed = ref.placed
         if replayed.begun.get(index) == placement.segment + 1:
@@ -50,11 +51,12 @@ def placement_of(log: DiskLog, replayed: ReplayedLog) -> Placement:
     return placement
 
 
-def last_placed(replayed: ReplayedLog) -> int:
+def last_placed(replayed: ReplayedLog) -> Index:
     """The last entry behind the durable end that is placed; 0: none is."""
     frames, last = replayed.frames, replayed.last_index
     return max(
-        (n for n in frames if replayed.flushed_index < n <= last and frames[n].placed), default=0
+        (n for n in frames if replayed.flushed_index < n <= last and frames[n].placed),
+        default=NO_INDEX,
     )
 
 
@@ -62,7 +64,7 @@ def placed_segments(replayed: ReplayedLog) -> set[int]:
     """The segments that hold placed entries behind the durable end, or what went along."""
     flushed, last = replayed.flushed_index, last_placed(replayed)
     found = {n for index, n in replayed.begun.items() if flushed < index <= last}
-    for index in range(flushed + 1, last + 1):
+    for index in indexes(flushed + 1, last + 1):
         ref = replayed.frames.get(index)
         if ref is not None and ref.placed is not None:
             found.add(ref.placed.segment)
@@ -74,7 +76,7 @@ def is_unproved(log: DiskLog, replayed: ReplayedLog, carried_from: tuple[int, in
     page cache only."""
     return any(
         live_sequence(ref, carried_from) == CARRIED
-        for n in range(log.flushed_index + 1, log.placement.index + 1)
+        for n in indexes(log.flushed_index + 1, log.placement.index + 1)
         if (ref := replayed.frames[n]).placed is not None
     )
 
@@ -109,7 +111,7 @@ def flush_damaged(
     replayed: ReplayedLog,
     segments: list[SegmentInfo],
     journal: JournalReader,
-    applied: int,
+    applied: Index,
 ) -> bool:
     """Let the entries up to the last damaged one that was placed count as flushed, if it was
     committed: their Idx are written, and it can be repaired like any other. False: none is damaged,
@@ -124,7 +126,7 @@ def flush_damaged(
     cursor = files.healing(segments, first, lambda: cursor_of(files, first - 1, numbers))
     writer = IndexWriter(files)
     try:
-        for index in range(first, last + 1):
+        for index in indexes(first, last + 1):
             ref = replayed.frames[index]
             entry = ref.placed
             begins = replayed.begun.get(index) == cursor.segment + 1
@@ -154,10 +156,10 @@ def flush_damaged(
     return True
 
 
-def _last_damaged(files: LogFiles, replayed: ReplayedLog) -> int:
+def _last_damaged(files: LogFiles, replayed: ReplayedLog) -> Index:
     """The last placed entry behind the durable end that cannot be read; 0: all can."""
-    last = 0
-    for index in range(replayed.flushed_index + 1, last_placed(replayed) + 1):
+    last = NO_INDEX
+    for index in indexes(replayed.flushed_index + 1, last_placed(replayed) + 1):
         ref = replayed.frames[index]
         if ref.placed is None:
             continue
@@ -168,7 +170,7 @@ def _last_damaged(files: LogFiles, replayed: ReplayedLog) -> int:
     return last
 
 
-def cursor_of(files: LogFiles, last: int, numbers: set[int]) -> Cursor:
+def cursor_of(files: LogFiles, last: Index, numbers: set[int]) -> Cursor:
     """Where the frame after entry `last` goes. Raises IndexDamaged when that cannot be right."""
     idx = files.idx(last)
     if idx.segment not in numbers:

@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ids import NO_INDEX, NO_TERM, Index, LogId, NodeId, Offset, Term, indexes
 from segments.api import DataMissing
 from segments.directory.identity import Identity
 from segments.format.block import (
@@ -106,7 +107,7 @@ class Placed:
     crc: int
     kind: int
     records: int
-    base_offset: int
+    base_offset: Offset
     timestamp: int
 
 
@@ -117,7 +118,7 @@ class FrameRef:
     sequence: int
     position: int
     length: int
-    term: int
+    term: Term
     placed: Placed | None = None
 
 
@@ -125,16 +126,16 @@ class FrameRef:
 class ReplayedLog:
     """What the journal says of one log. Entries up to `flushed_index` are in segments."""
 
-    log_id: int
-    first_index: int
-    prev_term: int
-    start_offset: int
-    last_index: int
-    flushed_index: int
-    flushed_offset: int
-    commit: int
-    term: int = 0
-    vote: int = 0
+    log_id: LogId
+    first_index: Index
+    prev_term: Term
+    start_offset: Offset
+    last_index: Index
+    flushed_index: Index
+    flushed_offset: Offset
+    commit: Index
+    term: Term = NO_TERM
+    vote: NodeId = NodeId(0)
     is_void: bool = True
     lost: bool = False
     sequence: int = -1
@@ -142,8 +143,8 @@ class ReplayedLog:
     sequence_hint: int = 0
     """What the first file's header says: the first record seen is not above it."""
     suspect: bool = False
-    frames: dict[int, FrameRef] = field(default_factory=dict)
-    applied: int = 0
+    frames: dict[Index, FrameRef] = field(default_factory=dict)
+    applied: Index = NO_INDEX
     """Of the last checkpoint before the newest file: meta cannot truly say less."""
     installed: FrameRef | None = None
     """Of the last reset, when a state came with it."""
@@ -151,13 +152,13 @@ class ReplayedLog:
     """(entry, segment, position) of the frame that the next PLACED speaks of."""
     begun: dict[int, int] = field(default_factory=dict)
     """Segments that a PLACE has begun, by their first entry; of some that are flushed, too."""
-    detail: tuple[int, int, int, int] = (0, 0, 0, 0)
+    detail: tuple[int, int, Offset, int] = (0, 0, Offset(0), 0)
     """Kind, records, base offset and timestamp of its entry."""
 
-    def apply(self, kind: int, term: int, index: int, value: int) -> None:
+    def apply(self, kind: int, term: Term, index: Index, value: int) -> None:
         """A record without a frame."""
         if kind == HARD:
-            self.term, self.vote = term, value
+            self.term, self.vote = term, NodeId(value)
             self.commit = max(self.commit, index)
         elif kind == TRUNCATE:
             self.cut(index)
@@ -165,18 +166,18 @@ class ReplayedLog:
             self.frames.clear()
             self.begun.clear()
             self.installed = None
-            self.first_index, self.prev_term, self.start_offset = index, term, value
+            self.first_index, self.prev_term, self.start_offset = index, term, Offset(value)
             self.last_index = self.flushed_index = index - 1
-            self.flushed_offset = value
+            self.flushed_offset = Offset(value)
             self.commit = max(self.commit, index - 1)
             self.is_void = True
         elif kind == FLUSHED:
             if index > self.flushed_index:
-                self.flushed_index, self.flushed_offset = index, value
+                self.flushed_index, self.flushed_offset = index, Offset(value)
             self.last_index = max(self.last_index, index)
             self.is_void = False
         elif kind == TRIM:
-            self.first_index, self.prev_term, self.start_offset = index, term, value
+            self.first_index, self.prev_term, self.start_offset = index, term, Offset(value)
         elif kind == PLACE:
             self.place = index, term, value
             # It says where everything from that entry on lies.
@@ -184,7 +185,9 @@ class ReplayedLog:
             if value == SEGMENT_HEADER_BYTES:
                 self.begun[index] = term
 
-    def add_placed(self, index: int, term: int, value: int, sequence: int, position: int) -> None:
+    def add_placed(
+        self, index: Index, term: Term, value: int, sequence: int, position: int
+    ) -> None:
         """An entry whose frame lies in a segment; `position` is that of its record."""
         follows, segment, place = self.place
         if follows != index:
@@ -195,7 +198,7 @@ class ReplayedLog:
         placed = Placed(segment, place, crc, *self.detail)
         self.add(index, FrameRef(sequence, position, length, term, placed))
 
-    def add(self, index: int, ref: FrameRef) -> None:
+    def add(self, index: Index, ref: FrameRef) -> None:
         """An entry. One already held with the same term was written again, nothing else."""
         if index > self.last_index:
             self.last_index = index
@@ -204,9 +207,9 @@ class ReplayedLog:
             self.last_index = index
         self.frames[index] = ref
 
-    def cut(self, index: int) -> None:
+    def cut(self, index: Index) -> None:
         """The suffix from `index` on is gone."""
-        for gone in range(index, self.last_index + 1):
+        for gone in indexes(index, self.last_index + 1):
             self.frames.pop(gone, None)
             self.begun.pop(gone, None)
         self.last_index = min(self.last_index, index - 1)
@@ -214,7 +217,7 @@ class ReplayedLog:
     @property
     def is_whole(self) -> bool:
         """Every entry that no segment holds is in the journal."""
-        return all(n in self.frames for n in range(self.flushed_index + 1, self.last_index + 1))
+        return all(n in self.frames for n in indexes(self.flushed_index + 1, self.last_index + 1))
 
 
 @dataclass(slots=True)
@@ -245,7 +248,7 @@ class Carried:
 class Replay:
     """The outcome: logs by id, where the journal goes on, and its files."""
 
-    logs: dict[int, ReplayedLog] = field(default_factory=dict)
+    logs: dict[LogId, ReplayedLog] = field(default_factory=dict)
     position: Position = field(default_factory=lambda: Position(0, 0, 1, 0))
     carried: list[Carried] = field(default_factory=list)
     live: list[tuple[int, str]] = field(default_factory=list)
@@ -620,7 +623,7 @@ class _Replayer:
         off again, or whose log was deleted, none need be: once the block was durable, others may
         have taken their place."""
         places: dict[int, tuple[int, int]] = {}
-        wanted: dict[int, list[tuple[int, int, int, int, int]]] = {}
+        wanted: dict[LogId, list[tuple[int, int, int, int, int]]] = {}
         for n in range(0, len(block.table), RECORD_BYTES):
             log_id, _, kind, term, index, value = STATE_RECORD.unpack_from(block.table, n)
             if kind == PLACE:
@@ -737,7 +740,7 @@ class _SegmentReader:
         self._path = ""
         self._file: File | None = None
 
-    def has_frame(self, log_id: int, segment: int, position: int, length: int, crc: int) -> bool:
+    def has_frame(self, log_id: LogId, segment: int, position: int, length: int, crc: int) -> bool:
         """Whether the frame with that CRC is there."""
         path = segment_path(log_directory(self._directory, log_id), segment)
         if path != self._path:

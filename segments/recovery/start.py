@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 
+from ids import DirectoryId
 from segments.api import StoreOptions
 from segments.directory.identity import Identity, encode, write_identity
 from segments.directory.log_registry import identity_reserve, replace_identity
@@ -41,7 +42,7 @@ def begin(
     if identity is None:
         # Before anything else: what there is without an identity has lost it.
         has_places = bool(options.place_bytes_min)
-        identity = Identity(rng.randbytes(16), is_whole=False, has_places=has_places)
+        identity = Identity(DirectoryId(rng.randbytes(16)), is_whole=False, has_places=has_places)
         write_identity(fs, directory, encode(identity))
     if not identity.is_whole:
         for name in ("journal", "logs"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ids import NO_INDEX, GroupId, Index
 from segments.api import CorruptRecord, StoredEntry
 from segments.format.frame import read_frame
 from segments.io.fs import File, FileSystem, read_around
@@ -23,7 +24,7 @@ CARRIED = 1 << 62
 
 def entries_or_damage(
     files: LogFiles, replayed: ReplayedLog, journal: JournalReader
-) -> Iterator[StoredEntry | int]:
+) -> Iterator[StoredEntry | Index]:
     """The entries after the durable end, for one who looks: in place of one that cannot be read
     its index."""
     index, bytes_max = replayed.flushed_index + 1, _READ_BYTES
@@ -45,7 +46,7 @@ def journal_entries(
     files: LogFiles,
     replayed: ReplayedLog,
     journal: JournalReader,
-    first: int = 0,
+    first: Index = NO_INDEX,
     *,
     bytes_max: int = _READ_BYTES,
 ) -> Iterator[list[StoredEntry]]:
@@ -104,7 +105,7 @@ class JournalReader:
         self._directory = directory
         self._files: dict[int, File] = {}
 
-    def entries(self, group_id: int, refs: list[FrameRef], length: int) -> list[StoredEntry]:
+    def entries(self, group_id: GroupId, refs: list[FrameRef], length: int) -> list[StoredEntry]:
         """The entries of frames that lie end to end. Raises CorruptRecord."""
         start, sequence = refs[0].position, refs[0].sequence
         file = self._files.get(sequence)
