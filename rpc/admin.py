@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
+from ids import NO_INDEX, DirectoryId, GroupId, Index, NodeId, Offset, ServerId, Term
 from rpc.streams import LinkStatus
 
 
@@ -46,7 +47,7 @@ class TransferOutcome(IntEnum):
 class ReplicaProgress:
     """One replica in its leader's eyes."""
 
-    replica_id: int
+    replica_id: NodeId
     state: ProgressState
     match: int
     """Largest index known to be durable there."""
@@ -59,20 +60,20 @@ class ReplicaProgress:
 class GroupStatus:
     """One replica of one group. Offsets are 0 for groups without records."""
 
-    group_id: int
+    group_id: GroupId
     name: str
-    replica_id: int
+    replica_id: NodeId
     role: Role
-    term: int
+    term: Term
     leader: int
     """The leader's replica id, 0: none known."""
-    first_index: int = 0
-    last_index: int = 0
-    commit: int = 0
-    applied: int = 0
-    log_start_offset: int = 0
-    high_watermark: int = 0
-    end_offset: int = 0
+    first_index: Index = NO_INDEX
+    last_index: Index = NO_INDEX
+    commit: Index = NO_INDEX
+    applied: Index = NO_INDEX
+    log_start_offset: Offset = Offset(0)
+    high_watermark: Offset = Offset(0)
+    end_offset: Offset = Offset(0)
     voters: list[int] = field(default_factory=list)
     learners: list[int] = field(default_factory=list)
     progress: list[ReplicaProgress] = field(default_factory=list)
@@ -83,9 +84,9 @@ class GroupStatus:
 class ServerStatus:
     """One server as it sees itself. `cluster_id` is "" before birth."""
 
-    server_id: int
+    server_id: ServerId
     cluster_id: str = ""
-    directory_id: bytes = b""
+    directory_id: DirectoryId = DirectoryId(b"")
     incarnation: int = 0
     version: str = ""
     uptime_ms: int = 0
@@ -105,13 +106,13 @@ class TransferResult:
 class AdminBackend(Protocol):
     """The server behind the admin plane. Plain functions, called on its loop."""
 
-    def status(self, groups: Sequence[int]) -> Iterator[ServerStatus]:
+    def status(self, groups: Sequence[GroupId]) -> Iterator[ServerStatus]:
         """Its state; only these groups, all if there are none. In parts that are to be put
         together: the first has what is no list, each has a bounded number of groups. The loop may
         go on between two; a group is told as it is when its part is taken, or not at all."""
 
     def transfer_leadership(
-        self, group: int, to_server: int, done: Callable[[TransferResult], None]
+        self, group: GroupId, to_server: ServerId, done: Callable[[TransferResult], None]
     ) -> None:
         """Begin a transfer; `done` is called once, possibly before this returns."""
 

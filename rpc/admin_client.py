@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import grpc
 
+from ids import DirectoryId, GroupId, Index, NodeId, Offset, ServerId, Term
 from rpc.admin import (
     GroupStatus,
     ProgressState,
@@ -57,7 +58,7 @@ class AdminClient:
         """Drop the connection."""
         self._channel.close()
 
-    def status(self, groups: Sequence[int] = ()) -> ServerStatus:
+    def status(self, groups: Sequence[GroupId] = ()) -> ServerStatus:
         """The server's state; only these groups, all if there are none. Raises AdminError."""
         reply: admin_pb2.ServerStatus = self._call(
             "Status",
@@ -66,7 +67,7 @@ class AdminClient:
         )
         return _server_status(reply)
 
-    def transfer_leadership(self, group: int, to_server: int) -> TransferResult:
+    def transfer_leadership(self, group: GroupId, to_server: ServerId) -> TransferResult:
         """Move a group's leadership from the server called to another. Raises AdminError; after
         DEADLINE_EXCEEDED the transfer may still happen."""
         reply: admin_pb2.TransferLeadershipReply = self._call(
@@ -98,9 +99,9 @@ class AdminClient:
 
 def _server_status(message: admin_pb2.ServerStatus) -> ServerStatus:
     return ServerStatus(
-        server_id=message.server_id,
+        server_id=ServerId(message.server_id),
         cluster_id=message.cluster_id,
-        directory_id=message.directory_id,
+        directory_id=DirectoryId(message.directory_id),
         incarnation=message.incarnation,
         version=message.version,
         uptime_ms=message.uptime_ms,
@@ -112,7 +113,7 @@ def _server_status(message: admin_pb2.ServerStatus) -> ServerStatus:
 
 def _link_status(message: admin_pb2.LinkStatus) -> LinkStatus:
     return LinkStatus(
-        server_id=message.server_id,
+        server_id=ServerId(message.server_id),
         is_up=message.is_up,
         dialed_by_us=message.dialed_by_us,
         unsent_bytes=message.unsent_bytes,
@@ -124,24 +125,24 @@ def _link_status(message: admin_pb2.LinkStatus) -> LinkStatus:
 
 def _group_status(message: admin_pb2.GroupStatus) -> GroupStatus:
     return GroupStatus(
-        group_id=message.group_id,
+        group_id=GroupId(message.group_id),
         name=message.name,
-        replica_id=message.replica_id,
+        replica_id=NodeId(message.replica_id),
         role=Role(message.role),
-        term=message.term,
+        term=Term(message.term),
         leader=message.leader,
-        first_index=message.first_index,
-        last_index=message.last_index,
-        commit=message.commit,
-        applied=message.applied,
-        log_start_offset=message.log_start_offset,
-        high_watermark=message.high_watermark,
-        end_offset=message.end_offset,
+        first_index=Index(message.first_index),
+        last_index=Index(message.last_index),
+        commit=Index(message.commit),
+        applied=Index(message.applied),
+        log_start_offset=Offset(message.log_start_offset),
+        high_watermark=Offset(message.high_watermark),
+        end_offset=Offset(message.end_offset),
         voters=list(message.voters),
         learners=list(message.learners),
         progress=[
             ReplicaProgress(
-                replica_id=replica.replica_id,
+                replica_id=NodeId(replica.replica_id),
                 state=ProgressState(replica.state),
                 match=replica.match,
                 next=replica.next,

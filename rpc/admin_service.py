@@ -20,6 +20,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from ids import GroupId, ServerId
 from rpc.admin import AdminBackend, GroupStatus, ServerStatus, TransferResult
 from rpc.proto import admin_pb2
 from rpc.streams import Address
@@ -98,7 +99,7 @@ class AdminService:
         reply = admin_pb2.ServerStatus()
         async with self._telling:
             began, share = self._now(), _TELL_SECONDS
-            for part in self._backend.status(list(request.group_ids)):
+            for part in self._backend.status([GroupId(group) for group in request.group_ids]):
                 reply.MergeFrom(_server_message(part))
                 told = self._now()
                 if told - began >= share:
@@ -118,7 +119,9 @@ class AdminService:
             if not future.done():
                 future.set_result(result)
 
-        self._backend.transfer_leadership(request.group_id, request.to_server, done)
+        self._backend.transfer_leadership(
+            GroupId(request.group_id), ServerId(request.to_server), done
+        )
         return admin_pb2.TransferLeadershipReply(**asdict(await future))
 
     async def _hint_stop(self, request: admin_pb2.HintStopRequest) -> admin_pb2.HintStopReply:

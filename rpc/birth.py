@@ -11,6 +11,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
+from ids import NO_REPLICA, ReplicaNumber
 from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
@@ -29,10 +30,10 @@ def encode_answer(record: bytes, *, catalog_replica: int = 0) -> list[Buffer]:
     return [_HEAD.pack(_RECORD, catalog_replica), record] if record else [_EMPTY]
 
 
-def decode_answer(payload: memoryview) -> tuple[bytes, int]:
+def decode_answer(payload: memoryview) -> tuple[bytes, ReplicaNumber]:
     """(birth record, catalog replica number); (b"", 0) for "empty". Raises MalformedFrame."""
     if bytes(payload[:2]) == _EMPTY:
-        return b"", 0
+        return b"", NO_REPLICA
     if len(payload) > _HEAD.size:
         kind, number = _HEAD.unpack_from(payload)
         if kind == _RECORD:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
+from ids import GroupId, Index, NodeId
 from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
@@ -30,9 +31,9 @@ ROWS_MAX = 4_096
 class Compacted(NamedTuple):
     """One replica."""
 
-    group: int
-    replica: int
-    upto: int
+    group: GroupId
+    replica: NodeId
+    upto: Index
 
 
 def encode_compacted(rows: Sequence[Compacted]) -> list[Buffer]:

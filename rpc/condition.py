@@ -21,6 +21,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from ids import GroupId
 from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
@@ -40,9 +41,9 @@ class Condition:
     disk_full: bool = False
     stopping: bool = False
     stalled: bool = False
-    incomplete: tuple[int, ...] = ()
+    incomplete: tuple[GroupId, ...] = ()
     """Groups whose replicas cannot lead: their state waits for a damaged entry."""
-    damaged: tuple[int, ...] = ()
+    damaged: tuple[GroupId, ...] = ()
     """Others whose replicas have damaged entries."""
 
     @property
@@ -67,7 +68,7 @@ def decode_condition(payload: memoryview) -> Condition:
     if not payload:
         raise MalformedFrame("condition")
     flags, behind = payload[0], len(payload) - 1 - _INCOMPLETE.size
-    groups: tuple[int, ...] = ()
+    groups: tuple[GroupId, ...] = ()
     incomplete = 0
     if len(payload) > 1:
         count, rest = divmod(behind, _GROUP_BYTES)

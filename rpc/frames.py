@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Any, Final
 
+from ids import GroupId, NodeId
 from raft.messages import (
     MsgApp,
     MsgAppResp,
@@ -50,7 +51,7 @@ from raft.types import ConfState, Entry, EntryKind, Snapshot
 from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
-GroupMessage = tuple[int, PeerMessage]
+GroupMessage = tuple[GroupId, PeerMessage]
 """(group id, message)"""
 
 FRAME_PAYLOAD_BYTES_TARGET: Final = 4 << 20
@@ -139,7 +140,7 @@ class _Encoder:
         self.payloads: list[Buffer] = []
         self.payload_bytes = 0
 
-    def add(self, group: int, message: PeerMessage) -> None:
+    def add(self, group: GroupId, message: PeerMessage) -> None:
         encode = _ENCODERS.get(type(message))
         if encode is None:
             raise ValueError(f"{type(message).__name__} does not travel between servers")
@@ -169,7 +170,7 @@ class _Encoder:
         return [b"".join(meta), *self.payloads]
 
 
-def _encode_app(encoder: _Encoder, group: int, message: MsgApp) -> None:
+def _encode_app(encoder: _Encoder, group: GroupId, message: MsgApp) -> None:
     entries = message.entries
     encoder.meta.append(
         _APP.pack(
@@ -181,7 +182,7 @@ def _encode_app(encoder: _Encoder, group: int, message: MsgApp) -> None:
         encoder.add_entries(entries)
 
 
-def _encode_app_resp(encoder: _Encoder, group: int, message: MsgAppResp) -> None:
+def _encode_app_resp(encoder: _Encoder, group: GroupId, message: MsgAppResp) -> None:
     encoder.meta.append(
         _APP_RESP.pack(
             _KIND_APP_RESP, group, message.to, message.from_, message.term,
@@ -190,7 +191,7 @@ def _encode_app_resp(encoder: _Encoder, group: int, message: MsgAppResp) -> None
     )  # fmt: skip
 
 
-def _encode_vote(encoder: _Encoder, group: int, message: MsgVote | MsgPreVote) -> None:
+def _encode_vote(encoder: _Encoder, group: GroupId, message: MsgVote | MsgPreVote) -> None:
     kind = _KIND_VOTE if type(message) is MsgVote else _KIND_PRE_VOTE
     encoder.meta.append(
         _VOTE.pack(
@@ -200,14 +201,16 @@ def _encode_vote(encoder: _Encoder, group: int, message: MsgVote | MsgPreVote) -
     )  # fmt: skip
 
 
-def _encode_vote_resp(encoder: _Encoder, group: int, message: MsgVoteResp | MsgPreVoteResp) -> None:
+def _encode_vote_resp(
+    encoder: _Encoder, group: GroupId, message: MsgVoteResp | MsgPreVoteResp
+) -> None:
     kind = _KIND_VOTE_RESP if type(message) is MsgVoteResp else _KIND_PRE_VOTE_RESP
     encoder.meta.append(
         _VOTE_RESP.pack(kind, group, message.to, message.from_, message.term, message.reject)
     )
 
 
-def _encode_heartbeat(encoder: _Encoder, group: int, message: MsgHeartbeat) -> None:
+def _encode_heartbeat(encoder: _Encoder, group: GroupId, message: MsgHeartbeat) -> None:
     context = _checked_context(message.context)
     encoder.meta.append(
         _HEARTBEAT.pack(
@@ -218,14 +221,14 @@ def _encode_heartbeat(encoder: _Encoder, group: int, message: MsgHeartbeat) -> N
     encoder.meta.append(context)
 
 
-def _encode_commit(encoder: _Encoder, group: int, message: MsgCommit) -> None:
+def _encode_commit(encoder: _Encoder, group: GroupId, message: MsgCommit) -> None:
     encoder.meta.append(
         _COMMIT.pack(_KIND_COMMIT, group, message.to, message.from_, message.term, message.commit)
     )
 
 
 def _encode_context(
-    encoder: _Encoder, group: int, message: MsgHeartbeatResp | MsgReadIndex
+    encoder: _Encoder, group: GroupId, message: MsgHeartbeatResp | MsgReadIndex
 ) -> None:
     kind = _KIND_HEARTBEAT_RESP if type(message) is MsgHeartbeatResp else _KIND_READ_INDEX
     context = _checked_context(message.context)
@@ -235,7 +238,7 @@ def _encode_context(
     encoder.meta.append(context)
 
 
-def _encode_read_index_resp(encoder: _Encoder, group: int, message: MsgReadIndexResp) -> None:
+def _encode_read_index_resp(encoder: _Encoder, group: GroupId, message: MsgReadIndexResp) -> None:
     context = _checked_context(message.context)
     encoder.meta.append(
         _READ_INDEX_RESP.pack(
@@ -246,12 +249,14 @@ def _encode_read_index_resp(encoder: _Encoder, group: int, message: MsgReadIndex
     encoder.meta.append(context)
 
 
-def _encode_bare(encoder: _Encoder, group: int, message: MsgTimeoutNow | MsgTransferLeader) -> None:
+def _encode_bare(
+    encoder: _Encoder, group: GroupId, message: MsgTimeoutNow | MsgTransferLeader
+) -> None:
     kind = _KIND_TIMEOUT_NOW if type(message) is MsgTimeoutNow else _KIND_TRANSFER_LEADER
     encoder.meta.append(_BARE.pack(kind, group, message.to, message.from_, message.term))
 
 
-def _encode_prop(encoder: _Encoder, group: int, message: MsgProp) -> None:
+def _encode_prop(encoder: _Encoder, group: GroupId, message: MsgProp) -> None:
     entries = message.entries
     encoder.meta.append(
         _PROP.pack(_KIND_PROP, group, message.to, message.from_, message.term, len(entries))
@@ -259,7 +264,7 @@ def _encode_prop(encoder: _Encoder, group: int, message: MsgProp) -> None:
     encoder.add_entries(entries)
 
 
-def _encode_snap(encoder: _Encoder, group: int, message: MsgSnap) -> None:
+def _encode_snap(encoder: _Encoder, group: GroupId, message: MsgSnap) -> None:
     snapshot = message.snapshot
     conf = snapshot.conf_state
     members = (conf.voters, conf.voters_outgoing, conf.learners, conf.learners_next)
@@ -285,7 +290,7 @@ def _checked_context(context: bytes) -> bytes:
 
 
 # One encoder per message type; each takes exactly its key's type, which a dict cannot express.
-_ENCODERS: dict[type, Callable[[_Encoder, int, Any], None]] = {
+_ENCODERS: dict[type, Callable[[_Encoder, GroupId, Any], None]] = {
     MsgApp: _encode_app,
     MsgAppResp: _encode_app_resp,
     MsgVote: _encode_vote,
@@ -388,8 +393,8 @@ class _Decoder:
             raise MalformedFrame("read index context", start)
         return bytes(self.meta[start:end])
 
-    def members(self, count: int) -> tuple[int, ...]:
-        ids: list[int] = []
+    def members(self, count: int) -> tuple[NodeId, ...]:
+        ids: list[NodeId] = []
         for _ in range(count):
             ids.append(_MEMBER.unpack_from(self.meta, self.at)[0])
             self.at += _MEMBER.size

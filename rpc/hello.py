@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 
+from ids import DirectoryId, ServerId
 from rpc.errors import MalformedFrame
 
 PROTOCOL_VERSION = 8
@@ -88,13 +89,13 @@ class Hello:
     `config_digest` is compared by the birth procedure, `info` (advertised addresses) by the host.
     """
 
-    server_id: int
-    directory_id: bytes
+    server_id: ServerId
+    directory_id: DirectoryId
     incarnation: int
     cluster_id: str = ""
     config_digest: bytes = b""
     info: bytes = b""
-    to_server: int = 0
+    to_server: ServerId = ServerId(0)
     version: int = PROTOCOL_VERSION
     version_min: int = PROTOCOL_VERSION_MIN
 

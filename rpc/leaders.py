@@ -41,6 +41,8 @@ from dataclasses import dataclass
 from struct import Struct, pack, unpack
 from typing import Final
 
+from ids import GroupId, NodeId, ServerId, Term
+from raft.types import NONE
 from rpc.errors import MalformedFrame, RemoteError
 from rpc.peer import FrameType
 from rpc.reader import Buffer
@@ -65,7 +67,7 @@ OutFrame = tuple[FrameType, list[Buffer]]
 class ConflictingLeaders(RemoteError):
     """Two replicas claim one term of one group, which Raft rules out (§5.2)."""
 
-    def __init__(self, group: int, term: int, *, known: int, claimed: int) -> None:
+    def __init__(self, group: GroupId, term: Term, *, known: NodeId, claimed: NodeId) -> None:
         super().__init__(f"group {group} term {term}: led by {known}, claimed by {claimed}")
         self.group = group
         self.term = term
@@ -77,13 +79,13 @@ class ConflictingLeaders(RemoteError):
 class Leader:
     """The freshest known leader of a group. `replica` 0: the term's leader has given it up."""
 
-    term: int
-    replica: int
-    in_sync: tuple[int, ...] = ()
+    term: Term
+    replica: NodeId
+    in_sync: tuple[ServerId, ...] = ()
     """Servers whose replicas are in sync, as that leader last said."""
 
     @property
-    def server_id(self) -> int:
+    def server_id(self) -> ServerId:
         """The leader's server, 0 if there is none."""
         return self.replica >> REPLICA_NUMBER_BITS
 
@@ -92,16 +94,16 @@ class Leader:
 class LeaderChange:
     """The freshest known leader of `group` is another one, or gone (`replica` 0)."""
 
-    group: int
-    term: int
-    replica: int
+    group: GroupId
+    term: Term
+    replica: NodeId
 
 
 @dataclass(slots=True)
 class _Led:
-    term: int
-    replica: int
-    in_sync: tuple[int, ...]
+    term: Term
+    replica: NodeId
+    in_sync: tuple[ServerId, ...]
     version: int  # of the list, since when it names the leader; whoever is in sync
 
 
@@ -118,7 +120,7 @@ class _Cursor:
         self.held_version = 0
 
 
-_Row = tuple[int, int, int, tuple[int, ...]]
+_Row = tuple[GroupId, Term, NodeId, tuple[ServerId, ...]]
 """(group, term, replica, servers in sync)."""
 
 
@@ -150,12 +152,14 @@ class LeaderListSender:
     def __init__(self) -> None:
         # Version 0 is what a peer without a list acknowledges; an empty list has version 1.
         self.version = 1
-        self._led: dict[int, _Led] = {}
+        self._led: dict[GroupId, _Led] = {}
         self._changes: deque[_Row] = deque()
-        self._cursors: dict[int, _Cursor] = {}
+        self._cursors: dict[ServerId, _Cursor] = {}
 
     # --- the list -------------------------------------------------------------------------------
-    def set(self, group: int, term: int, replica: int, in_sync: tuple[int, ...] = ()) -> None:
+    def set(
+        self, group: GroupId, term: Term, replica: NodeId, in_sync: tuple[ServerId, ...] = ()
+    ) -> None:
         """`replica`, here, leads `group` in `term`; `in_sync`: the servers whose replicas are."""
         led = self._led.get(group)
         same_leader = led is not None and led.term == term and led.replica == replica
@@ -171,28 +175,30 @@ class LeaderListSender:
         else:
             self._led[group] = _Led(term, replica, in_sync, self.version)
 
-    def drop(self, group: int) -> None:
+    def drop(self, group: GroupId) -> None:
         """`group` is no longer led from here; harmless if it was not."""
         led = self._led.pop(group, None)
         if led is not None:
-            self._changed(group, led.term, 0, ())
+            self._changed(group, led.term, NONE, ())
 
-    def _changed(self, group: int, term: int, replica: int, in_sync: tuple[int, ...]) -> None:
+    def _changed(
+        self, group: GroupId, term: Term, replica: NodeId, in_sync: tuple[ServerId, ...]
+    ) -> None:
         self.version += 1
         self._changes.append((group, term, replica, in_sync))
         if len(self._changes) > CHANGES_KEPT:
             self._changes.popleft()
 
     # --- peers ----------------------------------------------------------------------------------
-    def connected(self, peer: int) -> None:
+    def connected(self, peer: ServerId) -> None:
         """A new session: it will be sent the whole list."""
         self._cursors[peer] = _Cursor()
 
-    def disconnected(self, peer: int) -> None:
+    def disconnected(self, peer: ServerId) -> None:
         """What it acknowledged no longer counts."""
         self._cursors.pop(peer, None)
 
-    def changes(self, peer: int, now_ns: int) -> OutFrame | None:
+    def changes(self, peer: ServerId, now_ns: int) -> OutFrame | None:
         """The LEADERS frame that brings the peer up to date, None if it is."""
         cursor = self._cursors[peer]
         sent_version = cursor.sent_version
@@ -215,7 +221,7 @@ class LeaderListSender:
         return FrameType.LEADERS, [head + _pack_rows(rows)]
 
     def heartbeat(
-        self, peer: int, now_ns: int, *, wall_ms: int, echo_ns: int, held_version: int
+        self, peer: ServerId, now_ns: int, *, wall_ms: int, echo_ns: int, held_version: int
     ) -> OutFrame:
         """The HEARTBEAT frame. It vouches for `version`: send `changes` before it."""
         cursor = self._cursors[peer]
@@ -224,7 +230,7 @@ class LeaderListSender:
         payload = _HEARTBEAT.pack(self.version, now_ns, echo_ns, held_version, wall_ms)
         return FrameType.HEARTBEAT, [payload]
 
-    def acknowledged(self, peer: int, *, echo_ns: int, held_version: int) -> None:
+    def acknowledged(self, peer: ServerId, *, echo_ns: int, held_version: int) -> None:
         """The peer's heartbeat echoed ours. Raises MalformedFrame if that was never sent."""
         cursor = self._cursors[peer]
         if echo_ns > cursor.last_sent_ns or held_version > self.version:
@@ -237,12 +243,12 @@ class LeaderListSender:
             cursor.sent_version = -1
             cursor.whole_ns = -1
 
-    def acked_ns(self, peer: int) -> int:
+    def acked_ns(self, peer: ServerId) -> int:
         """When the newest heartbeat that `peer` acknowledged was sent, -1 for none."""
         cursor = self._cursors.get(peer)
         return cursor.acked_ns if cursor is not None else -1
 
-    def heard_ns(self, peer: int, group: int) -> int:
+    def heard_ns(self, peer: ServerId, group: GroupId) -> int:
         """Since when, at the latest, `peer` last knew that we lead `group` in its present term:
         what check-quorum may count. -1: it does not know, or we do not lead it."""
         cursor = self._cursors.get(peer)
@@ -258,7 +264,7 @@ class _Held:
     __slots__ = ("confirmed_ns", "echo_ns", "listed", "version", "wall_ms")
 
     def __init__(self) -> None:
-        self.listed: dict[int, tuple[int, int]] = {}  # group → (term, replica)
+        self.listed: dict[GroupId, tuple[Term, NodeId]] = {}  # group → (term, replica)
         self.version = 0  # 0: not (or no longer) known to be complete
         self.confirmed_ns = -1
         self.echo_ns = -1
@@ -276,21 +282,21 @@ class LeaderListReceiver:
     """What all peers lead, merged: per group the leader of the highest term."""
 
     def __init__(self) -> None:
-        self._held: dict[int, _Held] = {}
-        self._leaders: dict[int, Leader] = {}
+        self._held: dict[ServerId, _Held] = {}
+        self._leaders: dict[GroupId, Leader] = {}
 
-    def connected(self, peer: int) -> None:
+    def connected(self, peer: ServerId) -> None:
         """A new session with `peer`."""
         held = self._held.setdefault(peer, _Held())
         held.end_session()
 
-    def disconnected(self, peer: int) -> None:
+    def disconnected(self, peer: ServerId) -> None:
         """Its list is no longer confirmed; what it listed stays known until others lead."""
         held = self._held.get(peer)
         if held is not None:
             held.end_session()
 
-    def leaders(self, peer: int, payload: memoryview) -> list[LeaderChange]:
+    def leaders(self, peer: ServerId, payload: memoryview) -> list[LeaderChange]:
         """A LEADERS frame: what changed for the host. Raises MalformedFrame, ConflictingLeaders."""
         if len(payload) < _LEADERS.size:
             raise MalformedFrame("leader list", len(payload))
@@ -319,7 +325,7 @@ class LeaderListReceiver:
         return changes
 
     def heartbeat(
-        self, peer: int, version: int, sent_ns: int, now_ns: int, *, wall_ms: int
+        self, peer: ServerId, version: int, sent_ns: int, now_ns: int, *, wall_ms: int
     ) -> None:
         """A HEARTBEAT that names the peer's list version."""
         held = self._held[peer]
@@ -330,51 +336,51 @@ class LeaderListReceiver:
         else:
             held.version = 0
 
-    def leader(self, group: int) -> Leader | None:
+    def leader(self, group: GroupId) -> Leader | None:
         """The freshest leader known, by term."""
         return self._leaders.get(group)
 
-    def count(self, peer: int) -> int:
+    def count(self, peer: ServerId) -> int:
         """How many groups `peer` leads, as it has last said."""
         held = self._held.get(peer)
         return 0 if held is None else len(held.listed)
 
-    def confirmed_ns(self, peer: int) -> int:
+    def confirmed_ns(self, peer: ServerId) -> int:
         """When `peer` last confirmed its whole list, on our clock; -1: not since its link is up."""
         held = self._held.get(peer)
         return held.confirmed_ns if held is not None else -1
 
-    def wall_ms(self, peer: int) -> int:
+    def wall_ms(self, peer: ServerId) -> int:
         """The wall clock in its last heartbeat; 0 before the first."""
         held = self._held.get(peer)
         return held.wall_ms if held is not None else 0
 
-    def confirmed(self, group: int) -> tuple[Leader, int] | None:
+    def confirmed(self, group: GroupId) -> tuple[Leader, int] | None:
         """The freshest leader known, and when its server last confirmed its whole list; None when
         the group has no leader or its server has not, since its link is up."""
         leader = self._leaders.get(group)
         if leader is None or not leader.replica:
             return None
-        confirmed_ns = self.confirmed_ns(leader.replica >> REPLICA_NUMBER_BITS)
+        confirmed_ns = self.confirmed_ns(leader.server_id)
         return None if confirmed_ns < 0 else (leader, confirmed_ns)
 
-    def acknowledgement(self, peer: int) -> tuple[int, int]:
+    def acknowledgement(self, peer: ServerId) -> tuple[int, int]:
         """(echo_ns, held_version) for our next heartbeat to `peer`."""
         held = self._held[peer]
         return held.echo_ns, held.version
 
-    def forget_group(self, group: int) -> None:
+    def forget_group(self, group: GroupId) -> None:
         """The group was deleted."""
         self._leaders.pop(group, None)
         for held in self._held.values():
             held.listed.pop(group, None)
 
-    def forget_groups(self, is_deleted: Callable[[int], bool]) -> None:
+    def forget_groups(self, is_deleted: Callable[[GroupId], bool]) -> None:
         """Some groups were deleted: all that are known are looked at."""
         for group in [group for group in self._leaders if is_deleted(group)]:
             self.forget_group(group)
 
-    def forget_peer(self, peer: int) -> list[LeaderChange]:
+    def forget_peer(self, peer: ServerId) -> list[LeaderChange]:
         """The server left the cluster: it leads nothing."""
         changes: list[LeaderChange] = []
         held = self._held.pop(peer, None)
@@ -387,7 +393,7 @@ class LeaderListReceiver:
         self,
         held: _Held,
         claim: LeaderChange,
-        in_sync: tuple[int, ...],
+        in_sync: tuple[ServerId, ...],
         changes: list[LeaderChange],
     ) -> None:
         group, term, replica = claim.group, claim.term, claim.replica
@@ -401,7 +407,7 @@ class LeaderListReceiver:
         elif known.term == term and known.in_sync != in_sync:
             self._leaders[group] = Leader(term, replica, in_sync)
 
-    def _dropped(self, held: _Held, group: int, changes: list[LeaderChange]) -> None:
+    def _dropped(self, held: _Held, group: GroupId, changes: list[LeaderChange]) -> None:
         listed = held.listed.pop(group, None)
         if listed is None:
             return
@@ -409,8 +415,8 @@ class LeaderListReceiver:
         known = self._leaders.get(group)
         if known is not None and known.term == term and known.replica == replica:
             # The term stays known, so that an older claim does not come back.
-            self._leaders[group] = Leader(term, 0, known.in_sync)
-            changes.append(LeaderChange(group, term, 0))
+            self._leaders[group] = Leader(term, NONE, known.in_sync)
+            changes.append(LeaderChange(group, term, NONE))
 
 
 class LeaderLists:
@@ -420,17 +426,17 @@ class LeaderLists:
         self.sender = LeaderListSender()
         self.receiver = LeaderListReceiver()
 
-    def connected(self, peer: int) -> None:
+    def connected(self, peer: ServerId) -> None:
         """`PeerHandler.link_up`, for a peer of our cluster. Send `frames` right after."""
         self.sender.connected(peer)
         self.receiver.connected(peer)
 
-    def disconnected(self, peer: int) -> None:
+    def disconnected(self, peer: ServerId) -> None:
         """`PeerHandler.link_down`."""
         self.sender.disconnected(peer)
         self.receiver.disconnected(peer)
 
-    def frames(self, peer: int, now_ns: int, *, wall_ms: int = 0) -> list[OutFrame]:
+    def frames(self, peer: ServerId, now_ns: int, *, wall_ms: int = 0) -> list[OutFrame]:
         """What to send at a beat: changes if there are any, then the heartbeat."""
         changes = self.sender.changes(peer, now_ns)
         echo_ns, held_version = self.receiver.acknowledgement(peer)
@@ -440,7 +446,7 @@ class LeaderLists:
         return [heartbeat] if changes is None else [changes, heartbeat]
 
     def received(
-        self, peer: int, frame_type: FrameType, payload: memoryview, now_ns: int
+        self, peer: ServerId, frame_type: FrameType, payload: memoryview, now_ns: int
     ) -> list[LeaderChange]:
         """A HEARTBEAT or LEADERS frame. Raises MalformedFrame, ConflictingLeaders."""
         if frame_type is FrameType.LEADERS:

@@ -33,6 +33,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ids import NO_SERVER, ServerId
 from rpc.backlog import Backlog
 from rpc.errors import RemoteError
 from rpc.hello import Hello, RejectReason
@@ -195,7 +196,7 @@ class _Peer:
         "server_id",
     )  # fmt: skip
 
-    def __init__(self, server_id: int, now_ns: int) -> None:
+    def __init__(self, server_id: ServerId, now_ns: int) -> None:
         self.server_id = server_id
         self.heard_ns = now_ns  # over the last link that ended; before the first, since known
         self.address: Address | None = None  # None: it dials us, we cannot dial it
@@ -228,7 +229,7 @@ class Links:
         rng: random.Random,
         handler: PeerHandler,
         options: LinkOptions = DEFAULT_OPTIONS,
-        dial_failed: Callable[[int, Address, str], None] | None = None,
+        dial_failed: Callable[[ServerId, Address, str], None] | None = None,
     ) -> None:
         """`dial_failed`: told the server id, the address and the cause of each, for the log."""
         self._local = local
@@ -238,7 +239,7 @@ class Links:
         self._handler = handler
         self._options = options
         self._tell_dial_failed = dial_failed
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[ServerId, _Peer] = {}
         self._open: dict[int, _Connection] = {}  # the links that are up, by server id
         # Streams that have not said who they are: a set, but in the order they came.
         self._inbound: dict[_Connection, None] = {}
@@ -249,7 +250,7 @@ class Links:
     # --- Transport ------------------------------------------------------------------------------
     def send(
         self,
-        server_id: int,
+        server_id: ServerId,
         frame_type: FrameType,
         buffers: Sequence[Buffer],
         *,
@@ -265,7 +266,7 @@ class Links:
             connection.flush()
         return True
 
-    def confirm(self, server_id: int, done: Callable[[bool], None]) -> None:
+    def confirm(self, server_id: ServerId, done: Callable[[bool], None]) -> None:
         """Call `done` once `link_up` and `link_down` have said all there is to say of the peer: it
         answered something sent now (True), or its loss has been reported, or it keeps silent for
         `confirm_ms_max`. Never from within this call. A process that died a moment ago is found
@@ -316,7 +317,7 @@ class Links:
         self._inbound.clear()
 
     # --- who there is ---------------------------------------------------------------------------
-    def set_peer(self, server_id: int, address: Address) -> None:
+    def set_peer(self, server_id: ServerId, address: Address) -> None:
         """Keep a link to this server, at this address; dialled at once if it is news."""
         if server_id == self._local.server_id:
             raise ValueError(f"server {server_id} is this server")
@@ -330,7 +331,7 @@ class Links:
             peer.failures = 0
             self._schedule_dial(peer, delay_ns=0)
 
-    def remove_peer(self, server_id: int) -> None:
+    def remove_peer(self, server_id: ServerId) -> None:
         """Forget the server; its link ends, reported as down."""
         peer = self._peers.pop(server_id, None)
         if peer is None:
@@ -377,7 +378,7 @@ class Links:
         self._inbound[connection] = None
         stream.start(connection)
 
-    def _peer(self, server_id: int) -> _Peer:
+    def _peer(self, server_id: ServerId) -> _Peer:
         peer = self._peers.get(server_id)
         if peer is None:
             peer = self._peers[server_id] = _Peer(server_id, self._clock.now_ns())
@@ -548,7 +549,7 @@ class Links:
         connection.flush()
         self._handler.link_up(hello)
 
-    def _refuse(self, connection: _Connection, server_id: int, reason: RejectReason) -> None:
+    def _refuse(self, connection: _Connection, server_id: ServerId, reason: RejectReason) -> None:
         connection.close(reason, "")
         self._handler.rejected(server_id, reason, "", by_peer=False)
 
@@ -563,7 +564,7 @@ class Links:
 
     def _rejected(self, connection: _Connection, event: Rejected) -> None:
         remote = connection.engine.remote
-        server_id = connection.peer.server_id if connection.peer is not None else 0
+        server_id = connection.peer.server_id if connection.peer is not None else NO_SERVER
         if not server_id and remote is not None:
             server_id = remote.server_id
         connection.close()
@@ -573,7 +574,7 @@ class Links:
 
     def _broken(self, connection: _Connection, error: RemoteError) -> None:
         """The peer sent what it must not send."""
-        server_id = connection.peer.server_id if connection.peer is not None else 0
+        server_id = connection.peer.server_id if connection.peer is not None else NO_SERVER
         text = str(error)
         if connection.engine.state is LinkState.OPEN:
             connection.close(RejectReason.PROTOCOL_ERROR, text)

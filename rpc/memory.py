@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ids import NO_SERVER, ServerId
 from rpc.reader import Buffer
 from rpc.streams import Address, Clock, DialFailed, Stream, StreamOwner
 
@@ -40,10 +41,10 @@ class Network:
         self.clock = clock
         self.delay_ns = delay_ns
         self.chunk_bytes_max = chunk_bytes_max
-        self._listeners: dict[Address, tuple[int, Callable[[Stream], None]]] = {}
-        self._servers: dict[Address, int] = {}  # also of servers that do not listen now
-        self._cut: set[tuple[int, int]] = set()
-        self._vanished: set[int] = set()
+        self._listeners: dict[Address, tuple[ServerId, Callable[[Stream], None]]] = {}
+        self._servers: dict[Address, ServerId] = {}  # also of servers that do not listen now
+        self._cut: set[tuple[ServerId, ServerId]] = set()
+        self._vanished: set[ServerId] = set()
         self._paused: dict[int, list[Callable[[], None]]] = {}  # what happens on resume
         # Dicts as ordered sets: faults call back in this order.
         self._streams: dict[MemoryStream, None] = {}
@@ -51,11 +52,13 @@ class Network:
         self._dying: set[Address] = set()
 
     # --- what servers do ------------------------------------------------------------------------
-    def dialer(self, server_id: int) -> MemoryDialer:
+    def dialer(self, server_id: ServerId) -> MemoryDialer:
         """What `Links` of this server dials with."""
         return MemoryDialer(self, server_id)
 
-    def listen(self, server_id: int, address: Address, on_stream: Callable[[Stream], None]) -> None:
+    def listen(
+        self, server_id: ServerId, address: Address, on_stream: Callable[[Stream], None]
+    ) -> None:
         """Streams dialled to `address` come to `on_stream`; the server is (again) present."""
         if address in self._listeners:
             raise OSError(f"{address} is in use")
@@ -79,11 +82,11 @@ class Network:
         return DialFailed(refused=True, cause="refused")
 
     # --- faults ---------------------------------------------------------------------------------
-    def cut(self, source: int, target: int) -> None:
+    def cut(self, source: ServerId, target: ServerId) -> None:
         """Nothing that `source` sends reaches `target`, until `heal`."""
         self._cut.add((source, target))
 
-    def heal(self, source: int, target: int) -> None:
+    def heal(self, source: ServerId, target: ServerId) -> None:
         """What waited for the cut goes on its way."""
         self._cut.discard((source, target))
         for stream in list(self._streams):
@@ -93,13 +96,13 @@ class Network:
             if {dial.source, dial.target} == {source, target}:
                 dial.send_again()
 
-    def reset(self, first: int, second: int) -> None:
+    def reset(self, first: ServerId, second: ServerId) -> None:
         """Both ends of every stream between the two see a reset; what was on its way is lost."""
         for stream in list(self._streams):
             if {stream.source, stream.target} == {first, second}:
                 stream.end("reset")
 
-    def crash(self, server_id: int) -> None:
+    def crash(self, server_id: ServerId) -> None:
         """The process is gone: its ports refuse, the other ends of its streams see them end. It
         is called back no more."""
         self._remove(server_id)
@@ -107,7 +110,7 @@ class Network:
             if stream.source == server_id:
                 stream.close()
 
-    def vanish(self, server_id: int) -> None:
+    def vanish(self, server_id: ServerId) -> None:
         """The machine is gone: nothing is answered, no stream ends; until it listens again."""
         self._remove(server_id)
         self._vanished.add(server_id)
@@ -115,18 +118,18 @@ class Network:
             if stream.source == server_id:
                 stream.forget()
 
-    def pause(self, server_id: int) -> None:
+    def pause(self, server_id: ServerId) -> None:
         """The process is called back no more until `resume`; its kernel still takes bytes, up to
         the window, and connections."""
         self._paused.setdefault(server_id, [])
 
-    def resume(self, server_id: int) -> None:
+    def resume(self, server_id: ServerId) -> None:
         """Everything that happened to the process meanwhile, in order."""
         for call in self._paused.pop(server_id, ()):
             # A call may pause it again: then the rest waits in the new list.
             self.call(server_id, call)
 
-    def _remove(self, server_id: int) -> None:
+    def _remove(self, server_id: ServerId) -> None:
         self._paused.pop(server_id, None)
         for address in [a for a, (owner, _) in self._listeners.items() if owner == server_id]:
             del self._listeners[address]
@@ -135,13 +138,13 @@ class Network:
                 dial.cancel()
 
     # --- for streams and dials --------------------------------------------------------------------
-    def reaches(self, source: int, target: int) -> bool:
+    def reaches(self, source: ServerId, target: ServerId) -> bool:
         """Do segments of `source` arrive at `target`?"""
         if source in self._vanished or target in self._vanished:
             return False
         return (source, target) not in self._cut
 
-    def call(self, server_id: int, call: Callable[[], None]) -> None:
+    def call(self, server_id: ServerId, call: Callable[[], None]) -> None:
         """Call into a server's process, now or when it resumes."""
         waiting = self._paused.get(server_id)
         if waiting is None:
@@ -149,9 +152,9 @@ class Network:
         else:
             waiting.append(call)
 
-    def server_at(self, address: Address) -> int:
+    def server_at(self, address: Address) -> ServerId:
         """The server that listens there or did, 0 if nobody ever has."""
-        return self._servers.get(address, 0)
+        return self._servers.get(address, NO_SERVER)
 
     def begin(self, dial: MemoryDial) -> None:
         """The dial is under way."""
@@ -161,7 +164,7 @@ class Network:
         """The dial is over."""
         self._dials.pop(dial, None)
 
-    def connect(self, source: int, address: Address) -> Stream | None:
+    def connect(self, source: ServerId, address: Address) -> Stream | None:
         """The near end of a new stream to who listens at `address`, None if nobody does."""
         listener = self._listeners.get(address)
         if listener is None:
@@ -184,7 +187,7 @@ class MemoryDialer:
 
     __slots__ = ("_network", "_server_id")
 
-    def __init__(self, network: Network, server_id: int) -> None:
+    def __init__(self, network: Network, server_id: ServerId) -> None:
         self._network = network
         self._server_id = server_id
 
@@ -210,7 +213,7 @@ class MemoryDial:
     def __init__(
         self,
         network: Network,
-        source: int,
+        source: ServerId,
         address: Address,
         on_result: Callable[[Stream | DialFailed], None],
     ) -> None:
@@ -270,7 +273,7 @@ class MemoryStream:
         "_owner", "_sent", "other", "source", "target",
     )  # fmt: skip
 
-    def __init__(self, network: Network, source: int, target: int) -> None:
+    def __init__(self, network: Network, source: ServerId, target: ServerId) -> None:
         self.source = source
         self.target = target
         self.other: MemoryStream = self  # until connected

@@ -36,6 +36,7 @@ from struct import Struct
 
 from crc32c import crc32c
 
+from ids import ServerId
 from rpc.errors import MalformedFrame, RemoteError, UnexpectedFrame
 from rpc.hello import (
     PROTOCOL_VERSION,
@@ -184,7 +185,7 @@ class PeerEngine:
         local: Hello,
         role: Role,
         *,
-        expected: int = 0,
+        expected: ServerId = ServerId(0),
         limits: PeerLimits = DEFAULT_LIMITS,
     ) -> None:
         """`expected`: the server that must answer a dialer, 0 for any."""

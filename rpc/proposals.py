@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 
+from ids import NO_INDEX, NO_TERM, GroupId, Index, Term
 from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
@@ -38,7 +39,7 @@ class Propose:
     """A command for the leader of `group`, worth appending for `timeout_ms` more."""
 
     request_id: int
-    group: int
+    group: GroupId
     timeout_ms: int
     command: Buffer
 
@@ -50,8 +51,8 @@ class Proposed:
 
     request_id: int
     outcome: ProposeOutcome
-    index: int = 0
-    term: int = 0
+    index: Index = NO_INDEX
+    term: Term = NO_TERM
     leader: int = 0
 
 

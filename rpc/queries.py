@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
+from ids import GroupId, Index, ServerId, Term
 from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
@@ -40,30 +41,30 @@ _NO_ANSWER, _ELECT, _QUORUM_KIND = range(3)
 class Elect:
     """Query: hand over the leaderships of these groups."""
 
-    groups: tuple[int, ...]
+    groups: tuple[GroupId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Elected:
     """Reply: `refused` are not handed over, the others are on their way."""
 
-    refused: tuple[int, ...]
+    refused: tuple[GroupId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AskQuorum:
     """Query: the members of a group, as its leader sees them."""
 
-    group: int
+    group: GroupId
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumMember:
     """One replica; times are ms since 1970, -1: not known."""
 
-    server_id: int
+    server_id: ServerId
     is_learner: bool
-    last: int
+    last: Index
     """Highest index that it is known to hold; of another than the leader, durably."""
     heard_ms: int
     """When it was last heard of."""
@@ -77,8 +78,8 @@ class Quorum:
 
     leader: int
     """Its server."""
-    term: int
-    commit: int
+    term: Term
+    commit: Index
     members: tuple[QuorumMember, ...]
 
 
@@ -147,7 +148,7 @@ def _parts(what: str, payload: memoryview) -> tuple[int, int, memoryview]:
     return request, kind, payload[_HEAD.size :]
 
 
-def _groups(what: str, payload: memoryview) -> tuple[int, ...]:
+def _groups(what: str, payload: memoryview) -> tuple[GroupId, ...]:
     if len(payload) % _GROUP.size or len(payload) > GROUPS_MAX * _GROUP.size:
         raise MalformedFrame(what)
     return tuple(group for (group,) in _GROUP.iter_unpack(payload))

@@ -37,8 +37,9 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
+from ids import NO_INDEX, NO_TERM, GroupId, Index
 from raft.messages import MsgApp, MsgSnap
-from raft.types import Entry, Snapshot
+from raft.types import NONE, Entry, Snapshot
 from rpc.errors import MalformedFrame
 from rpc.frames import decode_messages, encode_messages
 from rpc.reader import Buffer
@@ -53,9 +54,9 @@ class RangeRequest:
     """Who asks knows the answer by `request`."""
 
     request: int
-    group: int
-    first: int
-    end: int
+    group: GroupId
+    first: Index
+    end: Index
     wants_state: bool = False
     compacted: tuple[int, int] = (0, 0)
 
@@ -65,7 +66,7 @@ class RangeAnswer:
     """To `request`: entries or a state, or neither; payloads are views into the frame."""
 
     request: int
-    log_start: int
+    log_start: Index
     entries: Sequence[Entry] = ()
     state: Snapshot | None = None
 
@@ -89,15 +90,17 @@ def decode_range(payload: memoryview) -> RangeRequest:
     return RangeRequest(request, group, first, end, bool(wants_state), compacted)
 
 
-def encode_answer(group: int, answer: RangeAnswer) -> list[Buffer]:
+def encode_answer(group: GroupId, answer: RangeAnswer) -> list[Buffer]:
     """The payload of an ENTRIES frame."""
     head: list[Buffer] = [_ANSWER.pack(answer.request, answer.log_start)]
     entries, state = answer.entries, answer.state
     message: MsgApp | MsgSnap
     if entries:
-        message = MsgApp(0, 0, entries[-1].term, 0, entries[0].index - 1, list(entries), 0)
+        message = MsgApp(
+            NONE, NONE, entries[-1].term, NO_TERM, entries[0].index - 1, list(entries), NO_INDEX
+        )
     elif state is not None:
-        message = MsgSnap(0, 0, state.term, state)
+        message = MsgSnap(NONE, NONE, state.term, state)
     else:
         return head
     return [*head, *encode_messages([(group, message)])]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ids import ServerId
 from rpc.hello import Hello, RejectReason
 from rpc.peer import FrameType
 from rpc.reader import Buffer
@@ -112,16 +113,18 @@ class PeerHandler(Protocol):
     def link_up(self, hello: Hello) -> None:
         """A link is open. `hello.cluster_id` "" means that the peer is unborn."""
 
-    def link_down(self, server_id: int, *, refused: bool) -> None:
+    def link_down(self, server_id: ServerId, *, refused: bool) -> None:
         """The link is gone. `refused`: so is the process: nobody listens there any more, or the
         peer said that it stops."""
 
-    def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
+    def frame(self, server_id: ServerId, frame_type: FrameType, payload: memoryview) -> None:
         """A frame came. `payload` may be kept, it is never overwritten. Raise RemoteError for one
         that is malformed: the link ends. Any other exception is a fault of this server and is not
         caught."""
 
-    def rejected(self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool) -> None:
+    def rejected(
+        self, server_id: ServerId, reason: RejectReason, text: str, *, by_peer: bool
+    ) -> None:
         """A link was refused or ended for a stated reason; for the log. `server_id` is 0 when
         the other end has not said who it is."""
 
@@ -133,7 +136,7 @@ class PeerHandler(Protocol):
 class LinkStatus:
     """One peer as the links see it, for status pages and metrics."""
 
-    server_id: int
+    server_id: ServerId
     is_up: bool
     dialed_by_us: bool
     unsent_bytes: int
@@ -150,7 +153,7 @@ class Transport(Protocol):
 
     def send(
         self,
-        server_id: int,
+        server_id: ServerId,
         frame_type: FrameType,
         buffers: Sequence[Buffer],
         *,
@@ -160,7 +163,7 @@ class Transport(Protocol):
         must not change until written. False, and nothing sent: no link, an unborn one, or the bound
         on unsent bytes is reached: report it unreachable."""
 
-    def confirm(self, server_id: int, done: Callable[[bool], None]) -> None:
+    def confirm(self, server_id: ServerId, done: Callable[[bool], None]) -> None:
         """Call `done` when what is known of the link is current; never from within this call. True:
         the peer answered something that was sent now."""
 

@@ -24,6 +24,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
+from ids import ServerId
 from rpc.hello import Hello
 from rpc.link_options import DEFAULT_OPTIONS, LinkOptions
 from rpc.links import Links
@@ -365,7 +366,7 @@ class DialTroubles:
     only if no dial failed for a while. Never two of one peer within `_REPEAT_NS`."""
 
     def __init__(
-        self, resolver: Resolver, clock: Clock, tell: Callable[[int, Address, str], None]
+        self, resolver: Resolver, clock: Clock, tell: Callable[[ServerId, Address, str], None]
     ) -> None:
         self._resolver = resolver
         self._clock = clock
@@ -374,7 +375,7 @@ class DialTroubles:
         # dials are in it.
         self._told: dict[int, tuple[str, int, int]] = {}
 
-    def dial_failed(self, server_id: int, address: Address, cause: str) -> None:
+    def dial_failed(self, server_id: ServerId, address: Address, cause: str) -> None:
         """A dial failed, which may be no news."""
         # An attempt that times out while its name is looked up knows nothing of that.
         cause = self._resolver.trouble(address[0]) or cause
@@ -403,7 +404,7 @@ class SocketTransport(Links):
         rng: random.Random,
         options: LinkOptions = DEFAULT_OPTIONS,
         clock: Clock | None = None,
-        on_trouble: Callable[[int, Address, str], None] | None = None,
+        on_trouble: Callable[[ServerId, Address, str], None] | None = None,
     ) -> None:
         """Listens at once (raises OSError if it cannot); dials what `set_peer` names.
 
