@@ -35,6 +35,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
+from ids import NO_INDEX, Index
 from vdl.records.batch import (
     CODEC_MASK,
     HEADER_BYTES,
@@ -73,7 +74,7 @@ class EntryLike(Protocol):
     data: Buffer
 
     @property
-    def index(self) -> int: ...
+    def index(self) -> Index: ...
     @property
     def base_offset(self) -> int: ...
     @property
@@ -120,8 +121,8 @@ class BatchCleaner:
         self._is_any_unread = False
         """In this pass a batch was met that cannot be read."""
 
-    def scan(self, entries: Sequence[EntryLike], *, keys_from: int) -> int:
-        full_at = 0
+    def scan(self, entries: Sequence[EntryLike], *, keys_from: int) -> Index:
+        full_at = NO_INDEX
         for entry in entries:
             if not entry.records:
                 continue
@@ -134,7 +135,7 @@ class BatchCleaner:
                 full_at = entry.index
             else:
                 self._note_keys(entry, data)
-        return full_at or (entries[-1].index + 1 if entries else 0)
+        return full_at or (entries[-1].index + 1 if entries else NO_INDEX)
 
     def _note(self, entry: EntryLike, data: memoryview) -> None:
         self._shown = self._last = entry.index

@@ -24,10 +24,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from struct import Struct
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from ids import NO_REPLICA, DirectoryId, GroupId, Index, ReplicaNumber, ServerId
 from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.features import Features
@@ -54,7 +55,7 @@ from vdl.state.table import decode_value, encode_value
 TOPIC_NAME_CHARS_MAX = 249
 """Longest topic name Kafka allows."""
 
-FIRST_REPLICA = 1
+FIRST_REPLICA: Final = ReplicaNumber(1)
 """Replica number of a group's founding members."""
 
 REPLICA_NUMBER_MAX = (1 << 16) - 1
@@ -69,8 +70,8 @@ _TOPIC_NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW
 class ServerInfo(msgspec.Struct, frozen=True, array_like=True):
     """A server of the cluster."""
 
-    server_id: int
-    directory_id: bytes
+    server_id: ServerId
+    directory_id: DirectoryId
     """Of the data directory it registered with. A server id with another directory is refused."""
     rack: str
     listeners: dict[str, tuple[str, int]]
@@ -84,7 +85,7 @@ class ServerInfo(msgspec.Struct, frozen=True, array_like=True):
 class GroupInfo(msgspec.Struct, frozen=True, array_like=True):
     """One partition's Raft group."""
 
-    group_id: int
+    group_id: GroupId
     topic: str
     partition: int
     replicas: list[ReplicaInfo]
@@ -98,7 +99,7 @@ class TopicInfo(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     topic_id: bytes
-    partitions: list[int]
+    partitions: list[GroupId]
     configs: dict[str, str]
     """What was set, as text; defaults are not stored."""
 
@@ -106,7 +107,7 @@ class TopicInfo(msgspec.Struct, frozen=True, array_like=True):
 class Counters(msgspec.Struct, frozen=True, array_like=True):
     """The catalog's own numbers, as stored."""
 
-    next_group_id: int
+    next_group_id: GroupId
     next_producer_id: int
     noted_ms: int = 0
     features_epoch: int = 0
@@ -116,29 +117,29 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
 class GroupAdded:
     """Event: a partition's group exists from now on."""
 
-    group_id: int
+    group_id: GroupId
 
 
 @dataclass(slots=True)
 class GroupRemoved:
     """Event: its replicas may be deleted."""
 
-    group_id: int
+    group_id: GroupId
 
 
 @dataclass(slots=True)
 class ServerRegistered:
     """Event: a server is new, or changed its registration."""
 
-    server_id: int
+    server_id: ServerId
 
 
 @dataclass(slots=True)
 class ReplicasReplaced:
     """Event: the server's replicas of these groups have new numbers; the old ones are gone."""
 
-    server_id: int
-    group_ids: list[int]
+    server_id: ServerId
+    group_ids: list[GroupId]
 
 
 @dataclass(slots=True)
@@ -182,7 +183,7 @@ class CreatedTopic:
     partitions: int = -1
     replication_factor: int = -1
     configs: dict[str, str] = field(default_factory=dict)
-    group_ids: list[int] = field(default_factory=list)
+    group_ids: list[GroupId] = field(default_factory=list)
     """Empty with `validate_only`."""
 
 
@@ -201,7 +202,7 @@ class GrownTopic:
     name: str
     error: ErrorCode
     message: str = ""
-    group_ids: list[int] = field(default_factory=list)
+    group_ids: list[GroupId] = field(default_factory=list)
     """Of the new partitions; empty with `validate_only`."""
 
 
@@ -220,7 +221,7 @@ class DeletedTopic:
     name: str
     topic_id: bytes
     error: ErrorCode
-    group_ids: list[int] = field(default_factory=list)
+    group_ids: list[GroupId] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -270,7 +271,7 @@ class Catalog:
         cluster_id: str = "",
         *,
         coordinator_groups: int = 8,
-        founders: Mapping[int, bytes] = MappingProxyType({}),
+        founders: Mapping[ServerId, DirectoryId] = MappingProxyType({}),
     ) -> None:
         """`founders`: server id → directory id, from the birth record. They hold the catalog and
         the coordinators. Right after birth not all have registered; a topic of default
@@ -278,14 +279,14 @@ class Catalog:
         self.cluster_id = cluster_id
         self.coordinator_groups = coordinator_groups
         self.founders = dict(sorted(founders.items()))
-        self.servers: dict[int, ServerInfo] = {}
+        self.servers: dict[ServerId, ServerInfo] = {}
         self.topics: dict[str, TopicInfo] = {}
         self.topics_by_id: dict[bytes, TopicInfo] = {}
-        self.groups: dict[int, GroupInfo] = {}
+        self.groups: dict[GroupId, GroupInfo] = {}
         """Groups of partitions only: the catalog and the coordinators are in the birth record."""
-        self.moves: dict[int, Move] = {}
+        self.moves: dict[GroupId, Move] = {}
         """By group: what reassignments left behind, for groups that had any."""
-        self.next_group_id = coordinator_groups + 1
+        self.next_group_id = GroupId(coordinator_groups + 1)
         self.next_producer_id = 0
         self.features = Features()
         self.resources = ResourceConfigs()
@@ -296,11 +297,11 @@ class Catalog:
         """How often replicas changed in this object's life: not part of the state."""
         self.topics_revision = 0
         """How often topics changed in this object's life: not part of the state."""
-        self.retired: dict[bytes, int] = {}
+        self.retired: dict[DirectoryId, int] = {}
         """Directories that were replaced, and whose they were: they never take part again."""
         self._metric_names: dict[str, str] = {}
         """Name with '_' for '.' → the topic that has it. Derived from `topics`."""
-        self._numbers: dict[tuple[int, int], int] = {}
+        self._numbers: dict[tuple[GroupId, ServerId], ReplicaNumber] = {}
         """(catalog or coordinator group, server) → replica number, where it is not the first."""
         self._first_group_id = self.next_group_id
         self._dirty: set[bytes] = set()
@@ -324,7 +325,7 @@ class Catalog:
         every replica would stop at it, at each start again."""
         return type(command) in self._apply_by_type or type(command) is commands.NoteTime
 
-    def apply(self, command: Any, now_ms: int, index: int) -> Any:
+    def apply(self, command: Any, now_ms: int, index: Index) -> Any:
         """Apply one committed command; the answer's type goes with the command's."""
         is_note = type(command) is commands.NoteTime
         is_alone = len(self.founders) == 1
@@ -396,13 +397,13 @@ class Catalog:
             self._dirty.update(_feature_key(update.feature) for update in command.updates)
         return FeaturesUpdated(error, message)
 
-    def directory_of(self, server_id: int) -> bytes | None:
+    def directory_of(self, server_id: ServerId) -> DirectoryId | None:
         """The directory that holds the server's replicas; None for an unknown server."""
         known = self.servers.get(server_id)
         return self.founders.get(server_id) if known is None else known.directory_id
 
     # --- replicas --------------------------------------------------------------------------
-    def replicas(self, group_id: int) -> list[ReplicaInfo]:
+    def replicas(self, group_id: GroupId) -> list[ReplicaInfo]:
         """What the members of any group are to be, preferred leader first; empty for a group that
         does not exist."""
         if group_id <= self.coordinator_groups:
@@ -413,29 +414,29 @@ class Catalog:
         info = self.groups.get(group_id)
         return [] if info is None else info.replicas
 
-    def move(self, group_id: int) -> Move:
+    def move(self, group_id: GroupId) -> Move:
         """What reassignments left behind of a group."""
         return self.moves.get(group_id, NEVER_MOVED)
 
-    def listed(self, group_id: int) -> list[ReplicaInfo]:
+    def listed(self, group_id: GroupId) -> list[ReplicaInfo]:
         """Every replica of a group that its server has to keep: those that are to be members, then
         those that leave."""
         move = self.moves.get(group_id)
         return self.replicas(group_id) + (move.leaving if move is not None else [])
 
-    def founding(self, group_id: int) -> list[ReplicaInfo]:
+    def founding(self, group_id: GroupId) -> list[ReplicaInfo]:
         """The members a group was made with, preferred leader first."""
         if group_id <= self.coordinator_groups:
             return [ReplicaInfo(s, FIRST_REPLICA) for s in self._founders_from(group_id)]
         return self.groups[group_id].founding
 
-    def has_deleted(self, group_id: int) -> bool:
+    def has_deleted(self, group_id: GroupId) -> bool:
         """Whether the partition of that group is gone for ever; False for one this catalog has not
         heard of, which is perhaps younger."""
         known = group_id <= self.coordinator_groups or group_id in self.groups
         return not known and group_id < self.next_group_id
 
-    def replica_number(self, group_id: int, server_id: int) -> int:
+    def replica_number(self, group_id: GroupId, server_id: ServerId) -> ReplicaNumber:
         """The number of the server's replica of a group, 0 when it is to have none; one that leaves
         is there until the group has removed it."""
         for replica in self.replicas(group_id):
@@ -445,13 +446,13 @@ class Catalog:
             for replica in self.moves[group_id].leaving:
                 if replica.server_id == server_id:
                     return replica.replica_number
-        return 0
+        return NO_REPLICA
 
-    def is_sole(self, group_id: int) -> bool:
+    def is_sole(self, group_id: GroupId) -> bool:
         """Whether the group has a single replica, which cannot be replaced."""
         return len(self.listed(group_id)) == 1
 
-    def _founders_from(self, group_id: int) -> list[int]:
+    def _founders_from(self, group_id: GroupId) -> list[ServerId]:
         """The founders, rotated so that the preferred leaders of coordinators spread."""
         servers = list(self.founders)
         shift = group_id % len(servers) if servers else 0
@@ -495,7 +496,7 @@ class Catalog:
         ]
         return self._renumber(server_id, lost)
 
-    def _renumber(self, server_id: int, group_ids: list[int]) -> Replacement:
+    def _renumber(self, server_id: ServerId, group_ids: list[GroupId]) -> Replacement:
         """Give the server's replicas of these groups their next numbers; all or none."""
         if any(self.replica_number(g, server_id) >= REPLICA_NUMBER_MAX for g in group_ids):
             return Replacement(
@@ -503,7 +504,7 @@ class Catalog:
             )
         self.renumbered += 1
         for group_id in group_ids:
-            number = self.replica_number(group_id, server_id) + 1
+            number = ReplicaNumber(self.replica_number(group_id, server_id) + 1)
             if group_id <= self.coordinator_groups:
                 self._numbers[group_id, server_id] = number
                 self._dirty.add(_number_key(group_id, server_id))
@@ -524,7 +525,7 @@ class Catalog:
         return Replacement(ErrorCode.NONE, events=[ReplicasReplaced(server_id, group_ids)])
 
     # --- reassignments (KIP-455) -----------------------------------------------------------
-    def reassignment(self, group_id: int) -> Reassignment | None:
+    def reassignment(self, group_id: GroupId) -> Reassignment | None:
         """The reassignment of a partition that is in progress."""
         info, move = self.groups.get(group_id), self.moves.get(group_id)
         return None if info is None or move is None else in_progress(info.replicas, move)
@@ -535,7 +536,7 @@ class Catalog:
         return bool(moves) and any(g in moves and moves[g].origin for g in topic.partitions)
 
     def _alter_reassignments(self, command: commands.AlterReassignments) -> ReassignmentsAltered:
-        held: Counter[int] = Counter()
+        held: Counter[ServerId] = Counter()
         if command.replicas_per_server_max:
             for group_id in self.groups:
                 held.update(replica.server_id for replica in self.listed(group_id))
@@ -544,7 +545,10 @@ class Catalog:
         )
 
     def _alter_reassignment(
-        self, change: commands.Reassign, command: commands.AlterReassignments, held: Counter[int]
+        self,
+        change: commands.Reassign,
+        command: commands.AlterReassignments,
+        held: Counter[ServerId],
     ) -> tuple[ErrorCode, str]:
         topic = self.topics.get(change.topic)
         if topic is None or not 0 <= change.partition < len(topic.partitions):
@@ -584,7 +588,7 @@ class Catalog:
             self._note_move(group_id, moved)
         return ErrorCode.NONE, ""
 
-    def _why_not_on(self, servers: list[int]) -> str:
+    def _why_not_on(self, servers: list[ServerId]) -> str:
         """Why a partition cannot have its replicas on these servers; empty if it can."""
         if not servers:
             return "a partition needs at least one replica"
@@ -605,7 +609,7 @@ class Catalog:
                 answer.errors.append((ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ""))
         return answer
 
-    def _note_move(self, group_id: int, move: Move) -> None:
+    def _note_move(self, group_id: GroupId, move: Move) -> None:
         self.moves[group_id] = move
         self.renumbered += 1
         self._dirty.add(_move_key(group_id))
@@ -665,8 +669,8 @@ class Catalog:
         return _overfull(placements, load, replicas_max)
 
     def _place(
-        self, load: Load, *, partitions: int, replication_factor: int, alive: frozenset[int]
-    ) -> list[list[int]]:
+        self, load: Load, *, partitions: int, replication_factor: int, alive: frozenset[ServerId]
+    ) -> list[list[ServerId]]:
         return place(
             load,
             {server.server_id: server.rack for server in self.servers.values()},
@@ -745,7 +749,7 @@ class Catalog:
                 return ErrorCode.INVALID_REPLICA_ASSIGNMENT, complaint
         return ErrorCode.NONE, ""
 
-    def _assignment_complaint(self, replicas: list[int], replication_factor: int) -> str:
+    def _assignment_complaint(self, replicas: list[ServerId], replication_factor: int) -> str:
         """What is wrong with the servers of one partition; empty when nothing is."""
         if not replicas or len(set(replicas)) != len(replicas):
             return "each partition needs servers that are all different"
@@ -759,7 +763,7 @@ class Catalog:
         new: commands.NewTopic,
         created: CreatedTopic,
         load: Load,
-        alive: frozenset[int],
+        alive: frozenset[ServerId],
     ) -> None:
         placements = new.assignments
         if placements is None:
@@ -781,12 +785,12 @@ class Catalog:
         self._dirty.add(_topic_key(new.name))
 
     def _add_groups(
-        self, topic: str, first_partition: int, placements: list[list[int]]
-    ) -> list[int]:
+        self, topic: str, first_partition: int, placements: list[list[ServerId]]
+    ) -> list[GroupId]:
         """Make the groups of partitions from `first_partition` on; their ids."""
         first = self.next_group_id
         for position, servers in enumerate(placements):
-            group_id = first + position
+            group_id = GroupId(first + position)
             assert group_id not in self.groups, group_id
             members = [ReplicaInfo(server, FIRST_REPLICA) for server in servers]
             self.groups[group_id] = GroupInfo(
@@ -797,9 +801,9 @@ class Catalog:
                 founding=members,
             )
             self._dirty.add(_group_key(group_id))
-        self.next_group_id = first + len(placements)
+        self.next_group_id = GroupId(first + len(placements))
         self._dirty.add(_KEY_COUNTERS)
-        return list(range(first, self.next_group_id))
+        return [GroupId(group_id) for group_id in range(first, self.next_group_id)]
 
     # --- partitions of topics that exist -----------------------------------------------------
     def _create_partitions(self, command: commands.CreatePartitions) -> PartitionsCreated:
@@ -862,10 +866,10 @@ class Catalog:
 
     def _growth_complaint(
         self,
-        assignments: list[list[int]],
+        assignments: list[list[ServerId]],
         added: int,
         replication_factor: int,
-        alive: frozenset[int],
+        alive: frozenset[ServerId],
     ) -> str:
         """What is wrong with the servers of the new partitions; empty when nothing is."""
         if len(assignments) != added:
@@ -1009,9 +1013,9 @@ class Catalog:
                     self.moves[_KEY_GROUP.unpack(key)[1]] = decode_value(value, Move)
                 case b"n":
                     _, group_id, server_id = _KEY_NUMBER.unpack(key)
-                    self._numbers[group_id, server_id] = decode_value(value, int)
+                    self._numbers[group_id, server_id] = ReplicaNumber(decode_value(value, int))
                 case b"r":
-                    self.retired[key[1:]] = decode_value(value, int)
+                    self.retired[DirectoryId(key[1:])] = decode_value(value, int)
                 case b"s":
                     server = decode_value(value, ServerInfo)
                     self.servers[server.server_id] = server
@@ -1044,7 +1048,7 @@ class Catalog:
             case b"n":
                 value = self._numbers.get(_KEY_NUMBER.unpack(key)[1:])
             case b"r":
-                value = self.retired.get(key[1:])
+                value = self.retired.get(DirectoryId(key[1:]))
             case b"x":
                 return self.resources.stored(key)
             case b"s":
@@ -1054,7 +1058,7 @@ class Catalog:
         return None if value is None else encode_value(value)
 
 
-def _overfull(placements: list[list[int]], load: Load, replicas_max: int) -> str:
+def _overfull(placements: list[list[ServerId]], load: Load, replicas_max: int) -> str:
     """Why a server would have more replicas than it may; empty if none would. 0: any number."""
     if not replicas_max:
         return ""
@@ -1090,23 +1094,23 @@ def _feature_key(feature: str) -> bytes:
     return b"f" + feature.encode()
 
 
-def _group_key(group_id: int) -> bytes:
+def _group_key(group_id: GroupId) -> bytes:
     return _KEY_GROUP.pack(b"g", group_id)
 
 
-def _move_key(group_id: int) -> bytes:
+def _move_key(group_id: GroupId) -> bytes:
     return _KEY_GROUP.pack(b"m", group_id)
 
 
-def _number_key(group_id: int, server_id: int) -> bytes:
+def _number_key(group_id: GroupId, server_id: ServerId) -> bytes:
     return _KEY_NUMBER.pack(b"n", group_id, server_id)
 
 
-def _retired_key(directory_id: bytes) -> bytes:
+def _retired_key(directory_id: DirectoryId) -> bytes:
     return b"r" + directory_id
 
 
-def _server_key(server_id: int) -> bytes:
+def _server_key(server_id: ServerId) -> bytes:
     return _KEY_SERVER.pack(b"s", server_id)
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from ids import DirectoryId, GroupId, Offset, ReplicaNumber, ServerId
 from vdl.state.modern.partitions import Partitions
 
 
@@ -45,8 +46,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 class RegisterServer(Command, frozen=True, tag=1):
     """A server registers itself and its addresses for clients, at each start."""
 
-    server_id: int
-    directory_id: bytes
+    server_id: ServerId
+    directory_id: DirectoryId
     rack: str
     """Servers with one label share a machine; empty: alone on its own."""
     listeners: dict[str, tuple[str, int]]
@@ -68,7 +69,7 @@ class NewTopic(Part, frozen=True):
     """-1: the default of the command."""
     replication_factor: int = -1
     """-1: the default of the command, or the number of servers if that is less."""
-    assignments: list[list[int]] | None = None
+    assignments: list[list[ServerId]] | None = None
     """Server ids by partition, preferred leader first; then both counts must be -1."""
     configs: dict[str, str] = {}
 
@@ -80,7 +81,7 @@ class CreateTopics(Command, frozen=True, tag=2):
     default_partitions: int = 1
     default_replication_factor: int = 3
     validate_only: bool = False
-    alive: list[int] = []
+    alive: list[ServerId] = []
     """Servers the proposer has a link to: they come first in placements. Empty: all."""
     replicas_per_server_max: int = 0
     """Replicas of partitions that one server may have, as the proposer is configured; 0: any."""
@@ -106,25 +107,25 @@ class ReplaceServer(Command, frozen=True, tag=5):
     """A server came back with another, empty data directory: its replicas went with the old one.
     All of them are to be replaced by new ones, under new numbers, in the new directory."""
 
-    server_id: int
-    old_directory_id: bytes
+    server_id: ServerId
+    old_directory_id: DirectoryId
     """The directory known to the proposer: another one means that another command was first."""
-    directory_id: bytes
+    directory_id: DirectoryId
 
 
 class LostReplica(Part, frozen=True):
     """A replica that its own server can no longer trust."""
 
-    group_id: int
-    replica_number: int
+    group_id: GroupId
+    replica_number: ReplicaNumber
 
 
 class ReplaceReplicas(Command, frozen=True, tag=6):
     """A server found that some of its replicas lost what they may have acknowledged: each is to be
     replaced by a new one, under a new number, in the same directory."""
 
-    server_id: int
-    directory_id: bytes
+    server_id: ServerId
+    directory_id: DirectoryId
     replicas: list[LostReplica]
 
 
@@ -171,7 +172,7 @@ class NewPartitions(Part, frozen=True):
     topic: str
     count: int
     """How many partitions it has then, those of before included."""
-    assignments: list[list[int]] | None = None
+    assignments: list[list[ServerId]] | None = None
     """Server ids of each new partition, preferred leader first; None: placed as the others."""
 
 
@@ -180,7 +181,7 @@ class CreatePartitions(Command, frozen=True, tag=9):
 
     topics: list[NewPartitions]
     validate_only: bool
-    alive: list[int]
+    alive: list[ServerId]
     """As in `CreateTopics`."""
     replicas_per_server_max: int
     """As in `CreateTopics`; it holds for each server by itself."""
@@ -215,7 +216,7 @@ class Reassign(Part, frozen=True):
 
     topic: str
     partition: int
-    replicas: list[int] | None
+    replicas: list[ServerId] | None
     """Server ids, preferred leader first; None: back to where they were (KIP-455)."""
 
 
@@ -233,7 +234,7 @@ class FinishedMove(Part, frozen=True):
     """A group's leader says that the group's members are what they are to be, and that a majority
     of them knows it."""
 
-    group_id: int
+    group_id: GroupId
     revision: int
     """Of what they are to be: see `vdl/state/reassignment.py`."""
 
@@ -335,10 +336,10 @@ class OffsetCommit(Part, frozen=True):
     topic_id: bytes
     """Of the topic the coordinator knew when it proposed; 16 zeros if it knew none."""
     partition: int
-    offset: int
+    offset: Offset
     leader_epoch: int
     metadata: str
-    partition_group: int = 0
+    partition_group: GroupId = GroupId(0)
     """The partition's group id, given out once: it tells a deleted topic from one that a catalog
     which lags has not heard of. 0: committed by a version that did not say."""
 
@@ -362,7 +363,7 @@ class ExpireOffsets(Command, frozen=True, tag=107):
     in deleted partitions."""
 
     retention_ms: int
-    deleted_partitions: list[int] = []
+    deleted_partitions: list[GroupId] = []
     """Group ids of partitions that the proposer's catalog had given out and no longer lists."""
     now_ms: int = -1
     """The time to expire by, which clocks have stood by for long: the envelope's, which stamps, may
@@ -557,7 +558,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     proposer knows it, to stamp what the command writes.
     """
 
-    server_id: int
+    server_id: ServerId
     boot: int
     seq: int
     now_ms: int

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from ids import Index
 from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.answer import CommandAnswer
@@ -125,7 +126,7 @@ class Coordinator:
         every replica would stop at it, at each start again."""
         return type(command) in self._apply_by_type
 
-    def apply(self, command: Any, now_ms: int, index: int) -> Any:
+    def apply(self, command: Any, now_ms: int, index: Index) -> Any:
         """Apply one committed command; the answer's type goes with the command's. Every answer
         has `events`, in the order they happened."""
         self._index = index

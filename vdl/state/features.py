@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
+from ids import ServerId
 from vdl.errors import ErrorCode
 from vdl.state.commands import FeatureUpdate
 
@@ -80,7 +81,11 @@ class Features:
         return list(self.levels)
 
     def update(
-        self, updates: list[FeatureUpdate], servers: Mapping[int, Levels], *, validate_only: bool
+        self,
+        updates: list[FeatureUpdate],
+        servers: Mapping[ServerId, Levels],
+        *,
+        validate_only: bool,
     ) -> tuple[ErrorCode, str]:
         """Change all levels, or none and say why."""
         for update in updates:
@@ -98,7 +103,7 @@ class Features:
             self.epoch += 1
         return ErrorCode.NONE, ""
 
-    def _complaint(self, update: FeatureUpdate, servers: Mapping[int, Levels]) -> str:
+    def _complaint(self, update: FeatureUpdate, servers: Mapping[ServerId, Levels]) -> str:
         """What Kafka's controller says of such an update; empty if it may be made."""
         if update.upgrade_type not in frozenset(UpgradeType):
             return "The controller does not support the given upgrade type."

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Set
 
 import msgspec
 
+from ids import GroupId, Offset
 from vdl.state.commands import OffsetCommit
 from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
 
@@ -37,7 +38,7 @@ _Key = tuple[str, str, int]
 class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A group's position in one partition."""
 
-    offset: int
+    offset: Offset
     leader_epoch: int
     """Of the record before it; -1: the client did not send it (KIP-320)."""
     metadata: str
@@ -45,7 +46,7 @@ class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
     committed_ms: int
     expires_ms: int = NO_EXPIRY
     """Set by clients before OffsetCommit v5; otherwise the group's retention decides."""
-    partition_group: int = 0
+    partition_group: GroupId = GroupId(0)
     """See `OffsetCommit.partition_group`."""
 
     def expired(self, now_ms: int, *, idle_since_ms: int, retention_ms: int) -> bool:
@@ -71,7 +72,7 @@ class Offsets:
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[tuple[str, int], CommittedOffset]] = {}
-        self._by_partition: Counter[int] = Counter()
+        self._by_partition: Counter[GroupId] = Counter()
         self._by_topic: Counter[tuple[str, bytes]] = Counter()
         """Positions in each topic, by name and id."""
         self._count = 0
@@ -157,7 +158,7 @@ class Offsets:
         )
 
     @property
-    def by_partition(self) -> Mapping[int, int]:
+    def by_partition(self) -> Mapping[GroupId, int]:
         """How many positions there are in each partition, by its group id; not to be changed."""
         return self._by_partition
 
@@ -175,7 +176,7 @@ class Offsets:
         if group_id in self._by_group:
             self.remove(group_id, list(self._by_group[group_id]))
 
-    def remove_partitions(self, partition_groups: Set[int]) -> int:
+    def remove_partitions(self, partition_groups: Set[GroupId]) -> int:
         """Forget all positions in these partitions; how many there were."""
         if self._by_partition.keys().isdisjoint(partition_groups):
             return 0

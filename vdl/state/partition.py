@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ids import NO_INDEX, Index, Offset
 from vdl.errors import ErrorCode
 from vdl.state import aborted
 from vdl.state.aborted import AbortedRange, AbortedTransactions
@@ -32,7 +33,7 @@ class AdvanceLogStart(
 ):
     """Records below `offset` are deleted: by retention, or because a client said so (KIP-107)."""
 
-    offset: int
+    offset: Offset
 
 
 class ExpireProducers(
@@ -41,7 +42,7 @@ class ExpireProducers(
     """Producers are forgotten whose newest batch is in the entry at `index` or before it: they have
     been idle for `producer.id.expiration.ms` (KIP-98). Peers of protocol version 4 know it."""
 
-    index: int
+    index: Index
 
 
 class Compact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
@@ -49,8 +50,8 @@ class Compact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     entries up to `markers_upto` go as well. A later command stands for all before it. Peers of
     protocol version 6 know it."""
 
-    upto: int
-    markers_upto: int
+    upto: Index
+    markers_upto: Index
 
 
 class EndTransactionMarker(
@@ -98,14 +99,14 @@ class PartitionState:
         self.aborted = AbortedTransactions()
         self.log_start_offset = 0
         """Records below are deleted, even where their batch is still on disk. Never moves back."""
-        self.compact_upto = 0
+        self.compact_upto = NO_INDEX
         """Entries up to it are to be compacted. Never moves back."""
-        self.markers_upto = 0
+        self.markers_upto = NO_INDEX
         """Deletion markers in entries up to it go. Never above `compact_upto`, never moves back."""
         self._start_is_dirty = False
         self._compaction_is_dirty = False
 
-    def apply(self, data: bytes | bytearray | memoryview, *, end_offset: int) -> CommandAnswer:
+    def apply(self, data: bytes | bytearray | memoryview, *, end_offset: Offset) -> CommandAnswer:
         """Apply a command that is committed behind `end_offset` records. Raises
         msgspec.DecodeError: a replica that does not understand one stops rather than diverge."""
         command = _COMMAND.decode(data)
@@ -164,9 +165,9 @@ class PartitionState:
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state."""
-        self.log_start_offset = 0
+        self.log_start_offset = Offset(0)
         self._start_is_dirty = False
-        self.compact_upto = self.markers_upto = 0
+        self.compact_upto = self.markers_upto = NO_INDEX
         self._compaction_is_dirty = False
         count = 0
         while count < len(items) and aborted.is_key(items[count][0]):
@@ -174,10 +175,10 @@ class PartitionState:
         self.aborted.load(items[:count])
         items = items[count:]
         if items and items[0][0] == _KEY_COMPACTION:
-            self.compact_upto, self.markers_upto = decode_value(items[0][1], tuple[int, int])
+            self.compact_upto, self.markers_upto = decode_value(items[0][1], tuple[Index, Index])
             items = items[1:]
         if items and items[-1][0] == _KEY_LOG_START:
-            self.log_start_offset = decode_value(items[-1][1], int)
+            self.log_start_offset = decode_value(items[-1][1], Offset)
             items = items[:-1]
         self.producers.load(items)
 

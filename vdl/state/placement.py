@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ids import ServerId
+
 
 class Load:
     """How many replicas, and how many of them preferred leaders, each server has."""
 
     __slots__ = ("leaders", "replicas")
 
-    def __init__(self, servers: Iterable[int]) -> None:
+    def __init__(self, servers: Iterable[ServerId]) -> None:
         self.leaders = dict.fromkeys(servers, 0)
         self.replicas = dict(self.leaders)
 
@@ -28,7 +30,7 @@ class Load:
         copied.leaders, copied.replicas = dict(self.leaders), dict(self.replicas)
         return copied
 
-    def add(self, replicas: Sequence[int]) -> None:
+    def add(self, replicas: Sequence[ServerId]) -> None:
         """Count one partition, preferred leader first; servers that are gone do not count."""
         for server in replicas:
             if server in self.replicas:
@@ -39,12 +41,12 @@ class Load:
 
 def place(
     load: Load,
-    racks: Mapping[int, str],
+    racks: Mapping[ServerId, str],
     *,
     partitions: int,
     replication_factor: int,
-    alive: frozenset[int],
-) -> list[list[int]]:
+    alive: frozenset[ServerId],
+) -> list[list[ServerId]]:
     """Server ids by partition, preferred leader first; `load` is counted up.
 
     `racks` maps every server to its rack, empty for none. `alive` empty means all of them.
@@ -56,12 +58,12 @@ def place(
 
 def _place_one(
     load: Load,
-    racks: Mapping[int, str],
-    servers: list[int],
+    racks: Mapping[ServerId, str],
+    servers: list[ServerId],
     replication_factor: int,
-    alive: frozenset[int],
-) -> list[int]:
-    def down(server: int) -> bool:
+    alive: frozenset[ServerId],
+) -> list[ServerId]:
+    def down(server: ServerId) -> bool:
         return bool(alive) and server not in alive
 
     leader = min(servers, key=lambda s: (down(s), load.leaders[s], load.replicas[s], s))

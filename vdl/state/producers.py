@@ -39,6 +39,7 @@ from struct import Struct
 
 import msgspec
 
+from ids import Index, Offset
 from vdl.errors import ErrorCode
 from vdl.state.table import decode_value, encode_value
 
@@ -70,16 +71,16 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     first: int
     last: int
-    base_offset: int
-    index: int
+    base_offset: Offset
+    index: Index
     timestamp: int = -1
 
 
 class Duplicate(msgspec.Struct, frozen=True, gc=False):
     """The verdict on a batch that is in the log already; committed if `index` is."""
 
-    base_offset: int
-    index: int
+    base_offset: Offset
+    index: Index
     timestamp: int = -1
     """Largest timestamp of the original (ms): what it was answered with where that is the time of
     its append."""
@@ -173,8 +174,8 @@ class Overlay:
         epoch: int,
         base_sequence: int,
         record_count: int,
-        base_offset: int,
-        index: int,
+        base_offset: Offset,
+        index: Index,
         timestamp: int,
         *,
         is_transactional: bool = False,
@@ -206,7 +207,7 @@ class Overlay:
         producer.index = index
         return producer
 
-    def committed(self, producer_id: int, index: int) -> None:
+    def committed(self, producer_id: int, index: Index) -> None:
         """Entries up to `index` are applied: `Producers` knows them from now on."""
         while self.unstable and self.unstable[0][0] <= index:
             self.unstable.popleft()
@@ -247,7 +248,7 @@ class Producers:
         return None
 
     @property
-    def newest_index(self) -> int | None:
+    def newest_index(self) -> Index | None:
         """Entry of the newest batch of any producer; None: no producers."""
         producer = next(reversed(self._producers.values()), None)
         return None if producer is None else producer.index
@@ -370,8 +371,8 @@ class Producers:
         epoch: int,
         base_sequence: int,
         record_count: int,
-        base_offset: int,
-        index: int,
+        base_offset: Offset,
+        index: Index,
         timestamp: int,
         *,
         is_transactional: bool = False,

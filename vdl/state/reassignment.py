@@ -18,12 +18,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ids import ReplicaNumber, ServerId
+
 
 class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):
     """One copy of a group: (server id, replica number) is never given out twice for a group."""
 
-    server_id: int
-    replica_number: int
+    server_id: ServerId
+    replica_number: ReplicaNumber
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
@@ -31,7 +33,7 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
 
     revision: int = 0
     """How often it was changed what the members are to be, since the first reassignment."""
-    origin: list[int] = []
+    origin: list[ServerId] = []
     """The servers of before the reassignment that is in progress, preferred leader first; empty
     while there is none, and once it is cancelled."""
     leaving: list[ReplicaInfo] = []
@@ -52,21 +54,22 @@ NEVER_MOVED = Move()
 class Reassignment(msgspec.Struct, frozen=True):
     """A reassignment in progress, as Kafka tells of it (KIP-455). Server ids."""
 
-    replicas: list[int]
+    replicas: list[ServerId]
     """All there are: those that are to be, preferred leader first, then those that go."""
-    adding: list[int]
-    removing: list[int]
+    adding: list[ServerId]
+    removing: list[ServerId]
 
 
 def reassigned(
-    wanted: Sequence[ReplicaInfo], move: Move, servers: Sequence[int], *, cancels: bool = False
+    wanted: Sequence[ReplicaInfo], move: Move, servers: Sequence[ServerId], *, cancels: bool = False
 ) -> tuple[list[ReplicaInfo], Move]:
     """What the members are to be, on `servers`, and the move that leads there. A second
     reassignment takes the place of the first, and still goes back to where that one began."""
     held = {replica.server_id: replica for replica in (*wanted, *move.leaving)}
     former = {replica.server_id: replica.replica_number for replica in move.former}
     after = [
-        held.get(server) or ReplicaInfo(server, former.get(server, 0) + 1) for server in servers
+        held.get(server) or ReplicaInfo(server, ReplicaNumber(former.get(server, 0) + 1))
+        for server in servers
     ]
     leaving = [held[server] for server in sorted(held.keys() - set(servers))]
     origin = move.origin or [replica.server_id for replica in wanted]
@@ -87,10 +90,10 @@ def finished(move: Move) -> Move:
     return Move(revision=move.revision, former=[former[server] for server in sorted(former)])
 
 
-def renumbered(replicas: Sequence[ReplicaInfo], server_id: int) -> list[ReplicaInfo]:
+def renumbered(replicas: Sequence[ReplicaInfo], server_id: ServerId) -> list[ReplicaInfo]:
     """The same replicas, with the next number for the one on that server."""
     return [
-        ReplicaInfo(server_id, replica.replica_number + 1)
+        ReplicaInfo(server_id, ReplicaNumber(replica.replica_number + 1))
         if replica.server_id == server_id
         else replica
         for replica in replicas
