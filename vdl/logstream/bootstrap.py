@@ -19,6 +19,8 @@ from hashlib import sha256
 
 import msgspec
 
+from ids import DirectoryId, ServerId
+
 COORDINATOR_GROUPS = 8
 """How many coordinator groups a new cluster gets. In the birth record: it can never change."""
 
@@ -27,12 +29,12 @@ class BirthRecord(msgspec.Struct, frozen=True, array_like=True):
     """What makes a cluster this cluster. Written once, by one server."""
 
     cluster_id: str
-    founders: tuple[tuple[int, bytes], ...]
+    founders: tuple[tuple[ServerId, DirectoryId], ...]
     """(server id, directory id) of every initial voter, ids ascending."""
     coordinator_groups: int = COORDINATOR_GROUPS
     format: int = 1
 
-    def directory_of(self, server_id: int) -> bytes | None:
+    def directory_of(self, server_id: ServerId) -> bytes | None:
         """The directory an initial voter began with, None for another server."""
         for founder, directory_id in self.founders:
             if founder == server_id:
@@ -50,7 +52,7 @@ def decode_record(data: bytes | memoryview) -> BirthRecord:
     return msgspec.msgpack.decode(data, type=BirthRecord)
 
 
-def configuration_digest(seeds: dict[int, str]) -> bytes:
+def configuration_digest(seeds: dict[ServerId, str]) -> bytes:
     """What must be equal on all initial voters: the seeds' ids and addresses. 32 bytes."""
     text = "\n".join(f"{server_id} {seeds[server_id]}" for server_id in sorted(seeds))
     return sha256(text.encode()).digest()
@@ -69,7 +71,7 @@ class BirthState(Enum):
 class EmptySeed:
     """A seed that said it is empty, on the link that is open now."""
 
-    directory_id: bytes
+    directory_id: DirectoryId
     digest: bytes
 
 
@@ -79,9 +81,9 @@ class Birth:
     def __init__(
         self,
         *,
-        server_id: int,
-        directory_id: bytes,
-        seeds: tuple[int, ...],
+        server_id: ServerId,
+        directory_id: DirectoryId,
+        seeds: tuple[ServerId, ...],
         digest: bytes,
         coordinator_groups: int = COORDINATOR_GROUPS,
     ) -> None:
@@ -92,8 +94,8 @@ class Birth:
         self._seeds = tuple(sorted(seeds))
         self._digest = digest
         self._coordinator_groups = coordinator_groups
-        self._empty: dict[int, EmptySeed] = {}
-        self.mismatched: set[int] = set()
+        self._empty: dict[ServerId, EmptySeed] = {}
+        self.mismatched: set[ServerId] = set()
         """Seeds whose configuration differs: an operator must mend that."""
         self.state = BirthState.ASKING
         self.record: BirthRecord | None = None
@@ -112,11 +114,11 @@ class Birth:
         )
 
     @property
-    def missing(self) -> list[int]:
+    def missing(self) -> list[ServerId]:
         """Seeds that have not said they are empty, as far as this server hears them now."""
         return [s for s in self._seeds if s != self._server_id and s not in self._empty]
 
-    def seed_is_empty(self, server_id: int, directory_id: bytes, digest: bytes) -> None:
+    def seed_is_empty(self, server_id: ServerId, directory_id: DirectoryId, digest: bytes) -> None:
         """A link is open to a server without a record. Other servers than seeds do not count."""
         if server_id in self._seeds:
             self._empty[server_id] = EmptySeed(directory_id, digest)
@@ -125,7 +127,7 @@ class Birth:
             else:
                 self.mismatched.add(server_id)
 
-    def seed_left(self, server_id: int) -> None:
+    def seed_left(self, server_id: ServerId) -> None:
         """The link is gone: what the server said is not known to hold any more."""
         self._empty.pop(server_id, None)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import segments.api as storage
-from raft.types import NodeId
+from ids import NO_INDEX, NO_SERVER, GroupId, Index, NodeId, ServerId
 from rpc.compacted import ROWS_MAX, Compacted, decode_compacted, encode_compacted
 from rpc.hello import VERSION_OF_COMPACTION
 from rpc.peer import FrameType
@@ -56,9 +56,9 @@ class _Replica:
         self.decided_ns = now_ns
         """Use: by the leader. When it last appended a decision."""
         self.marks = CompactedMarks()
-        self.reported: dict[NodeId, int] = {}
+        self.reported: dict[NodeId, Index] = {}
         """Use: by the leader. How far the other replicas said they are compacted: for good."""
-        self.told: tuple[int, int] = (0, 0)
+        self.told: tuple[ServerId, Index] = (NO_SERVER, NO_INDEX)
         """The leader's server, and what it was told last."""
         self.told_ns = 0
         self.due_ns = 0
@@ -70,9 +70,9 @@ class LogCompaction:
 
     def __init__(self, state: HostState) -> None:
         self._state = state
-        self._replicas: dict[int, _Replica] = {}
+        self._replicas: dict[GroupId, _Replica] = {}
         """By group id: of the partitions that are compacted, or were."""
-        self._versions: dict[int, int] = {}
+        self._versions: dict[ServerId, int] = {}
         """The protocol versions that servers had when they were last linked."""
         self._is_running = False
         self._stopping = False
@@ -179,7 +179,7 @@ class LogCompaction:
         """Tell the leaders of groups how far the replicas here are compacted, if they may not
         know."""
         state = self._state
-        rows: dict[int, list[Compacted]] = {}
+        rows: dict[ServerId, list[Compacted]] = {}
         for group_id, replica in self._replicas.items():
             group, stream = replica.group, state.streams[group_id]
             leader, upto = server_of(group.node.lead), _compacted(stream)
@@ -196,7 +196,7 @@ class LogCompaction:
                 for row in rows[server_id]:
                     self._replicas[row.group].told_ns = -TELL_AGAIN_NS
 
-    def received(self, server_id: int, payload: memoryview) -> None:
+    def received(self, server_id: ServerId, payload: memoryview) -> None:
         """How far replicas of a peer are compacted. Raises MalformedFrame."""
         for row in decode_compacted(payload):
             stream = self._state.streams.get(row.group)
@@ -204,7 +204,7 @@ class LogCompaction:
                 continue
             if row.replica in stream.group.members:
                 reported = self._replica(stream).reported
-                reported[row.replica] = max(reported.get(row.replica, 0), row.upto)
+                reported[row.replica] = max(reported.get(row.replica, NO_INDEX), row.upto)
 
     # --- what a leader decides -------------------------------------------------------------------
     def _look_at_led(self) -> None:
@@ -227,7 +227,7 @@ class LogCompaction:
             return
         replica = self._replica(stream)
         waits = is_due(stream) or any(
-            replica.reported.get(member, 0) < upto
+            replica.reported.get(member, NO_INDEX) < upto
             for member in stream.group.members
             if server_of(member) in self._state.alive
         )
@@ -263,7 +263,7 @@ class LogCompaction:
         others = servers - {self._state.server_id}
         return stream.state.compact_upto > 0 or all(map(self._understands, others))
 
-    def _understands(self, server_id: int) -> bool:
+    def _understands(self, server_id: ServerId) -> bool:
         return self._versions.get(server_id, 0) >= VERSION_OF_COMPACTION
 
     def _decide(
@@ -284,7 +284,7 @@ class LogCompaction:
             stream.compact(upto=upto, markers_upto=self._markers_upto(stream, policy))
             self._replica(stream).decided_ns = self._state.clock.now_ns()
 
-    def _markers_upto(self, stream: LogStream, policy: CompactionPolicy) -> int:
+    def _markers_upto(self, stream: LogStream, policy: CompactionPolicy) -> Index:
         """Deletion markers up to there are old enough, and every replica has lost what they
         delete."""
         replica, group = self._replica(stream), stream.group
@@ -293,7 +293,7 @@ class LogCompaction:
         upto = min(upto, _compacted(stream))
         for member in group.members:
             if member != group.replica_id:
-                upto = min(upto, replica.reported.get(member, 0))
+                upto = min(upto, replica.reported.get(member, NO_INDEX))
         return upto
 
     def _schedule_round(self) -> None:
@@ -313,13 +313,13 @@ def is_due(stream: LogStream) -> bool:
     return wanted != log.compaction and has_stored and state.compact_upto >= log.first_index
 
 
-def _compacted(stream: LogStream) -> int:
+def _compacted(stream: LogStream) -> Index:
     """All that was decided to be compacted is, up to this entry: or it was cut off, and a replica
     that begins behind it has nothing to compact."""
     log = stream.group.log
     return max(log.compaction.upto, min(log.first_index - 1, stream.state.compact_upto))
 
 
-def _applied(stream: LogStream) -> int:
+def _applied(stream: LogStream) -> Index:
     """Up to where a checkpoint holds the partition's state."""
     return stream.group.log.applied_index

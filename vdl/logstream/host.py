@@ -22,6 +22,7 @@ from typing import Any
 from zlib import crc32
 
 import segments.api as storage
+from ids import GroupId, Offset, ServerId, Term
 from raft.messages import (
     Message,
     MsgApp,
@@ -148,7 +149,7 @@ class Host:
         return self._replicas.is_known and self.state.catalog_group.is_running
 
     @property
-    def lost_groups(self) -> list[int]:
+    def lost_groups(self) -> list[GroupId]:
         """Groups whose replica here lost durable data and takes no part, until it is replaced."""
         return self._replacement.halted_groups
 
@@ -170,11 +171,11 @@ class Host:
             state_group.close()
 
     # --- what the front end uses ----------------------------------------------------------
-    def leader_of(self, group_id: int) -> tuple[int, int]:
+    def leader_of(self, group_id: GroupId) -> tuple[ServerId, Term]:
         """(server id, term) of a group's leader, the freshest known; (-1, -1) for none alive."""
         return self.liveness.leader_of(group_id)
 
-    def in_sync_of(self, group_id: int) -> tuple[int, ...]:
+    def in_sync_of(self, group_id: GroupId) -> tuple[ServerId, ...]:
         """The servers whose replicas of a group are in sync, as its leader last said; empty when
         none has. While nobody leads: those of them that live."""
         own = self.in_sync.get(group_id)
@@ -186,26 +187,26 @@ class Host:
             return told
         return tuple(s for s in told if s == self.server_id or s in self._alive)
 
-    def may_serve_reads(self, group_id: int) -> bool:
+    def may_serve_reads(self, group_id: GroupId) -> bool:
         """See `FollowerReads.may_serve`."""
         return self._follower_reads.may_serve(group_id)
 
-    def read_replica(self, group_id: int, rack: str, offset: int) -> int:
+    def read_replica(self, group_id: GroupId, rack: str, offset: Offset) -> ServerId:
         """See `FollowerReads.replica_for`."""
         return self._follower_reads.replica_for(group_id, rack, offset)
 
-    def stream(self, group_id: int) -> LogStream | None:
+    def stream(self, group_id: GroupId) -> LogStream | None:
         """The partition replica here, None when this server holds none."""
         return self.state.streams.get(group_id)
 
-    def state_group(self, group_id: int) -> StateGroup | None:
+    def state_group(self, group_id: GroupId) -> StateGroup | None:
         """The catalog or coordinator replica here."""
         return self.state.state_groups.get(group_id)
 
     @property
     def coordinators(self) -> list[StateGroup]:
         """The coordinator replicas of this server, running or not yet."""
-        return [self.state.system_groups[g] for g in range(1, 1 + self.coordinator_count)]
+        return [self.state.system_groups[GroupId(g)] for g in range(1, 1 + self.coordinator_count)]
 
     def disk_space(self, done: Callable[[tuple[int, int] | storage.StorageError], None]) -> None:
         """See `Store.disk_space`."""
@@ -230,11 +231,11 @@ class Host:
 
     def elect_preferred(
         self,
-        leader: int,
-        groups: Sequence[int],
+        leader: ServerId,
+        groups: Sequence[GroupId],
         *,
         deadline_ns: int,
-        done: Callable[[frozenset[int] | None], None],
+        done: Callable[[frozenset[GroupId] | None], None],
     ) -> None:
         """See `LeaderRequests.elect_preferred`."""
         self._requests.elect_preferred(leader, groups, deadline_ns=deadline_ns, done=done)
@@ -251,15 +252,15 @@ class Host:
         """What time it is (ms since 1970), to delete by: see `agreed_time`."""
         return self.time.settled_ms()
 
-    def alive_servers(self) -> list[int]:
+    def alive_servers(self) -> list[ServerId]:
         """This server and those with a link up, ascending."""
         return sorted([self.server_id, *self._alive])
 
-    def silent_servers(self) -> set[int]:
+    def silent_servers(self) -> set[ServerId]:
         """Servers that may be alive although their link was lost: nobody refused to be dialled."""
         return self.state.silent
 
-    def leader_lost_ns(self, group_id: int) -> int:
+    def leader_lost_ns(self, group_id: GroupId) -> int:
         """When the group lost its leader together with the leader's server; 0 if not lately."""
         group = self._groups.get(group_id)
         return 0 if group is None else group.lost_leader_ns(self.clock.now_ns())
@@ -268,9 +269,9 @@ class Host:
         """See `LeaderProofs.confirm`."""
         self._proofs.confirm(done)
 
-    def coordinator_group(self, key: str) -> int:
+    def coordinator_group(self, key: str) -> GroupId:
         """The coordinator group of a consumer group: equal on every server, for ever."""
-        return 1 + crc32(key.encode()) % self.coordinator_count
+        return GroupId(1 + crc32(key.encode()) % self.coordinator_count)
 
     # --- the turn -------------------------------------------------------------------------
     def mark_dirty(self, group: Group) -> None:
@@ -285,7 +286,7 @@ class Host:
         outbox.is_scheduled = True  # what becomes dirty from here on is part of this pass
         self.stats.turns += 1
         tick = self.loop_time.tick()
-        touched: dict[int, Group] = {}
+        touched: dict[GroupId, Group] = {}
         while outbox.dirty or outbox.catalog_changed:
             dirty, outbox.dirty = outbox.dirty, []
             for group in dirty:
@@ -335,14 +336,14 @@ class Host:
                 self._send_frames(server, bulk, urgent=False)
 
     def _send_frames(
-        self, server: int, messages: Sequence[tuple[int, PeerMessage]], *, urgent: bool
+        self, server: ServerId, messages: Sequence[tuple[GroupId, PeerMessage]], *, urgent: bool
     ) -> None:
         for start, end, buffers in encode_frames(messages):
             self.stats.frames_out += 1
             if not self.state.transport.send(server, FrameType.RAFT, buffers, urgent=urgent):
                 self._unreachable(messages[start:end])
 
-    def _unreachable(self, messages: Sequence[tuple[int, Message]]) -> None:
+    def _unreachable(self, messages: Sequence[tuple[GroupId, Message]]) -> None:
         """Entries that did not leave: their peer is probed again. A hand-over: it ends."""
         for group_id, message in messages:
             group = self._groups.get(group_id)
@@ -436,7 +437,7 @@ class Host:
         self._replacement.request_number(server)
         self._forwarding.retry(self.clock.now_ns())
 
-    def link_down(self, server_id: int, *, refused: bool) -> None:
+    def link_down(self, server_id: ServerId, *, refused: bool) -> None:
         """The session is over. A refused link is proof that the process is gone: its followers
         need not wait for the election timeout."""
         self.timers.wake_all()  # while it is still known what the server has last said
@@ -471,7 +472,7 @@ class Host:
                     group.campaign_in_turn(alive, self.loop_time.tick(), leaderless=len(lost))
                     self._outbox.mark_dirty(group)
 
-    def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
+    def frame(self, server_id: ServerId, frame_type: FrameType, payload: memoryview) -> None:
         """See `PeerHandler.frame`."""
         if frame_type is FrameType.RAFT:
             tick = self.loop_time.tick()
@@ -514,7 +515,9 @@ class Host:
             for frame_type, buffers in self.liveness.beat(server):
                 self.state.transport.send(server, frame_type, buffers)
 
-    def _leader_frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
+    def _leader_frame(
+        self, server_id: ServerId, frame_type: FrameType, payload: memoryview
+    ) -> None:
         """Heartbeats and leader lists. A listed group is a heartbeat of its leader."""
         tick = self.loop_time.tick()
         changed = self.liveness.received(server_id, frame_type, payload)
@@ -609,7 +612,7 @@ class Host:
             group.node.campaign_soon(1)
             self.timers.ask_to_campaign(group)
 
-    def stop_group(self, group_id: int, *, deleted: bool) -> None:
+    def stop_group(self, group_id: GroupId, *, deleted: bool) -> None:
         """See `Hosting`."""
         group = self._groups.pop(group_id, None)
         stream = self.state.streams.pop(group_id, None)
@@ -684,7 +687,7 @@ class Host:
         return len(self.state.streams)
 
     @property
-    def groups(self) -> dict[int, Group]:
+    def groups(self) -> dict[GroupId, Group]:
         """The running replicas by group id; read only."""
         return self._groups
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ids import GroupId
 from vdl.clock import MS, NEVER
 from vdl.logstream.compaction import LogCompaction
 from vdl.logstream.elections.disk_watch import DiskWatch
@@ -80,10 +81,10 @@ class Periodic:
         self._noted_ns = -NEVER
         self._noted_moves = 0
         self._members_due_ns = 0
-        self._watched: dict[int, Group] = {}
+        self._watched: dict[GroupId, Group] = {}
         self._stopping = False
 
-    def watch(self, groups: Mapping[int, Group]) -> None:
+    def watch(self, groups: Mapping[GroupId, Group]) -> None:
         """Something may wait in these groups: they had a turn. By id."""
         self._watched.update(groups)
 

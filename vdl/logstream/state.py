@@ -12,9 +12,10 @@ Must not know: who works on it.
 from __future__ import annotations
 
 import random
+from typing import Final
 
 import segments.api as storage
-from raft.types import NodeId
+from ids import GroupId, NodeId, ServerId
 from rpc.hello import Hello
 from rpc.streams import Transport
 from vdl.clock import Clock
@@ -33,7 +34,7 @@ from vdl.logstream.time.loop_time import LoopTime
 from vdl.state.catalog import Catalog
 from vdl.state.coordinator import Coordinator
 
-CATALOG_GROUP = 0
+CATALOG_GROUP: Final = GroupId(0)
 """The group id of the catalog; those of the coordinators follow."""
 
 
@@ -50,7 +51,7 @@ class HostState:
     def __init__(
         self,
         *,
-        server_id: int,
+        server_id: ServerId,
         record: BirthRecord,
         store: storage.Store,
         transport: Transport,
@@ -88,26 +89,26 @@ class HostState:
         self.system_groups = self._make_system_groups()
         """The catalog and the coordinators, by group id, whether they run here or not."""
         self.catalog_group = self.system_groups[CATALOG_GROUP]
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[GroupId, Group] = {}
         """The replicas that take part, by group id. A group that was looked up before a disk or a
         timer was waited for may have gone since: see `is_here`."""
-        self.streams: dict[int, LogStream] = {}
+        self.streams: dict[GroupId, LogStream] = {}
         """Those of them that are partitions. Invariant: each is the owner of its group."""
-        self.state_groups: dict[int, StateGroup] = {}
+        self.state_groups: dict[GroupId, StateGroup] = {}
         """Those of them that are the catalog or coordinators, once their state is whole."""
-        self.lost: dict[int, storage.Log] = {}
+        self.lost: dict[GroupId, storage.Log] = {}
         """Replicas here that lost durable data, take no part, and have no successor here yet; by
         group id. Invariant: none of their groups is in `groups`."""
         # --- peers ---
-        self.alive: dict[int, Hello] = {}
+        self.alive: dict[ServerId, Hello] = {}
         """The other servers that there is a link to, by server id, and what they said first."""
-        self.silent: set[int] = set()
+        self.silent: set[ServerId] = set()
         """Servers whose link was lost, and that were neither linked nor refused since: they may be
         alive. Invariant: none of them is in `alive`."""
         self.in_sync = InSyncReplicas(options, clock, self.alive)
         """Of the groups led here: which replicas have all of the log, about."""
 
-    def _make_system_groups(self) -> dict[int, StateGroup]:
+    def _make_system_groups(self) -> dict[GroupId, StateGroup]:
         boot = self.rng.getrandbits(62)
         return {
             group_id: StateGroup(
@@ -118,7 +119,7 @@ class HostState:
                 outbox=self.outbox,
                 is_essential=group_id == CATALOG_GROUP,
             )
-            for group_id in range(1 + self.record.coordinator_groups)
+            for group_id in map(GroupId, range(1 + self.record.coordinator_groups))
         }
 
     @property

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 import segments.api as storage
+from ids import GroupId, Index, Offset
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
@@ -28,7 +29,7 @@ class Trimming:
     def __init__(self, state: HostState, status: ServerStatus) -> None:
         self._state = state
         self._status = status
-        self._searching: set[int] = set()
+        self._searching: set[GroupId] = set()
         """Groups for which it is being looked up where their log is to be cut."""
         self._stopping = False
         self.policy_of: Callable[[LogStream], RetentionPolicy] = lambda stream: KEEP
@@ -57,10 +58,10 @@ class Trimming:
             if log_start_offset > group.log.log_start_offset:  # of thousands, few
                 self._cut_deleted(group, log_start_offset)
 
-    def _cut_deleted(self, group: Group, log_start_offset: int) -> None:
+    def _cut_deleted(self, group: Group, log_start_offset: Offset) -> None:
         """Cut the log where its records were deleted; one search at a time for each."""
 
-        def found(first: int | storage.StorageError) -> None:
+        def found(first: Index | storage.StorageError) -> None:
             self._searching.discard(group.group_id)
             # A search that failed is made again a second later: what is damaged heals meanwhile.
             is_here = self._state.is_here(group) and not self._state.outbox.is_closed
@@ -79,7 +80,7 @@ class Trimming:
         except storage.CorruptRecord as error:
             # The index says where to cut, and is damaged there: a read from disk rebuilds it.
             self._state.log.warning("index_damaged", group=group.group_id, error=str(error))
-            log, damaged = group.log, error.position
+            log, damaged = group.log, Index(error.position)
             if log.first_index <= damaged <= log.last_index:
                 self._state.store.entries_cold(log, damaged, damaged + 1, 1, _ignore)
 

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
+from ids import GroupId
 from raft.types import StateType
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
@@ -73,10 +74,10 @@ class Campaigns:
         self._timeout_ns = options.election_ticks * TICK_NS
         """How long a campaign holds its place at most."""
         self._in_line: deque[Group] = deque()
-        self._waiting: dict[int, Group] = {}
+        self._waiting: dict[GroupId, Group] = {}
         """The groups in line, by id. What is in line and not here, or another replica of its group
         here, is passed over."""
-        self._under_way: dict[int, tuple[Group, int]] = {}
+        self._under_way: dict[GroupId, tuple[Group, int]] = {}
         """Campaigns of partitions that are under way, by group id, and since when; oldest first."""
         self._disk_waits = 0
         """For how many of them others may begin, as they wait for disks."""

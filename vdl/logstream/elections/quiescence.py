@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from ids import GroupId
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
 
@@ -31,7 +32,7 @@ class Quiescence:
     __slots__ = ("_groups", "_is_calm")
 
     def __init__(self) -> None:
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[GroupId, Group] = {}
         self._is_calm = False
 
     @property
@@ -42,7 +43,7 @@ class Quiescence:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def __contains__(self, group_id: int) -> bool:
+    def __contains__(self, group_id: GroupId) -> bool:
         """Whether a group rests."""
         return group_id in self._groups
 
@@ -50,7 +51,7 @@ class Quiescence:
         """The group rests from now on."""
         self._groups[group.group_id] = group
 
-    def forget(self, group_id: int) -> None:
+    def forget(self, group_id: GroupId) -> None:
         """The replica is not here any more."""
         self._groups.pop(group_id, None)
 

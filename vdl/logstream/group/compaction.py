@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ids import NO_INDEX, Index
 from segments.api import SegmentSpan
 from vdl.clock import MS
 
@@ -50,13 +51,14 @@ def compaction_end(
     spans: Sequence[SegmentSpan],
     policy: CompactionPolicy,
     *,
-    compacted: int,
+    compacted: Index,
     settled_ms: int,
     stamp_ms: int,
-) -> int:
+) -> Index:
     """The last entry that is to be compacted, where entries up to `compacted` are; 0 when there is
     too little to be worth it. `spans` are the log's segments, and last its tail."""
-    clean_bytes = dirty_bytes = upto = 0
+    clean_bytes = dirty_bytes = 0
+    upto = NO_INDEX
     is_overdue = False
     began_ms = -1
     for span in spans[:-2]:
@@ -73,9 +75,9 @@ def compaction_end(
         dirty_bytes += span.bytes
         upto = span.last_index
     if not upto:
-        return 0
+        return NO_INDEX
     ratio = dirty_bytes / max(1, clean_bytes + dirty_bytes)
-    return upto if is_overdue or ratio > policy.dirty_ratio else 0
+    return upto if is_overdue or ratio > policy.dirty_ratio else NO_INDEX
 
 
 class CompactedMarks:
@@ -84,10 +86,10 @@ class CompactedMarks:
     __slots__ = ("_marks",)
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, int]] = deque()
+        self._marks: deque[tuple[Index, int]] = deque()
         """(index, monotonic ns), oldest first. Invariant: both rise; at most `PARTS` + 2."""
 
-    def note(self, upto: int, retention_ms: int, now_ns: int) -> None:
+    def note(self, upto: Index, retention_ms: int, now_ns: int) -> None:
         """All entries up to `upto` are compacted."""
         marks = self._marks
         if marks and (upto <= marks[-1][0] or now_ns - marks[-1][1] < retention_ms * MS // PARTS):
@@ -99,11 +101,11 @@ class CompactedMarks:
         ):  # the time was made shorter: what lies between waits for the next
             del marks[1]
 
-    def markers_upto(self, retention_ms: int, now_ns: int) -> int:
+    def markers_upto(self, retention_ms: int, now_ns: int) -> Index:
         """The last entry whose deletion markers were compacted so long ago; 0: there is none. No
         older mark is needed any more."""
         marks = self._marks
         before_ns = now_ns - retention_ms * MS
         while len(marks) > 1 and marks[1][1] <= before_ns:
             marks.popleft()
-        return marks[0][0] if marks and marks[0][1] <= before_ns else 0
+        return marks[0][0] if marks and marks[0][1] <= before_ns else NO_INDEX

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import segments.api as storage
+from ids import NO_TERM, Index, NodeId, ServerId
 from raft.config import Config
 from raft.errors import SnapshotTemporarilyUnavailable
 from raft.membership import Membership
@@ -31,7 +32,6 @@ from raft.types import (
     ColdRead,
     ConfState,
     Entry,
-    NodeId,
     Snapshot,
     StateType,
 )
@@ -96,7 +96,7 @@ class Owner(Protocol):
     def item_count(self) -> int:
         """How much there is in it, at no cost: about in proportion to what `items` says."""
 
-    def committed(self, commit: int) -> None:
+    def committed(self, commit: Index) -> None:
         """The commit index moved to `commit`."""
 
     def serving_started(self) -> None:
@@ -195,7 +195,7 @@ class Group:
         log: storage.Log,
         store: storage.Store,
         owner: Owner,
-        applied: int,
+        applied: Index,
         members: Members,
         tick: Callable[[], int],
         options: HostOptions,
@@ -289,7 +289,7 @@ class Group:
         self.was_leader = False
         self.serving = False
         """Leads, and has applied the first entry of its own term."""
-        self.leader_known: NodeId = 0
+        self.leader_known: NodeId = NodeId(0)
         self.leader_lost_ns = 0
         """When the leader's server was last lost; 0 for never."""
         self.term_known = self.node.term
@@ -380,14 +380,14 @@ class Group:
         node.tick(1)
         return node.ticks_until_due(), True
 
-    def is_leaderless(self, servers: Set[int]) -> bool:
+    def is_leaderless(self, servers: Set[ServerId]) -> bool:
         """Whether nobody leads, though most voters are on these servers."""
         node = self.node
         voters = node.membership.incoming
         reachable = [replica for replica in voters if server_of(replica) in servers]
         return not (node.lead or node.is_leader or len(reachable) * 2 <= len(voters))
 
-    def campaign_in_turn(self, servers: Set[int], tick: int, *, leaderless: int) -> None:
+    def campaign_in_turn(self, servers: Set[ServerId], tick: int, *, leaderless: int) -> None:
         """The leader's process is gone: campaign soon, unless somebody wins before. Replicas on
         `servers`, those alive, do in their order of preference and not at one time: simultaneous
         candidates split the vote. One that lacks entries loses its turn.
@@ -416,7 +416,7 @@ class Group:
         self.catch_up(tick)
         self.node.leader_heard(self._rng.randrange(self.node.raft.randomized_election_timeout))
 
-    def leader_gave_up(self, servers: Set[int], tick: int) -> None:
+    def leader_gave_up(self, servers: Set[ServerId], tick: int) -> None:
         """The leader of this term says that it leads no more: it hears nobody. Whoever is preferred
         of the replicas on `servers`, those alive but for its own, campaigns soon. The others listen
         to it, and wait as after a resignation: on slow disks two candidates would spend terms."""
@@ -566,7 +566,9 @@ class Group:
         if not self._may_take(coming.snapshot, coming.state):
             self._coming = None  # the entries could be read after all, or a snapshot came
         elif is_same or self.commit >= members.reflects:
-            self._hold(MsgStorageApply(LOCAL_APPLY_THREAD, self.replica_id, 0, [], []), outbox)
+            self._hold(
+                MsgStorageApply(LOCAL_APPLY_THREAD, self.replica_id, NO_TERM, [], []), outbox
+            )
 
     def _take_coming(self) -> None:
         coming, self._coming = self._coming, None
@@ -631,7 +633,7 @@ class Group:
         snapshot_cache.keep(snapshot, tick)
         return snapshot
 
-    def _encode(self, conf_state: ConfState, reflects: int) -> bytes:
+    def _encode(self, conf_state: ConfState, reflects: Index) -> bytes:
         """The state as snapshots hold it: work for the whole loop."""
         items = self.owner.items()
         members = members_of(conf_state, reflects=reflects, revision=self.revision)
@@ -651,7 +653,7 @@ class Group:
             self._encode(self.node.membership.conf_state(), self.applied)
         return snapshot_cache.bytes_expected(items)
 
-    def _note_commit(self, commit: int) -> None:
+    def _note_commit(self, commit: Index) -> None:
         assert commit > self.commit, (self.group_id, commit, self.commit)
         self.commit = commit
         self.owner.committed(commit)
@@ -826,7 +828,7 @@ def _config(
     log: LogStorage,
     options: HostOptions,
     *,
-    applied: int,
+    applied: Index,
     rng: random.Random,
     is_linked: Callable[[NodeId], bool],
     commit_apart: bool,

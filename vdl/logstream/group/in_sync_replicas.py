@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
+from ids import NO_INDEX, GroupId, Index, NodeId, ServerId
 from raft.quorum import copied_index
-from raft.types import Index, NodeId
 from vdl.clock import MS, Clock
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
@@ -69,7 +69,7 @@ class InSync:
         self._followers: dict[NodeId, Follower] = {}
 
     @property
-    def servers(self) -> tuple[int, ...]:
+    def servers(self) -> tuple[ServerId, ...]:
         """The servers that hold the in-sync replicas, in the order of the placement."""
         return tuple(server_of(r) for r in self.group.listed if r in self.replicas)
 
@@ -82,7 +82,7 @@ class InSync:
         """Whether replicas that live may not have been heard of yet in this term."""
         return now_ns - self.since_ns < silence_ns(self._options)
 
-    def may_reach(self, copies: int, now_ns: int, linked: Container[int]) -> bool:
+    def may_reach(self, copies: int, now_ns: int, linked: Container[ServerId]) -> bool:
         """Whether an entry can be expected to get so many durable copies on voters. A new leader's
         own progress says little yet: it expects something of whoever it has a link to. `linked`:
         servers that there is a link to."""
@@ -153,7 +153,7 @@ class InSync:
         )
         return heard_ms, caught_up_ms
 
-    def server_gone(self, server_id: int) -> bool:
+    def server_gone(self, server_id: ServerId) -> bool:
         """The server's process is gone: its replica leaves at once; whether it was in sync."""
         for replica, follower in self._followers.items():
             if server_of(replica) == server_id:
@@ -174,29 +174,29 @@ def copied(group: Group, copies: int) -> Index:
     are known to hold durably; 0 where this replica does not lead."""
     raft = group.node.raft
     if not group.node.is_leader:
-        return 0
+        return NO_INDEX
     return copied_index([progress.match for progress in raft.incoming_progress], copies)
 
 
 class InSyncReplicas:
     """The lists of all groups led here."""
 
-    def __init__(self, options: HostOptions, clock: Clock, linked: Container[int]) -> None:
+    def __init__(self, options: HostOptions, clock: Clock, linked: Container[ServerId]) -> None:
         """`linked`: the servers that there is a link to, as they are now."""
         self._options = options
         self._clock = clock
         self._linked = linked
-        self._led: dict[int, InSync] = {}
-        self._young: dict[int, InSync] = {}
+        self._led: dict[GroupId, InSync] = {}
+        self._young: dict[GroupId, InSync] = {}
         """Looked at each time: a new leader's clients wait for it to know its replicas."""
         self._round: list[InSync] = []
         """Still to be looked at in this second."""
         self._round_size = 0
 
-    def __getitem__(self, group_id: int) -> InSync:
+    def __getitem__(self, group_id: GroupId) -> InSync:
         return self._led[group_id]
 
-    def get(self, group_id: int) -> InSync | None:
+    def get(self, group_id: GroupId) -> InSync | None:
         """The list of a group that is led here."""
         found = self._led.get(group_id)
         is_led = found is not None and found.group.node.is_leader
@@ -216,7 +216,7 @@ class InSyncReplicas:
         now_ns = self._clock.now_ns()
         return self.lead(group, now_ns).may_reach(copies, now_ns, self._linked)
 
-    def resign(self, group_id: int) -> None:
+    def resign(self, group_id: GroupId) -> None:
         """It is not led here, or not any more."""
         if self._led.pop(group_id, None) is not None:
             self._young.pop(group_id, None)
@@ -255,6 +255,6 @@ class InSyncReplicas:
             and one.look(now_ns, is_heard)
         )
 
-    def server_gone(self, server_id: int) -> list[Group]:
+    def server_gone(self, server_id: ServerId) -> list[Group]:
         """The process of that server is gone. The groups whose list is another one."""
         return [one.group for one in list(self._led.values()) if one.server_gone(server_id)]

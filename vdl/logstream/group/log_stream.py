@@ -28,8 +28,9 @@ from functools import partial
 from struct import Struct
 
 import segments.api as storage
+from ids import NO_INDEX, NO_OFFSET, GroupId, Index, NodeId, Offset, ServerId, Term
 from raft.errors import DropReason, ProposalDropped
-from raft.types import Entry, Index, NodeId
+from raft.types import NONE, Entry
 from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group.group import Group
@@ -123,8 +124,8 @@ class Appended:
     """What became of one batch."""
 
     error: ErrorCode
-    base_offset: int = -1
-    log_start_offset: int = -1
+    base_offset: Offset = NO_OFFSET
+    log_start_offset: Offset = NO_OFFSET
     duplicate_timestamp: int | None = None
     """Largest timestamp of the batch as it was first appended; None: it is no duplicate."""
 
@@ -139,9 +140,9 @@ class Waiter:
     def __init__(
         self,
         *,
-        index: int,
-        term: int,
-        base_offset: int,
+        index: Index,
+        term: Term,
+        base_offset: Offset,
         copies: int,
         deadline_ns: int,
         done: Callable[[Appended], None],
@@ -256,7 +257,7 @@ class LogStream:
         self.topic = topic
         self.partition = partition
         self.state = state
-        self.high_watermark = 0
+        self.high_watermark = Offset(0)
         self._options = options
         self._outbox = outbox
         self._in_sync = in_sync
@@ -293,7 +294,7 @@ class LogStream:
 
     # --- what the front end reads ------------------------------------------------------------
     @property
-    def group_id(self) -> int:
+    def group_id(self) -> GroupId:
         return self.group.group_id
 
     @property
@@ -323,23 +324,23 @@ class LogStream:
         self.read_index(deadline_ns=deadline_ns, done=proved)
 
     @property
-    def term(self) -> int:
+    def term(self) -> Term:
         """Raft term, which is the partition's leader epoch."""
         return self.group.node.term
 
     @property
-    def leader_server(self) -> int:
+    def leader_server(self) -> ServerId:
         """Server id of the leader this replica knows, 0 for none."""
         return server_of(self.group.node.lead)
 
     @property
-    def log_start_offset(self) -> int:
+    def log_start_offset(self) -> Offset:
         """The first offset that may be read. Records below are deleted; some of them may still be
         on disk."""
         return max(self.state.log_start_offset, self.group.log.log_start_offset)
 
     @property
-    def end_offset(self) -> int:
+    def end_offset(self) -> Offset:
         """Offset after the last entry of this replica's log, committed or not."""
         return self.group.node.next_offset()
 
@@ -727,7 +728,7 @@ class LogStream:
 
     def read_cold(
         self,
-        offset: int,
+        offset: Offset,
         bytes_max: int,
         done: Callable[[storage.Slices | storage.StorageError], None],
         *,
@@ -774,7 +775,7 @@ class LogStream:
             done(group.node.term)
             return
 
-        def found(index: int | storage.StorageError) -> None:
+        def found(index: Index | storage.StorageError) -> None:
             known = not isinstance(index, storage.StorageError) and (
                 group.log.first_index <= index <= group.log.last_index
             )
@@ -796,7 +797,7 @@ class LogStream:
         self.group.store.segment_spans(self.group.log, found)
 
     def segment_starts(
-        self, done: Callable[[list[tuple[int, int]] | storage.StorageError], None]
+        self, done: Callable[[list[tuple[Offset, int]] | storage.StorageError], None]
     ) -> None:
         """Of each segment, oldest first: its first offset that is not deleted, and the largest
         timestamp up to its end (ms, -1 while there is none)."""
@@ -805,7 +806,7 @@ class LogStream:
             if isinstance(spans, storage.StorageError):
                 done(spans)
                 return
-            starts: list[tuple[int, int]] = []
+            starts: list[tuple[Offset, int]] = []
             start, newest_ms = self.log_start_offset, -1
             for span in spans:
                 newest_ms = max(newest_ms, span.max_timestamp)
@@ -856,7 +857,7 @@ class LogStream:
         self.group.store.segment_spans(self.group.log, found)
 
     def delete_records(
-        self, offset: int, *, deadline_ns: int, done: Callable[[ErrorCode], None]
+        self, offset: Offset, *, deadline_ns: int, done: Callable[[ErrorCode], None]
     ) -> None:
         """Delete everything below `offset`; -1: everything committed (KIP-107). `done` once it is
         decided and applied here; the records are gone then, on every replica that will ever
@@ -883,7 +884,7 @@ class LogStream:
         *,
         settled_ms: int,
         stamp_ms: int,
-        fed: Collection[int],
+        fed: Collection[ServerId],
     ) -> None:
         """Delete what the policy no longer asks to keep; times are those of `ClusterTime`. `fed`:
         the servers whose replicas may still need some of it."""
@@ -913,12 +914,12 @@ class LogStream:
         if self.serving and not self._deletions and offset > self.log_start_offset:
             self._advance_log_start(offset)
 
-    def _needed_by(self, servers: Collection[int]) -> tuple[int, NodeId]:
+    def _needed_by(self, servers: Collection[ServerId]) -> tuple[Offset, NodeId]:
         """The least committed offset that a replica on one of these servers does not hold yet, as
         far as this leader knows, and that replica; (`NEVER`, 0) if all have all. May read a file;
         raises OSError."""
         log, raft = self.group.log, self.group.node.raft
-        needed = NEVER, 0
+        needed = Offset(NEVER), NONE
         for replica, progress in raft.progress.items():
             if server_of(replica) in servers and progress.match < self.group.commit:
                 match = max(progress.match, log.first_index - 1)
@@ -930,7 +931,7 @@ class LogStream:
     def _match(self, replica: NodeId) -> Index:
         """What a follower holds durably, as far as this leader knows; 0 if it is no member."""
         progress = self.group.node.raft.progress.get(replica)
-        return 0 if progress is None else progress.match
+        return NO_INDEX if progress is None else progress.match
 
     def _end_push_back(self) -> None:
         if self._push_back is not None:
@@ -958,7 +959,7 @@ class LogStream:
         if self.serving and self.group.store.accepts_appends:
             self._propose(Compact(upto, markers_upto))
 
-    def _advance_log_start(self, offset: int) -> bool:
+    def _advance_log_start(self, offset: Offset) -> bool:
         return self._propose(AdvanceLogStart(offset))
 
     def command(self, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
@@ -993,7 +994,7 @@ class LogStream:
         self._outbox.mark_dirty(self.group)
         return True
 
-    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, Offset]:
         """(largest epoch ≤ `epoch` in the log, offset where the next larger one starts); (-1, -1)
         when `epoch` is above all there are (KIP-101, KIP-279). Use: on a leader that serves.
 
@@ -1007,7 +1008,7 @@ class LogStream:
         if epoch == term:
             return term, self.high_watermark
         if not 0 <= epoch < term:
-            return -1, -1
+            return -1, NO_OFFSET
         first, end = log.first_index, group.commit + 1
         while first < end:  # the first index whose term is above `epoch`
             middle = (first + end) // 2
@@ -1053,7 +1054,7 @@ class LogStream:
         """The group exists: what is committed may be read."""
         self.high_watermark = self.group.log.offset_after(self.group.commit)
 
-    def committed(self, commit: int) -> None:
+    def committed(self, commit: Index) -> None:
         """Complete the waiters that `commit` reaches: their entries are on a majority's
         disks. Those that wait for more copies are completed when these are durable, or when too few
         replicas are left in sync: then the entry is committed, and its fate as it was asked for

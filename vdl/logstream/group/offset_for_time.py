@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import segments.api as storage
+from ids import NO_INDEX, NO_OFFSET, Index, Offset
 from vdl.records.batch import CorruptBatch, first_at_or_after
 
 
@@ -22,12 +23,12 @@ from vdl.records.batch import CorruptBatch, first_at_or_after
 class TimedOffset:
     """A record's offset, timestamp (ms) and the leader epoch it was written in; offset -1: none."""
 
-    offset: int
+    offset: Offset
     timestamp: int
     leader_epoch: int
 
 
-NO_OFFSET = TimedOffset(-1, -1, -1)
+NO_RECORD = TimedOffset(NO_OFFSET, -1, -1)
 
 WALK_BYTES = 1 << 20
 """How much is read behind a batch that has no such record."""
@@ -43,8 +44,8 @@ def find_offset_for_time(
     store: storage.Store,
     timestamp_ms: int,
     *,
-    start_offset: int,
-    commit: int,
+    start_offset: Offset,
+    commit: Index,
     done: Done,
 ) -> None:
     """The first record from `start_offset` up to index `commit` whose timestamp is ≥
@@ -59,29 +60,29 @@ def find_offset_for_time(
             # The records are the producer's own business; the best answer left is the batch.
             first = max(entry.base_offset, start_offset)
             return TimedOffset(first, entry.timestamp, entry.term)
-        return record and TimedOffset(*record, entry.term)
+        return record and TimedOffset(Offset(record[0]), record[1], entry.term)
 
     def walk_all(entries: Sequence[storage.EntryLike]) -> TimedOffset | None:
         return next(filter(None, map(walk, entries)), None)
 
-    def search(first: int | storage.StorageError) -> None:
+    def search(first: Index | storage.StorageError) -> None:
         """The batches from index `first` on."""
         if isinstance(first, storage.OffsetOutOfRange):
-            done(NO_OFFSET)  # all there is, is deleted
+            done(NO_RECORD)  # all there is, is deleted
         elif isinstance(first, storage.StorageError):
             done(first)
         else:
             store.index_of_timestamp(log, timestamp_ms, commit, located, first_index=first)
 
-    def located(index: int | storage.StorageError) -> None:
+    def located(index: Index | storage.StorageError) -> None:
         if isinstance(index, storage.StorageError):
             done(index)
         elif index > commit:
-            done(NO_OFFSET)
+            done(NO_RECORD)
         else:
             fetch(index, 1, is_near=False)
 
-    def fetch(index: int, bytes_max: int, *, is_near: bool) -> None:
+    def fetch(index: Index, bytes_max: int, *, is_near: bool) -> None:
         """Entries from `index` on; `is_near`: behind one that had no such record."""
 
         def read(entries: list[storage.StoredEntry] | storage.StorageError) -> None:
@@ -120,7 +121,7 @@ def find_offset_for_time(
             if answer is not None:
                 done(answer)
             elif last >= commit:
-                done(NO_OFFSET)
+                done(NO_RECORD)
             elif is_near:
                 search(last + 1)
             else:
@@ -132,7 +133,7 @@ def find_offset_for_time(
         else:
             walked(None)
 
-    search(0)
+    search(NO_INDEX)
 
 
 def find_offset_of_largest_time(
@@ -144,7 +145,7 @@ def find_offset_of_largest_time(
     As a rule a record has the time that bounds all. If not, because that one is deleted or a header
     overstates, the largest is found by halving: 63 questions at most.
     """
-    low, high = NO_OFFSET, bound_ms
+    low, high = NO_RECORD, bound_ms
 
     def ask(timestamp_ms: int) -> None:
         find(timestamp_ms, partial(answered, timestamp_ms))
@@ -166,6 +167,6 @@ def find_offset_of_largest_time(
         elif high > NO_TIME:
             ask(NO_TIME)
         else:
-            done(NO_OFFSET)
+            done(NO_RECORD)
 
     ask(bound_ms)

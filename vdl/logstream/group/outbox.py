@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ids import GroupId, NodeId, ReplicaNumber, ServerId
 from vdl.clock import Clock
 
 if TYPE_CHECKING:
@@ -22,22 +23,22 @@ SERVER_SHIFT = 16
 """A Raft id is `server_id << 16 | replica_number`."""
 
 
-def server_of(replica_id: int) -> int:
+def server_of(replica_id: NodeId) -> ServerId:
     """The server a Raft id lives on; 0 for no replica."""
     return replica_id >> SERVER_SHIFT
 
 
-def replica_id_of(server_id: int, replica_number: int) -> int:
+def replica_id_of(server_id: ServerId, replica_number: ReplicaNumber) -> NodeId:
     """The Raft id of a server's replica; replica numbers are given out by the catalog."""
     assert 0 < replica_number < 1 << SERVER_SHIFT, replica_number
-    return server_id << SERVER_SHIFT | replica_number
+    return NodeId(server_id << SERVER_SHIFT | replica_number)
 
 
 class Waking(Protocol):
     """A partition, as far as it counts here."""
 
     @property
-    def group_id(self) -> int: ...
+    def group_id(self) -> GroupId: ...
 
     def wake(self) -> None:
         """Run the long polls that have something to read."""
@@ -67,13 +68,13 @@ class Outbox:
         """No turn comes any more."""
         self.dirty: list[Group] = []
         """To be pumped, in this order. Invariant: each of them is `dirty`, no other group is."""
-        self.out: dict[int, list[tuple[int, PeerMessage]]] = {}
+        self.out: dict[ServerId, list[tuple[GroupId, PeerMessage]]] = {}
         """Messages by server, in the order they were produced."""
         self.after_append: list[tuple[Group, bool, Sequence[Message]]] = []
         """(group, whether it staged something that must be synced, responses that wait for it)."""
         self.applies: list[tuple[Group, MsgStorageApply]] = []
         """What is committed and can be applied, once everything that is waited for has left."""
-        self.to_wake: dict[int, Waking] = {}
+        self.to_wake: dict[GroupId, Waking] = {}
         """Partitions whose long polls are to be run once, at the end of the turn; by group id."""
         self.staged = False
         """Something is staged in the store that the turn's journal block takes along."""
@@ -113,7 +114,7 @@ class Outbox:
         self.to_wake[stream.group_id] = stream
         self.schedule()
 
-    def send(self, group_id: int, message: Message) -> None:
+    def send(self, group_id: GroupId, message: Message) -> None:
         """Queue a message for another server's replica."""
         server = message.to >> SERVER_SHIFT
         assert server > 0, message  # a message to a local thread has a negative address

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, MutableSequence
 from typing import Generic, Protocol, TypeVar
 
+from ids import NO_INDEX, NO_TERM, Index, Term
+
 Answer = TypeVar("Answer")
 
 
@@ -21,7 +23,12 @@ class Pending(Generic[Answer]):
     __slots__ = ("deadline_ns", "done", "index", "term")
 
     def __init__(
-        self, deadline_ns: int, done: Callable[[Answer], None], *, index: int = 0, term: int = 0
+        self,
+        deadline_ns: int,
+        done: Callable[[Answer], None],
+        *,
+        index: Index = NO_INDEX,
+        term: Term = NO_TERM,
     ) -> None:
         self.deadline_ns = deadline_ns
         self.done = done

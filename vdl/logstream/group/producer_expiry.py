@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
+from ids import NO_INDEX, GroupId, Index, ServerId
 from rpc.hello import Hello
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
@@ -41,10 +42,10 @@ class ProducerMarks:
 
     def __init__(self, expiration_ns: int) -> None:
         self._expiration_ns = expiration_ns
-        self._marks: deque[tuple[int, int]] = deque()
+        self._marks: deque[tuple[Index, int]] = deque()
         """(index, monotonic ns), oldest first. Invariant: both rise; at most `PARTS` + 2."""
 
-    def note(self, index: int | None, now_ns: int) -> None:
+    def note(self, index: Index | None, now_ns: int) -> None:
         """Batches in entries up to `index` are applied; None: there are none."""
         marks = self._marks
         if index is None:
@@ -56,7 +57,7 @@ class ProducerMarks:
                 return
         marks.append((index, now_ns))
 
-    def idle_index(self, now_ns: int) -> int:
+    def idle_index(self, now_ns: int) -> Index:
         """The largest index marked so long ago that a producer without a batch behind it has been
         idle for the expiration time; 0 if there is none. No older mark is needed any more."""
         marks = self._marks
@@ -64,7 +65,7 @@ class ProducerMarks:
         while len(marks) > 1 and marks[1][1] <= before_ns:
             marks.popleft()
         assert len(marks) <= PARTS + 2, len(marks)
-        return marks[0][0] if marks and marks[0][1] <= before_ns else 0
+        return marks[0][0] if marks and marks[0][1] <= before_ns else NO_INDEX
 
 
 class PartitionReplica(Protocol):
@@ -81,10 +82,10 @@ class ProducerExpiry:
 
     def __init__(
         self,
-        streams: Mapping[int, PartitionReplica],
+        streams: Mapping[GroupId, PartitionReplica],
         *,
-        alive: Mapping[int, Hello],
-        server_id: int,
+        alive: Mapping[ServerId, Hello],
+        server_id: ServerId,
         options: HostOptions,
     ) -> None:
         self._streams = streams

@@ -14,7 +14,7 @@ Must not know: what retention keeps, where entries wait.
 
 from __future__ import annotations
 
-from raft.types import Index, NodeId
+from ids import Index, NodeId
 from vdl.clock import MS, NEVER
 from vdl.logstream.group.recovery_throttle import GAIN
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import segments.api as storage
+from ids import Index, Offset
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.snapshots import SNAPSHOT_BYTES_MAX
 
@@ -44,7 +45,7 @@ def trim_commands(group: Group, *, entries_kept: int) -> bool:
 
 
 def find_deleted(
-    group: Group, *, log_start_offset: int, done: Callable[[int | storage.StorageError], None]
+    group: Group, *, log_start_offset: Offset, done: Callable[[Index | storage.StorageError], None]
 ) -> bool:
     """Find the first entry with a record at or behind `log_start_offset`, the log's end if there is
     none; False, and `done` is not called, when nothing can be removed."""
@@ -58,7 +59,7 @@ def find_deleted(
     return True
 
 
-def trim_records(group: Group, *, first_index: int) -> bool:
+def trim_records(group: Group, *, first_index: Index) -> bool:
     """Stage the removal of entries below `first_index`, as far as the state after them is stored;
     False when there is nothing to remove."""
     log = group.log

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from ids import Index
 from raft.node import RawNode
 from raft.types import ReadState
 from vdl.logstream.group.pending import Pending, take_late
@@ -24,7 +25,7 @@ class ReadRounds:
     def __init__(self) -> None:
         self._asks: list[Pending[bool]] = []
         self._rounds: dict[bytes, list[Pending[bool]]] = {}
-        self._confirmed: deque[tuple[int, list[Pending[bool]]]] = deque()
+        self._confirmed: deque[tuple[Index, list[Pending[bool]]]] = deque()
         self._number = 0
 
     def __bool__(self) -> bool:
@@ -49,7 +50,7 @@ class ReadRounds:
             if asks:
                 self._confirmed.append((state.index, asks))
 
-    def applied(self, index: int) -> None:
+    def applied(self, index: Index) -> None:
         """Answer what waited for `index`."""
         while self._confirmed and self._confirmed[0][0] <= index:
             for ask in self._confirmed.popleft()[1]:

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
 
+from ids import Index
 from vdl.clock import Clock, Timer
 
 _SECOND_NS = 1_000_000_000
@@ -170,7 +171,7 @@ class Gain:
         """It is no member any more."""
         self._fed.pop(follower, None)
 
-    def due_ns(self, follower: Hashable, last_index: int, now_ns: int) -> int:
+    def due_ns(self, follower: Hashable, last_index: Index, now_ns: int) -> int:
         """When it is to be fed again so that it gains; `NEVER_NS` while nothing is written."""
         seen = self._seen
         if not seen or now_ns > seen[-1][0]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ids import Offset
 from segments.api import SegmentLimits, SegmentSpan
 
 FOREVER = -1
@@ -87,13 +88,13 @@ class UntimedSegments:
 
 def retention_start(
     spans: Sequence[SegmentSpan], policy: RetentionPolicy, now_ms: int, untimed: UntimedSegments
-) -> int:
+) -> Offset:
     """The offset that the log is to start with; `spans` are the log's segments, oldest first,
     `now_ms` is `AgreedTime.settled_ms`, `untimed` has looked at them.
 
     Returns 0 or less than the present start where nothing is to be deleted.
     """
-    start = 0
+    start = Offset(0)
     if policy.retention_ms != FOREVER:
         before_ms = now_ms - policy.retention_ms
         for span in spans:
@@ -119,15 +120,17 @@ def held_starts(
     now_ms: int,
     untimed: UntimedSegments,
     *,
-    needed: int,
-) -> tuple[int, int]:
+    needed: Offset,
+) -> tuple[Offset, Offset]:
     """As `retention_start`, while a follower needs offsets from `needed` on: with patience, so that
     all of them stay, and without. The two are equal when nothing that `at_most` does not keep would
     have to stay for it, and when so much stays already that there is no patience left."""
     wanted = retention_start(spans, policy, now_ms, untimed)
     if wanted <= needed:
         return wanted, wanted
-    patient = max((span.end_offset for span in spans if span.end_offset <= needed), default=0)
+    patient = max(
+        (span.end_offset for span in spans if span.end_offset <= needed), default=Offset(0)
+    )
     at_most = retention_start(spans, policy.at_most, now_ms, untimed)
     if at_most <= needed:
         return patient, patient

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ids import Index
 from raft.types import Snapshot
 from vdl.logstream.group.snapshots import SNAPSHOT_BYTES_MAX
 
@@ -123,7 +124,7 @@ class SnapshotCache:
         self._asked_tick = self._tick = tick
         self._retry_ticks = 0
 
-    def kept(self, *, first_index: int, tick: int) -> Snapshot | None:
+    def kept(self, *, first_index: Index, tick: int) -> Snapshot | None:
         """The last snapshot, for a log that begins at `first_index`: what is behind it is there."""
         snapshot = self._snapshot
         if snapshot is None or snapshot.index < first_index - 1:

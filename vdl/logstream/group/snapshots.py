@@ -23,6 +23,7 @@ from struct import Struct
 import cramjam
 import msgspec
 
+from ids import Index, NodeId
 from raft.membership import decode_conf_change
 from raft.types import CONF_CHANGE_KINDS, ConfState, Entry
 from segments.api import INSTALLED_STATE_BYTES_MAX
@@ -45,12 +46,12 @@ Items = list[tuple[bytes, bytes]]
 class Members(msgspec.Struct, frozen=True, array_like=True):
     """A group's configuration as of an applied index. Replica ids ascending."""
 
-    reflects: int
+    reflects: Index
     """Members and items are those of after this index, if more than that has been applied."""
-    voters: tuple[int, ...]
-    voters_outgoing: tuple[int, ...] = ()
-    learners: tuple[int, ...] = ()
-    learners_next: tuple[int, ...] = ()
+    voters: tuple[NodeId, ...]
+    voters_outgoing: tuple[NodeId, ...] = ()
+    learners: tuple[NodeId, ...] = ()
+    learners_next: tuple[NodeId, ...] = ()
     auto_leave: bool = False
     revision: int = 0
     """Up to which revision of what the members are to be the group has done its part: see
@@ -75,7 +76,7 @@ class SnapshotState(msgspec.Struct, frozen=True, array_like=True):
     items: Items
 
 
-def members_of(conf_state: ConfState, *, reflects: int, revision: int = 0) -> Members:
+def members_of(conf_state: ConfState, *, reflects: Index, revision: int = 0) -> Members:
     """The core's form, with the index it was applied at."""
     return Members(
         reflects=reflects,
@@ -143,7 +144,7 @@ def split_members(items: Items, initial: Members) -> tuple[Members, Items]:
     return initial, items
 
 
-def for_the_owner(entries: Sequence[Entry], reflects: int) -> Sequence[Entry]:
+def for_the_owner(entries: Sequence[Entry], reflects: Index) -> Sequence[Entry]:
     """The entries that an owner applies: no membership changes, and none that its state already
     reflects."""
     if entries[0].index > reflects:

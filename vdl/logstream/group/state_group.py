@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
+from ids import NO_SERVER, NO_TERM, GroupId, Index, ServerId, Term
 from raft.errors import ProposalDropped
 from raft.types import Entry, EntryKind
 from vdl.logstream.group.group import Group
@@ -56,7 +57,7 @@ class Machine(Protocol):
     """A deterministic state machine (see `vdl.state`)."""
 
     def understands(self, command: Any) -> bool: ...
-    def apply(self, command: Any, now_ms: int, index: int) -> Any: ...
+    def apply(self, command: Any, now_ms: int, index: Index) -> Any: ...
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]: ...
     def load(self, items: list[tuple[bytes, bytes]]) -> None: ...
     def items(self) -> list[tuple[bytes, bytes]]: ...
@@ -67,7 +68,7 @@ class Machine(Protocol):
 class StateObserver(Protocol):
     """Runtime that reacts to what was applied, or came with a snapshot."""
 
-    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: int) -> None: ...
+    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: Index) -> None: ...
     def on_installed(self, group: StateGroup) -> None: ...
     def on_serving(self, group: StateGroup) -> None: ...
     def on_stopped_serving(self, group: StateGroup) -> None: ...
@@ -92,7 +93,7 @@ class StateGroup:
     def __init__(
         self,
         *,
-        server_id: int,
+        server_id: ServerId,
         boot: int,
         machine: Machine,
         time: ClusterTime,
@@ -131,7 +132,7 @@ class StateGroup:
         return self._group is not None and self._group.is_whole
 
     @property
-    def group_id(self) -> int:
+    def group_id(self) -> GroupId:
         return self.group.group_id
 
     @property
@@ -144,13 +145,13 @@ class StateGroup:
         return self.is_running and self.group.serving
 
     @property
-    def term(self) -> int:
+    def term(self) -> Term:
         return self.group.node.term
 
     @property
-    def leader_server(self) -> int:
+    def leader_server(self) -> ServerId:
         """Server id of the leader this replica knows, 0 for none."""
-        return server_of(self.group.node.lead) if self.is_running else 0
+        return server_of(self.group.node.lead) if self.is_running else NO_SERVER
 
     # --- proposing ---------------------------------------------------------------------------
     def propose(self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
@@ -206,7 +207,7 @@ class StateGroup:
         return True
 
     def expect(
-        self, seq: int, deadline_ns: int, done: Callable[[Outcome], None], *, term: int = 0
+        self, seq: int, deadline_ns: int, done: Callable[[Outcome], None], *, term: Term = NO_TERM
     ) -> None:
         """Answer `done` when this server's command `seq` is applied here."""
         self._pending[seq] = Pending(deadline_ns, done, term=term)
@@ -278,7 +279,7 @@ class StateGroup:
             if pending is not None:
                 pending.done(Outcome(OutcomeKind.APPLIED, result))
 
-    def committed(self, commit: int) -> None:
+    def committed(self, commit: Index) -> None:
         """Commands are answered at apply."""
 
     def serving_started(self) -> None:

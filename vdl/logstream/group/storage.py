@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import raft.errors as raft_errors
 import segments.api as storage
+from ids import Index, Offset, Term
 from raft.types import ConfState, Entry, EntryKind, HardState, Snapshot
 
 KINDS = tuple(EntryKind)
@@ -41,7 +42,7 @@ class LogStorage:
         log: storage.Log,
         conf_state: ConfState,
         *,
-        applied: int,
+        applied: Index,
         make_snapshot: Callable[[], Snapshot],
     ) -> None:
         self._log = log
@@ -56,17 +57,17 @@ class LogStorage:
         commit = max(state.commit, self._applied)
         return HardState(term=state.term, vote=state.vote, commit=commit), self._conf_state
 
-    def first_index(self) -> int:
+    def first_index(self) -> Index:
         return self._log.first_index
 
-    def last_index(self) -> int:
+    def last_index(self) -> Index:
         return self._log.last_index
 
-    def next_offset(self, index: int) -> int:
+    def next_offset(self, index: Index) -> Offset:
         """Offset that follows the entry at `index`."""
         return self._log.offset_after(index)
 
-    def term(self, index: int) -> int:
+    def term(self, index: Index) -> Term:
         try:
             return self._log.term(index)
         except storage.Compacted:
@@ -74,7 +75,7 @@ class LogStorage:
         except storage.Unavailable:
             raise raft_errors.Unavailable from None
 
-    def entries(self, lo: int, hi: int, bytes_max: int) -> list[Entry]:
+    def entries(self, lo: Index, hi: Index, bytes_max: int) -> list[Entry]:
         """Entries [lo, hi), at least one, then ≤ `bytes_max`, from memory."""
         try:
             found = self._log.entries(lo, hi, bytes_max)

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from ids import NodeId
 from raft.errors import Compacted, NotInMemory
 from raft.node import RawNode
 from raft.progress import ProgressState
-from raft.types import NONE, ConfChange, ConfChangeSingle, ConfChangeType, NodeId
+from raft.types import NONE, ConfChange, ConfChangeSingle, ConfChangeType
 from vdl.logstream.group.outbox import server_of
 
 CAUGHT_UP_ENTRIES = 100

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ids import GroupId, ServerId
 from rpc.queries import (
     GROUPS_MAX,
     AskQuorum,
@@ -40,17 +41,17 @@ class LeaderRequests:
 
     def elect_preferred(
         self,
-        leader: int,
-        groups: Sequence[int],
+        leader: ServerId,
+        groups: Sequence[GroupId],
         *,
         deadline_ns: int,
-        done: Callable[[frozenset[int] | None], None],
+        done: Callable[[frozenset[GroupId] | None], None],
     ) -> None:
         """Ask the server that leads these groups to hand them to the first replicas of their
         placements, some at a time. `done` gets those that it does not hand over; None: it has not
         said of all, and may have handed over any."""
         left = list(groups)
-        refused: set[int] = set()
+        refused: set[GroupId] = set()
 
         def ask() -> None:
             if not left:
@@ -87,7 +88,7 @@ class LeaderRequests:
             return Elected(tuple(self._transfers.hand_to_preferred(query.groups)))
         return self._quorum(query.group)
 
-    def _quorum(self, group_id: int) -> Quorum | None:
+    def _quorum(self, group_id: GroupId) -> Quorum | None:
         state = self._state
         group = state.groups.get(group_id)
         if group is None or not group.serving:

@@ -24,8 +24,9 @@ from functools import partial
 from typing import Protocol
 
 import segments.api as storage
+from ids import NO_INDEX, Index, NodeId
 from raft.membership import Membership, changed, decode_conf_change, restored
-from raft.types import CONF_CHANGE_KINDS, Entry, NodeId
+from raft.types import CONF_CHANGE_KINDS, Entry
 from vdl.logstream.group import snapshots
 from vdl.logstream.group.group import Group, Owner
 from vdl.logstream.group.log_stream import LogStream
@@ -105,7 +106,7 @@ class ReplicaOpener:
         log: storage.Log,
         placement: Placement,
         owner: LogStream | StateGroup,
-        applied: int,
+        applied: Index,
         members: Members,
     ) -> None:
         state = self._state
@@ -143,13 +144,13 @@ class ReplicaOpener:
 
 def load_state(
     store: storage.Store, log: storage.Log, initial: Sequence[NodeId]
-) -> tuple[int, Members, Items] | None:
+) -> tuple[Index, Members, Items] | None:
     """(applied index, members, items) to replay on from; None when the log's start cannot be had
     any more and what came before it is not stored either.
 
     A checkpoint that cannot be trusted costs a replay of the whole log, never a default.
     """
-    born = Members(0, tuple(sorted(initial)))
+    born = Members(NO_INDEX, tuple(sorted(initial)))
     if log.installed_state:
         state = snapshots.decode_snapshot(log.installed_state)
         return log.first_index - 1, state.members, state.items
@@ -157,7 +158,7 @@ def load_state(
         applied, stored = store.load_meta(log)
         members, items = snapshots.split_members(stored, born)
     except (storage.CorruptRecord, snapshots.DecodeError):
-        applied, members, items = 0, born, []
+        applied, members, items = NO_INDEX, born, []
     if applied < log.first_index - 1:
         return None
     return applied, members, items
@@ -187,7 +188,7 @@ class Replay:
         self._bytes_max = bytes_max
         self._then = then
 
-    def run(self, applied: int) -> None:
+    def run(self, applied: Index) -> None:
         """Go on behind `applied`; perhaps from the disk, then this returns at once."""
         log = self._log
         # What has been applied was committed, whether or not the commit index, which never forces
@@ -203,12 +204,14 @@ class Replay:
             applied = self._apply(entries)
         self._end(applied)
 
-    def _end(self, applied: int) -> None:
+    def _end(self, applied: Index) -> None:
         reflects, conf_state = self._members.reflects, self._membership.conf_state()
         members = members_of(conf_state, reflects=reflects, revision=self._revision)
         self._then(applied, members)
 
-    def _read(self, applied: int, found: list[storage.StoredEntry] | storage.StorageError) -> None:
+    def _read(
+        self, applied: Index, found: list[storage.StoredEntry] | storage.StorageError
+    ) -> None:
         if not self._wanted():
             return
         if isinstance(found, storage.ReadRefused):
@@ -220,11 +223,11 @@ class Replay:
             return
         self.run(self._apply([as_entry(stored) for stored in found]))
 
-    def _read_again(self, applied: int) -> None:
+    def _read_again(self, applied: Index) -> None:
         if self._wanted():
             self.run(applied)
 
-    def _apply(self, entries: list[Entry]) -> int:
+    def _apply(self, entries: list[Entry]) -> Index:
         reflects = self._members.reflects
         own = for_the_owner(entries, reflects)
         if own:

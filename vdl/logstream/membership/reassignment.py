@@ -23,6 +23,7 @@ Must not know: how members change, what the catalog makes of it.
 
 from __future__ import annotations
 
+from ids import ServerId
 from raft.errors import ProposalDropped
 from raft.types import ConfChange, ConfChangeSingle, ConfChangeType
 from vdl.clock import MS
@@ -47,7 +48,7 @@ LEADER_THROTTLED_RATE = "leader.replication.throttled.rate"
 UNTHROTTLED = (1 << 63) - 1
 
 
-def throttled_rate(resources: ResourceConfigs, server_id: int) -> int:
+def throttled_rate(resources: ResourceConfigs, server_id: ServerId) -> int:
     """How many bytes a second an operator lets a server feed followers far behind with."""
     for name in (str(server_id), ""):
         text = resources.of(ResourceType.BROKER, name).get(LEADER_THROTTLED_RATE)

@@ -30,8 +30,9 @@ from math import inf
 from typing import Any
 
 import segments.api as storage
+from ids import NO_SERVER, DirectoryId, GroupId, NodeId, ReplicaNumber, ServerId
 from raft.errors import ProposalDropped
-from raft.types import ConfChangeType, NodeId
+from raft.types import ConfChangeType
 from rpc.birth import encode_ask
 from rpc.peer import FrameType
 from vdl.clock import MS
@@ -71,14 +72,14 @@ SMALL_GROUPS_PATIENCE = 60
 class Stranger:
     """A directory that the catalog does not know as its server's."""
 
-    directory_id: bytes
+    directory_id: DirectoryId
     since_ns: int
     """Since when its link has been up, as far as this catalog leader saw."""
     is_reported: bool = False
     """That its server's old directory cannot be retired yet."""
 
 
-def groups_that_halt(catalog: Catalog, server_id: int, liveness: Liveness) -> list[int]:
+def groups_that_halt(catalog: Catalog, server_id: ServerId, liveness: Liveness) -> list[GroupId]:
     """The groups with a replica on a server that no other server leads: they may need what that
     server had for their majority. Which servers run does not show that, for a new replica there may
     be no member yet."""
@@ -110,11 +111,11 @@ class Replacement:
         self._patience_ns = state.options.patience_ns
         """How long a server must have been back with a new directory; long enough for a leader that
         hears no majority to have noticed."""
-        self._strangers: dict[int, Stranger] = {}
+        self._strangers: dict[ServerId, Stranger] = {}
         """Servers that are back with another directory, while the catalog is led here."""
-        self._unfed: dict[int, int] = {}
+        self._unfed: dict[GroupId, int] = {}
         """By group: since when a successor here has waited for a leader; 0 once it is reported."""
-        self._proposed: set[int] = set()
+        self._proposed: set[ServerId] = set()
         """Servers for which a proposal is on its way; 0 for this one's lost replicas."""
 
     # --- often ---------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ class Replacement:
             for learner in node.membership.learners
         )
 
-    def _may_come(self, group: Group, busy: Collection[int], replica: NodeId) -> bool:
+    def _may_come(self, group: Group, busy: Collection[GroupId], replica: NodeId) -> bool:
         """Whether a replica can be added: else it would only hold a place. A partition that has one
         of the places may bring up all of its replicas: they become voters together."""
         has_place = group.group_id in busy or len(busy) < PARTITIONS_MAX
@@ -190,12 +191,12 @@ class Replacement:
         if self._replicas.predecessors or self._unfed:
             self._end_predecessors()
 
-    def request_number(self, server_id: int) -> None:
+    def request_number(self, server_id: ServerId) -> None:
         """Ask a peer which number this directory has in the catalog group."""
         if not self._state.catalog_group.is_running:
             self._state.transport.send(server_id, FrameType.ASK, encode_ask())
 
-    def number_for(self, server_id: int) -> int:
+    def number_for(self, server_id: ServerId) -> int:
         """The catalog replica number of a peer in the directory it has now; 0 while the catalog
         applied here does not know that directory."""
         hello = self._state.alive.get(server_id)
@@ -237,7 +238,7 @@ class Replacement:
             )
             self._propose(server_id, ReplaceServer(server_id, old, hello.directory_id))
 
-    def _patience_for(self, halted: list[int]) -> float:
+    def _patience_for(self, halted: list[GroupId]) -> float:
         """Nanoseconds. Groups of three that have no majority now may have one when another server
         is back; those of one or two never will, so at some time they are abandoned."""
         largest = max((len(self._state.catalog.listed(group_id)) for group_id in halted), default=0)
@@ -245,7 +246,7 @@ class Replacement:
             return self._patience_ns
         return inf if largest > 2 else SMALL_GROUPS_PATIENCE * self._patience_ns
 
-    def _warn_awaited(self, stranger: Stranger, server_id: int, groups: int) -> None:
+    def _warn_awaited(self, stranger: Stranger, server_id: ServerId, groups: int) -> None:
         if not stranger.is_reported:
             stranger.is_reported = True
             self._state.log.warning(
@@ -256,7 +257,7 @@ class Replacement:
             )
 
     @property
-    def halted_groups(self) -> list[int]:
+    def halted_groups(self) -> list[GroupId]:
         """Groups whose replica here lost durable data, until a majority has fed its successor."""
         return sorted(self._state.lost.keys() | self._replicas.predecessors.keys())
 
@@ -304,9 +305,9 @@ class Replacement:
             command = ReplaceReplicas(
                 self._state.server_id, self._state.store.directory_id, lost[:LOST_PER_COMMAND_MAX]
             )
-            self._propose(0, command)
+            self._propose(NO_SERVER, command)
 
-    def _propose(self, key: int, command: Any) -> None:
+    def _propose(self, key: ServerId, command: Any) -> None:
         if key in self._proposed:
             return
         self._proposed.add(key)
@@ -319,7 +320,7 @@ class Replacement:
             command, deadline_ns=self._state.clock.now_ns() + DEADLINE_NS, done=done
         )
 
-    def link_down(self, server_id: int) -> None:
+    def link_down(self, server_id: ServerId) -> None:
         """Whoever comes next on that link begins anew."""
         self._strangers.pop(server_id, None)
 
@@ -334,11 +335,11 @@ class Replacement:
             self._report_halted(log, "it has no other replica")
         return True
 
-    def has_successor(self, group_id: int) -> None:
+    def has_successor(self, group_id: GroupId) -> None:
         """A newer replica of the group is about to run here, or the group is gone."""
         self._state.lost.pop(group_id, None)
 
-    def number_received(self, number: int) -> None:
+    def number_received(self, number: ReplicaNumber) -> None:
         """A peer answered `request_number`."""
         if number and not self._state.catalog_group.is_running:
             self._replicas.number_received(number)

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import segments.api as storage
-from raft.types import NodeId
+from ids import NO_REPLICA, GroupId, Index, NodeId, ReplicaNumber
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import Outbox, replica_id_of
 from vdl.logstream.group.state_group import StateGroup
@@ -63,7 +63,7 @@ class Hosting(Protocol):
     def opened(self, group: Group) -> None:
         """A replica has been opened: let it take part."""
 
-    def stop_group(self, group_id: int, *, deleted: bool) -> None:
+    def stop_group(self, group_id: GroupId, *, deleted: bool) -> None:
         """Take a replica out of service, answering everyone who waits: its group is deleted, or
         goes on without it, or its successor comes."""
 
@@ -85,14 +85,14 @@ class Replicas:
         self._store = state.store
         self._catalog = state.catalog
         self._hosting = hosting
-        self._logs: dict[int, storage.Log] = {}
+        self._logs: dict[GroupId, storage.Log] = {}
         """The newest replica of each group here."""
-        self.predecessors: dict[int, list[storage.Log]] = {}
+        self.predecessors: dict[GroupId, list[storage.Log]] = {}
         """By group: replicas that have a successor here and are kept; read only."""
         for found in sorted(state.store.logs.values(), key=lambda log: log.replica_number):
             self._take(found)
-        self._creating: set[int] = set()
-        self._started: set[int] = set()
+        self._creating: set[GroupId] = set()
+        self._started: set[GroupId] = set()
         """Groups whose replica runs or is being opened, which may take a read of the disk."""
 
     @property
@@ -109,21 +109,21 @@ class Replicas:
         is_present = number >= self.number_of(CATALOG_GROUP)
         return is_present and catalog.directory_of(server_id) == self._store.directory_id
 
-    def number_of(self, group_id: int) -> int:
+    def number_of(self, group_id: GroupId) -> ReplicaNumber:
         """Number of the newest replica here, lost ones too; 0 when there was never one."""
         log = self._logs.get(group_id)
-        return 0 if log is None else log.replica_number
+        return NO_REPLICA if log is None else log.replica_number
 
     # --- catalog and coordinators ------------------------------------------------------------
     def open_system(self) -> None:
         """Open catalog and coordinators; an initial voter makes their logs at its first start."""
-        for group_id in range(1 + self._record.coordinator_groups):
+        for group_id in map(GroupId, range(1 + self._record.coordinator_groups)):
             if group_id in self._logs:
                 self._start_system(self._logs[group_id])
             elif self.is_initial_voter:
                 self._create(group_id, FIRST_REPLICA, self._system_created)
 
-    def number_received(self, number: int) -> None:
+    def number_received(self, number: ReplicaNumber) -> None:
         """The catalog, as a member of it has applied it, lists its replica `number` in this
         directory."""
         if number > self.number_of(CATALOG_GROUP) and CATALOG_GROUP not in self._creating:
@@ -134,7 +134,7 @@ class Replicas:
         if self.is_known:
             self._ensure_system(log.group_id)
 
-    def _ensure_system(self, group_id: int) -> None:
+    def _ensure_system(self, group_id: GroupId) -> None:
         """Have the catalog or coordinator replica that the catalog lists here."""
         number = self._catalog.replica_number(group_id, self._server_id)
         if number > self.number_of(group_id):
@@ -151,14 +151,17 @@ class Replicas:
         self._started.add(group_id)
         self._hosting.start_state_group(log, self._placement(group_id))
 
-    def _placement(self, group_id: int) -> Placement:
+    def _placement(self, group_id: GroupId) -> Placement:
         catalog = self._catalog
         return Placement(
             replica_ids(catalog.founding(group_id)), replica_ids(catalog.replicas(group_id))
         )
 
     def _create(
-        self, group_id: int, replica_number: int, created: Callable[[storage.Log], None]
+        self,
+        group_id: GroupId,
+        replica_number: ReplicaNumber,
+        created: Callable[[storage.Log], None],
     ) -> None:
         assert replica_number > self.number_of(group_id), (group_id, replica_number)
         self._creating.add(group_id)
@@ -180,7 +183,7 @@ class Replicas:
             self.predecessors.setdefault(log.group_id, []).append(old)
         return old is not None
 
-    def fed(self, group_id: int) -> None:
+    def fed(self, group_id: GroupId) -> None:
         """The group's replica here has entries, or a snapshot. They are of a leader that has
         applied that this replica is a member: a majority has committed that, and has all that was
         acknowledged before. Nobody needs its predecessors any more."""
@@ -197,7 +200,7 @@ class Replicas:
         if not self.is_known:
             return
         catalog = self._catalog
-        for group_id in range(1 + self._record.coordinator_groups):
+        for group_id in map(GroupId, range(1 + self._record.coordinator_groups)):
             if group_id not in self._creating:
                 self._ensure_system(group_id)
         for group_id, info in catalog.groups.items():
@@ -209,7 +212,7 @@ class Replicas:
             if not catalog.replica_number(group_id, self._server_id):
                 self._delete(log)
 
-    def _ensure(self, info: GroupInfo, number: int) -> None:
+    def _ensure(self, info: GroupInfo, number: ReplicaNumber) -> None:
         """Have the replica run that the catalog lists here; `number` 0 when it lists none."""
         held = self.number_of(info.group_id)
         if number > held:
@@ -250,7 +253,7 @@ class CatalogObserver:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
 
-    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: int) -> None:
+    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: Index) -> None:
         self._outbox.note_catalog()
 
     def on_installed(self, group: StateGroup) -> None:

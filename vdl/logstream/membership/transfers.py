@@ -20,8 +20,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
+from ids import GroupId, NodeId, ServerId
 from raft.progress import ProgressState
-from raft.types import NodeId
+from raft.types import NONE
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.membership.conf_changes import is_caught_up
@@ -57,7 +58,7 @@ class Transfers:
         self._liveness = liveness
         self._round = 0
         """How often `return_some` was called."""
-        self._returned: dict[int, _Attempt] = {}
+        self._returned: dict[GroupId, _Attempt] = {}
         """By group id: leaderships that were to return not long ago."""
 
     def hand_over_all(self) -> int:
@@ -93,12 +94,12 @@ class Transfers:
             if attempt.due <= self._round and not self._leads(group_id):
                 del self._returned[group_id]  # it went, and stayed away
 
-    def hand_to_preferred(self, group_ids: Collection[int]) -> list[int]:
+    def hand_to_preferred(self, group_ids: Collection[GroupId]) -> list[GroupId]:
         """Somebody asked that the first replicas of these groups' placements lead: begin with those
         that are led here; the ids of those that cannot go, or are led elsewhere. One that the first
         replica leads already is none of them."""
-        refused: list[int] = []
-        due: dict[int, Group] = {}
+        refused: list[GroupId] = []
+        due: dict[GroupId, Group] = {}
         for group_id in group_ids:
             group = self._groups.get(group_id)
             if group is None or not group.node.is_leader:
@@ -117,7 +118,7 @@ class Transfers:
         attempt = self._returned.get(group.group_id)
         return 0 if attempt is None else attempt.wait
 
-    def _leads(self, group_id: int) -> bool:
+    def _leads(self, group_id: GroupId) -> bool:
         group = self._groups.get(group_id)
         return group is not None and group.node.is_leader
 
@@ -135,7 +136,7 @@ class Transfers:
 
     def _hand_out(self, groups: Collection[Group]) -> int:
         """Give these away; how many somebody can take."""
-        given: Counter[int] = Counter()
+        given: Counter[ServerId] = Counter()
         for group in groups:
             transferee = group.node.transferring or self._best_transferee(group, given)
             if transferee:
@@ -144,7 +145,7 @@ class Transfers:
         return given.total()
 
     def _best_transferee(
-        self, group: Group, given: Mapping[int, int], among: Collection[NodeId] = ()
+        self, group: Group, given: Mapping[ServerId, int], among: Collection[NodeId] = ()
     ) -> NodeId:
         """The live voter that is to lead a led group next, 0 when there is none. `given`:
         leaderships by server that are on their way there already. `among`: not empty, one of these.
@@ -153,7 +154,7 @@ class Transfers:
         the rest; among those the placement's first, then the one whose server leads least, then the
         one that misses least.
         """
-        best, best_rank = 0, (False, False, False, 0, 0)
+        best, best_rank = NONE, (False, False, False, 0, 0)
         for replica in sorted(group.node.membership.incoming):
             server = server_of(replica)
             if among and replica not in among:
@@ -180,7 +181,7 @@ class Transfers:
             self._state.outbox.mark_dirty(group)
 
 
-def to_return(groups: Mapping[int, Group], may_return: Callable[[Group], bool]) -> list[Group]:
+def to_return(groups: Mapping[GroupId, Group], may_return: Callable[[Group], bool]) -> list[Group]:
     """The led groups whose preferred leader is another replica that is there and has caught up."""
     found: list[Group] = []
     for group in groups.values():

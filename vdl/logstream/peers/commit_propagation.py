@@ -13,6 +13,7 @@ Must not know: what a commit means.
 
 from __future__ import annotations
 
+from ids import GroupId
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.state import HostState
@@ -30,7 +31,7 @@ class CommitPropagation:
         self._state = state
         self._groups = state.groups
         self._outbox = state.outbox
-        self._due: dict[int, Group] = {}
+        self._due: dict[GroupId, Group] = {}
 
     def stepped(self, group: Group) -> None:
         """A message was stepped into `group`, or it has applied something: it is pumped if there

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ids import GroupId
 from raft.messages import MsgApp, MsgCommit, MsgHeartbeat, MsgSnap, PeerMessage
 
 
@@ -24,14 +25,14 @@ class EarlyMessages:
     def __init__(self, messages_max: int, snapshot_bytes_max: int) -> None:
         self._messages_max = messages_max
         self._snapshot_bytes_max = snapshot_bytes_max
-        self._by_group: dict[int, list[PeerMessage]] = {}
+        self._by_group: dict[GroupId, list[PeerMessage]] = {}
         self._count = 0
         self._snapshot_bytes = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def keep(self, group_id: int, message: PeerMessage) -> bool:
+    def keep(self, group_id: GroupId, message: PeerMessage) -> bool:
         """False when it is not kept."""
         is_repeated = (isinstance(message, MsgApp) and message.entries) or isinstance(
             message, MsgHeartbeat | MsgCommit
@@ -46,14 +47,14 @@ class EarlyMessages:
         self._by_group.setdefault(group_id, []).append(message)
         return True
 
-    def take(self, group_id: int) -> list[PeerMessage]:
+    def take(self, group_id: GroupId) -> list[PeerMessage]:
         """The group is here, or never will be."""
         messages = self._by_group.pop(group_id, [])
         self._count -= len(messages)
         self._snapshot_bytes -= sum(map(_snapshot_bytes, messages))
         return messages
 
-    def drop_unless(self, is_expected: Callable[[int], bool]) -> None:
+    def drop_unless(self, is_expected: Callable[[GroupId], bool]) -> None:
         """Forget the messages of groups that turned out not to be for this server."""
         for group_id in [group_id for group_id in self._by_group if not is_expected(group_id)]:
             self.take(group_id)

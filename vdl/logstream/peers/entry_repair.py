@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import segments.api as storage
+from ids import NO_INDEX, GroupId, Index, ServerId
 from raft.types import Entry, Snapshot
 from rpc.peer import FrameType
 from rpc.ranges import (
@@ -60,7 +61,7 @@ class Request:
     __slots__ = ("end", "first", "group", "number", "start", "until_ns")
 
     def __init__(
-        self, number: int, group: Group, first: int, start: int, end: int, until_ns: int
+        self, number: int, group: Group, first: Index, start: Index, end: Index, until_ns: int
     ) -> None:
         self.number = number
         self.group = group
@@ -80,12 +81,12 @@ class EntryRepair:
         self._pending: Request | None = None
         self._answering = 0
         self._turn = 0
-        self._refusals: dict[tuple[int, int], int] = {}
+        self._refusals: dict[tuple[GroupId, Index], int] = {}
         """How often a range (group, first index) was requested in vain."""
-        self._cut_off: dict[tuple[int, int], int] = {}
+        self._cut_off: dict[tuple[GroupId, Index], Index] = {}
         """Where the next request for a range begins: the peer of the last one has cut off what
         lies before that."""
-        self._known: set[int] = set()
+        self._known: set[GroupId] = set()
         """Groups that were logged as damaged."""
 
     # --- requesting ----------------------------------------------------------------------------
@@ -101,7 +102,7 @@ class EntryRepair:
         if request is not None and now_ns < request.until_ns:
             return
         self._pending = None
-        reachable: list[tuple[Group, tuple[int, int], list[int]]] = []
+        reachable: list[tuple[Group, tuple[Index, Index], list[ServerId]]] = []
         for group in damaged:
             ranges = group.log.holes
             self._note_damaged(group, ranges[0])
@@ -124,7 +125,7 @@ class EntryRepair:
             self._known.clear()
 
     def _request(
-        self, group: Group, damage: tuple[int, int], peers: Sequence[int], now_ns: int
+        self, group: Group, damage: tuple[Index, Index], peers: Sequence[ServerId], now_ns: int
     ) -> None:
         first, end = damage
         self._requests += 1
@@ -205,14 +206,14 @@ class EntryRepair:
             self._state.outbox.note_staged(group)
         return is_coming
 
-    def _note_damaged(self, group: Group, damage: tuple[int, int]) -> None:
+    def _note_damaged(self, group: Group, damage: tuple[Index, Index]) -> None:
         """Log a group once, until it is whole again."""
         if group.group_id not in self._known:
             self._known.add(group.group_id)
             first, end = damage
             self._state.log.warning("entries_damaged", **_named(group), first=first, end=end)
 
-    def _note_refusal(self, group: Group, first: int) -> None:
+    def _note_refusal(self, group: Group, first: Index) -> None:
         """A vain request, or nobody to send one to. Another peer gets it at the next look."""
         key = (group.group_id, first)
         self._refusals[key] = refusals = self._refusals.get(key, 0) + 1
@@ -234,13 +235,13 @@ class EntryRepair:
         self.look_around()
 
     # --- answering -----------------------------------------------------------------------------
-    def request_received(self, from_server: int, payload: memoryview) -> None:
+    def request_received(self, from_server: ServerId, payload: memoryview) -> None:
         """A peer needs entries. Raises MalformedFrame."""
         wanted = decode_range(payload)
         group = self._state.groups.get(wanted.group)
 
         def answer(entries: Sequence[Entry], state: Snapshot | None = None) -> None:
-            log_start = 0 if group is None else group.log.first_index
+            log_start = NO_INDEX if group is None else group.log.first_index
             found = RangeAnswer(wanted.request, log_start, entries, state)
             frame = encode_answer(wanted.group, found)
             self._state.transport.send(from_server, FrameType.ENTRIES, frame)
@@ -273,7 +274,7 @@ class EntryRepair:
             answer([])
 
 
-def _compacted(group: Group) -> tuple[int, int]:
+def _compacted(group: Group) -> tuple[Index, Index]:
     compaction = group.log.compaction
     return compaction.upto, compaction.markers_upto
 
@@ -287,7 +288,7 @@ def _is_compacted_as_far(wanted: RangeRequest, group: Group) -> bool:
     return wanted.first > upto or (here_upto >= upto and here_markers_upto >= markers_upto)
 
 
-def _holds_records(group: Group, end: int) -> bool:
+def _holds_records(group: Group, end: Index) -> bool:
     """Whether entries below `end` have records that are not deleted here: those are cut when their
     deletion is applied here, too. What has none, as a change of members, each replica cuts with
     what lies before it, and how far that was stored is its own matter. Raises CorruptRecord."""

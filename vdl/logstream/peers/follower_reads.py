@@ -12,9 +12,9 @@ Must not know: requests, sessions, who reads.
 
 from __future__ import annotations
 
+from ids import GroupId, NodeId, Offset, ServerId
 from raft.errors import Compacted, NotInMemory
 from raft.progress import ProgressState
-from raft.types import NodeId
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.options import TICK_NS
@@ -32,7 +32,7 @@ class FollowerReads:
         self._liveness = liveness
         self._within_ns = state.options.election_ticks * TICK_NS
 
-    def may_serve(self, group_id: int) -> bool:
+    def may_serve(self, group_id: GroupId) -> bool:
         """Whether the replica here, which does not lead, may be read from: a voter that stays, that
         is whole, and that its present leader counts as in sync."""
         state = self._state
@@ -49,15 +49,15 @@ class FollowerReads:
         is_followed = (term, leader) == (node.term, node.lead) and ago_ns < self._within_ns
         return is_followed and state.server_id in self._liveness.in_sync_of(group_id)
 
-    def replica_for(self, group_id: int, rack: str, offset: int) -> int:
+    def replica_for(self, group_id: GroupId, rack: str, offset: Offset) -> ServerId:
         """The server that consumers in a rack are to read a group led here from, beginning with
         `offset`, which is no higher than the high watermark; -1: from here."""
         state = self._state
         servers = state.catalog.servers
         own, in_sync = servers.get(state.server_id), state.in_sync.get(group_id)
         if in_sync is None or own is None or own.rack == rack:
-            return -1
-        group, best, best_match = in_sync.group, -1, -1
+            return ServerId(-1)
+        group, best, best_match = in_sync.group, ServerId(-1), -1
         for replica in group.placement:
             server = server_of(replica)
             info = servers.get(server)
@@ -71,7 +71,7 @@ class FollowerReads:
         return best
 
 
-def _holds(group: Group, replica: NodeId, offset: int) -> bool:
+def _holds(group: Group, replica: NodeId, offset: Offset) -> bool:
     """Whether a led group's replica has shown that it holds all before `offset`."""
     node = group.node
     progress = node.progress(replica)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ids import ServerId
 from rpc.peer import FrameType
 from rpc.proposals import (
     Propose,
@@ -108,7 +109,7 @@ class Forwarding:
             forwarded.done(outcome)
 
     # --- frames ------------------------------------------------------------------------------
-    def proposal_received(self, from_server: int, payload: memoryview) -> None:
+    def proposal_received(self, from_server: ServerId, payload: memoryview) -> None:
         """A peer wants this server, as the catalog's leader, to append its command."""
         propose = decode_propose(payload)
         if propose.group != CATALOG_GROUP:
@@ -122,7 +123,7 @@ class Forwarding:
         answer = Proposed(propose.request_id, outcome)
         self._transport.send(from_server, FrameType.PROPOSED, encode_proposed(answer))
 
-    def answer_received(self, from_server: int, payload: memoryview) -> None:
+    def answer_received(self, from_server: ServerId, payload: memoryview) -> None:
         """The leader appended our command, or certainly did not."""
         answer = decode_proposed(payload)
         forwarded = self._sent.get(answer.request_id)

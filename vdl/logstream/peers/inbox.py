@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ids import NO_INDEX, GroupId, ServerId
 from raft.errors import StepPeerNotFound
 from raft.log import payload_bytes
 from raft.messages import (
@@ -120,7 +121,7 @@ class Inbox:
         self._flushable_bytes = -1
         """As of turn `_taken_turn`; -1 before it was looked up."""
 
-    def step(self, group_id: int, message: PeerMessage, server_id: int, tick: int) -> None:
+    def step(self, group_id: GroupId, message: PeerMessage, server_id: ServerId, tick: int) -> None:
         """Hand a message over, keep it or drop it."""
         stats = self._stats
         stats.messages_in += 1
@@ -160,7 +161,7 @@ class Inbox:
         for message in self._early.take(group.group_id):
             self.step(group.group_id, message, server_of(message.from_), tick)
 
-    def forget(self, group_id: int) -> None:
+    def forget(self, group_id: GroupId) -> None:
         """No replica of the group will run here."""
         self._early.take(group_id)
 
@@ -220,7 +221,7 @@ class Inbox:
         self._store.checkpoint()  # what is not appended makes none due
         log = group.node.raft.log
         is_known = log.matches(index=message.index, term=message.log_term)
-        commit = min(message.commit, message.index) if is_known else 0
+        commit = min(message.commit, message.index) if is_known else NO_INDEX
         return MsgCommit(message.to, message.from_, message.term, commit)
 
     def _fitting(self, message: MsgApp, group: Group) -> list[Entry]:
@@ -256,14 +257,14 @@ class Inbox:
         self._granted_bytes += needed
         return True
 
-    def _keep_early(self, group_id: int, message: PeerMessage) -> None:
+    def _keep_early(self, group_id: GroupId, message: PeerMessage) -> None:
         expected = group_id >= self._state.catalog.next_group_id or self._is_expected(group_id)
         if expected and self._early.keep(group_id, message):
             self._stats.early_messages += 1
         else:
             self._stats.messages_dropped += 1
 
-    def _is_expected(self, group_id: int) -> bool:
+    def _is_expected(self, group_id: GroupId) -> bool:
         """Whether the group exists, as far as this server knows, and has a replica here that may
         run."""
         return group_id not in self._state.lost and bool(self._state.catalog.replicas(group_id))

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from ids import NO_INDEX, NodeId
 from raft.messages import MsgHeartbeat
-from raft.types import NodeId
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.options import TICK_NS
@@ -93,5 +93,5 @@ class LeaderProofs:
         else:
             # A leader of an older term, that the others still follow. Lists do not tell it of the
             # newer term; the answer to an old heartbeat does, and then it makes room.
-            node.step(MsgHeartbeat(to=node.id, from_=leader, term=term, commit=0))
+            node.step(MsgHeartbeat(to=node.id, from_=leader, term=term, commit=NO_INDEX))
         return is_news

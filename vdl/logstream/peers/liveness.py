@@ -13,6 +13,7 @@ Must not know: timers, sockets.
 
 from __future__ import annotations
 
+from ids import NO_LEADER, GroupId, NodeId, ServerId, Term
 from rpc.leaders import LeaderChange, LeaderLists, OutFrame
 from rpc.peer import FrameType
 from vdl.logstream.group.group import Group
@@ -31,12 +32,12 @@ class Liveness:
         self._deletions = 0
         """Grows by one with each group that the applied catalog deletes."""
         self._lists = LeaderLists()
-        self._led: dict[int, int] = {}
+        self._led: dict[GroupId, int] = {}
         """Group → term this server leads it in."""
 
     # --- this server's own groups ---------------------------------------------------------
     def lead(
-        self, group_id: int, term: int, replica_id: int, in_sync: tuple[int, ...] = ()
+        self, group_id: GroupId, term: Term, replica_id: NodeId, in_sync: tuple[ServerId, ...] = ()
     ) -> bool:
         """This server leads the group; True when that is new. `in_sync`: see `rpc.leaders`."""
         if self._led.get(group_id) == term:
@@ -54,14 +55,14 @@ class Liveness:
         if group.awaits_copies:
             self._state.outbox.mark_dirty(group)
 
-    def resign(self, group_id: int) -> bool:
+    def resign(self, group_id: GroupId) -> bool:
         """It does not, or not any more; True when that is new."""
         if self._led.pop(group_id, None) is None:
             return False
         self._lists.sender.drop(group_id)
         return True
 
-    def forget(self, group_id: int) -> None:
+    def forget(self, group_id: GroupId) -> None:
         """The group was deleted."""
         self.resign(group_id)
         self._lists.receiver.forget_group(group_id)
@@ -75,21 +76,21 @@ class Liveness:
             self._lists.receiver.forget_groups(catalog.has_deleted)
 
     # --- links ----------------------------------------------------------------------------
-    def link_up(self, server_id: int) -> list[OutFrame]:
+    def link_up(self, server_id: ServerId) -> list[OutFrame]:
         """A new session: what to send first."""
         self._lists.connected(server_id)
         return self.beat(server_id)
 
-    def link_down(self, server_id: int) -> None:
+    def link_down(self, server_id: ServerId) -> None:
         self._lists.disconnected(server_id)
 
-    def beat(self, server_id: int) -> list[OutFrame]:
+    def beat(self, server_id: ServerId) -> list[OutFrame]:
         """What to send at a heartbeat."""
         clock = self._state.clock
         return self._lists.frames(server_id, clock.now_ns(), wall_ms=clock.wall_ms())
 
     def received(
-        self, server_id: int, frame_type: FrameType, payload: memoryview
+        self, server_id: ServerId, frame_type: FrameType, payload: memoryview
     ) -> list[LeaderChange]:
         """A HEARTBEAT or LEADERS frame; returns what is new. Raises RemoteError."""
         changes = self._lists.received(server_id, frame_type, payload, self._state.clock.now_ns())
@@ -101,13 +102,13 @@ class Liveness:
                 changed.append(change)
         return changed
 
-    def wall_received(self, server_id: int) -> tuple[int, int]:
+    def wall_received(self, server_id: ServerId) -> tuple[int, int]:
         """(wall clock in the server's last heartbeat, when the newest of our heartbeats was sent
         that it has acknowledged, -1 for none)."""
         lists = self._lists
         return lists.receiver.wall_ms(server_id), lists.sender.acked_ns(server_id)
 
-    def silent_ns(self, server_id: int) -> int:
+    def silent_ns(self, server_id: ServerId) -> int:
         """How long ago it was that a server confirmed its list and was sent the newest heartbeat
         that it acknowledged, the longer of both; since the clock began, if one never was."""
         lists = self._lists
@@ -115,7 +116,7 @@ class Liveness:
         return self._loop_time.age_ns(max(0, min(confirmed_ns, lists.sender.acked_ns(server_id))))
 
     # --- proofs ---------------------------------------------------------------------------
-    def leader_heard(self, group_id: int) -> tuple[int, int, int] | None:
+    def leader_heard(self, group_id: GroupId) -> tuple[Term, NodeId, int] | None:
         """(term, replica id, nanoseconds since it was certainly alive) of the listed leader of a
         group, if its server has confirmed its list on a live link."""
         found = self._lists.receiver.confirmed(group_id)
@@ -124,30 +125,30 @@ class Liveness:
         leader, confirmed_ns = found
         return leader.term, leader.replica, self._loop_time.age_ns(confirmed_ns)
 
-    def is_peer_heard(self, server_id: int, group_id: int, *, within_ns: int) -> bool:
+    def is_peer_heard(self, server_id: ServerId, group_id: GroupId, *, within_ns: int) -> bool:
         """Whether the peer has acknowledged, within that time, that this server leads the group."""
         sent_ns = self._lists.sender.heard_ns(server_id, group_id)
         return sent_ns >= 0 and self._loop_time.age_ns(sent_ns) < within_ns
 
-    def in_sync_of(self, group_id: int) -> tuple[int, ...]:
+    def in_sync_of(self, group_id: GroupId) -> tuple[ServerId, ...]:
         """The servers whose replicas are in sync, as the freshest leader that the other servers'
         lists name has last said; also when it leads no longer and nobody does."""
         leader = self._lists.receiver.leader(group_id)
         return () if leader is None else leader.in_sync
 
-    def count(self, server_id: int) -> int:
+    def count(self, server_id: ServerId) -> int:
         """How many groups another server leads, as its list says."""
         return self._lists.receiver.count(server_id)
 
-    def listed_leader(self, group_id: int) -> tuple[int, int]:
+    def listed_leader(self, group_id: GroupId) -> tuple[ServerId, Term]:
         """(server id, term) as the other servers' lists have it; (-1, term) when it is known that
         the term's leader gave up, (-1, -1) when nothing is known."""
         leader = self._lists.receiver.leader(group_id)
         if leader is None:
-            return -1, -1
-        return (leader.server_id or -1), leader.term
+            return NO_LEADER
+        return leader.server_id or NO_LEADER[0], leader.term
 
-    def leader_of(self, group_id: int) -> tuple[int, int]:
+    def leader_of(self, group_id: GroupId) -> tuple[ServerId, Term]:
         """(server id, term) of a group's leader, the freshest known: by the lists, and by the
         replica here, if there is one; (-1, -1) for none alive."""
         state = self._state
@@ -158,8 +159,8 @@ class Liveness:
             if node.lead and node.term >= listed[1]:
                 listed = (server_of(node.lead), node.term)
             elif node.term > listed[1]:
-                return -1, -1
+                return NO_LEADER
         server, term = listed
         if server == state.server_id or server in state.alive:
             return server, term
-        return -1, -1
+        return NO_LEADER

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ids import ServerId
 from rpc.hello import VERSION_OF_QUERIES
 from rpc.peer import FrameType
 from rpc.queries import Query, Reply, decode_query, decode_reply, encode_query, encode_reply
@@ -27,7 +28,7 @@ class Asked(Pending[Reply | None]):
     __slots__ = ("server_id",)
 
     def __init__(
-        self, server_id: int, deadline_ns: int, done: Callable[[Reply | None], None]
+        self, server_id: ServerId, deadline_ns: int, done: Callable[[Reply | None], None]
     ) -> None:
         super().__init__(deadline_ns, done)
         self.server_id = server_id
@@ -47,7 +48,7 @@ class Queries:
 
     def ask(
         self,
-        server_id: int,
+        server_id: ServerId,
         query: Query,
         *,
         deadline_ns: int,
@@ -72,14 +73,14 @@ class Queries:
         self._number += 1
         self._asked[self._number] = Asked(server_id, deadline_ns, done)
 
-    def query_received(self, from_server: int, payload: memoryview) -> None:
+    def query_received(self, from_server: ServerId, payload: memoryview) -> None:
         """A peer asks. Raises MalformedFrame. An answer that does not leave is missed by its
         deadline."""
         number, query = decode_query(payload)
         reply = None if query is None else self._answer(query)
         self._state.transport.send(from_server, FrameType.REPLY, encode_reply(number, reply))
 
-    def reply_received(self, from_server: int, payload: memoryview) -> None:
+    def reply_received(self, from_server: ServerId, payload: memoryview) -> None:
         """A peer's answer. Raises MalformedFrame."""
         number, reply = decode_reply(payload)
         asked = self._asked.get(number)
@@ -87,7 +88,7 @@ class Queries:
             del self._asked[number]
             asked.done(reply)
 
-    def link_down(self, server_id: int) -> None:
+    def link_down(self, server_id: ServerId) -> None:
         """What it was asked is not answered any more."""
         self._end([n for n, asked in self._asked.items() if asked.server_id == server_id])
 

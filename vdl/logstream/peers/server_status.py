@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ids import GroupId, ServerId
 from rpc.condition import Condition, decode_condition, encode_condition
 from rpc.hello import VERSION_OF_DAMAGE
 from rpc.peer import FrameType
@@ -46,15 +47,15 @@ class ServerStatus:
         self._log = state.log
         self._stopping = False
         self._stalled = False
-        self._incomplete: tuple[int, ...] = ()
-        self._damaged: tuple[int, ...] = ()
+        self._incomplete: tuple[GroupId, ...] = ()
+        self._damaged: tuple[GroupId, ...] = ()
         self._sent = Condition()
         """What was sent to the peers last."""
-        self._unsent: set[int] = set()
+        self._unsent: set[ServerId] = set()
         """Peers that this could not be sent to: it is tried again."""
-        self._unable: set[int] = set()
+        self._unable: set[ServerId] = set()
         """Peers that said they should not lead."""
-        self._peers: dict[int, tuple[frozenset[int], frozenset[int]]] = {}
+        self._peers: dict[ServerId, tuple[frozenset[GroupId], frozenset[GroupId]]] = {}
         """Groups of whose replicas they said that they cannot lead, and that they should not."""
 
     @property
@@ -81,25 +82,25 @@ class ServerStatus:
             else:
                 self._log.info("flush_goes_on")
 
-    def note_incomplete(self, group_id: int) -> None:
+    def note_incomplete(self, group_id: GroupId) -> None:
         """A replica of ours has been opened whose state waits for a damaged entry: nobody is to
         offer it the leadership in the second before all are looked at again."""
         if group_id not in self._incomplete:
             self._incomplete = (*self._incomplete, group_id)
 
-    def note_damage(self, incomplete: Iterable[int], damaged: Iterable[int]) -> None:
+    def note_damage(self, incomplete: Iterable[GroupId], damaged: Iterable[GroupId]) -> None:
         """Groups whose replicas here cannot lead, and others that have damaged entries: all there
         are, as they are now."""
         self._incomplete, self._damaged = tuple(incomplete), tuple(damaged)
 
-    def can_lead(self, server_id: int, group_id: int) -> bool:
+    def can_lead(self, server_id: ServerId, group_id: GroupId) -> bool:
         """Whether a peer is there, has room, will stay, and its replica of this group could lead
         it."""
         if server_id not in self._alive or server_id in self._unable:
             return False
         return server_id not in self._peers or group_id not in self._peers[server_id][0]
 
-    def has_damage(self, server_id: int, group_id: int) -> bool:
+    def has_damage(self, server_id: ServerId, group_id: GroupId) -> bool:
         """Whether a peer's replica of this group has damaged entries, as it said."""
         return server_id in self._peers and any(
             group_id in groups for groups in self._peers[server_id]
@@ -125,18 +126,18 @@ class ServerStatus:
         self._stopping = True
         self.look()
 
-    def link_up(self, server_id: int) -> None:
+    def link_up(self, server_id: ServerId) -> None:
         """A new session, which knows nothing yet."""
         if self._sent != Condition():
             self._send(server_id)
 
-    def link_down(self, server_id: int) -> None:
+    def link_down(self, server_id: ServerId) -> None:
         """What it said is not known to hold any more."""
         self._unable.discard(server_id)
         self._unsent.discard(server_id)
         self._peers.pop(server_id, None)
 
-    def received(self, server_id: int, payload: memoryview) -> None:
+    def received(self, server_id: ServerId, payload: memoryview) -> None:
         """A peer's condition. Raises MalformedFrame."""
         condition = decode_condition(payload)
         if condition.may_lead:
@@ -148,7 +149,7 @@ class ServerStatus:
         else:
             self._peers.pop(server_id, None)
 
-    def _send(self, server_id: int) -> None:
+    def _send(self, server_id: ServerId) -> None:
         sent = self._sent
         if self._alive[server_id].version < VERSION_OF_DAMAGE:
             sent = replace(sent, incomplete=(), damaged=())

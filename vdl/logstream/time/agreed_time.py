@@ -48,6 +48,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from ids import ServerId
 from vdl.clock import MS
 
 GAP = 6
@@ -109,7 +110,7 @@ class AgreedTime:
         """`servers`: how many the cluster has, this one included."""
         self._majority = servers // 2 + 1
         self._hold_ns = hold_ms * MS
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[ServerId, _Peer] = {}
         self._own_ms: int | None = None
         self._best_ms: int | None = None
         """Offset of `now_ms`; None until a majority's clocks were known."""
@@ -129,18 +130,18 @@ class AgreedTime:
         """How often `now_ms` has leapt ahead by more than `AWAY_MS`."""
 
     # --- what is learned ----------------------------------------------------------------------
-    def linked(self, peer: int) -> None:
+    def linked(self, peer: ServerId) -> None:
         """A new session: what the server told in another one does not count."""
         self._peers[peer] = _Peer()
         self._clocks_changed()
 
-    def unlinked(self, peer: int) -> None:
+    def unlinked(self, peer: ServerId) -> None:
         """Nobody knows what its clock does now."""
         self._peers.pop(peer, None)
         self._clocks_changed()
 
     def received(
-        self, peer: int, peer_wall_ms: int, echo_ns: int, *, wall_ms: int, now_ns: int
+        self, peer: ServerId, peer_wall_ms: int, echo_ns: int, *, wall_ms: int, now_ns: int
     ) -> None:
         """A linked server's heartbeat said what time it is there. `echo_ns`: when the newest of our
         heartbeats was sent that it had read by then, -1 for none."""

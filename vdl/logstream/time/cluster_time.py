@@ -6,6 +6,7 @@ Must not know: how clocks travel, what is stamped or deleted.
 
 from __future__ import annotations
 
+from ids import ServerId
 from vdl.clock import Clock
 from vdl.log import Log
 from vdl.logstream.time.agreed_time import AWAY_MS, AgreedTime
@@ -49,15 +50,15 @@ class ClusterTime:
         """See `AgreedTime.moves_forward`."""
         return self._agreed.moves_forward
 
-    def linked(self, server_id: int) -> None:
+    def linked(self, server_id: ServerId) -> None:
         """A session with the server begins."""
         self._agreed.linked(server_id)
 
-    def unlinked(self, server_id: int) -> None:
+    def unlinked(self, server_id: ServerId) -> None:
         """It is over."""
         self._agreed.unlinked(server_id)
 
-    def received(self, server_id: int, wall_ms: int, echo_ns: int) -> None:
+    def received(self, server_id: ServerId, wall_ms: int, echo_ns: int) -> None:
         """See `AgreedTime.received`."""
         clock = self._clock
         self._agreed.received(
