@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
+from ids import ServerId
 from vdl.kafka.context import Context, KafkaOptions
 from vdl.kafka.topic_configs import DEFAULTS, KNOWN, ConfigType, TopicConfig
 from vdl.logstream.membership.reassignment import LEADER_THROTTLED_RATE, UNTHROTTLED
@@ -183,7 +184,9 @@ KNOWN_OF_SERVERS: Mapping[str, TopicConfig] = {
 """What a server is described by, besides its name and addresses."""
 
 
-def effective(options: KafkaOptions, resources: ResourceConfigs, server_id: int) -> KafkaOptions:
+def effective(
+    options: KafkaOptions, resources: ResourceConfigs, server_id: ServerId
+) -> KafkaOptions:
     """A file's options with what the catalog says of this server and of all. What an older version
     stored and this one does not take is left out."""
     fields: dict[str, Any] = {}
@@ -214,7 +217,7 @@ class Layer:
 
 
 def layers(
-    config: TopicConfig, options: KafkaOptions, resources: ResourceConfigs, server_id: int
+    config: TopicConfig, options: KafkaOptions, resources: ResourceConfigs, server_id: ServerId
 ) -> list[Layer]:
     """All values of a server's setting, the one in force first. `options` are its file's."""
     found = []

@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from ids import GroupId, Offset, ServerId, Term
 from segments.api import Slices, StorageError
 from vdl.clock import MS, NEVER, Clock
 from vdl.errors import ErrorCode
@@ -182,9 +183,9 @@ class Appended(Protocol):
     @property
     def error(self) -> ErrorCode: ...
     @property
-    def base_offset(self) -> int: ...
+    def base_offset(self) -> Offset: ...
     @property
-    def log_start_offset(self) -> int: ...
+    def log_start_offset(self) -> Offset: ...
     @property
     def duplicate_timestamp(self) -> int | None:
         """Largest timestamp of the batch as it was first appended; None: it is no duplicate."""
@@ -227,7 +228,7 @@ class TimedOffset(Protocol):
     """A record's offset, its timestamp, and the epoch it was written in; offset -1 for none."""
 
     @property
-    def offset(self) -> int: ...
+    def offset(self) -> Offset: ...
     @property
     def timestamp(self) -> int: ...
     @property
@@ -244,7 +245,7 @@ class LogStream(Protocol):
     """One partition's replica on this server."""
 
     @property
-    def group_id(self) -> int: ...
+    def group_id(self) -> GroupId: ...
     @property
     def is_leader(self) -> bool: ...
     @property
@@ -259,13 +260,13 @@ class LogStream(Protocol):
         """True: a quorum says that this replica leads."""
 
     @property
-    def term(self) -> int:
+    def term(self) -> Term:
         """Kafka's leader epoch of the partition."""
 
     @property
-    def leader_server(self) -> int: ...
+    def leader_server(self) -> ServerId: ...
     @property
-    def log_start_offset(self) -> int: ...
+    def log_start_offset(self) -> Offset: ...
     @property
     def high_watermark(self) -> int: ...
     @property
@@ -309,7 +310,9 @@ class LogStream(Protocol):
 
     def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
 
-    def segment_starts(self, done: Callable[[list[tuple[int, int]] | StorageError], None]) -> None:
+    def segment_starts(
+        self, done: Callable[[list[tuple[Offset, int]] | StorageError], None]
+    ) -> None:
         """Of each segment, oldest first: its first offset that is not deleted, and the largest
         timestamp up to its end (ms)."""
 
@@ -331,11 +334,11 @@ class LogStream(Protocol):
         """The first record with the largest timestamp of all (KIP-734)."""
 
     def delete_records(
-        self, offset: int, *, deadline_ns: int, done: Callable[[ErrorCode], None]
+        self, offset: Offset, *, deadline_ns: int, done: Callable[[ErrorCode], None]
     ) -> None:
         """Delete everything below `offset`, -1 for everything committed (KIP-107)."""
 
-    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, Offset]:
         """(largest epoch ≤ `epoch`, where it ends); (`epoch`, log start) when that is deleted;
         (-1, -1) when `epoch` is above all there are (KIP-101)."""
 
@@ -344,7 +347,7 @@ class Host(Protocol):
     """This server, seen from the front end."""
 
     @property
-    def server_id(self) -> int: ...
+    def server_id(self) -> ServerId: ...
     @property
     def cluster_id(self) -> str: ...
     @property
@@ -354,13 +357,13 @@ class Host(Protocol):
     @property
     def coordinator_count(self) -> int: ...
 
-    def leader_of(self, group_id: int) -> tuple[int, int]:
+    def leader_of(self, group_id: GroupId) -> tuple[ServerId, Term]:
         """(server id or -1, term or -1), the freshest this server knows."""
 
-    def stream(self, group_id: int) -> LogStream | None:
+    def stream(self, group_id: GroupId) -> LogStream | None:
         """The partition replica here."""
 
-    def state_group(self, group_id: int) -> StateGroup | None:
+    def state_group(self, group_id: GroupId) -> StateGroup | None:
         """The catalog or coordinator replica here."""
 
     def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None:
@@ -377,11 +380,11 @@ class Host(Protocol):
 
     def elect_preferred(
         self,
-        leader: int,
-        groups: Sequence[int],
+        leader: ServerId,
+        groups: Sequence[GroupId],
         *,
         deadline_ns: int,
-        done: Callable[[frozenset[int] | None], None],
+        done: Callable[[frozenset[GroupId] | None], None],
     ) -> None:
         """Ask the server that leads these groups to hand them to the first replicas of their
         placements. `done` gets those that it does not hand over; None: it has not said of all, and
@@ -390,25 +393,25 @@ class Host(Protocol):
     def describe_quorum(self, *, deadline_ns: int, done: Callable[[Quorum | None], None]) -> None:
         """The catalog's members in its leader's eyes; None: nobody leads it, or has not said."""
 
-    def alive_servers(self) -> list[int]: ...
+    def alive_servers(self) -> list[ServerId]: ...
 
-    def silent_servers(self) -> set[int]:
+    def silent_servers(self) -> set[ServerId]:
         """Those whose link was lost and that may be alive: nobody refused to be dialled."""
 
     def agreed_ms(self) -> int:
         """What time it is (ms since 1970), as far as a majority of the servers' clocks agree."""
 
-    def in_sync_of(self, group_id: int) -> tuple[int, ...]:
+    def in_sync_of(self, group_id: GroupId) -> tuple[ServerId, ...]:
         """The servers whose replicas are in sync, as the group's leader last reported."""
 
-    def may_serve_reads(self, group_id: int) -> bool:
+    def may_serve_reads(self, group_id: GroupId) -> bool:
         """Whether consumers may read from the replica here though it does not lead (KIP-392)."""
 
-    def read_replica(self, group_id: int, rack: str, offset: int) -> int:
+    def read_replica(self, group_id: GroupId, rack: str, offset: Offset) -> ServerId:
         """The server that consumers in this rack are to read a partition from that is led here;
         -1: from here."""
 
-    def leader_lost_ns(self, group_id: int) -> int:
+    def leader_lost_ns(self, group_id: GroupId) -> int:
         """When the group lost its leader because that server failed; 0: not recently."""
 
     def confirm_links(self, done: Callable[[bool], None]) -> None:
@@ -419,7 +422,7 @@ class Host(Protocol):
     def overloaded(self) -> bool:
         """Too many entries wait for their segments: no Produce is started now."""
 
-    def coordinator_group(self, key: str) -> int: ...
+    def coordinator_group(self, key: str) -> GroupId: ...
 
     def command_group(
         self,
@@ -451,7 +454,7 @@ class Context:
     """The absolute path of the data directory."""
     groups: GroupCoordinator | None = None
     """The leader's side of the consumer groups this server coordinates."""
-    commit_logs: dict[int, LogStream] = field(default_factory=dict)
+    commit_logs: dict[GroupId, LogStream] = field(default_factory=dict)
     """The commits of each coordinator, by its group, as a partition of `__consumer_offsets`."""
     topics_refused: int = 0
     """Topics not created, or not enlarged, because servers have all the replicas they may have."""
@@ -479,7 +482,7 @@ class Context:
     """Of the settings in the catalog that `config` reflects."""
     log_sizes: LogSizes = field(init=False)
 
-    def stream(self, group_id: int) -> LogStream | None:
+    def stream(self, group_id: GroupId) -> LogStream | None:
         """The partition replica here, or the view of a coordinator's commits."""
         return self.host.stream(group_id) or self.commit_logs.get(group_id)
 

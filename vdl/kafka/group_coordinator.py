@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 from uuid import UUID
 
+from ids import GroupId, Index
 from vdl.clock import Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
@@ -47,8 +48,8 @@ class CoordinatorHost(Protocol):
     def catalog(self) -> Catalog: ...
     @property
     def coordinator_count(self) -> int: ...
-    def coordinator_group(self, key: str) -> int: ...
-    def state_group(self, group_id: int) -> StateGroup | None: ...
+    def coordinator_group(self, key: str) -> GroupId: ...
+    def state_group(self, group_id: GroupId) -> StateGroup | None: ...
     def settled_ms(self) -> int: ...
 
 
@@ -72,14 +73,14 @@ class GroupCoordinator:
         self._clock = clock
         self._rng = rng
         self._options = config
-        self._led: dict[int, LedCoordinator] = {}
+        self._led: dict[GroupId, LedCoordinator] = {}
 
     def attach(self, state_group: StateGroup) -> None:
         """Follow a coordinator replica of this server, from before it first serves."""
         state_group.observers.append(self)
 
     # --- StateObserver ---------------------------------------------------------------------
-    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: int) -> None:
+    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: Index) -> None:
         led = self._led.get(group.group_id)
         if led is not None and result.events:
             led.handle_events(result.events)
@@ -119,7 +120,7 @@ class GroupCoordinator:
     def all_here(self) -> list[LedCoordinator | ErrorCode]:
         """Every coordinator group this server leads, in order; 14 for one that loads."""
         found: list[LedCoordinator | ErrorCode] = []
-        for number in range(1, 1 + self._host.coordinator_count):
+        for number in map(GroupId, range(1, 1 + self._host.coordinator_count)):
             state_group = self._host.state_group(number)
             if state_group is None or not state_group.is_leader:
                 continue

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from ids import GroupId
 from vdl.clock import MS, NEVER
 from vdl.kafka.answer import Later
 from vdl.kafka.context import Context
 
 ANYONE = -1
-_NOBODY = NEVER, ANYONE
+_NOBODY = GroupId(NEVER), ANYONE
 _LOOK_AGAIN_NS = 5 * MS
 _LOOK_COST_NS = MS // 10
 """Each waiting request makes the interval longer by this: some fifty times the cost of a poll."""
@@ -24,7 +25,7 @@ _LOOK_COST_NS = MS // 10
 
 def when_led(
     server: Context,
-    groups: Iterable[int],
+    groups: Iterable[GroupId],
     *,
     deadline_ns: int,
     later: Later,
@@ -39,7 +40,7 @@ def when_led(
 
 def when_led_by(
     server: Context,
-    wanted: Iterable[tuple[int, int]],
+    wanted: Iterable[tuple[GroupId, int]],
     *,
     deadline_ns: int,
     later: Later,
@@ -57,7 +58,7 @@ class _Wait:
     def __init__(
         self,
         server: Context,
-        wanted: Iterable[tuple[int, int]],
+        wanted: Iterable[tuple[GroupId, int]],
         deadline_ns: int,
         later: Later,
         done: Callable[[], None],

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, assert_never
 
+from ids import GroupId
 from vdl.clock import MS, Clock, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
@@ -482,9 +483,9 @@ class LedCoordinator:
         delay_ns = self.options.offsets_retention_check_ms * MS
         return self.clock.call_later(delay_ns, self._expire_offsets)
 
-    def _deleted_partitions(self) -> list[int]:
+    def _deleted_partitions(self) -> list[GroupId]:
         """Group ids of deleted partitions with committed offsets, as many as one check removes."""
-        found: list[int] = []
+        found: list[GroupId] = []
         count = 0
         for partition_group, positions in self.machine.offsets.by_partition.items():
             if self.catalog.has_deleted(partition_group):

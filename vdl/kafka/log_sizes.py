@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ids import GroupId
 from segments.api import Compacted, StorageError
 from vdl.state.catalog import Catalog
 
@@ -31,7 +32,7 @@ class Holder(Protocol):
 
     @property
     def catalog(self) -> Catalog: ...
-    def stream(self, group_id: int) -> Replica | None: ...
+    def stream(self, group_id: GroupId) -> Replica | None: ...
     def disk_space(self, done: Callable[[tuple[int, int] | StorageError], None]) -> None: ...
 
 
@@ -43,7 +44,7 @@ class Sizes:
     """Of the file system; -1: unknown."""
     usable_bytes: int = -1
     """What it still takes; -1: unknown."""
-    by_group: dict[int, int] = field(default_factory=dict)
+    by_group: dict[GroupId, int] = field(default_factory=dict)
     """Bytes of each replica here. One that was deleted meanwhile is not in it."""
     error: StorageError | None = None
     """Not None: something could not be read, and the rest was not looked at."""
@@ -59,7 +60,7 @@ class LogSizes:
         self._told: list[Callable[[Sizes], None]] = []
         """Who is answered by this one. Invariant: not empty while there is a walk."""
         self._found = Sizes()
-        self._left: list[int] = []
+        self._left: list[GroupId] = []
         """Groups to be looked at, the last one first."""
         self._under_way = 0
         self._is_starting = False
@@ -106,7 +107,7 @@ class LogSizes:
         for done in told:
             done(found)
 
-    def _measure(self, group_id: int) -> None:
+    def _measure(self, group_id: GroupId) -> None:
         stream = self._host.stream(group_id)
         if stream is None:
             return

@@ -33,11 +33,14 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Any
 
+from ids import NO_OFFSET, NO_TERM, GroupId, Index, Offset, ServerId, Term
 from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import NEVER, Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.commit_order import CommitOrder, Place
 from vdl.kafka.record_checks import Compute
+from vdl.logstream.group.log_stream import Appended, Wait
+from vdl.logstream.group.offset_for_time import NO_RECORD, TimedOffset
 from vdl.logstream.group.log_stream import Appended, Verify, Wait
 from vdl.logstream.group.offset_for_time import NO_OFFSET, TimedOffset
 from vdl.logstream.group.state_group import StateGroup
@@ -66,7 +69,7 @@ FORGOTTEN_MAX = 10_000
 """A view begins anew when more positions than these, and than there are, have come and gone."""
 
 Positioned = tuple[Place, CommittedOffset]
-_Taken = tuple[int, str, list[Positioned]]
+_Taken = tuple[Offset, str, list[Positioned]]
 """Offset, group, and the positions of one batch."""
 
 _NAME_BYTES_MAX = (1 << 15) - 1
@@ -81,7 +84,7 @@ _TIME = Struct(">q")
 
 def offsets_topic(catalog: Catalog) -> TopicInfo:
     """The topic as handlers see topics: its groups are the coordinators."""
-    groups = list(range(1, 1 + catalog.coordinator_groups))
+    groups = [GroupId(n) for n in range(1, 1 + catalog.coordinator_groups)]
     return TopicInfo(OFFSETS_TOPIC, OFFSETS_TOPIC_ID, groups, {"cleanup.policy": "compact"})
 
 
@@ -90,7 +93,12 @@ class CommitLog:
     `StateObserver` of the coordinator."""
 
     def __init__(
-        self, state_group: StateGroup, group_id: int, clock: Clock, gaps: LoopGaps, compute: Compute
+        self,
+        state_group: StateGroup,
+        group_id: GroupId,
+        clock: Clock,
+        gaps: LoopGaps,
+        compute: Compute,
     ) -> None:
         """`gaps`: the server's."""
         self.group_id = group_id
@@ -101,7 +109,7 @@ class CommitLog:
         self._compute = compute
         self._start_index = 0
         """The entry at which all stands that was committed before; 0: nobody reads."""
-        self._first: list[tuple[int, str, int]] = []
+        self._first: list[tuple[Offset, str, int]] = []
         """(offset, group, positions) of what stands there; the offsets ascend."""
         self._order = CommitOrder()
         """Of commits behind that entry."""
@@ -112,7 +120,7 @@ class CommitLog:
         state_group.observers.append(self)
 
     # --- StateObserver -----------------------------------------------------------------------
-    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: int) -> None:
+    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: Index) -> None:
         if self._start_index and isinstance(result, CommitAnswer) and result.offsets:
             places = [(offset.topic, offset.partition) for offset in result.offsets]
             self._order.add(index, result.group_id, places, now_ms)
@@ -182,30 +190,30 @@ class CommitLog:
             done(False)
 
     @property
-    def term(self) -> int:
-        return self._group.term if self._group.is_running else 0
+    def term(self) -> Term:
+        return self._group.term if self._group.is_running else NO_TERM
 
     @property
-    def leader_server(self) -> int:
+    def leader_server(self) -> ServerId:
         return self._group.leader_server
 
     # --- where it begins and ends --------------------------------------------------------------
     @property
-    def log_start_offset(self) -> int:
-        return 0
+    def log_start_offset(self) -> Offset:
+        return Offset(0)
 
     @property
-    def high_watermark(self) -> int:
+    def high_watermark(self) -> Offset:
         if not self._group.is_running:
-            return 0
-        return (self._group.group.applied + 1) * OFFSETS_PER_ENTRY
+            return Offset(0)
+        return Offset((self._group.group.applied + 1) * OFFSETS_PER_ENTRY)
 
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
         done(self.term)
 
-    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, Offset]:
         """Nothing is ever truncated: whoever has read in an earlier term is where it should be."""
-        return (epoch, self.high_watermark) if 0 <= epoch <= self.term else (-1, -1)
+        return (epoch, self.high_watermark) if 0 <= epoch <= self.term else (-1, NO_OFFSET)
 
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | StorageError], None]
@@ -222,14 +230,16 @@ class CommitLog:
         for at, group_id, places in self._order.since(index) if index >= 0 else ():
             newest = max((p.committed_ms for _, p in self._positions(group_id, places)), default=-1)
             if newest >= timestamp_ms:
-                done(TimedOffset(at * OFFSETS_PER_ENTRY, newest, self.term))
+                done(TimedOffset(Offset(at * OFFSETS_PER_ENTRY), newest, self.term))
                 return
-        done(NO_OFFSET)
+        done(NO_RECORD)
 
     def offset_of_largest_time(self, done: Callable[[TimedOffset | StorageError], None]) -> None:
         self.offset_for_time(self._newest_ms(), done)
 
-    def segment_starts(self, done: Callable[[list[tuple[int, int]] | StorageError], None]) -> None:
+    def segment_starts(
+        self, done: Callable[[list[tuple[Offset, int]] | StorageError], None]
+    ) -> None:
         """There are no segments here: it is all one."""
         done([(self.log_start_offset, self._newest_ms())])
 
@@ -257,7 +267,7 @@ class CommitLog:
         """Batches from `offset` on. Raises NotInMemory for many records, OffsetOutOfRange."""
         taken, end, records = self._take(offset, bytes_max)
         if records > RECORDS_ON_LOOP_MAX:
-            raise NotInMemory(offset, end)
+            raise NotInMemory(Index(offset), Index(end))
         return _build(taken, offset, end, self.term)
 
     def read_cold(
@@ -284,7 +294,7 @@ class CommitLog:
 
         self._compute(lambda: _build(taken, offset, end, term), built)
 
-    def _take(self, offset: int, bytes_max: int) -> tuple[list[_Taken], int, int]:
+    def _take(self, offset: Offset, bytes_max: int) -> tuple[list[_Taken], Offset, int]:
         """(what is to be in each batch, offset after the last, number of records)."""
         end = self.high_watermark
         if not 0 <= offset <= end:
@@ -309,7 +319,7 @@ class CommitLog:
         if self._start_index:
             return
         self._start_index = self._group.group.applied
-        offset = self._start_index * OFFSETS_PER_ENTRY
+        offset = Offset(self._start_index * OFFSETS_PER_ENTRY)
         machine = self._machine
         for group_id in machine.group_ids():
             count = len(machine.offsets.of(group_id))
@@ -317,7 +327,7 @@ class CommitLog:
                 self._first.append((offset, group_id, count))
                 offset += count
 
-    def _entries(self, offset: int) -> Iterator[tuple[int, str, list[Place]]]:
+    def _entries(self, offset: Offset) -> Iterator[tuple[Offset, str, list[Place]]]:
         """(offset, group, positions) of what is a batch, from the one that holds `offset` on."""
         at = bisect_right(self._first, offset, key=lambda first: first[0])
         for n in range(max(0, at - 1), len(self._first)):
@@ -326,7 +336,7 @@ class CommitLog:
                 # What was committed again has come behind the others, and is found there as well.
                 yield start, group_id, list(self._machine.offsets.of(group_id))[:count]
         for index, group_id, places in self._order.since(offset // OFFSETS_PER_ENTRY):
-            yield index * OFFSETS_PER_ENTRY, group_id, places
+            yield Offset(index * OFFSETS_PER_ENTRY), group_id, places
 
     def _positions(self, group_id: str, places: list[Place]) -> list[Positioned]:
         """Those of the places that the group still has a position in."""
@@ -368,7 +378,7 @@ class CommitLog:
         done(Appended(ErrorCode.INVALID_TOPIC_EXCEPTION))
 
     def delete_records(
-        self, offset: int, *, deadline_ns: int, done: Callable[[ErrorCode], None]
+        self, offset: Offset, *, deadline_ns: int, done: Callable[[ErrorCode], None]
     ) -> None:
         """Nor delete."""
         done(ErrorCode.INVALID_TOPIC_EXCEPTION)
@@ -381,7 +391,7 @@ class CommitLog:
         done(self._machine.offsets.bytes)
 
 
-def _build(taken: list[_Taken], offset: int, end: int, term: int) -> Slices:
+def _build(taken: list[_Taken], offset: Offset, end: Offset, term: Term) -> Slices:
     """The batches of what was taken, each up to the next; an empty one if there is none."""
     found = Slices(first_offset=offset, end_offset=offset)
     if offset >= end:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ids import GroupId
 from vdl.kafka.ingest_rate import SLOT_NS, IngestRate
 from vdl.kafka.read_pace import PAUSE_NS, ReadPace
 
@@ -99,7 +100,7 @@ class ReadThrottle:
         self.waiting = 0
         """Batches that are not acknowledged. Use: whoever calls `produced` takes it back."""
 
-    def produced(self, group_id: int, count: int, now_ns: int) -> None:
+    def produced(self, group_id: GroupId, count: int, now_ns: int) -> None:
         """A producer wrote `count` bytes to a partition that this server leads."""
         if now_ns >= self._tenth_end_ns:
             self._gap_ns += (min(now_ns - self.produced_ns, AT_WORK_NS) - self._gap_ns) // 4

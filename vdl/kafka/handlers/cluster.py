@@ -139,7 +139,7 @@ def _description(ctx: RequestContext, quorum: Quorum | None) -> DescribeQuorumRe
 
 
 def _replica_state(ctx: RequestContext, member: QuorumMember) -> ReplicaState:
-    directory_id = ctx.server.host.catalog.directory_of(member.server_id)
+    directory_id: bytes | None = ctx.server.host.catalog.directory_of(member.server_id)
     if directory_id is None or ctx.api_version < _DIRECTORIES_FROM:
         directory_id = bytes(16)
     return ReplicaState(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 
+from ids import NO_LEADER, GroupId, ServerId
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
@@ -45,8 +46,8 @@ class ElectionType(IntEnum):
 class _Awaited:
     """A partition whose leader was asked to hand over."""
 
-    group_id: int
-    preferred: int
+    group_id: GroupId
+    preferred: ServerId
     result: PartitionResult
 
 
@@ -58,7 +59,7 @@ def handle_elect_leaders(
         return fail_elect_leaders(request, ctx.api_version, ErrorCode.INVALID_REQUEST)
     kind = ElectionType(request.election_type)
     response = ElectLeadersResponse()
-    by_leader: dict[int, list[_Awaited]] = {}
+    by_leader: dict[ServerId, list[_Awaited]] = {}
     for name, indexes in _asked(ctx, request):
         answered = ReplicaElectionResult(topic=name)
         response.replica_election_results.append(answered)
@@ -106,7 +107,7 @@ def _asked(
 
 def _begin(
     ctx: RequestContext, kind: ElectionType, name: str, result: PartitionResult
-) -> tuple[int, _Awaited | None]:
+) -> tuple[ServerId, _Awaited | None]:
     """The present leader, and the partition if that is to hand over; else `result` says why it is
     not."""
     host = ctx.server.host
@@ -115,7 +116,7 @@ def _begin(
     if topic is None or not 0 <= index < len(topic.partitions):
         result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         result.error_message = f"no partition {index} of a topic '{name}'"
-        return -1, None
+        return NO_LEADER[0], None
     group_id = topic.partitions[index]
     leader, _term = host.leader_of(group_id)
     preferred = host.catalog.groups[group_id].replicas[0].server_id
@@ -132,7 +133,7 @@ def _begin(
     return leader, None
 
 
-def _refuse(result: PartitionResult, preferred: int) -> None:
+def _refuse(result: PartitionResult, preferred: ServerId) -> None:
     result.error_code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
     result.error_message = f"server {preferred} cannot take over now"
 
@@ -141,7 +142,7 @@ def _ask_leaders(
     ctx: RequestContext,
     request: ElectLeadersRequest,
     response: ElectLeadersResponse,
-    by_leader: dict[int, list[_Awaited]],
+    by_leader: dict[ServerId, list[_Awaited]],
     later: Later,
 ) -> None:
     server = ctx.server
@@ -152,7 +153,7 @@ def _ask_leaders(
     def leads(one: _Awaited) -> bool:
         return server.host.leader_of(one.group_id)[0] == one.preferred
 
-    def asked(leader: int, refused: frozenset[int] | None) -> None:
+    def asked(leader: ServerId, refused: frozenset[GroupId] | None) -> None:
         for one in by_leader[leader]:
             if refused is None or one.group_id not in refused:
                 waiting.append(one)
@@ -163,7 +164,7 @@ def _ask_leaders(
             wanted = [(one.group_id, one.preferred) for one in waiting]
             when_led_by(server, wanted, deadline_ns=deadline_ns, later=later, done=finish)
 
-    def asked_in_a_step(leader: int, refused: frozenset[int] | None) -> None:
+    def asked_in_a_step(leader: ServerId, refused: frozenset[GroupId] | None) -> None:
         later.run(partial(asked, leader, refused))
 
     def finish() -> None:

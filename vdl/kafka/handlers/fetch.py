@@ -33,7 +33,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
+from typing import Final
 
+from ids import GroupId, Offset, ServerId
 from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import MS, NEVER, Timer
 from vdl.errors import ErrorCode
@@ -92,6 +94,9 @@ class _State(Enum):
     SCHEDULED = "the end of the turn"
 
 
+_NO_GROUP: Final = GroupId(-1)
+
+
 class _Target:
     """One partition of a fetch."""
 
@@ -114,7 +119,7 @@ class _Target:
     )
 
     def __init__(
-        self, asked: FetchPartition, group_id: int, error: ErrorCode, key: Key = ("", -1)
+        self, asked: FetchPartition, group_id: GroupId, error: ErrorCode, key: Key = ("", -1)
     ) -> None:
         self.key = key
         """Its place in a session."""
@@ -208,7 +213,7 @@ class _Poll:
         by_id = self.ctx.api_version >= _TOPIC_IDS_FROM
         partition = target.asked.partition
         target.error = ErrorCode.NONE
-        target.group_id = -1
+        target.group_id = _NO_GROUP
         target.unknown = (
             ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         )
@@ -228,7 +233,7 @@ class _Poll:
             topic = find_topic(ctx, name)
             targets: list[_Target] = []
             for asked in asked_topic.partitions:
-                target = _Target(asked, -1, ErrorCode.NONE, (name, asked.partition))
+                target = _Target(asked, _NO_GROUP, ErrorCode.NONE, (name, asked.partition))
                 self._place(target, topic)
                 targets.append(target)
             self.targets += targets
@@ -356,7 +361,7 @@ class _Poll:
     def _sent_elsewhere(self, target: _Target) -> bool:
         """Whether the consumer is to read from a replica nearer to it."""
         if self._has_rack:
-            ctx, offset = self.ctx, target.asked.fetch_offset
+            ctx, offset = self.ctx, Offset(target.asked.fetch_offset)
             host = ctx.server.host
             preferred = host.read_replica(target.group_id, self.request.rack_id, offset)
             if preferred >= 0 and endpoint(ctx, preferred) is not None:
@@ -488,7 +493,7 @@ class _Poll:
         """Batches from memory; None when they are being read from disk, or cannot be read."""
         if target.cold is not None:
             return target.cold
-        offset = target.asked.fetch_offset
+        offset = Offset(target.asked.fetch_offset)
         bytes_max = max(1, min(left, target.asked.partition_max_bytes))
         try:
             return stream.read(offset, bytes_max, stable=self.is_committed)
@@ -798,7 +803,9 @@ class _Poll:
 
     def _add_endpoint(self, endpoints: list[NodeEndpoint], leader: int) -> None:
         if all(known.node_id != leader for known in endpoints):
-            endpoints.extend(NodeEndpoint(*row) for row in leader_endpoints(self.ctx, leader))
+            endpoints.extend(
+                NodeEndpoint(*row) for row in leader_endpoints(self.ctx, ServerId(leader))
+            )
 
     def finish(self, response: FetchResponse | Encoded) -> None:
         """Answer, and leave nothing behind."""
@@ -906,7 +913,7 @@ def _update_session(ctx: RequestContext, request: FetchRequest) -> FetchSession 
             key = name, asked.partition
             cached = session.partitions.get(key)
             if cached is None:
-                target = _Target(asked, -1, ErrorCode.NONE, key)
+                target = _Target(asked, _NO_GROUP, ErrorCode.NONE, key)
             else:
                 target = _target(cached)
                 target.asked = asked

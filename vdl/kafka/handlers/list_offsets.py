@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from ids import Offset
 from segments.api import StorageError
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Gathering, Later
@@ -147,7 +148,7 @@ def _find_segments(
             answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
             parts.arrived()
 
-    def found(starts: list[tuple[int, int]] | StorageError) -> None:
+    def found(starts: list[tuple[Offset, int]] | StorageError) -> None:
         if isinstance(starts, StorageError):
             answer.error_code = code_of(starts)
         else:
@@ -155,15 +156,15 @@ def _find_segments(
             begin = stream.log_start_offset
             now_ms = ctx.server.host.agreed_ms()
             offsets = offsets_before(asked.timestamp, starts, begin=begin, end=end, now_ms=now_ms)
-            answer.old_style_offsets = offsets[: asked.max_num_offsets]
+            answer.old_style_offsets = [*offsets[: asked.max_num_offsets]]
         parts.arrived()
 
     _confirm(ctx, parts, stream, confirmed)
 
 
 def offsets_before(
-    timestamp: int, starts: list[tuple[int, int]], *, begin: int, end: int, now_ms: int
-) -> list[int]:
+    timestamp: int, starts: list[tuple[Offset, int]], *, begin: Offset, end: Offset, now_ms: int
+) -> list[Offset]:
     """What v0 answers, newest first. `starts`: `LogStream.segment_starts`; [begin, end) may be read
     now. A time stands for the newest segment all of whose records are as old."""
     if timestamp == EARLIEST:

@@ -17,7 +17,9 @@ Kafka.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
+from ids import NO_LEADER, GroupId, ServerId
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later, Unbuilt
@@ -44,7 +46,7 @@ from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.state.catalog import topic_name_complaint
 from vdl.state.commands import CreateTopics, NewTopic
 
-CATALOG_GROUP = 0
+CATALOG_GROUP: Final = GroupId(0)
 _NULL_IS_ALL_FROM = 1
 _CREATION_CHOICE_FROM = 4
 _LISTENER_ERROR_FROM = 6
@@ -89,7 +91,7 @@ class View:
         self.lost_ns = 0
         """The latest loss of a leader that this answer reports (monotonic ns)."""
 
-    def may_be_alive(self, server_id: int) -> bool:
+    def may_be_alive(self, server_id: ServerId) -> bool:
         """Whether this server is linked to it, or to too few to know."""
         return self.is_cut_off or server_id in self.alive
 
@@ -99,7 +101,7 @@ class View:
         leader, _term = self.ctx.server.host.leader_of(CATALOG_GROUP)
         return leader if leader >= 0 else self.ctx.server.host.server_id
 
-    def partition(self, group_id: int, index: int) -> MetadataResponsePartition:
+    def partition(self, group_id: GroupId, index: int) -> MetadataResponsePartition:
         """One partition. A leader that clients of this listener cannot reach is none."""
         host = self.ctx.server.host
         leader, term = host.leader_of(group_id)
@@ -113,10 +115,10 @@ class View:
         if leader < 0:
             self.leaderless += 1
         if leader < 0 or must_report_loss:
-            leader = -1
+            leader = NO_LEADER[0]
             error = ErrorCode.LEADER_NOT_AVAILABLE
         elif endpoint(self.ctx, leader) is None:
-            leader = -1
+            leader = NO_LEADER[0]
             error = ErrorCode.LEADER_NOT_AVAILABLE
             if self.ctx.api_version >= _LISTENER_ERROR_FROM:
                 error = ErrorCode.LISTENER_NOT_FOUND
@@ -128,12 +130,12 @@ class View:
             index,
             leader,
             term,
-            replicas,
+            [*replicas],
             [server for server in replicas if server in in_sync],
             [server for server in replicas if not self.may_be_alive(server)],
         )
 
-    def _must_report_loss(self, group_id: int) -> bool:
+    def _must_report_loss(self, group_id: GroupId) -> bool:
         """Whether this client must first learn that the leader failed with its server. If one
         answer has the new leader and lacks the old server, librdkafka loses the partition for a
         second. If an answer reports the loss alone, it asks again after 100 ms."""
@@ -167,7 +169,7 @@ class View:
                 found.append(MetadataResponseBroker(server_id, host, port, server.rack or None))
         return found
 
-    def _is_left_out(self, server_id: int) -> bool:
+    def _is_left_out(self, server_id: ServerId) -> bool:
         """Whether this server should be left out of its own answer: it knows no leader of some
         partition, no majority answered it, and others may be alive. librdkafka keeps asking any
         server that it is connected to, whatever that one answers. A server whose peers are all

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
+from ids import NO_OFFSET, Offset
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
@@ -42,7 +43,6 @@ from vdl.state import commands
 from vdl.state.coordinator import CommitAnswer, Coordinator, OffsetsDeleted
 from vdl.state.offsets import CommittedOffset, Offsets
 
-NO_OFFSET = -1
 _GROUP_NOT_FOUND_FROM = 9
 _MEMBER_EPOCHS_FROM = 9
 _TOPIC_IDS_FROM = 10
@@ -143,7 +143,7 @@ def _sort_out(
                         topic=topic.name,
                         topic_id=topic.topic_id,
                         partition=position.partition_index,
-                        offset=position.committed_offset,
+                        offset=Offset(position.committed_offset),
                         leader_epoch=position.committed_leader_epoch,
                         metadata=metadata,
                         partition_group=topic.partitions[position.partition_index],

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
+from ids import GroupId, ServerId
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.context import LogStream, RequestContext
 from vdl.kafka.offsets_topic import OFFSETS_TOPIC, OFFSETS_TOPIC_ID, offsets_topic
@@ -45,7 +46,7 @@ def all_topics(ctx: RequestContext) -> list[Topic]:
     return sorted(found, key=attrgetter("name"))
 
 
-def partition_group(topic: Topic, index: int) -> int:
+def partition_group(topic: Topic, index: int) -> GroupId:
     """The group of a partition. Raises UNKNOWN_TOPIC_OR_PARTITION."""
     groups = topic.partitions
     if not 0 <= index < len(groups):
@@ -89,7 +90,7 @@ def check_leader_epoch(stream: LogStream, epoch: int) -> ErrorCode:
     return ErrorCode.FENCED_LEADER_EPOCH if epoch < term else ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
-def endpoint(ctx: RequestContext, server_id: int) -> tuple[str, int] | None:
+def endpoint(ctx: RequestContext, server_id: ServerId) -> tuple[str, int] | None:
     """Where clients of this request's listener reach a server; None if they cannot."""
     server = ctx.server.host.catalog.servers.get(server_id)
     if server is None:
@@ -97,7 +98,9 @@ def endpoint(ctx: RequestContext, server_id: int) -> tuple[str, int] | None:
     return server.listeners.get(ctx.connection.listener)
 
 
-def leader_endpoints(ctx: RequestContext, server_id: int) -> list[tuple[int, str, int, str | None]]:
+def leader_endpoints(
+    ctx: RequestContext, server_id: ServerId
+) -> list[tuple[int, str, int, str | None]]:
     """(id, host, port, rack) of a leader, for the hints of KIP-951; empty if unknown."""
     address = endpoint(ctx, server_id)
     if address is None:

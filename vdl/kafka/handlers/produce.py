@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
+from ids import GroupId
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later, Reply
 from vdl.kafka.context import Appended, LogStream, RequestContext, Verify
@@ -92,7 +93,7 @@ class _Placed:
 
     def __init__(
         self,
-        group_id: int,
+        group_id: GroupId,
         records: memoryview,
         header: BatchHeader,
         answer: PartitionProduceResponse,
@@ -166,7 +167,7 @@ class _Produce:
     def check(
         self,
         topic: Topic,
-        group_id: int,
+        group_id: GroupId,
         stream: LogStream,
         records: object,
         answer: PartitionProduceResponse,
@@ -338,7 +339,7 @@ class _Produce:
 
     def appended(
         self,
-        group_id: int,
+        group_id: GroupId,
         answer: PartitionProduceResponse,
         log_append_time: bool,
         appended: Appended,
@@ -354,7 +355,9 @@ class _Produce:
             if self.later is not None and not self.later.done:
                 self.later.complete(error)
 
-    def settle(self, group_id: int, answer: PartitionProduceResponse, appended: Appended) -> None:
+    def settle(
+        self, group_id: GroupId, answer: PartitionProduceResponse, appended: Appended
+    ) -> None:
         error = appended.error
         if error is ErrorCode.CONCURRENT_TRANSACTIONS:
             error = produce_code(error, self.ctx.api_version)
@@ -374,7 +377,7 @@ class _Produce:
         if not self.waiting and self.later is not None:
             self.later.complete(self.answer())
 
-    def refuse_as_follower(self, group_id: int, answer: PartitionProduceResponse) -> None:
+    def refuse_as_follower(self, group_id: GroupId, answer: PartitionProduceResponse) -> None:
         """Not the leader; name the leader, from v10 on (KIP-951)."""
         answer.error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
         ctx = self.ctx

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
+from ids import GroupId, ServerId
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.topics import undecided
@@ -56,7 +57,9 @@ def handle_alter_partition_reassignments(
         for asked in topic.partitions:
             result = ReassignablePartitionResponse(asked.partition_index, error_message=None)
             results.partitions.append(result)
-            changes.append((Reassign(topic.name, asked.partition_index, asked.replicas), result))
+            replicas = asked.replicas
+            servers = None if replicas is None else [ServerId(n) for n in replicas]
+            changes.append((Reassign(topic.name, asked.partition_index, servers), result))
     parts = Gathering(response)
     deadline_ns = ctx.deadline_ns(request.timeout_ms)
     for start in range(0, len(changes), CHANGES_PER_COMMAND):
@@ -110,7 +113,7 @@ def handle_list_partition_reassignments(
             if moving is not None:
                 found.partitions.append(
                     OngoingPartitionReassignment(
-                        index, moving.replicas, moving.adding, moving.removing
+                        index, [*moving.replicas], [*moving.adding], [*moving.removing]
                     )
                 )
         if found.partitions:
@@ -120,9 +123,9 @@ def handle_list_partition_reassignments(
 
 def _asked_for(
     catalog: Catalog, request: ListPartitionReassignmentsRequest
-) -> dict[str, dict[int, int]]:
+) -> dict[str, dict[int, GroupId]]:
     """Group id by partition, by topic: of the partitions that exist."""
-    found: dict[str, dict[int, int]] = {}
+    found: dict[str, dict[int, GroupId]] = {}
     if request.topics is None:
         for group_id in catalog.moves:
             info = catalog.groups[group_id]

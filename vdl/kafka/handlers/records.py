@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from ids import Offset
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import LogStream, RequestContext
@@ -43,7 +44,7 @@ def handle_delete_records(
             else:
                 parts.expect()
                 done = partial(_decided, parts, stream, result)
-                stream.delete_records(partition.offset, deadline_ns=deadline_ns, done=done)
+                stream.delete_records(Offset(partition.offset), deadline_ns=deadline_ns, done=done)
     return parts.result()
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ids import GroupId, ServerId
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
@@ -120,11 +121,13 @@ def _new_topic(ctx: RequestContext, topic: CreatableTopic) -> NewTopic:
     )
 
 
-def _assignments(topic: CreatableTopic) -> list[list[int]] | None:
+def _assignments(topic: CreatableTopic) -> list[list[ServerId]] | None:
     """Server ids by partition. Raises KafkaError unless the partitions are 0, 1, 2, …"""
     if not topic.assignments:
         return None
-    by_index = {item.partition_index: item.broker_ids for item in topic.assignments}
+    by_index = {
+        item.partition_index: [ServerId(n) for n in item.broker_ids] for item in topic.assignments
+    }
     if sorted(by_index) != list(range(len(topic.assignments))):
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions must be 0, 1, 2 and so on, once each"
@@ -143,7 +146,7 @@ def _propose_creation(
     deadline_ns = ctx.deadline_ns(request.timeout_ms)
 
     def decided(outcome: Outcome) -> None:
-        groups: list[int] = []
+        groups: list[GroupId] = []
         if outcome.kind is OutcomeKind.APPLIED:
             for created, (_, result) in zip(outcome.result.topics, wanted, strict=True):
                 _fill_created(ctx, created, result)
@@ -231,7 +234,11 @@ def handle_create_partitions(
         else:
             results.append(result)
             assignments = topic.assignments
-            servers = None if assignments is None else [one.broker_ids for one in assignments]
+            servers = (
+                None
+                if assignments is None
+                else [[ServerId(n) for n in one.broker_ids] for one in assignments]
+            )
             wanted.append(NewPartitions(name, topic.count, servers))
     if not wanted:
         return response
@@ -239,7 +246,7 @@ def handle_create_partitions(
     deadline_ns = ctx.deadline_ns(request.timeout_ms)
 
     def decided(outcome: Outcome) -> None:
-        groups: list[int] = []
+        groups: list[GroupId] = []
         if outcome.kind is OutcomeKind.APPLIED:
             for grown, result in zip(outcome.result.topics, results, strict=True):
                 result.error_code = grown.error
