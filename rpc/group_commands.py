@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 
+from ids import GroupId
 from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
@@ -44,7 +45,7 @@ class SentCommand:
     """A command for the leader of `group`, which is waited for `timeout_ms` more."""
 
     request_id: int
-    group: int
+    group: GroupId
     timeout_ms: int
     command: Buffer
 

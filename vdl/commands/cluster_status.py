@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ids import NodeId, ServerId, Term
 from rpc.admin import GroupStatus, Role, ServerStatus
 from rpc.admin_client import AdminClient
 from rpc.errors import AdminError
@@ -37,7 +38,7 @@ REPLICA_NUMBER_BITS = 16
 class Server:
     """One server. `problem` says why nothing is known of it, empty when it answered."""
 
-    id: int
+    id: ServerId
     address: str
     admin: str = ""
     rack: str = ""
@@ -53,10 +54,10 @@ class Server:
 class Replica:
     """One copy of a group. -1: not known, because its server did not answer."""
 
-    server: int
+    server: ServerId
     role: str = "unknown"
     """"learner": not all replicas know yet that this one takes part, so it replaces nobody."""
-    term: int = -1
+    term: Term = Term(-1)
     end_offset: int = -1
     high_watermark: int = -1
     durable_index: int = -1
@@ -76,7 +77,7 @@ class Group:
 
     name: str
     leader: int = -1
-    term: int = -1
+    term: Term = Term(-1)
     log_start_offset: int = -1
     high_watermark: int = -1
     end_offset: int = -1
@@ -124,7 +125,7 @@ def collect(bootstrap: Iterable[Address]) -> ClusterStatus:
     addresses = [Address(broker.host, broker.port) for broker in brokers]
     status = ClusterStatus(metadata.cluster_id or "")
     status.servers = [
-        Server(broker.broker_id, str(address), rack=broker.rack or "")
+        Server(ServerId(broker.broker_id), str(address), rack=broker.rack or "")
         for broker, address in zip(brokers, addresses, strict=True)
     ]
     with ThreadPoolExecutor(max_workers=len(brokers) or 1) as pool:
@@ -163,7 +164,7 @@ def _discover(bootstrap: list[Address]) -> tuple[Any, list[DescribeClusterBroker
     raise Unreachable(bootstrap[0], "; ".join(str(problem) for problem in problems))
 
 
-def _find_admin(server_id: int, address: Address) -> Address:
+def _find_admin(server_id: ServerId, address: Address) -> Address:
     """Where a server's admin service listens, by its own word. Raises Unreachable."""
     own = DescribeConfigsResource(BROKER_RESOURCE, str(server_id), ["advertised.listeners"])
     with KafkaClient(address.host, address.port) as client:
@@ -211,13 +212,15 @@ def _ask_server(server: Server, address: Address) -> ServerStatus | None:
 
 # --- groups ---------------------------------------------------------------------------------------
 
-ByServer = Mapping[int, GroupStatus]
+ByServer = Mapping[ServerId, GroupStatus]
 GroupT = TypeVar("GroupT", bound=Group)
 
 
-def _replicas_by_group(answers: Mapping[int, ServerStatus]) -> dict[str, dict[int, GroupStatus]]:
+def _replicas_by_group(
+    answers: Mapping[ServerId, ServerStatus],
+) -> dict[str, dict[ServerId, GroupStatus]]:
     """Group name → server id → that server's replica of it."""
-    found: dict[str, dict[int, GroupStatus]] = {}
+    found: dict[str, dict[ServerId, GroupStatus]] = {}
     for server_id, answer in sorted(answers.items()):
         for group in answer.groups:
             found.setdefault(group.name, {})[server_id] = group
@@ -256,17 +259,17 @@ def _add_missing_servers(status: ClusterStatus) -> None:
     status.servers.sort(key=lambda server: server.id)
 
 
-def _servers_of(by_server: ByServer) -> list[int]:
+def _servers_of(by_server: ByServer) -> list[ServerId]:
     """Every server with a replica of the group, also those that did not answer."""
     ids = {
-        replica >> REPLICA_NUMBER_BITS
+        NodeId(replica) >> REPLICA_NUMBER_BITS
         for group in by_server.values()
         for replica in (*group.voters, *group.learners)
     }
     return sorted(ids | set(by_server))
 
 
-def fill_group(group: GroupT, servers: Iterable[int], by_server: ByServer) -> GroupT:
+def fill_group(group: GroupT, servers: Iterable[ServerId], by_server: ByServer) -> GroupT:
     """Put the replicas' own words into `group`. The leader of the newest term is believed."""
     leaders = {
         server_id: replica
@@ -298,7 +301,7 @@ def _is_voter(own: GroupStatus, views: Iterable[GroupStatus]) -> bool:
     )
 
 
-def _replica(server_id: int, own: GroupStatus | None, leader: GroupStatus | None) -> Replica:
+def _replica(server_id: ServerId, own: GroupStatus | None, leader: GroupStatus | None) -> Replica:
     """One replica, from its own words and from its leader's."""
     replica = Replica(server_id)
     if own is not None:

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ids import ServerId
 from vdl.commands.pid_file import is_server_process, read_pid, remove_pid, write_pid
 from vdl.config.settings import Config, load_config
 from vdl.config.values import Address
@@ -54,7 +55,7 @@ class ReplicaSetError(Exception):
 class LocalServer:
     """One server of the set: where its files are. Whether it runs is asked of the system."""
 
-    id: int
+    id: ServerId
     directory: Path
 
     @property
@@ -105,7 +106,7 @@ class ReplicaSet:
             addresses.append(str(Address(host, listener.advertised_port or listener.port)))
         return ",".join(addresses)
 
-    def running(self) -> dict[int, int]:
+    def running(self) -> dict[ServerId, int]:
         """Server id → process id of those that run."""
         pids = {server.id: server.running_pid() for server in self.servers}
         return {server_id: pid for server_id, pid in pids.items() if pid}
@@ -195,7 +196,9 @@ def _write_file(path: Path, text: str) -> None:
 
 def _replica_set(directory: Path, count: int, base_port: int) -> ReplicaSet:
     root = directory.resolve()
-    servers = tuple(LocalServer(number, root / str(number)) for number in range(1, count + 1))
+    servers = tuple(
+        LocalServer(number, root / str(number)) for number in map(ServerId, range(1, count + 1))
+    )
     return ReplicaSet(root, base_port, servers)
 
 
@@ -217,7 +220,7 @@ def write_configs(replica_set: ReplicaSet) -> None:
                 raise ReplicaSetError(f"{file} is empty; remove it to have it written again")
 
 
-def config_text(server_id: int, count: int, base_port: int) -> str:
+def config_text(server_id: ServerId, count: int, base_port: int) -> str:
     """The configuration of one server of a set on loopback."""
     port = base_port + server_id - 1
     lines = [
@@ -241,7 +244,7 @@ def config_text(server_id: int, count: int, base_port: int) -> str:
         lines += ["", "[cluster.seeds]"]
         lines += [
             f'{number} = "127.0.0.1:{base_port + number - 1 + PEER_PORT_STEP}"'
-            for number in range(1, count + 1)
+            for number in map(ServerId, range(1, count + 1))
         ]
     return "\n".join(lines) + "\n"
 
@@ -260,7 +263,7 @@ def check_ports(servers: Iterable[LocalServer]) -> None:
             _check_port(server.id, address)
 
 
-def _check_port(server_id: int, address: Address) -> None:
+def _check_port(server_id: ServerId, address: Address) -> None:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As the servers bind: a port that only lingers in TIME_WAIT is free.
@@ -303,7 +306,7 @@ class Probe:
     """Where to ask a server what it does: its metrics port, or, where that is off, a listener
     for clients, which then only has to accept a connection."""
 
-    server_id: int
+    server_id: ServerId
     address: Address
     is_http: bool
 
@@ -336,16 +339,16 @@ class Probe:
 
 def wait_until_started(
     servers: Sequence[LocalServer],
-    processes: Mapping[int, subprocess.Popen[bytes]],
+    processes: Mapping[ServerId, subprocess.Popen[bytes]],
     *,
     timeout_seconds: float,
-) -> list[int]:
+) -> list[ServerId]:
     """Return when each of `servers` serves, or says that it takes no part because its cluster does
     not know its data directory: the ids of these. Raises ReplicaSetError when one of `processes`
     (by server id) ends first, or time runs out."""
     deadline = time.monotonic() + timeout_seconds
     starting = [Probe.of(server) for server in servers]
-    outside: list[int] = []
+    outside: list[ServerId] = []
     by_id = {server.id: server for server in servers}
     while True:
         states = {probe.server_id: probe.state() for probe in starting}
@@ -371,7 +374,7 @@ def wait_until_started(
         time.sleep(POLL_SECONDS)
 
 
-def stop_servers(servers: Iterable[LocalServer], *, patience_seconds: float) -> dict[int, str]:
+def stop_servers(servers: Iterable[LocalServer], *, patience_seconds: float) -> dict[ServerId, str]:
     """Ask all that run to stop, at once; end what is left after `patience_seconds`.
 
     By SIGINT, which says that the whole set stops: there is nobody to hand leadership to.
@@ -382,7 +385,7 @@ def stop_servers(servers: Iterable[LocalServer], *, patience_seconds: float) -> 
     running = {server_id: found for server_id, found in pids.items() if found[1]}
     for _, pid in running.values():
         _signal(pid, signal.SIGINT)
-    endings: dict[int, str] = {}
+    endings: dict[ServerId, str] = {}
     deadline = time.monotonic() + patience_seconds
     while running:
         for server_id, (server, pid) in list(running.items()):

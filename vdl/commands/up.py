@@ -12,6 +12,7 @@ from types import FrameType
 
 import click
 
+from ids import ServerId
 from vdl.commands.replica_set import (
     POLL_SECONDS,
     LocalServer,
@@ -33,7 +34,7 @@ BASE_PORT_DEFAULT = 9092
 STOP_PATIENCE_SECONDS = 5.0
 EXIT_INTERRUPTED = 130
 
-Processes = dict[int, subprocess.Popen[bytes]]
+Processes = dict[ServerId, subprocess.Popen[bytes]]
 
 
 @click.command()
@@ -206,7 +207,7 @@ def _stay(replica_set: ReplicaSet, data: Path, processes: Processes, stop: _Stop
     _report_stop(stop_servers(replica_set.servers, patience_seconds=STOP_PATIENCE_SECONDS))
 
 
-def _report_stop(endings: dict[int, str]) -> None:
+def _report_stop(endings: dict[ServerId, str]) -> None:
     for server_id, ending in endings.items():
         if ending != "stopped":
             click.echo(f"server {server_id} did not stop in time and was {ending}")

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+from ids import ServerId
 from segments.api import StoreOptions
 from vdl.config.values import (
     DAY_MS,
@@ -92,10 +93,10 @@ class Config:
     """Everything one server is told. `source` names the file in messages."""
 
     source: str = "built-in defaults"
-    server_id: int = 1
+    server_id: ServerId = ServerId(1)
     data_dir: Path = Path("data")
     rack: str = ""
-    seeds: Mapping[int, Address] = field(default_factory=dict)
+    seeds: Mapping[ServerId, Address] = field(default_factory=dict)
     """Peer address of every server that forms the cluster; empty: a cluster of this one server."""
 
     coordinators: int = 8
@@ -338,13 +339,13 @@ def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
             yield dotted, value
 
 
-def _take_seeds(document: dict[str, object], source: str) -> dict[int, Address]:
+def _take_seeds(document: dict[str, object], source: str) -> dict[ServerId, Address]:
     """Take `cluster.seeds` (server id → peer address) out of the document."""
     cluster = document.get("cluster")
     raw_seeds = cluster.pop("seeds", {}) if isinstance(cluster, dict) else {}
     if not isinstance(raw_seeds, dict):
         raise ConfigError(source, "cluster.seeds", 'expected a table such as { 1 = "host:port" }')
-    seeds: dict[int, Address] = {}
+    seeds: dict[ServerId, Address] = {}
     for server_id, raw in raw_seeds.items():
         name = f"cluster.seeds.{server_id}"
         # As it is written and no other way: 01 would be a second name of server 1.
@@ -358,14 +359,14 @@ def _take_seeds(document: dict[str, object], source: str) -> dict[int, Address]:
             raise ConfigError(
                 source, name, f"expected an address others can connect to, found {seed}"
             )
-        seeds[int(server_id)] = seed
+        seeds[ServerId(int(server_id))] = seed
     if len(set(seeds.values())) < len(seeds):
         raise ConfigError(source, "cluster.seeds", "two servers have the same address")
     return dict(sorted(seeds.items()))
 
 
 def _build(
-    values: dict[str, object], seeds: dict[int, Address], source: str, folder: Path
+    values: dict[str, object], seeds: dict[ServerId, Address], source: str, folder: Path
 ) -> Config:
     """Put checked values where `KEYS` says they go."""
     grouped: dict[str, dict[str, object]] = {"": {}}

@@ -220,7 +220,7 @@ class Host:
 
     def command_group(
         self,
-        group_id: int,
+        group_id: GroupId,
         data: bytes,
         *,
         deadline_ns: int,

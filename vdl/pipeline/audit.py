@@ -35,6 +35,7 @@ from typing import Any
 import pyarrow as pa
 from crc32c import crc32c
 
+from ids import GroupId, Index, LogId, Offset, indexes
 from segments.api import CorruptRecord, EntriesDamaged, StorageError, StoredEntry
 from segments.format.frame import FRAME_BYTES, read_frame
 from segments.format.names import log_directory
@@ -78,20 +79,20 @@ class Piece:
     is not there, if that is NO_SEGMENT."""
 
     directory: str
-    log_id: int
-    group_id: int
+    log_id: LogId
+    group_id: GroupId
     number: int
-    segment_first: int
-    first: int
-    end: int
+    segment_first: Index
+    first: Index
+    end: Index
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something is wrong with one copy of an entry. `replica` is a data directory."""
 
-    group: int
-    index: int
+    group: GroupId
+    index: Index
     replica: str
     what: str
     offset: int
@@ -187,7 +188,7 @@ def judge(row: Any) -> list[Finding]:
     return sorted(findings, key=lambda one: one.replica)
 
 
-def pieces_of(directory: Directory, log_id: int) -> list[Piece]:
+def pieces_of(directory: Directory, log_id: LogId) -> list[Piece]:
     """What of a log lies in segments, or should: below the oldest one, in one that is gone."""
     known = directory.identity.logs[log_id]
     replayed = directory.replay.logs[log_id]
@@ -197,14 +198,14 @@ def pieces_of(directory: Directory, log_id: int) -> list[Piece]:
     return [
         Piece(
             directory.path, log_id, known.group_id, number, segment_first,
-            start, min(end, start + PIECE_ENTRIES),
+            Index(start), min(end, Index(start + PIECE_ENTRIES)),
         )
         for (number, segment_first), end in zip(begins, ends, strict=True)
         for start in range(max(segment_first, replayed.first_index), end, PIECE_ENTRIES)
     ]  # fmt: skip
 
 
-def tail_of(directory: Directory, log_id: int) -> list[Row]:
+def tail_of(directory: Directory, log_id: LogId) -> list[Row]:
     """The committed entries that only the journal has, or should have; and whether it has lost
     what it cannot name."""
     known, replayed = directory.identity.logs[log_id], directory.replay.logs[log_id]
@@ -227,7 +228,7 @@ def tail_of(directory: Directory, log_id: int) -> list[Row]:
     # A commit index may be in the journal before its entries: they were not acknowledged here.
     end = min(replayed.commit, replayed.last_index) + 1
     rows += [
-        _bad_row(path, group_id, n, MISSING) for n in range(max(index, replayed.first_index), end)
+        _bad_row(path, group_id, n, MISSING) for n in indexes(max(index, replayed.first_index), end)
     ]
     return rows
 
@@ -267,7 +268,7 @@ def _walk(piece: Piece) -> Iterator[Row]:
             index += 1
 
 
-def _entries(files: LogFiles, piece: Piece, index: int) -> Iterator[StoredEntry]:
+def _entries(files: LogFiles, piece: Piece, index: Index) -> Iterator[StoredEntry]:
     """Those from `index` on, as far as they are good. Where its frame begins its Idx says, which a
     CRC of its own covers. An Idx that is not good is no damage, it can be written again: at the
     beginning of a piece its segment is walked instead. Raises StorageError, OSError."""
@@ -276,18 +277,18 @@ def _entries(files: LogFiles, piece: Piece, index: int) -> Iterator[StoredEntry]
     except IndexDamaged:
         if index > piece.first or piece.number == NO_SEGMENT:
             raise
-        walk = files.walk(SegmentInfo(piece.number, piece.segment_first, 0), piece.end)
+        walk = files.walk(SegmentInfo(piece.number, piece.segment_first, Offset(0)), piece.end)
     else:
         if piece.number not in {NO_SEGMENT, idx.segment}:
             raise EntriesDamaged(index, index + 1, 0)
-        segment = SegmentInfo(idx.segment, piece.segment_first, 0)
+        segment = SegmentInfo(idx.segment, piece.segment_first, Offset(0))
         walk = files.walk(segment, piece.end, index=index, position=idx.position)
     for entry, _, _ in walk:
         if entry.index >= index:
             yield entry
 
 
-def _good_row(directory: str, group_id: int, entry: StoredEntry) -> Row:
+def _good_row(directory: str, group_id: GroupId, entry: StoredEntry) -> Row:
     data = memoryview(entry.data)
     return (
         directory, group_id, entry.index, entry.term, entry.base_offset, crc32c(data), len(data),
@@ -295,11 +296,11 @@ def _good_row(directory: str, group_id: int, entry: StoredEntry) -> Row:
     )  # fmt: skip
 
 
-def _bad_row(directory: str, group_id: int, index: int, what: str) -> Row:
+def _bad_row(directory: str, group_id: GroupId, index: Index, what: str) -> Row:
     return directory, group_id, index, -1, -1, -1, 0, what
 
 
-def _what(files: LogFiles, piece: Piece, index: int) -> str:
+def _what(files: LogFiles, piece: Piece, index: Index) -> str:
     """What is wrong where an entry should be."""
     try:
         idx = files.idx(index)

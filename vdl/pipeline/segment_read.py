@@ -30,6 +30,7 @@ import msgspec
 import pyarrow as pa
 from crc32c import crc32c
 
+from ids import NO_INDEX, GroupId, Index, LogId, Offset
 from segments.api import CorruptRecord, StorageError, StoreOptions
 from segments.directory.identity import read_identity
 from segments.format.meta_header import check_headers
@@ -40,7 +41,7 @@ from vdl.pipeline.columns import Gathered, open_lane
 from vdl.pipeline.inflated import Inflated
 from vdl.pipeline.positions import TASK_ROWS_MAX, OffsetRange
 
-CATALOG_GROUP = 0
+CATALOG_GROUP = GroupId(0)
 TASK_BYTES_MAX = 64 << 20
 """Of segment files that one task reads, unless a single one is larger."""
 TASKS_WANTED = 8
@@ -57,13 +58,13 @@ class SealedSegment:
     """A segment that no longer changes: entries [first, end) with offsets [base, next)."""
 
     directory: str
-    log_id: int
-    group_id: int
+    log_id: LogId
+    group_id: GroupId
     number: int
-    first_index: int
-    end_index: int
-    base_offset: int
-    next_offset: int
+    first_index: Index
+    end_index: Index
+    base_offset: Offset
+    next_offset: Offset
     size_bytes: int
 
 
@@ -104,7 +105,7 @@ def find(directory: str, topic: str, topic_id: str, count: int) -> dict[int, lis
     return found
 
 
-def _groups(directory: str, log_id: int, topic: str, topic_id: str) -> list[int]:
+def _groups(directory: str, log_id: LogId, topic: str, topic_id: str) -> list[GroupId]:
     """The group ids of a topic's partitions, as the catalog's state in the meta has them; nothing
     when it does not know the topic, or another of that name. Raises StorageError, OSError."""
     name = _TOPIC + topic.encode()
@@ -118,7 +119,7 @@ def _groups(directory: str, log_id: int, topic: str, topic_id: str) -> list[int]
             raise CorruptRecord("meta value", 0, expected=crc, actual=crc32c(item[4:]))
         fields = msgspec.msgpack.decode(item[end:])
         told = base64.urlsafe_b64encode(fields[1]).decode().rstrip("=")
-        return [int(group) for group in fields[2]] if told == topic_id else []
+        return [GroupId(group) for group in fields[2]] if told == topic_id else []
     except _MALFORMED as error:
         raise CorruptRecord("meta", 0) from error
 
@@ -137,12 +138,14 @@ def _stored(meta: str, key: bytes) -> bytes | None:
         return None if stored is None else bytes(stored)
 
 
-def _sealed(fs: RealFileSystem, directory: str, log_id: int, group_id: int) -> list[SealedSegment]:
+def _sealed(
+    fs: RealFileSystem, directory: str, log_id: LogId, group_id: GroupId
+) -> list[SealedSegment]:
     path = log_directory(directory, log_id)
     files = LogFiles(fs, path, log_id, group_id, StoreOptions().index_segment_entries)
     if not fs.exists(path):
         return []
-    infos, _ = files.segments(flushed_index=0)  # a bad header is nothing to a reader
+    infos, _ = files.segments(flushed_index=NO_INDEX)  # a bad header is nothing to a reader
     pairs = list(pairwise(infos))
     # A large append may have begun the newest files before what lies there was committed.
     while pairs and not _is_indexed(files, pairs[-1][0].number, pairs[-1][1].first_index - 1):
@@ -159,7 +162,7 @@ def _sealed(fs: RealFileSystem, directory: str, log_id: int, group_id: int) -> l
     ]  # fmt: skip
 
 
-def _is_indexed(files: LogFiles, segment: int, last: int) -> bool:
+def _is_indexed(files: LogFiles, segment: int, last: Index) -> bool:
     """Whether a flush has come to the segment's last entry: only then all of it is committed."""
     try:
         return sequence_of(files.idx(last).segment) == sequence_of(segment)
@@ -236,7 +239,7 @@ def read_segment(
     if not Path(path).is_dir():
         raise FileNotFoundError(path)
     files = LogFiles(fs, path, one.log_id, one.group_id, StoreOptions().index_segment_entries)
-    infos, _ = files.segments(flushed_index=0)  # a bad header is nothing to a reader
+    infos, _ = files.segments(flushed_index=NO_INDEX)  # a bad header is nothing to a reader
     info = next((i for i in infos if i.number == one.number), None)
     if info is None or info.first_index != one.first_index:
         raise FileNotFoundError(files.segment_path(one.number))

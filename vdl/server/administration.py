@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from ids import GroupId, ServerId
 from raft.progress import ProgressState as RaftProgressState
+from raft.types import NONE
 from rpc.admin import (
     GroupStatus,
     ProgressState,
@@ -44,7 +46,7 @@ class Administration:
         self._server = server
         self._started_ns = server.clock.now_ns()
 
-    def status(self, groups: Sequence[int]) -> Iterator[ServerStatus]:
+    def status(self, groups: Sequence[GroupId]) -> Iterator[ServerStatus]:
         """See `AdminBackend.status`."""
         server = self._server
         host = server.host
@@ -75,7 +77,11 @@ class Administration:
                 yield self._part(host, ids[start : start + GROUPS_PER_PART], lost, wanted)
 
     def _part(
-        self, host: Host, ids: Sequence[int], lost: frozenset[int], wanted: frozenset[int]
+        self,
+        host: Host,
+        ids: Sequence[GroupId],
+        lost: frozenset[GroupId],
+        wanted: frozenset[GroupId],
     ) -> ServerStatus:
         """What is wrong with these groups, and those of `wanted` that are still here."""
         part = ServerStatus(self._server.config.server_id)
@@ -137,7 +143,7 @@ class Administration:
                     )
         return status
 
-    def _name(self, group_id: int) -> str:
+    def _name(self, group_id: GroupId) -> str:
         host = self._server.host
         assert host is not None
         if group_id == CATALOG_GROUP:
@@ -148,7 +154,7 @@ class Administration:
         return f"{info.topic}-{info.partition}" if info is not None else f"group-{group_id}"
 
     def transfer_leadership(
-        self, group: int, to_server: int, done: Callable[[TransferResult], None]
+        self, group: GroupId, to_server: ServerId, done: Callable[[TransferResult], None]
     ) -> None:
         """See `AdminBackend.transfer_leadership`."""
         host = self._server.host
@@ -160,7 +166,7 @@ class Administration:
             done(TransferResult(TransferOutcome.NOT_LEADER, here.node.lead))
             return
         voters = here.node.membership.incoming
-        target = next((r for r in sorted(voters) if server_of(r) == to_server), 0)
+        target = next((r for r in sorted(voters) if server_of(r) == to_server), NONE)
         if not target:
             done(TransferResult(TransferOutcome.NO_REPLICA))
             return

@@ -26,6 +26,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ids import ServerId
 from rpc.hello import Hello
 from rpc.links import Links
 from rpc.streams import Address, Dial, DialFailed, PeerHandler, Stream
@@ -219,7 +220,7 @@ class Process:
             on_trouble=self._cannot_dial,
         )
 
-    def _cannot_dial(self, server_id: int, address: Address, cause: str) -> None:
+    def _cannot_dial(self, server_id: ServerId, address: Address, cause: str) -> None:
         host, port = address
         self._log.warning("dial_failed", peer=server_id, address=f"{host}:{port}", cause=cause)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from ids import GroupId, ServerId
 from rpc.birth import decode_answer, encode_ask
 from rpc.errors import MalformedFrame
 from rpc.hello import Hello, RejectReason
@@ -208,19 +209,19 @@ class Server:
                 self._log.error("seeds_differ", peer=hello.server_id)
             self._found_if_all_are_empty()
 
-    def link_down(self, server_id: int, *, refused: bool) -> None:
+    def link_down(self, server_id: ServerId, *, refused: bool) -> None:
         if self.host is not None:
             self.host.link_down(server_id, refused=refused)
         elif self._birth is not None:
             self._birth.seed_left(server_id)
 
-    def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
+    def frame(self, server_id: ServerId, frame_type: FrameType, payload: memoryview) -> None:
         if self.host is not None:
             self.host.frame(server_id, frame_type, payload)
         elif frame_type is FrameType.ANSWER:
             self._answered(server_id, payload)
 
-    def _answered(self, server_id: int, payload: memoryview) -> None:
+    def _answered(self, server_id: ServerId, payload: memoryview) -> None:
         """A member of a cluster told this empty server what its cluster is."""
         encoded, _ = decode_answer(payload)
         birth = self._birth
@@ -254,7 +255,9 @@ class Server:
             )
             self.state = ServerState.WAITING
 
-    def rejected(self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool) -> None:
+    def rejected(
+        self, server_id: ServerId, reason: RejectReason, text: str, *, by_peer: bool
+    ) -> None:
         if reason not in (RejectReason.STOPPING, RejectReason.IDENTITY_CHANGED):
             # Those two are part of every planned stop and of every birth.
             self._log.warning(
@@ -300,7 +303,8 @@ class Server:
             config=config.kafka,
             compute=context.compute,
         )
-        for group_id, coordinator in enumerate(host.coordinators, start=1):
+        for number, coordinator in enumerate(host.coordinators, start=1):
+            group_id = GroupId(number)
             context.groups.attach(coordinator)
             context.commit_logs[group_id] = CommitLog(
                 coordinator, group_id, self.clock, host.state.gaps, context.compute

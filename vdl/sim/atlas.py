@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ids import GroupId
 from vdl.logstream.host import Host
 from vdl.logstream.membership.replicas import replica_ids
 from vdl.logstream.state import CATALOG_GROUP
@@ -69,7 +70,7 @@ def _newest(machines: Sequence[Machine]) -> Host | None:
     )
 
 
-def _why_not(group_id: int, newest: Host, watch: RaftWatch) -> str:
+def _why_not(group_id: GroupId, newest: Host, watch: RaftWatch) -> str:
     seen = watch.group(group_id)
     membership = seen.membership
     if membership.is_joint or membership.learners:
@@ -85,7 +86,9 @@ def _why_not(group_id: int, newest: Host, watch: RaftWatch) -> str:
     return ""
 
 
-def _has_recovered(machine: Machine, groups: Sequence[int], newest: Host, watch: RaftWatch) -> bool:
+def _has_recovered(
+    machine: Machine, groups: Sequence[GroupId], newest: Host, watch: RaftWatch
+) -> bool:
     """Whether a machine that lost something has successors that vote for all it lost."""
     server = machine.server
     if server is None or server.host is None or server.state is not ServerState.SERVING:

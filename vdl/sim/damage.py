@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from ids import NO_INDEX, GroupId, Index, LogId, indexes
 from segments.api import EntriesDamaged, StorageError
 from segments.format.block import (
     BLOCK_HEADER_BYTES,
@@ -77,13 +78,13 @@ def flip_durable_bit(disk: SimDisk, rng: Random) -> bytes:
 def _placed_frames(disk: SimDisk, block: Block) -> list[tuple[Inode, int, int]]:
     """(file, position, length) of the frames that a block says are in segments, and that no note of
     a flush has come to."""
-    flushed: dict[int, int] = {}
+    flushed: dict[LogId, Index] = {}
     for inode, header in _files(disk):
         for other in _blocks(inode, header):
             for log_id, kind, _, index, _ in _records(other):
                 if kind == FLUSHED:
-                    flushed[log_id] = max(flushed.get(log_id, 0), index)
-    places: dict[int, tuple[int, int]] = {}
+                    flushed[log_id] = max(flushed.get(log_id, NO_INDEX), index)
+    places: dict[LogId, tuple[int, int]] = {}
     found: list[tuple[Inode, int, int]] = []
     for log_id, kind, term, index, value in _records(block):
         if kind == PLACE:
@@ -93,14 +94,14 @@ def _placed_frames(disk: SimDisk, block: Block) -> list[tuple[Inode, int, int]]:
             length, crc = value & 0xFFFFFFFF, value >> 32
             places[log_id] = segment, position + length
             node = _find(disk, segment_path(log_directory("data", log_id), segment))
-            if index <= flushed.get(log_id, 0) or not isinstance(node, Inode):
+            if index <= flushed.get(log_id, NO_INDEX) or not isinstance(node, Inode):
                 continue
             if is_frame(memoryview(node.durable)[position : position + length], length, crc):
                 found.append((node, position, length))
     return found
 
 
-def _records(block: Block) -> list[tuple[int, int, int, int, int]]:
+def _records(block: Block) -> list[tuple[LogId, int, int, Index, int]]:
     """(log id, kind, term, index, value) of each."""
     unpacked = [
         STATE_RECORD.unpack_from(block.table, at) for at in range(0, len(block.table), RECORD_BYTES)
@@ -127,17 +128,17 @@ class Spoiled:
 
     what: str
     page: tuple[Inode, int]
-    entries: list[int]
+    entries: list[Index]
     index_durable: bool
 
 
 def spoil_segment(
-    disk: SimDisk, files: LogFiles, first: int, end: int, rng: Random
+    disk: SimDisk, files: LogFiles, first: Index, end: Index, rng: Random
 ) -> Spoiled | None:
     """Let one page not be readable that entries of [first, end), which lie in segments, or their
     Idx lie in; None when there is no such. No flush may be under way: what it writes there nobody
     would know of."""
-    index = rng.randrange(first, end)
+    index = Index(rng.randrange(first, end))
     try:
         idx = files.idx(index)
     except StorageError:
@@ -151,7 +152,7 @@ def spoil_segment(
     inode = _find(disk, path)
     if not isinstance(inode, Inode) or page * PAGE_BYTES >= len(inode.durable):
         return None
-    inside: list[int] = []
+    inside: list[Index] = []
     if path == files.segment_path(idx.segment):
         inside = _entries_in_page(files, idx.segment, page, index, first, end)
         if not inside:
@@ -163,7 +164,7 @@ def spoil_segment(
     )
 
 
-def is_index_durable(disk: SimDisk, files: LogFiles, end: int) -> bool:
+def is_index_durable(disk: SimDisk, files: LogFiles, end: Index) -> bool:
     """Whether a power cut leaves the Idx of all entries below `end`."""
     for number in range((end - 1) // files.index_entries + 1):
         inode = _find(disk, files.index_path(number))
@@ -173,12 +174,12 @@ def is_index_durable(disk: SimDisk, files: LogFiles, end: int) -> bool:
 
 
 def _entries_in_page(
-    files: LogFiles, segment: int, page: int, index: int, first: int, end: int
-) -> list[int]:
+    files: LogFiles, segment: int, page: int, index: Index, first: Index, end: Index
+) -> list[Index]:
     """The entries of [first, end) of which a byte lies in the page, as that of `index` does; none
     where an Idx among them is damaged."""
 
-    def lies_in_page(n: int) -> bool:
+    def lies_in_page(n: Index) -> bool:
         idx = files.idx(n)
         start, stop = idx.position // PAGE_BYTES, (idx.position + idx.length - 1) // PAGE_BYTES
         return idx.segment == segment and start <= page <= stop
@@ -191,7 +192,7 @@ def _entries_in_page(
             high += 1
     except StorageError:
         return []
-    return list(range(low, high))
+    return list(indexes(low, high))
 
 
 def _proved_block(disk: SimDisk, rng: Random) -> tuple[Inode, Block] | None:
@@ -235,13 +236,13 @@ def spoil_header(disk: SimDisk, rng: Random) -> str:
     return f"a bit flips in {name} at {position}"
 
 
-def log_files(disk: SimDisk, log_id: int, group_id: int, index_entries: int) -> LogFiles:
+def log_files(disk: SimDisk, log_id: LogId, group_id: GroupId, index_entries: int) -> LogFiles:
     """The segment files of one log, as a server of this configuration has them."""
     directory = log_directory("data", log_id)
     return LogFiles(SimFileSystem(disk), directory, log_id, group_id, index_entries)
 
 
-def open_hole(disk: SimDisk, files: LogFiles, index: int, rng: Random) -> bool:
+def open_hole(disk: SimDisk, files: LogFiles, index: Index, rng: Random) -> bool:
     """Flip a bit in the frame of entry `index`, and one in what a checkpoint says of its log; False
     when the entry is in no segment. No process may be using the disk."""
     try:
@@ -262,7 +263,7 @@ def open_hole(disk: SimDisk, files: LogFiles, index: int, rng: Random) -> bool:
     return True
 
 
-def is_hole(files: LogFiles, index: int) -> bool:
+def is_hole(files: LogFiles, index: Index) -> bool:
     """Whether the entry lies in a segment and cannot be read there."""
     try:
         files.entries(index, index + 1, 0)

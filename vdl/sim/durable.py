@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from struct import Struct
 
+from ids import NO_INDEX, NO_TERM, Index, LogId, Term, indexes
 from segments.api import Buffer
 from segments.format.block import (
     BLOCK_HEADER_BYTES,
@@ -53,23 +54,23 @@ class DurableLog:
     __slots__ = ("commit", "ever", "files", "first", "flushed", "last", "term", "terms", "vote")
 
     def __init__(self) -> None:
-        self.first = 1
-        self.last = 0
-        self.terms: dict[int, int] = {}
+        self.first = Index(1)
+        self.last = NO_INDEX
+        self.terms: dict[Index, Term] = {}
         """Term by index, as the log stands."""
-        self.ever: dict[int, set[int]] = {0: {0}}
+        self.ever: dict[Index, set[Term]] = {NO_INDEX: {NO_TERM}}
         """Terms that were durable at an index at any time: one write may replace what another, not
         yet acknowledged, had made durable before it. Of the entry before `first` too."""
-        self.files: dict[int, int] = {}
+        self.files: dict[Index, int] = {}
         """By index, the journal file with the newest copy of the entry; of some that are flushed or
         cut off, too."""
-        self.flushed = 0
+        self.flushed = NO_INDEX
         """Last entry that segments hold, as the journal says."""
-        self.term = 0
+        self.term = NO_TERM
         self.vote = 0
-        self.commit = 0
+        self.commit = NO_INDEX
 
-    def entry(self, index: int, term: int, file: int) -> None:
+    def entry(self, index: Index, term: Term, file: int) -> None:
         """An entry; one already held with the same term was written again, nothing else."""
         if index <= self.last and self.terms.get(index) != term:
             self.cut(index)
@@ -78,13 +79,13 @@ class DurableLog:
         self.files[index] = file
         self._note(index, term)
 
-    def cut(self, index: int) -> None:
+    def cut(self, index: Index) -> None:
         """The suffix from `index` on is gone."""
-        for gone in range(index, self.last + 1):
+        for gone in indexes(index, self.last + 1):
             self.terms.pop(gone, None)
         self.last = min(self.last, index - 1)
 
-    def reset(self, first: int, term_before: int) -> None:
+    def reset(self, first: Index, term_before: Term) -> None:
         """Everything is gone; the log goes on at `first`, behind an entry of `term_before`."""
         self.terms.clear()
         self.files.clear()
@@ -92,18 +93,18 @@ class DurableLog:
         self.flushed = first - 1
         self._note(first - 1, term_before)
 
-    def trim(self, first: int, term_before: int) -> None:
+    def trim(self, first: Index, term_before: Term) -> None:
         """The entries below `first` are gone, the last of them one of `term_before`."""
         self.first = first
         self._note(first - 1, term_before)
 
-    def only_before(self, file: int) -> list[int]:
+    def only_before(self, file: int) -> list[Index]:
         """Entries that only journal files before that one hold, ascending."""
         begin = max(self.flushed + 1, self.first)
         self.files = {i: f for i, f in self.files.items() if begin <= i <= self.last}
         return sorted(index for index, held in self.files.items() if held < file)
 
-    def _note(self, index: int, term: int) -> None:
+    def _note(self, index: Index, term: Term) -> None:
         known = self.ever.get(index)
         if known is None:
             self.ever[index] = {term}
@@ -117,7 +118,7 @@ class DurableLogs:
     __slots__ = ("_files", "_frames", "_waiting", "blocks", "logs")
 
     def __init__(self) -> None:
-        self.logs: dict[int, DurableLog] = {}
+        self.logs: dict[LogId, DurableLog] = {}
         self.blocks = 0
         self._files: dict[int, int] = {}
         """Sequences of journal files by their salts."""

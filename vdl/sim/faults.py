@@ -20,6 +20,7 @@ from itertools import permutations
 from random import Random
 from typing import Protocol
 
+from ids import Index, LogId, indexes
 from segments.io import failpoint
 from vdl.clock import MS
 from vdl.logstream.state import CATALOG_GROUP
@@ -561,21 +562,21 @@ class DamagedEntries:
         taken = {i for m in world.machines for g, _, i in m.damaged_entries if g == group_id}
         chosen = rng.sample(world.machines, rng.randint(1, 2))
         is_kill = rng.random() < HOLE_KILL_CHANCE
-        plan: list[tuple[Machine, int, int]] = []
+        plan: list[tuple[Machine, LogId, Index]] = []
         for machine in chosen:
             log = machine.log_of(group_id)
             # One that was cut could not be applied from its beginning.
             if log is None or log.first_index > 1:
                 return False
             # Between others of its term: where a term begins, damage without Idx hides which.
-            indexes = [
+            between = [
                 i
-                for i in range(2, log.flushed_index)
+                for i in indexes(Index(2), log.flushed_index)
                 if i not in taken and log.term(i - 1) == log.term(i + 1)
             ]
-            if not indexes:
+            if not between:
                 return False
-            index = rng.choice(indexes)
+            index = rng.choice(between)
             taken.add(index)
             plan.append((machine, log.log_id, index))
         for machine, log_id, index in plan:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from random import Random
 from zlib import crc32
 
+from ids import ServerId
 from rpc.hello import Hello, RejectReason
 from rpc.peer import FrameType
 from rpc.streams import PeerHandler
@@ -70,7 +71,7 @@ class FrameFaults:
         clock: NodeClock,
         rng: Random,
         is_over: Callable[[], bool],
-        server_id: int = 0,
+        server_id: ServerId = ServerId(0),
     ) -> None:
         """`is_over`: whether the links have been closed; no callback may follow that. `server_id`:
         whose handler this is."""
@@ -82,7 +83,7 @@ class FrameFaults:
         self._is_over = is_over
         self._held: list[Callable[[], None]] = []
 
-    def frame(self, server_id: int, frame_type: FrameType, payload: memoryview) -> None:
+    def frame(self, server_id: ServerId, frame_type: FrameType, payload: memoryview) -> None:
         """See `PeerHandler.frame`."""
         weather = self._weather
         if frame_type is not FrameType.RAFT or not weather.active:
@@ -103,7 +104,7 @@ class FrameFaults:
         else:
             self._handler.frame(server_id, frame_type, payload)
 
-    def _later(self, server_id: int, payload: memoryview) -> None:
+    def _later(self, server_id: ServerId, payload: memoryview) -> None:
         # A copy: what the handler is given belongs to it, and it may be given the frame twice.
         copy = memoryview(bytearray(payload))
         delay_ns = int(self._rng.expovariate(1.0 / self._weather.delay_ns_mean))
@@ -114,7 +115,7 @@ class FrameFaults:
 
         self._clock.call_later(min(delay_ns, HELD_BACK_NS_MAX), deliver)
 
-    def _hold(self, server_id: int, payload: memoryview) -> None:
+    def _hold(self, server_id: ServerId, payload: memoryview) -> None:
         """Until `noted`, or for as long as a frame may be held back."""
         copy = memoryview(bytearray(payload))
         self._weather.snapshots.discard(crc32(payload))
@@ -144,10 +145,12 @@ class FrameFaults:
     def link_up(self, hello: Hello) -> None:
         self._handler.link_up(hello)
 
-    def link_down(self, server_id: int, *, refused: bool) -> None:
+    def link_down(self, server_id: ServerId, *, refused: bool) -> None:
         self._handler.link_down(server_id, refused=refused)
 
-    def rejected(self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool) -> None:
+    def rejected(
+        self, server_id: ServerId, reason: RejectReason, text: str, *, by_peer: bool
+    ) -> None:
         self._handler.rejected(server_id, reason, text, by_peer=by_peer)
 
     def beat(self) -> None:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from raft.types import Index
+from ids import NO_INDEX, GroupId, Index, ServerId
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import LOOK_NS
@@ -70,7 +70,7 @@ class InSyncWatch:
             if machine.life is not None and not machine.life.clock.paused
             if machine.server is not None and machine.server.host is not None
         ]
-        leaders: dict[int, Group] = {}
+        leaders: dict[GroupId, Group] = {}
         terms: dict[int, int] = {}
         for host in hosts:
             for group_id, group in host.groups.items():
@@ -100,16 +100,16 @@ class InSyncWatch:
                             self._violate("not-in-sync", f"{what} is, which lacks entry {settled}")
         self._wrong = wrong
 
-    def _settled(self, group_id: int, now_ns: int) -> Index:
+    def _settled(self, group_id: GroupId, now_ns: int) -> Index:
         """What was committed at least `SETTLED_NS` ago."""
         known = self._committed.setdefault(group_id, deque())
         known.append((now_ns, self._raft.group(group_id).cluster.last_committed))
         while len(known) > 1 and known[1][0] <= now_ns - SETTLED_NS:
             known.popleft()
         at_ns, index = known[0]
-        return index if at_ns <= now_ns - SETTLED_NS else 0
+        return index if at_ns <= now_ns - SETTLED_NS else NO_INDEX
 
-    def _holds(self, leader: Group, server: int, index: Index) -> bool:
+    def _holds(self, leader: Group, server: ServerId, index: Index) -> bool:
         for replica in leader.listed:
             if server_of(replica) == server:
                 last = self._raft.durable_last(leader.group_id, replica)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
 
-from raft.types import NodeId
+from ids import GroupId, Index, NodeId
 from segments.api import Buffer, StorageError, StoredEntry
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
@@ -154,7 +154,7 @@ class Watch:
                 what = f"{tp}: value {value} on {copies} disks, {asked} were asked for"
                 self.violate("too-few-copies", what)
 
-    def _held(self, group_id: int, replica: NodeId) -> set[int]:
+    def _held(self, group_id: GroupId, replica: NodeId) -> set[int]:
         """Values that are durable with the replica, or were when its disk was lost: what it said
         before that is still so, until another one takes its place."""
         return self._lost.get((group_id, replica), self._values[server_of(replica)])
@@ -171,7 +171,7 @@ class Watch:
         self._listen(machine)
         self.raft.disk_lost(machine.server_id)
 
-    def _other_voters(self, group_id: int, voters: Collection[NodeId]) -> None:
+    def _other_voters(self, group_id: GroupId, voters: Collection[NodeId]) -> None:
         """A voter goes: what its replica held was rightly counted, though the answer may still be
         on its way. Or one comes, which may lack what most of the others have: it is no less
         committed, and any majority that elects somebody has one of those (thesis §4.1)."""
@@ -324,7 +324,7 @@ def unflushed_bound(host: Host, sent_bytes_max: int) -> int:
 
 def _read_log(
     group: Group,
-    first: int,
+    first: Index,
     digests: dict[str, tuple[int, str]],
     machine: Machine,
     done: Callable[[], None],

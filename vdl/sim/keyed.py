@@ -19,6 +19,7 @@ from functools import partial
 from random import Random
 
 import segments.api as storage
+from ids import GroupId
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.wire import create_topics
@@ -66,7 +67,7 @@ class KeyedTopic:
         time: VirtualTime,
         client: KafkaClient,
         rng: Random,
-        on_group: Callable[[int], None],
+        on_group: Callable[[GroupId], None],
     ) -> None:
         self._machines = machines
         self._time = time

@@ -21,6 +21,7 @@ from enum import Enum
 from functools import partial
 from random import Random
 
+from ids import GroupId, Index, LogId, ServerId
 from rpc.hello import Hello
 from rpc.links import Links
 from rpc.peer import FrameType
@@ -221,7 +222,7 @@ class WatchedLinks(Links):
 
     def send(
         self,
-        server_id: int,
+        server_id: ServerId,
         frame_type: FrameType,
         buffers: Sequence[Buffer],
         *,
@@ -297,9 +298,9 @@ class Machine:
         """Whether its segments get nothing while the journal goes on."""
         self.on_staged: Callable[[Life], None] = _ignore
         """Told whenever something is on its way to the journal."""
-        self.damaged_entries: list[tuple[int, int, int]] = []
+        self.damaged_entries: list[tuple[GroupId, LogId, Index]] = []
         """(group, log, index) of every entry that was damaged in a segment here."""
-        self.unreported: list[tuple[int, int, int, tuple[Inode, int]]] = []
+        self.unreported: list[tuple[GroupId, LogId, Index, tuple[Inode, int]]] = []
         """(group, log, end, page): where the Idx below `end` were not durable when a page went bad
         that could have told what they do."""
         self.excused: set[str] = set()
@@ -312,7 +313,7 @@ class Machine:
     def server(self) -> Server | None:
         return self.life.server if self.life is not None else None
 
-    def log_of(self, group_id: int) -> DiskLog | None:
+    def log_of(self, group_id: GroupId) -> DiskLog | None:
         """The log of the replica of a group that runs here."""
         host = self.server.host if self.server is not None else None
         group = host.groups.get(group_id) if host is not None else None
@@ -553,7 +554,7 @@ class Machine:
             if self.life is not None:
                 self.life.workers.starve(is_starved=is_starved)
 
-    def open_hole(self, group_id: int, log_id: int, index: int, rng: Random) -> None:
+    def open_hole(self, group_id: GroupId, log_id: LogId, index: Index, rng: Random) -> None:
         """An entry, which a segment holds, and its log's checkpoint lose a bit. Nothing runs."""
         assert self.life is None, f"{self.name} runs"
         files = self._log_files(log_id, group_id)
@@ -590,7 +591,7 @@ class Machine:
                 return f"{self.name}: only an index in memory tells of a log of group {group_id}"
         return ""
 
-    def _log_files(self, log_id: int, group_id: int) -> LogFiles:
+    def _log_files(self, log_id: LogId, group_id: GroupId) -> LogFiles:
         return log_files(self.disk, log_id, group_id, self.config.store.index_segment_entries)
 
     def failed(self, error: BaseException) -> None:
@@ -758,7 +759,7 @@ class TraceLog:
         self._machine.note(line)
 
 
-def machine_name(server_id: int) -> str:
+def machine_name(server_id: ServerId) -> str:
     """The host name of a server's machine."""
     return f"s{server_id}"
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from zlib import crc32
 
+from ids import NO_INDEX, NO_TERM, GroupId, Index, LogId, NodeId, ServerId, Term, indexes
 from raft.errors import Compacted
 from raft.invariants import (
     ClusterInvariants,
@@ -38,7 +39,7 @@ from raft.messages import MsgAppResp, MsgSnap, MsgVote, MsgVoteResp
 from raft.node import RawNode
 from raft.ready import Ready
 from raft.state import LEADER, Raft
-from raft.types import Entry, EntryKind, HardState, Index, NodeId, Term
+from raft.types import Entry, EntryKind, HardState
 from rpc.frames import decode_messages
 from segments.api import Log
 from vdl.errors import ErrorCode
@@ -65,17 +66,17 @@ class Past:
     """What one replica has told others, over all its lives."""
 
     votes: dict[Term, NodeId] = field(default_factory=dict)
-    term: Term = 0
+    term: Term = NO_TERM
     """Highest term it has voted or acknowledged in."""
-    index: Index = 0
+    index: Index = NO_INDEX
     """Last entry it has acknowledged and not been made to replace since."""
-    index_term: Term = 0
+    index_term: Term = NO_TERM
 
 
 class GroupWatch:
     """Everything known of one group over the whole run."""
 
-    def __init__(self, group_id: int) -> None:
+    def __init__(self, group_id: GroupId) -> None:
         self.group_id = group_id
         self.cluster = ClusterInvariants()
         self.leaders: dict[Term, NodeId] = {}
@@ -86,8 +87,8 @@ class GroupWatch:
         """What the members are once everything up to an index is applied."""
         self.membership = Membership()
         """As its newest leader has it."""
-        self.membership_term: Term = 0
-        self.membership_index: Index = 0
+        self.membership_term: Term = NO_TERM
+        self.membership_index: Index = NO_INDEX
         self.most_voters = 0
         self.is_compacted = False
         """Of entries with records, replicas may hold more or less: only their places are equal."""
@@ -118,12 +119,12 @@ class ReplicaWatch:
         self.seen = seen
         self.group = group
         self.node: RawNode = group.node
-        self._commit: Index = 0
+        self._commit: Index = NO_INDEX
         self._leading = False
-        self._led_term: Term = 0
+        self._led_term: Term = NO_TERM
         self._mark: tuple[object, ...] = ()
-        self._base: Index = 0
-        self._terms: list[Term] = [0]
+        self._base: Index = NO_INDEX
+        self._terms: list[Term] = [NO_TERM]
         self._chains: list[int] = [0]
         self._confs: list[Index] = []
         self._installing: tuple[Index, Index] | None = None
@@ -188,7 +189,7 @@ class ReplicaWatch:
         first = log.first_index()
         if first > 1:
             self._rebase(first - 1, log.term(first - 1))
-        for index in range(first, log.offset):
+        for index in indexes(first, log.offset):
             term = log.term(index)
             chain = seen.chains.get((index, term))
             if chain is None or index > log.committed:
@@ -434,7 +435,7 @@ class LifeWatch:
 
     __slots__ = ("_groups", "_marks", "_replicas", "_touched", "_watch", "life", "recovered")
 
-    def __init__(self, watch: RaftWatch, life: Life, recovered: dict[int, HardState]) -> None:
+    def __init__(self, watch: RaftWatch, life: Life, recovered: dict[LogId, HardState]) -> None:
         self._watch = watch
         self.life = life
         self.recovered = recovered
@@ -548,23 +549,23 @@ class RaftWatch:
 
     def __init__(self, machines: Iterable[Machine], violate: Violate) -> None:
         self.elections = 0
-        self.groups: dict[int, GroupWatch] = {}
-        self.disks: dict[int, DurableLogs] = {m.server_id: DurableLogs() for m in machines}
+        self.groups: dict[GroupId, GroupWatch] = {}
+        self.disks: dict[ServerId, DurableLogs] = {m.server_id: DurableLogs() for m in machines}
         """By server id."""
-        self.partitions: dict[tuple[str, int], int] = {}
+        self.partitions: dict[tuple[str, int], GroupId] = {}
         """Group by (topic, partition); of a topic made anew, the newest."""
-        self.log_ids: dict[tuple[int, NodeId], int] = {}
+        self.log_ids: dict[tuple[GroupId, NodeId], LogId] = {}
         """Which log on its disk a (group, replica) is; none for a replica lost for good."""
-        self.lost: dict[tuple[int, NodeId], DurableLog] = {}
+        self.lost: dict[tuple[GroupId, NodeId], DurableLog] = {}
         """Replicas lost for good, as their disks had them: what they said before is still so."""
-        self.on_other_voters: Callable[[int, Collection[NodeId]], None] = lambda _, __: None
+        self.on_other_voters: Callable[[GroupId, Collection[NodeId]], None] = lambda _, __: None
         """Told of a group and the voters it had, before it has others."""
         self._violate = violate
-        self._directories: dict[int, bytes] = {}
+        self._directories: dict[ServerId, bytes] = {}
         """Id of the data directory on each server's disk, once a process has had it open."""
         self._lives: dict[int, LifeWatch] = {}
 
-    def group(self, group_id: int) -> GroupWatch:
+    def group(self, group_id: GroupId) -> GroupWatch:
         seen = self.groups.get(group_id)
         if seen is None:
             seen = self.groups[group_id] = GroupWatch(group_id)
@@ -589,7 +590,7 @@ class RaftWatch:
     # --- lives ----------------------------------------------------------------------------------
     def started(self, life: Life) -> None:
         """A process has opened its store and done nothing else yet."""
-        recovered: dict[int, HardState] = {}
+        recovered: dict[LogId, HardState] = {}
         server_id = life.machine.server_id
         directory_id = life.store.directory_id
         if self._directories.setdefault(server_id, directory_id) != directory_id:
@@ -624,7 +625,7 @@ class RaftWatch:
         if watch is not None:
             watch.over()
 
-    def _check_recovered(self, server_id: int, seen: GroupWatch, log: Log) -> None:
+    def _check_recovered(self, server_id: ServerId, seen: GroupWatch, log: Log) -> None:
         """Recovery finds what the disk durably says, and no more: what it could only have read
         from the page cache it must have made durable by now."""
         durable = self.disks[server_id].logs.get(log.log_id)
@@ -641,7 +642,7 @@ class RaftWatch:
                 f" {found} recovered, {(durable.last, term, vote)} durable",
             )  # fmt: skip
             return
-        for index in range(max(durable.commit, durable.first), durable.last + 1):
+        for index in indexes(max(durable.commit, durable.first), durable.last + 1):
             if log.term(index) != durable.terms.get(index):
                 self.broken(
                     seen, "recovery", f"group {seen.group_id} on server {server_id}: entry {index}"
@@ -748,7 +749,7 @@ class RaftWatch:
             past.index, past.index_term = index, entry_term
 
     # --- disks ----------------------------------------------------------------------------------
-    def disk_lost(self, server_id: int) -> None:
+    def disk_lost(self, server_id: ServerId) -> None:
         """The disk is empty again. Its replicas are no more: who comes back as one of them, and not
         under a new number, breaks what it has told."""
         for key in [key for key in self.log_ids if server_of(key[1]) == server_id]:
@@ -756,22 +757,22 @@ class RaftWatch:
         self.disks[server_id].forget()
         self._directories.pop(server_id, None)
 
-    def _replica_lost(self, key: tuple[int, NodeId]) -> None:
+    def _replica_lost(self, key: tuple[GroupId, NodeId]) -> None:
         self.lost[key] = self._durable_log(*key) or DurableLog()
         self.log_ids.pop(key, None)
 
-    def _durable_log(self, group_id: int, replica: NodeId) -> DurableLog | None:
+    def _durable_log(self, group_id: GroupId, replica: NodeId) -> DurableLog | None:
         log_id = self.log_ids.get((group_id, replica))
         if log_id is None:
             return self.lost.get((group_id, replica))
         return self.disks[server_of(replica)].logs.get(log_id)
 
-    def durable_last(self, group_id: int, replica: NodeId) -> Index:
+    def durable_last(self, group_id: GroupId, replica: NodeId) -> Index:
         """The last entry that the replica's disk holds."""
         log = self._durable_log(group_id, replica)
-        return 0 if log is None else log.last
+        return NO_INDEX if log is None else log.last
 
-    def has_majority(self, group: Group, servers: set[int]) -> bool:
+    def has_majority(self, group: Group, servers: set[ServerId]) -> bool:
         """Whether a majority of the group's voters are on these servers, none of them lost.
 
         A server that has lost its replica of the catalog opens no other before it has a new one
@@ -790,7 +791,7 @@ class RaftWatch:
                 return False
         return True
 
-    def members_known(self, group_id: int) -> bool:
+    def members_known(self, group_id: GroupId) -> bool:
         """Whether every voter's disk knows that the newest change of its group's members is
         committed: a restart does not take that back."""
         seen = self.group(group_id)
@@ -800,7 +801,7 @@ class RaftWatch:
                 return False
         return True
 
-    def is_durable(self, group_id: int, replica: NodeId, index: Index, term: Term) -> bool:
+    def is_durable(self, group_id: GroupId, replica: NodeId, index: Index, term: Term) -> bool:
         """Whether the replica's disk holds this entry, or a snapshot that covers it."""
         log = self._durable_log(group_id, replica)
         return log is not None and (index < log.first or log.terms.get(index) == term)

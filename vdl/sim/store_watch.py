@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ids import GroupId, Index, LogId, Offset, Term
 from segments.api import Buffer, EntryLike, Log, MetaBatch
 from segments.log.log import DiskLog
 from segments.store import DiskStore
 from vdl.sim.durable import DurableLogs
 from vdl.sim.filesystem import SimMeta
 
-Broken = Callable[[int, str, str], None]
+Broken = Callable[[GroupId, str, str], None]
 
 
 class StoreWatch:
@@ -35,7 +36,7 @@ class StoreWatch:
         self._release, self._trim = journal.release, store.trim_log
         self._append, self._collect = store.append, store.checkpoint_collect
         self._reset = store.reset_log
-        self._reset_token, self._reset_group = 0, 0
+        self._reset_token, self._reset_group = 0, GroupId(0)
         """The batch that the newest reset lies in, and whose it is."""
         self._cleared: dict[int, int] = {}
         """Generation by log of which a checkpoint was to leave nothing of those before."""
@@ -66,7 +67,7 @@ class StoreWatch:
                 )  # fmt: skip
         self._release(sequence)
 
-    def trim(self, log: Log, *, first_index: int) -> None:
+    def trim(self, log: Log, *, first_index: Index) -> None:
         """The log's entries before `first_index` go."""
         stored = self._stored(log.log_id)
         if first_index > max(log.first_index, stored + 1):
@@ -77,7 +78,13 @@ class StoreWatch:
         self._trim(log, first_index=first_index)
 
     def reset(
-        self, log: Log, *, first_index: int, prev_term: int, next_offset: int, state: Buffer = b""
+        self,
+        log: Log,
+        *,
+        first_index: Index,
+        prev_term: Term,
+        next_offset: Offset,
+        state: Buffer = b"",
     ) -> None:
         """The log goes on elsewhere; until that is durable a crash brings it back as it was."""
         self._reset_token, self._reset_group = self._store._journal.queue.batch.token, log.group_id
@@ -121,7 +128,7 @@ class StoreWatch:
             self._cleared[log.id] = log.generation
         return batches
 
-    def _stored(self, log_id: int) -> int:
+    def _stored(self, log_id: LogId) -> int:
         """The applied index of the log's last durable checkpoint."""
         meta = self._store._meta
         if log_id in meta.outdated:

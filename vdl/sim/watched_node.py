@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import ClassVar
 
+from ids import NO_TERM, NodeId, Term
 from raft.messages import (
     Message,
     MsgApp,
@@ -26,7 +27,7 @@ from raft.messages import (
 )
 from raft.node import RawNode
 from raft.state import LEADER
-from raft.types import NONE, ConfChange, Entry, NodeId, Term
+from raft.types import NONE, ConfChange, Entry
 
 Broken = Callable[[str, str], None]
 
@@ -46,7 +47,7 @@ class WatchedNode(RawNode):
         self.ready = node.ready
         self._broken = broken
         self._ticks = 0
-        self._led_term: Term = 0
+        self._led_term: Term = NO_TERM
         self._heard: dict[NodeId, int] = {}
         """While it leads: when each peer was heard last, in ticks."""
 
@@ -142,7 +143,7 @@ class WatchedNode(RawNode):
         return entry
 
     # --- life and time --------------------------------------------------------------------------
-    def leader_heard(self, ticks_ago: int, *, lead: NodeId = NONE, term: Term = 0) -> None:
+    def leader_heard(self, ticks_ago: int, *, lead: NodeId = NONE, term: Term = NO_TERM) -> None:
         """See `RawNode.leader_heard`."""
         raft = self.raft
         is_old = 0 < term < raft.term

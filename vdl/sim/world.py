@@ -22,6 +22,7 @@ from operator import itemgetter
 from pathlib import Path
 from random import Random
 
+from ids import GroupId, ServerId
 from segments.api import StoreOptions
 from vdl.check import report
 from vdl.check.history import Mark, Op
@@ -177,7 +178,7 @@ class World:
         self.frames = FrameWeather(options.raft_loss, options.raft_duplicates, options.raft_delays)
         self.frames.deafness = options.deafness > 0
         self.frames.holds_snapshots = options.held_snapshots
-        self.machines = [self._machine(i) for i in range(1, options.servers + 1)]
+        self.machines = [self._machine(ServerId(i)) for i in range(1, options.servers + 1)]
         self.hosts = [machine.name for machine in self.machines] + list(CLIENT_HOSTS)
         self.watch = Watch(self.machines, min_in_sync=options.min_in_sync)
         self.watch.sent_bytes_max = sent_bytes_max(options)
@@ -211,7 +212,7 @@ class World:
         return why_not(self.machines, self.watch.raft)
 
     # --- making -----------------------------------------------------------------------------------
-    def _machine(self, server_id: int) -> Machine:
+    def _machine(self, server_id: ServerId) -> Machine:
         options = self.options
         rng = self._rng["server"]
         profile = DiskProfile(sync_ns=options.sync_us * 1_000)
@@ -566,7 +567,7 @@ class World:
             self._loads.append(self.mover)
 
     def _begin_keyed(self) -> None:
-        def written(group_id: int) -> None:
+        def written(group_id: GroupId) -> None:
             self.watch.raft.group(group_id).watch_places_only()
 
         rng = Random(self._rng["keyed"].getrandbits(64))
@@ -883,13 +884,15 @@ def fed_in_ns(options: Options, batches: int) -> int:
     return batches * batch * S // (options.catch_up_kib << 10)
 
 
-def server_config(server_id: int, options: Options) -> Config:
+def server_config(server_id: ServerId, options: Options) -> Config:
     """A server's configuration in a world of these options."""
     name = machine_name(server_id)
     peer = Address(name, PEER_PORT)
     cache_kib = options.small_cache_kib or options.cache_kib
     floor = FLOOR_BYTES if options.behind_kib else KafkaOptions().cold_read_bytes_per_second
-    seeds = {i: Address(machine_name(i), PEER_PORT) for i in range(1, options.servers + 1)}
+    seeds = {
+        i: Address(machine_name(i), PEER_PORT) for i in map(ServerId, range(1, options.servers + 1))
+    }
     return Config(
         source="simulation",
         server_id=server_id,

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ids import GroupId, ServerId
 from rpc.group_commands import (
     CommandDone,
     Fate,
@@ -58,7 +59,7 @@ RETRY_NS = 50 * MS
 URGENT_BYTES = 4 << 10
 """Smaller commands are not kept behind entries."""
 
-Receiver = Callable[[int, Any, int, Callable[[Outcome], None]], None]
+Receiver = Callable[[GroupId, Any, int, Callable[[Outcome], None]], None]
 """(group, command, deadline, done) for a coordinator that leads here."""
 
 
@@ -68,7 +69,7 @@ class _Sent(Pending[Outcome]):
     __slots__ = ("again_ns", "data", "group_id", "is_open", "sent_to", "was_open")
 
     def __init__(
-        self, group_id: int, data: bytes, deadline_ns: int, done: Callable[[Outcome], None]
+        self, group_id: GroupId, data: bytes, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:
         super().__init__(deadline_ns, done)
         self.group_id = group_id
@@ -99,7 +100,7 @@ class GroupCommands:
         as it is."""
 
     def send(
-        self, group_id: int, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]
+        self, group_id: GroupId, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:
         """Have `data` appended by the leader of a group: a partition's command, or a coordinator's
         as `commands.encode_command` makes it. `done` once, perhaps before this returns: APPLIED
@@ -138,7 +139,7 @@ class GroupCommands:
                 return
         self._wait(sent)
 
-    def _note_sent(self, sent: _Sent, leader: int, until_ns: int) -> None:
+    def _note_sent(self, sent: _Sent, leader: ServerId, until_ns: int) -> None:
         sent.sent_to = leader
         sent.was_open = sent.is_open
         sent.is_open = True
@@ -158,7 +159,7 @@ class GroupCommands:
         if not self._state.outbox.is_closed:
             self.retry(self._state.clock.now_ns())
 
-    def _ended(self, number: int, server_id: int, outcome: Outcome) -> None:
+    def _ended(self, number: int, server_id: ServerId, outcome: Outcome) -> None:
         """A server answered, perhaps late."""
         sent = self._sent.get(number)
         if sent is None:
@@ -172,7 +173,7 @@ class GroupCommands:
             self._wait(sent)
 
     # --- frames ------------------------------------------------------------------------------
-    def command_received(self, from_server: int, payload: memoryview) -> None:
+    def command_received(self, from_server: ServerId, payload: memoryview) -> None:
         """A peer's command for a group that is led here, as far as it knows. Raises
         MalformedFrame."""
         sent = decode_command(payload)
@@ -184,7 +185,7 @@ class GroupCommands:
         deadline_ns = self._state.clock.now_ns() + sent.timeout_ms * MS
         self._deliver(sent.group, bytes(sent.command), deadline_ns, done)
 
-    def _answer(self, to_server: int, request_id: int, outcome: Outcome) -> None:
+    def _answer(self, to_server: ServerId, request_id: int, outcome: Outcome) -> None:
         answer = outcome.result
         if outcome.kind is not OutcomeKind.APPLIED:
             done = CommandDone(request_id, _FATES[outcome.kind])
@@ -195,7 +196,7 @@ class GroupCommands:
         # One that does not leave is missed, and the command sent again.
         self._state.transport.send(to_server, FrameType.COMMAND_DONE, encode_done(done))
 
-    def answer_received(self, from_server: int, payload: memoryview) -> None:
+    def answer_received(self, from_server: ServerId, payload: memoryview) -> None:
         """What a peer made of our command. Raises MalformedFrame."""
         done = decode_done(payload)
         outcome = _OUTCOMES.get(done.fate, UNKNOWN)
@@ -207,7 +208,7 @@ class GroupCommands:
 
     # --- the leader's side -------------------------------------------------------------------
     def _deliver(
-        self, group_id: int, data: bytes, deadline_ns: int, done: Callable[[Outcome], None]
+        self, group_id: GroupId, data: bytes, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:
         """Have a group that leads here append a command."""
         stream = self._state.streams.get(group_id)
@@ -229,7 +230,7 @@ class GroupCommands:
             done(TOO_LARGE)
 
     def _propose(
-        self, group_id: int, command: Any, deadline_ns: int, done: Callable[[Outcome], None]
+        self, group_id: GroupId, command: Any, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:
         self._state.state_groups[group_id].propose(command, deadline_ns=deadline_ns, done=done)
 
@@ -247,7 +248,7 @@ class GroupCommands:
                 del self._sent[number]
                 sent.done(UNKNOWN if sent.is_open else NOT_APPENDED)
 
-    def link_down(self, server_id: int) -> None:
+    def link_down(self, server_id: ServerId) -> None:
         """What it was sent may be lost."""
         for sent in self._sent.values():
             if sent.sent_to == server_id:
