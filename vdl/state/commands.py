@@ -508,7 +508,7 @@ class SubscribedTopic(Part, frozen=True):
     name: str
     topic_id: bytes
     partitions: int
-    last_group: int
+    last_group: GroupId
     """The group id of its last partition. Ids are given out in order: a catalog that does not list
     the topic, and has not given out so many, lags behind the one this was found in."""
 
