@@ -207,7 +207,7 @@ class ActiveProducer(Protocol):
         """Of its last marker; -1: there was none."""
 
     @property
-    def first_offset(self) -> int:
+    def first_offset(self) -> Offset:
         """Of its open transaction; -1: none."""
 
 
@@ -217,7 +217,7 @@ class AbortedRange(Protocol):
     @property
     def producer_id(self) -> int: ...
     @property
-    def first_offset(self) -> int: ...
+    def first_offset(self) -> Offset: ...
 
 
 Verify = Callable[[Callable[[ErrorCode], None]], None]
@@ -268,12 +268,12 @@ class LogStream(Protocol):
     @property
     def log_start_offset(self) -> Offset: ...
     @property
-    def high_watermark(self) -> int: ...
+    def high_watermark(self) -> Offset: ...
     @property
-    def last_stable_offset(self) -> int:
+    def last_stable_offset(self) -> Offset:
         """At most the high watermark; no record below it is of an open transaction."""
 
-    def aborted(self, start: int, end: int) -> Sequence[AbortedRange]:
+    def aborted(self, start: Offset, end: Offset) -> Sequence[AbortedRange]:
         """Those of the aborted transactions that may have records in [start, end)."""
 
     def append(
@@ -288,12 +288,12 @@ class LogStream(Protocol):
     ) -> None:
         """`verify` asks the coordinator of the batch's transaction, if it is of one."""
 
-    def read(self, offset: int, bytes_max: int, *, stable: bool = False) -> Slices:
+    def read(self, offset: Offset, bytes_max: int, *, stable: bool = False) -> Slices:
         """Committed batches only, or stable ones. Raises NotInMemory, OffsetOutOfRange."""
 
     def read_cold(
         self,
-        offset: int,
+        offset: Offset,
         bytes_max: int,
         done: Callable[[Slices | StorageError], None],
         *,
@@ -426,7 +426,7 @@ class Host(Protocol):
 
     def command_group(
         self,
-        group_id: int,
+        group_id: GroupId,
         data: bytes,
         *,
         deadline_ns: int,

@@ -39,10 +39,8 @@ from vdl.clock import NEVER, Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.commit_order import CommitOrder, Place
 from vdl.kafka.record_checks import Compute
-from vdl.logstream.group.log_stream import Appended, Wait
-from vdl.logstream.group.offset_for_time import NO_RECORD, TimedOffset
 from vdl.logstream.group.log_stream import Appended, Verify, Wait
-from vdl.logstream.group.offset_for_time import NO_OFFSET, TimedOffset
+from vdl.logstream.group.offset_for_time import NO_RECORD, TimedOffset
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.records.batch import SPAN_MAX, BatchHeader, Record, build_sparse_batch
@@ -256,14 +254,14 @@ class CommitLog:
 
     # --- reading -------------------------------------------------------------------------------
     @property
-    def last_stable_offset(self) -> int:
+    def last_stable_offset(self) -> Offset:
         """Offsets of open transactions are not shown."""
         return self.high_watermark
 
-    def aborted(self, start: int, end: int) -> list[AbortedRange]:
+    def aborted(self, start: Offset, end: Offset) -> list[AbortedRange]:
         return []
 
-    def read(self, offset: int, bytes_max: int, *, stable: bool = False) -> Slices:
+    def read(self, offset: Offset, bytes_max: int, *, stable: bool = False) -> Slices:
         """Batches from `offset` on. Raises NotInMemory for many records, OffsetOutOfRange."""
         taken, end, records = self._take(offset, bytes_max)
         if records > RECORDS_ON_LOOP_MAX:
@@ -272,7 +270,7 @@ class CommitLog:
 
     def read_cold(
         self,
-        offset: int,
+        offset: Offset,
         bytes_max: int,
         done: Callable[[Slices | StorageError], None],
         *,

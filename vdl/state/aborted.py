@@ -24,6 +24,7 @@ from struct import Struct
 
 import msgspec
 
+from ids import Index, Offset
 from vdl.state.table import decode_value, encode_value
 
 BLOCK_ENTRIES = 512
@@ -39,9 +40,9 @@ class AbortedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     producer there; the marker is at `last_offset`, in the entry at `index`."""
 
     producer_id: int
-    first_offset: int
-    last_offset: int
-    index: int
+    first_offset: Offset
+    last_offset: Offset
+    index: Index
 
 
 _last_offset = attrgetter("last_offset")
@@ -81,7 +82,7 @@ class AbortedTransactions:
             position -= 1
         self._dirty.add(aborted.index // BLOCK_ENTRIES)
 
-    def between(self, start: int, end: int) -> list[AbortedRange]:
+    def between(self, start: Offset, end: Offset) -> list[AbortedRange]:
         """Those that may have records in [start, end)."""
         found: list[AbortedRange] = []
         ranges, least = self._ranges, self._least
@@ -92,11 +93,11 @@ class AbortedTransactions:
                 found.append(ranges[position])
         return found
 
-    def remove_below(self, offset: int) -> None:
+    def remove_below(self, offset: Offset) -> None:
         """Forget those whose markers are below `offset`: all of their records are."""
         self._remove(bisect_left(self._ranges, offset, key=_last_offset))
 
-    def remove_upto(self, index: int) -> None:
+    def remove_upto(self, index: Index) -> None:
         """Forget those whose markers are in entries up to `index`."""
         self._remove(bisect_right(self._ranges, index, key=_index))
 

@@ -97,7 +97,7 @@ class PartitionState:
     def __init__(self) -> None:
         self.producers = Producers()
         self.aborted = AbortedTransactions()
-        self.log_start_offset = 0
+        self.log_start_offset = Offset(0)
         """Records below are deleted, even where their batch is still on disk. Never moves back."""
         self.compact_upto = NO_INDEX
         """Entries up to it are to be compacted. Never moves back."""
@@ -131,8 +131,8 @@ class PartitionState:
         coordinator_epoch: int,
         *,
         commit: bool,
-        offset: int,
-        index: int,
+        offset: Offset,
+        index: Index,
         timestamp: int,
     ) -> None:
         """A marker is committed at `offset`, in the entry at `index`."""

@@ -36,10 +36,11 @@ from __future__ import annotations
 
 from collections import deque
 from struct import Struct
+from typing import Final
 
 import msgspec
 
-from ids import Index, Offset
+from ids import NO_INDEX, Index, Offset
 from vdl.errors import ErrorCode
 from vdl.state.table import decode_value, encode_value
 
@@ -49,7 +50,7 @@ WINDOW_BATCHES = 5
 PRODUCERS_MAX = 4_096
 """Producers a partition remembers, beside those with open transactions."""
 
-NO_TRANSACTION = -1
+NO_TRANSACTION: Final = Offset(-1)
 """The first offset of no transaction."""
 
 NO_COORDINATOR_EPOCH = -1
@@ -100,11 +101,11 @@ class StoredTransactional(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     last_timestamp: int
     window: list[Batch]
-    index: int = -1
+    index: Index = Index(-1)
     """-1: that of the newest batch."""
     coordinator_epoch: int = NO_COORDINATOR_EPOCH
-    first_offset: int = NO_TRANSACTION
-    first_index: int = 0
+    first_offset: Offset = NO_TRANSACTION
+    first_index: Index = NO_INDEX
 
 
 class Producer:
@@ -121,14 +122,14 @@ class Producer:
         self.last_timestamp = -1
         """Largest timestamp (ms) of its newest batch, the client's own."""
         self.window: list[Batch] = []
-        self.index = 0
+        self.index = NO_INDEX
         """The entry of its newest batch or marker."""
         self.coordinator_epoch = NO_COORDINATOR_EPOCH
         """Of its last marker."""
         self.first_offset = NO_TRANSACTION
         """Where its open transaction begins here. In an overlay: not NO_TRANSACTION if the newest
         batch is of a transaction."""
-        self.first_index = 0
+        self.first_index = NO_INDEX
         """The entry at `first_offset`."""
 
     @property
@@ -154,7 +155,7 @@ class ActiveProducer(msgspec.Struct, frozen=True, gc=False):
     """Largest timestamp (ms) of its newest batch or marker."""
     coordinator_epoch: int
     """Of its last marker; -1 if there was none."""
-    first_offset: int
+    first_offset: Offset
     """Of its open transaction; -1 for none."""
 
 
@@ -165,7 +166,7 @@ class Overlay:
 
     def __init__(self) -> None:
         self.producers: dict[int, Producer] = {}
-        self.unstable: deque[tuple[int, int]] = deque()
+        self.unstable: deque[tuple[Index, Offset]] = deque()
         """(index, base offset) of the batches of transactions among them."""
 
     def append(
@@ -189,14 +190,14 @@ class Overlay:
             producer.first_offset = base_offset
 
     def append_marker(
-        self, producer_id: int, epoch: int, coordinator_epoch: int, index: int
+        self, producer_id: int, epoch: int, coordinator_epoch: int, index: Index
     ) -> None:
         """A marker that ends the producer's transaction was appended."""
         producer = self._newest(producer_id, epoch, index)
         producer.coordinator_epoch = coordinator_epoch
         producer.first_offset = NO_TRANSACTION
 
-    def _newest(self, producer_id: int, epoch: int, index: int) -> Producer:
+    def _newest(self, producer_id: int, epoch: int, index: Index) -> Producer:
         producer = self.producers.get(producer_id)
         if producer is None:
             self.producers[producer_id] = producer = Producer(epoch)
@@ -239,7 +240,7 @@ class Producers:
         return len(self._producers)
 
     @property
-    def oldest_index(self) -> int | None:
+    def oldest_index(self) -> Index | None:
         """Entry of the newest batch of the producer that is idle longest, of those that may be
         forgotten; None: there are none."""
         for producer in self._producers.values():
@@ -389,19 +390,19 @@ class Producers:
             self._open[producer_id] = producer
 
     def apply_marker(
-        self, producer_id: int, epoch: int, coordinator_epoch: int, index: int, timestamp: int
-    ) -> int:
+        self, producer_id: int, epoch: int, coordinator_epoch: int, index: Index, timestamp: int
+    ) -> Offset:
         """A marker of this producer is committed in the entry at `index`. The first offset of the
         transaction that it ends; NO_TRANSACTION if none was open."""
         producer = self._heard(producer_id, epoch, index, timestamp)
         producer.coordinator_epoch = max(producer.coordinator_epoch, coordinator_epoch)
         first_offset = producer.first_offset
         if first_offset != NO_TRANSACTION:
-            producer.first_offset, producer.first_index = NO_TRANSACTION, 0
+            producer.first_offset, producer.first_index = NO_TRANSACTION, NO_INDEX
             del self._open[producer_id]
         return first_offset
 
-    def _heard(self, producer_id: int, epoch: int, index: int, timestamp: int) -> Producer:
+    def _heard(self, producer_id: int, epoch: int, index: Index, timestamp: int) -> Producer:
         """The producer, of which something is committed in the entry at `index`."""
         producers = self._producers
         producer = producers.pop(producer_id, None)
@@ -426,7 +427,7 @@ class Producers:
                 self._dirty.add(producer_id)
                 return
 
-    def expire(self, index: int) -> None:
+    def expire(self, index: Index) -> None:
         """Forget the producers of which there is nothing in an entry behind `index`, and that have
         no open transaction."""
         expired: list[int] = []

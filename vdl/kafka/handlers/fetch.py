@@ -464,7 +464,7 @@ class _Poll:
             return []
         return [
             AbortedTransaction(one.producer_id, one.first_offset)
-            for one in stream.aborted(target.asked.fetch_offset, found.end_offset)
+            for one in stream.aborted(Offset(target.asked.fetch_offset), found.end_offset)
         ]
 
     def _build(self) -> None:
@@ -529,7 +529,8 @@ class _Poll:
         self.ctx.connection.answers.reserve(bytes_max)
         done = partial(self._read_from_disk, target, admission)
         target.admission = None
-        stream.read_cold(target.asked.fetch_offset, bytes_max, done, stable=self.is_committed)
+        offset = Offset(target.asked.fetch_offset)
+        stream.read_cold(offset, bytes_max, done, stable=self.is_committed)
 
     def _admitted(self) -> None:
         self.admission_timer = None

@@ -345,7 +345,7 @@ class LogStream:
         return self.group.node.next_offset()
 
     @property
-    def last_stable_offset(self) -> int:
+    def last_stable_offset(self) -> Offset:
         """Records below it belong to no open transaction, and are committed. Never moves back on
         those that lead and serve."""
         overlay, producers = self._overlay, self.state.producers
@@ -358,7 +358,7 @@ class LogStream:
         """The last entry of what is stable."""
         return self._stable()[0]
 
-    def _stable(self) -> tuple[Index, int]:
+    def _stable(self) -> tuple[Index, Offset]:
         """(last entry of what is stable, offset behind it)."""
         group = self.group
         index, offset = group.commit, self.high_watermark
@@ -379,7 +379,7 @@ class LogStream:
             offset = max(oldest.first_offset, min(self.log_start_offset, offset))
         return index, offset
 
-    def aborted(self, start: int, end: int) -> list[AbortedRange]:
+    def aborted(self, start: Offset, end: Offset) -> list[AbortedRange]:
         """The aborted transactions that may have records in [start, end), all of it stable; in the
         order of their markers (KIP-98)."""
         return self.state.aborted.between(start, end) if len(self.state.aborted) else []
@@ -718,7 +718,7 @@ class LogStream:
         self._waiters.insert(position, waiter)
 
     # --- read --------------------------------------------------------------------------------
-    def read(self, offset: int, bytes_max: int, *, stable: bool = False) -> storage.Slices:
+    def read(self, offset: Offset, bytes_max: int, *, stable: bool = False) -> storage.Slices:
         """Committed batches from `offset`, or stable ones. Raises NotInMemory, OffsetOutOfRange
         (KIP-74)."""
         if offset < self.log_start_offset:
