@@ -13,6 +13,7 @@ Must not know: topics and their settings, records, how a segment is rewritten.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import segments.api as storage
 from ids import NO_INDEX, NO_SERVER, GroupId, Index, NodeId, ServerId
@@ -169,7 +170,8 @@ class LogCompaction:
             self.look()
 
         wanted = storage.Compaction(stream.state.compact_upto, stream.state.markers_upto)
-        state.store.compact(group.log, wanted, BatchCleaner, pace=self._pace, done=done)
+        cleaner = partial(BatchCleaner, aborted=tuple(stream.state.aborted.ranges))
+        state.store.compact(group.log, wanted, cleaner, pace=self._pace, done=done)
 
     def _pace(self, count: int) -> int:
         return count * 1_000 // max(1, self.bytes_per_second())
@@ -276,6 +278,7 @@ class LogCompaction:
             spans,
             policy,
             compacted=stream.state.compact_upto,
+            stable=stream.stable_index,
             settled_ms=self._state.time.settled_ms(),
             stamp_ms=self._state.time.now_ms(),
         )

@@ -16,7 +16,11 @@ where it says so:
   for the very last batch: who reads on behind the others must find where they end.
 * A batch that cannot be read stays whole. Nothing is known of its keys, so no deletion marker
   behind it goes: it might be needed for a record in there.
-* Batches of transactions stay whole; so do control batches.
+* All transactions that are looked at are over (`Compact` sees to that). Records of an aborted one
+  go, and supersede nothing. Of its first batch the header stays, for as long as the partition's
+  state lists it: so a list that is built from the compacted log is the one that all have.
+* A marker stays while anything of its transaction does, or of an aborted one the list; then it goes
+  as a deletion marker does. The last one of each producer stays: it has the producer's epoch.
 
 Keys are told apart by 128 bits of BLAKE2b with a random key of their own for each compaction, so
 nobody can write two keys for one. What comes of it depends on no such number.
@@ -30,8 +34,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -81,34 +86,84 @@ class EntryLike(Protocol):
     def records(self) -> int: ...
 
 
+class Aborted(Protocol):
+    """An aborted transaction: what its producer wrote in [first_offset, last_offset)."""
+
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def last_offset(self) -> int: ...
+
+
+class _Last:
+    """What of one producer came last."""
+
+    __slots__ = ("epoch", "indexes", "is_open", "marker")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.indexes: list[int] = []
+        """Of its batches of this epoch."""
+        self.marker = 0
+        """Index of its last marker; 0 if there is none."""
+        self.is_open = False
+        """Its transaction has no marker yet."""
+
+
 class LastBatches:
-    """Which entries hold the last batches of each producer. Those are the same, whether entries
-    that hold others were shown or not."""
+    """Which entries hold the last batches and the last marker of each producer. Those are the same,
+    whether entries that hold others were shown or not. As `vdl.state.producers` remembers them."""
 
     def __init__(self) -> None:
-        self._producers: OrderedDict[int, tuple[int, list[int]]] = OrderedDict()
-        """Producer id → (epoch, indexes); who wrote last is last."""
+        self._producers: OrderedDict[int, _Last] = OrderedDict()
+        """By producer id; who wrote last is last."""
 
     def note(self, header: BatchHeader, index: int) -> None:
-        """A batch of a producer, behind all that were noted."""
+        """A batch or marker of a producer, behind all that were noted."""
         producer_id, epoch = header.producer_id, header.producer_epoch
-        known_epoch, indexes = self._producers.pop(producer_id, (epoch, []))
-        if known_epoch != epoch:
-            indexes = []
-        indexes.append(index)
-        self._producers[producer_id] = epoch, indexes[-WINDOW_BATCHES:]
+        known = self._producers.pop(producer_id, None) or _Last(epoch)
+        if known.epoch != epoch:
+            known.epoch, known.indexes = epoch, []
+        if header.is_control:
+            known.marker, known.is_open = index, False
+        else:
+            known.indexes = [*known.indexes, index][-WINDOW_BATCHES:]
+            known.is_open = header.is_transactional
+        self._producers[producer_id] = known
         if len(self._producers) > PRODUCERS_MAX:
-            self._producers.popitem(last=False)
+            self._forget_one()
+
+    def _forget_one(self) -> None:
+        for producer_id, known in self._producers.items():
+            if not known.is_open:
+                del self._producers[producer_id]
+                return
 
     def indexes(self) -> frozenset[int]:
-        return frozenset(n for _, indexes in self._producers.values() for n in indexes)
+        return frozenset(
+            n for known in self._producers.values() for n in (*known.indexes, known.marker)
+        )
 
 
 class BatchCleaner:
     """One compaction of one log: see the module and `segments.api.RecordCleaner`."""
 
-    def __init__(self, *, keys_max: int = KEYS_MAX) -> None:
+    def __init__(self, *, keys_max: int = KEYS_MAX, aborted: Iterable[Aborted] = ()) -> None:
+        """`aborted`: all that the partition's state lists."""
         self._keys_max = keys_max
+        self._aborted: dict[int, list[tuple[int, int]]] = {}
+        """By producer id: (first offset, last offset), rising."""
+        for one in aborted:
+            ranges = self._aborted.setdefault(one.producer_id, [])
+            ranges.append((one.first_offset, one.last_offset))
+        self._written: set[int] = set()
+        """Producers of whose transaction something stays, as far as entries were cleaned."""
+        self._cleaned = 0
+        """The last entry that was cleaned in this pass."""
+        self._cleaned_marker: Buffer | None = None
+        """What was left of it, if it is a marker."""
         self._secret = os.urandom(_DIGEST_BYTES)
         self._newest: dict[bytes, int] = {}
         """Key → offset of its newest record, of this pass."""
@@ -147,7 +202,7 @@ class BatchCleaner:
 
     def _note_keys(self, entry: EntryLike, data: memoryview) -> None:
         header = read_header(data)
-        if _stays_whole(header):
+        if header.is_control or self._aborted_from(header) >= 0:
             return
         newest = self._newest
         # Of one that cannot be read to its end all records stay: those before the fault count.
@@ -162,11 +217,45 @@ class BatchCleaner:
     def next_pass(self) -> None:
         self._newest = {}
         self._is_any_unread = False
+        self._written = set()
+        self._cleaned = 0
 
     def clean(self, entry: EntryLike, *, markers_upto: int) -> Buffer | None:
         data = memoryview(entry.data)
         header = read_header(data)
-        if header.count and not _stays_whole(header):
+        if header.is_control:
+            return self._clean_marker(entry, header, markers_upto)
+        left = self._clean_batch(entry, header, data, markers_upto)
+        if entry.index > self._cleaned:
+            self._cleaned = entry.index
+            if header.is_transactional and (left is None or len(left)):
+                self._written.add(header.producer_id)
+        return left
+
+    def _clean_marker(
+        self, entry: EntryLike, header: BatchHeader, markers_upto: int
+    ) -> Buffer | None:
+        """A segment is cleaned again from its beginning when the first entry is met of which
+        something goes. So what was cleaned before has stayed, but for the last one."""
+        if entry.index < self._cleaned:
+            return None
+        if entry.index == self._cleaned:
+            return self._cleaned_marker
+        stays = (
+            header.producer_id in self._written
+            or entry.index > markers_upto
+            or self._is_needed(entry.index)
+        )
+        self._written.discard(header.producer_id)
+        self._cleaned = entry.index
+        self._cleaned_marker = None if stays else b""
+        return self._cleaned_marker
+
+    def _clean_batch(
+        self, entry: EntryLike, header: BatchHeader, data: memoryview, markers_upto: int
+    ) -> Buffer | None:
+        aborted_from = self._aborted_from(header)
+        if header.count and aborted_from < 0:
             try:
                 left = self._clean_records(entry, header, data, markers_upto)
             except CorruptBatch:
@@ -174,14 +263,27 @@ class BatchCleaner:
                 return None
             if left is None or left:
                 return left
-        elif header.count:
-            self._is_any_unread = True
-            return None
-        if self._kept is None:
-            self._kept = self._last_batches.indexes()
-        if entry.index not in self._kept and entry.index != self._last:
+        if aborted_from != header.base_offset and not self._is_needed(entry.index):
             return b""
         return _emptied(data) if header.count else None
+
+    def _is_needed(self, index: int) -> bool:
+        """Whether an entry has to stay, whatever is in it."""
+        if self._kept is None:
+            self._kept = self._last_batches.indexes()
+        return index in self._kept or index == self._last
+
+    def _aborted_from(self, header: BatchHeader) -> int:
+        """The first offset of the aborted transaction that a batch belongs to; -1 for none."""
+        if not header.is_transactional:
+            return -1
+        ranges = self._aborted.get(header.producer_id, ())
+        position = bisect_right(ranges, header.base_offset, key=_first_offset) - 1
+        if position >= 0:
+            first_offset, last_offset = ranges[position]
+            if header.base_offset < last_offset:
+                return first_offset
+        return -1
 
     def _clean_records(
         self, entry: EntryLike, header: BatchHeader, data: memoryview, markers_upto: int
@@ -227,8 +329,8 @@ class _RecordPlace:
         self.is_marker = is_marker
 
 
-def _stays_whole(header: BatchHeader) -> bool:
-    return header.is_control or header.is_transactional
+def _first_offset(offsets: tuple[int, int]) -> int:
+    return offsets[0]
 
 
 def _payload(header: BatchHeader, data: memoryview) -> memoryview:

@@ -44,13 +44,25 @@ def test_sealed_segments_are_compacted_when_it_is_worth_it(
     policy: CompactionPolicy, compacted: int, now_ms: int, upto: int
 ) -> None:
     """By their share of the log, or when they have waited for too long; never too young ones."""
-    found = compaction_end(SPANS, policy, compacted=compacted, settled_ms=now_ms, stamp_ms=now_ms)
+    found = compaction_end(
+        SPANS, policy, compacted=compacted, stable=24, settled_ms=now_ms, stamp_ms=now_ms
+    )
+    assert found == upto
+
+
+@pytest.mark.parametrize(("stable", "upto"), [(14, 14), (13, 9), (4, 4), (3, 0)])
+def test_segment_with_an_open_transaction_is_not_compacted(stable: int, upto: int) -> None:
+    """Nor is any behind it: nobody knows yet which of its records stay."""
+    found = compaction_end(
+        SPANS, CompactionPolicy(), compacted=0, stable=stable, settled_ms=9_000, stamp_ms=9_000
+    )
     assert found == upto
 
 
 def test_record_that_is_young_by_settled_time_stays_whatever_clocks_say() -> None:
     policy = CompactionPolicy(min_lag_ms=1, dirty_ratio=0.0)
-    assert compaction_end(SPANS, policy, compacted=0, settled_ms=0, stamp_ms=1 << 50) == 0
+    found = compaction_end(SPANS, policy, compacted=0, stable=24, settled_ms=0, stamp_ms=1 << 50)
+    assert found == 0
 
 
 def test_marks_let_markers_go_late_rather_than_early() -> None:

@@ -52,11 +52,13 @@ def compaction_end(
     policy: CompactionPolicy,
     *,
     compacted: Index,
+    stable: Index,
     settled_ms: int,
     stamp_ms: int,
 ) -> Index:
     """The last entry that is to be compacted, where entries up to `compacted` are; 0 when there is
-    too little to be worth it. `spans` are the log's segments, and last its tail."""
+    too little to be worth it. `spans` are the log's segments, and last its tail. Behind `stable`
+    transactions are open: nobody knows yet what of them stays."""
     clean_bytes = dirty_bytes = 0
     upto = NO_INDEX
     is_overdue = False
@@ -66,6 +68,8 @@ def compaction_end(
             clean_bytes += span.bytes
             began_ms = max(began_ms, span.max_timestamp)
             continue
+        if span.last_index > stable:
+            break
         if policy.min_lag_ms and span.max_timestamp > settled_ms - policy.min_lag_ms:
             break
         # Nobody knows the oldest time in a segment. It is hardly before the newest of those before.
