@@ -260,6 +260,15 @@ KEYS: dict[str, Key] = {
     "kafka.offsets.retention.check.interval.ms": Key(
         "kafka.offsets_retention_check_ms", milliseconds(100, DAY_MS)
     ),
+    "kafka.transaction.max.timeout.ms": Key(
+        "kafka.transaction_max_timeout_ms", milliseconds(1, INT32_MAX)
+    ),
+    "kafka.transactional.id.expiration.ms": Key(
+        "kafka.transactional_id_expiration_ms", milliseconds(1, INT32_MAX)
+    ),
+    "kafka.transaction.remove.expired.transaction.cleanup.interval.ms": Key(
+        "kafka.transactional_id_check_ms", milliseconds(100, DAY_MS)
+    ),
     # --- limits of one client connection that Kafka does not name
     "connection.frame_deadline": Key("kafka.frame_deadline_ms", duration(100, 600_000)),
     "connection.requests_in_flight": Key("kafka.requests_in_flight_max", integer(1, 10_000)),

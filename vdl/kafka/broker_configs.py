@@ -86,6 +86,8 @@ READ_ONLY = tuple(
         ("offset.metadata.max.bytes", ConfigType.INT, "offset_metadata_max_bytes"),
         ("offsets.retention.minutes", ConfigType.INT, "offsets_retention_minutes"),
         ("socket.request.max.bytes", ConfigType.INT, "request_bytes_max"),
+        ("transaction.max.timeout.ms", ConfigType.INT, "transaction_max_timeout_ms"),
+        ("transactional.id.expiration.ms", ConfigType.INT, "transactional_id_expiration_ms"),
     )
 )
 """Settings that only a server's file has."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rpc.queries import Quorum
     from vdl.kafka.answer import Encoded
     from vdl.kafka.group_coordinator import GroupCoordinator
+    from vdl.kafka.transaction_coordinator import TransactionCoordinator
     from vdl.logstream.group.state_group import Outcome, StateGroup
     from vdl.records.batch import BatchHeader
     from vdl.state.catalog import Catalog
@@ -175,6 +176,15 @@ class KafkaOptions:
     """`offsets.retention.minutes`."""
     offsets_retention_check_ms: int = 600_000
     """`offsets.retention.check.interval.ms`: how often expired offsets are looked for."""
+
+    # --- transactions --------------------------------------------------------------------------
+    transaction_max_timeout_ms: int = 900_000
+    """`transaction.max.timeout.ms`: the longest time for which a producer may ask."""
+    transactional_id_expiration_ms: int = 604_800_000
+    """`transactional.id.expiration.ms`: how long a transactional id is kept that nobody uses."""
+    transactional_id_check_ms: int = 3_600_000
+    """`transaction.remove.expired.transaction.cleanup.interval.ms`: how often it is looked for
+    such."""
 
 
 class Appended(Protocol):
@@ -454,6 +464,8 @@ class Context:
     """The absolute path of the data directory."""
     groups: GroupCoordinator | None = None
     """The leader's side of the consumer groups this server coordinates."""
+    transactions: TransactionCoordinator | None = None
+    """The same of transactions."""
     commit_logs: dict[GroupId, LogStream] = field(default_factory=dict)
     """The commits of each coordinator, by its group, as a partition of `__consumer_offsets`."""
     topics_refused: int = 0

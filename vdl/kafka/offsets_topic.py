@@ -46,7 +46,8 @@ from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.records.batch import SPAN_MAX, BatchHeader, Record, build_sparse_batch
 from vdl.state.aborted import AbortedRange
 from vdl.state.catalog import Catalog, TopicInfo
-from vdl.state.coordinator import CommitAnswer, Coordinator
+from vdl.state.commands import OffsetCommit
+from vdl.state.coordinator import CommitAnswer, Coordinator, TransactionOffsetsEnded
 from vdl.state.offsets import NO_EXPIRY, CommittedOffset
 from vdl.state.producers import ActiveProducer
 
@@ -124,7 +125,20 @@ class CommitLog:
             self._order.add(index, result.group_id, places, now_ms)
             if len(self._order) > 2 * len(self._machine.offsets) + FORGOTTEN_MAX:
                 self._forget()
+        elif isinstance(result, TransactionOffsetsEnded) and self._start_index:
+            self._transaction_ended(result.committed, now_ms, index)
         self._wake_soon()
+
+    def _transaction_ended(
+        self, committed: dict[str, list[OffsetCommit]], now_ms: int, index: int
+    ) -> None:
+        """An entry has the commits of one group. Of several, which is rare, all is told anew."""
+        if len(committed) > 1:
+            self._forget()
+        for group_id, offsets in committed.items():
+            if self._start_index:
+                places = [(offset.topic, offset.partition) for offset in offsets]
+                self._order.add(index, group_id, places, now_ms)
 
     def on_installed(self, group: StateGroup) -> None:
         self._forget()

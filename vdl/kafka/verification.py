@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from ids import GroupId
 from vdl.errors import ErrorCode
 from vdl.kafka.context import RequestContext, Verify
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
@@ -40,7 +41,7 @@ def verification(
     ctx: RequestContext,
     transactional_id: str,
     header: BatchHeader,
-    group_id: int,
+    group_id: GroupId,
     deadline_ns: int,
 ) -> Verify:
     """Asks, or adds the partition, when it is called."""

@@ -38,6 +38,7 @@ from vdl.kafka.frontend import Frontend
 from vdl.kafka.group_coordinator import GroupCoordinator
 from vdl.kafka.offsets_topic import CommitLog
 from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS, compaction_policy, retention_policy
+from vdl.kafka.transaction_coordinator import TransactionCoordinator
 from vdl.log import Log
 from vdl.logstream.bootstrap import (
     Birth,
@@ -303,9 +304,14 @@ class Server:
             config=config.kafka,
             compute=context.compute,
         )
+        context.transactions = TransactionCoordinator(
+            host=host, clock=self.clock, options=config.kafka
+        )
+        host.commands.receive = context.transactions.receive
         for number, coordinator in enumerate(host.coordinators, start=1):
             group_id = GroupId(number)
             context.groups.attach(coordinator)
+            context.transactions.attach(coordinator)
             context.commit_logs[group_id] = CommitLog(
                 coordinator, group_id, self.clock, host.state.gaps, context.compute
             )

@@ -399,7 +399,7 @@ class AddToTransaction(Command, frozen=True, tag=110):
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    participants: list[int]
+    participants: list[GroupId]
     """Raft groups."""
     verify_only: bool = False
     """Only whether they take part already (KIP-890): TRANSACTION_ABORTABLE if not."""

@@ -29,12 +29,17 @@ NOT_FINALISED = 0
 METADATA_VERSION = "metadata.version"
 GROUP_VERSION = "group.version"
 """1: groups of the newer protocol (KIP-848)."""
+TRANSACTION_VERSION = "transaction.version"
 
 SUPPORTED: Levels = {
     # What administration means here is what it means to Kafka 4.4 (4.4-IV2). There is one level
     # of it, so nothing can be up- or downgraded.
     METADATA_VERSION: (33, 33, 33),
     GROUP_VERSION: (0, 1, 1),
+    # Below 2 clients keep their epoch over transactions (KIP-98); with it each end of a transaction
+    # bumps it, and partitions are added by the first batch (KIP-890). Servers speak both at once:
+    # the level only says what clients begin with.
+    TRANSACTION_VERSION: (0, 2, 2),
 }
 """What this version's servers understand."""
 

@@ -27,6 +27,7 @@ from typing import Final
 
 import msgspec
 
+from ids import GroupId
 from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.answer import CommandAnswer
@@ -84,7 +85,7 @@ class TransactionalId(msgspec.Struct, array_like=True):
     """Of the protocol of that transaction. Once it is prepared: SECOND_VERSION if its markers have
     a higher epoch than its records."""
     started_ms: int = -1
-    participants: list[int] = []
+    participants: list[GroupId] = []
     """Raft groups, ascending. Invariant: none but while it is ONGOING or prepared."""
     ended_epoch: int = NO_EPOCH
     """With which the last transaction was ended under the second version of the protocol; whoever

@@ -15,16 +15,20 @@ from typing import Any
 from raft.errors import DropReason, ProposalDropped
 from raft.types import Entry
 from vdl.clock import MS
+from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
 from vdl.kafka.api import API
 from vdl.kafka.context import ConnectionInfo, Context, KafkaOptions, RequestContext
 from vdl.kafka.group_coordinator import GroupCoordinator
-from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
+from vdl.kafka.transaction_coordinator import TransactionCoordinator
+from vdl.logstream.group.state_group import UNKNOWN, Outcome, OutcomeKind, StateGroup
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state import commands
+from vdl.state.answer import CommandAnswer
 from vdl.state.catalog import Catalog
 from vdl.state.coordinator import Coordinator
-from vdl.state.features import GROUP_VERSION, SUPPORTED
+from vdl.state.features import GROUP_VERSION, SUPPORTED, Levels
+from vdl.state.partition import EndTransactionMarker, decode_command
 
 COORDINATORS = 2
 
@@ -120,6 +124,9 @@ class TwinServer:
         self.groups = GroupCoordinator(
             host=self, clock=self.clock, rng=random.Random(server_id), config=cluster.options
         )
+        self.transactions = TransactionCoordinator(
+            host=self, clock=self.clock, options=cluster.options
+        )
         for log in cluster.logs.values():
             time: Any = SimpleNamespace(now_ms=self.clock.wall_ms)
             outbox: Any = SimpleNamespace(mark_dirty=lambda _: None)
@@ -128,6 +135,7 @@ class TwinServer:
             )
             state_group.group = TwinGroup(log, server_id)  # type: ignore[assignment]
             self.groups.attach(state_group)
+            self.transactions.attach(state_group)
             self.state_groups[log.number] = state_group
         self.context = Context(
             host=self,
@@ -136,6 +144,7 @@ class TwinServer:
             log=None,  # type: ignore[arg-type]
             random_bytes=random.Random(server_id).randbytes,
             groups=self.groups,
+            transactions=self.transactions,
         )
 
     def leader_of(self, group_id: int) -> tuple[int, int]:
@@ -159,6 +168,23 @@ class TwinServer:
 
     def silent_servers(self) -> set[int]:
         return set()
+
+    def agreed_ms(self) -> int:
+        return self.settled_ms()
+
+    def command_group(
+        self, group_id: int, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]
+    ) -> None:
+        """As the real one, without a network: nobody asks twice."""
+        if group_id > COORDINATORS:
+            self.cluster.partition_told(group_id, decode_command(data), done)
+            return
+        log = self.cluster.logs[group_id]
+        if not log.leader:
+            done(UNKNOWN)
+            return
+        leader = self.cluster.servers[log.leader]
+        leader.transactions.receive(group_id, commands.decode_command(data), deadline_ns, done)
 
     def propose_catalog(
         self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]
@@ -206,21 +232,30 @@ class Cluster:
         self.commits = True
         self.catalog_outcome = OutcomeKind.APPLIED
         self.logs = {number: GroupLog(number) for number in range(1, COORDINATORS + 1)}
+        self.markers: list[tuple[int, EndTransactionMarker]] = []
+        """What partitions were told, by their group."""
+        self.silent: list[Callable[[Outcome], None]] | None = None
+        """Not None: partitions do not answer; this is who waits."""
+        self.verdict = ErrorCode.NONE
+        """What partitions answer."""
         self.servers: dict[int, TwinServer] = {}
         for server_id in range(1, servers + 1):
             self.servers[server_id] = TwinServer(self, server_id)
         for server_id in self.servers:
-            listeners = {"PLAINTEXT": (f"host{server_id}", 9091 + server_id)}
-            self.apply_catalog(
-                commands.RegisterServer(
-                    server_id, bytes([server_id]) * 16, "", listeners, True, dict(SUPPORTED)
-                )
-            )
+            self.register(server_id, SUPPORTED)
         self.apply_catalog(commands.UpdateFeatures([commands.FeatureUpdate(GROUP_VERSION, 1)]))
         for number in self.logs:
             self.elect(number, 1)
 
     # --- the catalog -------------------------------------------------------------------------
+    def register(self, server_id: int, features: Levels) -> None:
+        """A server of a version that knows these features."""
+        listeners = {"PLAINTEXT": (f"host{server_id}", 9091 + server_id)}
+        directory_id = bytes([server_id]) * 16
+        self.apply_catalog(
+            commands.RegisterServer(server_id, directory_id, "", listeners, True, dict(features))
+        )
+
     def apply_catalog(self, command: Any, asker: TwinServer | None = None) -> Any:
         results = {s: self.servers[s].catalog.apply(command, 0, 0) for s in self.servers}
         return results[asker.server_id if asker is not None else 1]
@@ -228,6 +263,22 @@ class Cluster:
     def create_topic(self, name: str, topic_id: bytes = b"", partitions: int = 4) -> None:
         new = commands.NewTopic(name, topic_id or name.encode().ljust(16), partitions)
         self.apply_catalog(commands.CreateTopics([new]))
+
+    # --- partitions --------------------------------------------------------------------------
+    def partition_told(self, group_id: int, marker: Any, done: Callable[[Outcome], None]) -> None:
+        """A command for a partition's leader."""
+        self.markers.append((group_id, marker))
+        if self.silent is not None:
+            self.silent.append(done)
+        else:
+            done(Outcome(OutcomeKind.APPLIED, CommandAnswer(self.verdict)))
+
+    def answer_partitions(self, outcome: Outcome | None = None) -> None:
+        """Those that were silent say what they had to, and go on to answer."""
+        told = outcome or Outcome(OutcomeKind.APPLIED, CommandAnswer(self.verdict))
+        waiting, self.silent = self.silent or [], None
+        for done in waiting:
+            done(told)
 
     # --- the logs ----------------------------------------------------------------------------
     def elect(self, number: int, leader: int, *, keep: bool = True, serve: bool = True) -> None:

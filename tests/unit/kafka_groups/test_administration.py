@@ -15,8 +15,10 @@ from vdl.kafka.wire import find_coordinator as find_wire
 from vdl.kafka.wire import init_producer_id as producer_wire
 from vdl.kafka.wire import list_groups as list_wire
 from vdl.logstream.group.state_group import OutcomeKind
+from vdl.state.features import SUPPORTED, TRANSACTION_VERSION
 
 FIND, DESCRIBE, LIST, INIT, DELETE = 10, 15, 16, 22, 42
+OLDER = {name: levels for name, levels in SUPPORTED.items() if name != TRANSACTION_VERSION}
 
 
 @pytest.fixture
@@ -66,12 +68,16 @@ def test_server_names_itself_only_when_a_quorum_says_so(cluster: Cluster) -> Non
     assert found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
-def test_coordinator_of_transactions_is_for_nobody(cluster: Cluster) -> None:
+def test_transactions_are_for_nobody_while_a_server_does_not_know_them(cluster: Cluster) -> None:
     """53: the error that all clients take as final at once; librdkafka asks on after a 42."""
+    cluster.register(3, OLDER)
     request = find_wire.FindCoordinatorRequest(key_type=1, coordinator_keys=["tx"])
     (found,) = cluster.call(FIND, 6, request).response.coordinators
     assert found.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    assert "no transactions" in found.error_message
+    assert "transactions" in found.error_message
+    cluster.register(3, SUPPORTED)
+    (found,) = cluster.call(FIND, 6, request).response.coordinators
+    assert (found.error_code, found.node_id) == (0, 1)
 
 
 @pytest.mark.parametrize("key_type", [2, 7])
@@ -232,8 +238,11 @@ def test_producer_that_names_half_of_itself_is_refused(
     assert (response.error_code, response.producer_id) == (ErrorCode.INVALID_REQUEST, -1)
 
 
-def test_transactional_id_is_for_nobody(cluster: Cluster) -> None:
-    """53, final: no client waits for a coordinator that will never be."""
+def test_transactional_id_is_for_nobody_while_a_server_does_not_know_them(
+    cluster: Cluster,
+) -> None:
+    """53, final: no client waits for a coordinator that will not be."""
+    cluster.register(3, OLDER)
     request = producer_wire.InitProducerIdRequest(transactional_id="tx")
     response = cluster.call(INIT, 4, request).response
     refused = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

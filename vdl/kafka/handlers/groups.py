@@ -1,8 +1,8 @@
 """Consumer groups of the classic protocol: finding the coordinator, membership, administration.
 
-FindCoordinator (key 10) v0–6: v1 key types, v4 several keys (KIP-699). Groups only: there are no
-    transactions and no share groups here, and asking for their coordinator is an invalid request,
-    as it is for any key type a broker does not know.
+FindCoordinator (key 10) v0–6: v1 key types, v4 several keys (KIP-699). Groups and transactions:
+    there are no share groups here, and asking for their coordinator is an invalid request, as it is
+    for any key type a broker does not know.
 JoinGroup (11) v0–9: v1 rebalance timeout (KIP-62), v4 member id required (KIP-394), v5 static
     members (KIP-345), v7 protocol type (KIP-559), v8 reason (KIP-800), v9 skip assignment
     (KIP-814).
@@ -47,7 +47,7 @@ GROUP_KEY = 0
 """FindCoordinator's key type for consumer groups."""
 TRANSACTION_KEY = 1
 """The one for transactional ids."""
-NO_TRANSACTIONS = "this server has no transactions"
+NO_TRANSACTIONS = "not all servers of the cluster know transactions yet"
 
 GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 """Read, delete, describe, and the same of its configs, as a bit field: what anybody may do with a
@@ -100,12 +100,13 @@ def _find(
     parts: Gathering[find_wire.FindCoordinatorResponse],
 ) -> None:
     """Fill in the coordinator of a key. This server names itself only after a quorum round."""
-    if key_type == TRANSACTION_KEY:
+    transactions = ctx.server.transactions
+    if key_type == TRANSACTION_KEY and (transactions is None or not transactions.is_available):
         # The one error that all clients take as final at once, whatever they asked before.
         found.error_code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         found.error_message = NO_TRANSACTIONS
         return
-    if key_type != GROUP_KEY:
+    if key_type not in (GROUP_KEY, TRANSACTION_KEY):
         found.error_code = ErrorCode.INVALID_REQUEST
         found.error_message = f"no coordinators of key type {key_type} here"
         return

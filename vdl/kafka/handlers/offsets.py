@@ -17,7 +17,8 @@ OffsetDelete: KIP-496. Only positions in topics that no member subscribes to.
 A position is committed with the partition that has the name here and now. When that was deleted, or
 the topic that has the name is another one, there is no position. A commit in a partition that a
 later one has taken the place of, as far as the group knows, is refused: the catalog here is behind.
-Without transactions every position is stable.
+A position that an open transaction may yet move is not stable: who asks for stable ones is told
+UNSTABLE_OFFSET_COMMIT, and tries again (KIP-447).
 
 An OffsetFetch waits until a quorum confirmed this coordinator: an old position would make a
 consumer read again, or commit backwards.
@@ -117,39 +118,54 @@ def _sort_out(
     """The response with refused partitions filled in; what to commit; the partitions that get the
     outcome of that."""
     by_id = ctx.api_version >= _TOPIC_IDS_FROM
-    unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    metadata_max = ctx.server.config.offset_metadata_max_bytes
     response = commit_wire.OffsetCommitResponse()
     offsets: list[commands.OffsetCommit] = []
     waiting: list[commit_wire.OffsetCommitResponsePartition] = []
     for asked in request.topics:
         answered = commit_wire.OffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id)
         response.topics.append(answered)
-        topic = find_topic(ctx, asked.topic_id if by_id else asked.name)
         for position in asked.partitions:
             partition = commit_wire.OffsetCommitResponsePartition(position.partition_index)
             answered.partitions.append(partition)
-            metadata = position.committed_metadata or ""
-            if topic is None:
-                partition.error_code = unknown
-            elif not 0 <= position.partition_index < len(topic.partitions):
-                partition.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            elif len(metadata) > metadata_max:
-                partition.error_code = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            found = position_of(
+                ctx,
+                asked.topic_id if by_id else asked.name,
+                position.partition_index,
+                position.committed_offset,
+                position.committed_leader_epoch,
+                position.committed_metadata or "",
+            )
+            if isinstance(found, ErrorCode):
+                partition.error_code = found
             else:
                 waiting.append(partition)
-                offsets.append(
-                    commands.OffsetCommit(
-                        topic=topic.name,
-                        topic_id=topic.topic_id,
-                        partition=position.partition_index,
-                        offset=Offset(position.committed_offset),
-                        leader_epoch=position.committed_leader_epoch,
-                        metadata=metadata,
-                        partition_group=topic.partitions[position.partition_index],
-                    )
-                )
+                offsets.append(found)
     return response, offsets, waiting
+
+
+def position_of(
+    ctx: RequestContext, key: str | bytes, index: int, offset: int, epoch: int, metadata: str
+) -> commands.OffsetCommit | ErrorCode:
+    """A position in the partition that has this name (or is in the topic of this id) here and now,
+    or why it cannot be committed. `epoch`: of the record before it."""
+    topic = find_topic(ctx, key)
+    if topic is None:
+        if isinstance(key, bytes):
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if not 0 <= index < len(topic.partitions):
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if len(metadata) > ctx.server.config.offset_metadata_max_bytes:
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE
+    return commands.OffsetCommit(
+        topic=topic.name,
+        topic_id=topic.topic_id,
+        partition=index,
+        offset=Offset(offset),
+        leader_epoch=epoch,
+        metadata=metadata,
+        partition_group=topic.partitions[index],
+    )
 
 
 # --- OffsetFetch ---------------------------------------------------------------------------------
@@ -173,10 +189,15 @@ def handle_offset_fetch(
             topic = fetch_wire.OffsetFetchResponseTopic(name=name)
             response.topics.append(topic)
             for index in indexes:
-                found = _current(ctx, machine.offsets, request.group_id, name, index)
+                place = request.group_id, name, index
+                found = _current(ctx, machine.offsets, *place)
                 partition = fetch_wire.OffsetFetchResponsePartition(
                     index, found.offset, found.leader_epoch, found.metadata
                 )
+                if request.require_stable and machine.pending.is_unstable(*place):
+                    partition = fetch_wire.OffsetFetchResponsePartition(
+                        index, NO_OFFSET, error_code=ErrorCode.UNSTABLE_OFFSET_COMMIT
+                    )
                 if ctx.api_version == 0 and found.offset == NO_OFFSET:
                     partition.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 topic.partitions.append(partition)
@@ -233,7 +254,7 @@ def _fetch_groups(
         target.error_code = error
         if machine is not None and error is ErrorCode.NONE:
             fill = _fill_group_by_id if ctx.api_version >= _TOPIC_IDS_FROM else _fill_group
-            fill(ctx, target, machine.offsets, group.topics)
+            fill(ctx, target, machine, group.topics, requires_stable=request.require_stable)
         parts.arrived()
 
     for group in request.groups:
@@ -247,29 +268,33 @@ def _fetch_groups(
 def _fill_group(
     ctx: RequestContext,
     target: fetch_wire.OffsetFetchResponseGroup,
-    offsets: Offsets,
+    machine: Coordinator,
     topics: list[fetch_wire.OffsetFetchRequestTopics] | None,
+    *,
+    requires_stable: bool,
 ) -> None:
-    for name, indexes in _wanted(ctx, offsets, target.group_id, _asked(topics)):
+    for name, indexes in _wanted(ctx, machine.offsets, target.group_id, _asked(topics)):
         topic = fetch_wire.OffsetFetchResponseTopics(name=name)
         target.topics.append(topic)
-        _fill_topic(ctx, target.group_id, topic, offsets, name, indexes)
+        _fill_topic(ctx, target.group_id, topic, machine, name, indexes, requires_stable)
 
 
 def _fill_group_by_id(
     ctx: RequestContext,
     target: fetch_wire.OffsetFetchResponseGroup,
-    offsets: Offsets,
+    machine: Coordinator,
     topics: list[fetch_wire.OffsetFetchRequestTopics] | None,
+    *,
+    requires_stable: bool,
 ) -> None:
     """v10+. Of all positions, those in topics that this server does not know have no id to name."""
     if topics is None:
-        for name, indexes in _wanted(ctx, offsets, target.group_id, None):
+        for name, indexes in _wanted(ctx, machine.offsets, target.group_id, None):
             known = find_topic(ctx, name)
             if known is not None:
                 topic = fetch_wire.OffsetFetchResponseTopics(topic_id=known.topic_id)
                 target.topics.append(topic)
-                _fill_topic(ctx, target.group_id, topic, offsets, name, indexes)
+                _fill_topic(ctx, target.group_id, topic, machine, name, indexes, requires_stable)
         return
     for asked in topics:
         topic = fetch_wire.OffsetFetchResponseTopics(topic_id=asked.topic_id)
@@ -277,7 +302,7 @@ def _fill_group_by_id(
         known = find_topic(ctx, asked.topic_id)
         if known is not None:
             indexes = asked.partition_indexes
-            _fill_topic(ctx, target.group_id, topic, offsets, known.name, indexes)
+            _fill_topic(ctx, target.group_id, topic, machine, known.name, indexes, requires_stable)
             continue
         topic.partitions = [
             fetch_wire.OffsetFetchResponsePartitions(
@@ -291,12 +316,20 @@ def _fill_topic(
     ctx: RequestContext,
     group_id: str,
     topic: fetch_wire.OffsetFetchResponseTopics,
-    offsets: Offsets,
+    machine: Coordinator,
     name: str,
     indexes: list[int],
+    requires_stable: bool,
 ) -> None:
     for index in indexes:
-        found = _current(ctx, offsets, group_id, name, index)
+        if requires_stable and machine.pending.is_unstable(group_id, name, index):
+            topic.partitions.append(
+                fetch_wire.OffsetFetchResponsePartitions(
+                    index, NO_OFFSET, error_code=ErrorCode.UNSTABLE_OFFSET_COMMIT
+                )
+            )
+            continue
+        found = _current(ctx, machine.offsets, group_id, name, index)
         topic.partitions.append(
             fetch_wire.OffsetFetchResponsePartitions(
                 index, found.offset, found.leader_epoch, found.metadata

@@ -219,7 +219,7 @@ class _Produce:
         self.line.append(placed)
         checks.check_later(records, header, bounds, partial(self.checked, placed), codec)
 
-    def verification(self, header: BatchHeader, group_id: int) -> Verify:
+    def verification(self, header: BatchHeader, group_id: GroupId) -> Verify:
         """How it is found out whether a batch's transaction is open. Raises KafkaError."""
         transactional_id = self.transactional_id
         if not header.has_producer_id:

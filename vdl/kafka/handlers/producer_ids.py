@@ -1,17 +1,18 @@
-"""InitProducerId (key 22) v0–5: an id for an idempotent producer. DescribeProducers (61) v0: those
-that partitions remember (KIP-664).
+"""InitProducerId (key 22) v0–5: an id for an idempotent producer, or for one with transactions.
+DescribeProducers (61) v0: those that partitions remember (KIP-664).
 
 v3: a producer may name its id and epoch (KIP-360), both or neither. Without a transactional id
-there is nothing to fence, so it gets a new id, as from Kafka. v6 is about two-phase commit
-(KIP-939) and not spoken.
+there is nothing to fence, so it gets a new id, as from Kafka. v4 a producer that was replaced is
+told PRODUCER_FENCED (KIP-588). v6 is about two-phase commit (KIP-939) and not spoken.
 
 Each id is a command to the catalog. Producers start rarely, the command is batched with others of
 the turn, and no server has to remember a block of ids.
 
-There are no transactions. A transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-(53), here and when a client looks for the transaction coordinator: librdkafka, the Java client and
-kafka-python all treat that as final at once. After an invalid request librdkafka retries for ever;
-after 14, 15, 16 and 51 all do.
+With a transactional id its coordinator decides, late if it has to abort a transaction before. While
+not all servers know transactions, a transactional id is refused with
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED (53), here and when a client looks for the coordinator:
+librdkafka, the Java client and kafka-python all treat that as final at once. After an invalid
+request librdkafka retries for ever; after 14, 15, 16 and 51 all do.
 
 DescribeProducers is answered by any replica, as in Kafka, from what it has applied. A partition
 remembers up to 4,096 producers, so they are collected a partition at a time, and one answer has a
@@ -37,12 +38,15 @@ from vdl.kafka.wire.describe_producers import (
 from vdl.kafka.wire.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.state.catalog import topic_name_complaint
-from vdl.state.commands import AllocateProducerIds
+from vdl.state.commands import AllocateProducerIds, InitTransactions
+from vdl.state.transactions import TransactionAnswer
 
 _PRODUCERS_PER_ANSWER_MAX = 50_000
 """Some 15 MB while the answer is made."""
 _PRODUCERS_PER_STEP = 2_000
 """So many are collected in one go: about 2 ms."""
+_FENCED_FROM = 4
+"""InitProducerId."""
 
 
 def handle_init_producer_id(
@@ -53,9 +57,7 @@ def handle_init_producer_id(
     if request.transactional_id == "" or names_one_of_both:
         return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=-1)
     if request.transactional_id is not None:
-        return InitProducerIdResponse(
-            error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, producer_epoch=-1
-        )
+        return _init_transactions(ctx, request, request.transactional_id)
     later = Later()
 
     def decided(outcome: Outcome) -> None:
@@ -72,6 +74,38 @@ def handle_init_producer_id(
 
     deadline_ns = ctx.server.clock.now_ns() + ctx.server.config.read_timeout_ms * MS
     ctx.server.host.propose_catalog(AllocateProducerIds(1), deadline_ns=deadline_ns, done=decided)
+    return later
+
+
+def _init_transactions(
+    ctx: RequestContext, request: InitProducerIdRequest, transactional_id: str
+) -> Later | InitProducerIdResponse:
+    transactions = ctx.server.transactions
+    if transactions is None or not transactions.is_available:
+        code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        return InitProducerIdResponse(error_code=code, producer_epoch=-1)
+    timeout_ms = request.transaction_timeout_ms
+    if not 0 < timeout_ms <= ctx.server.config.transaction_max_timeout_ms:
+        code = ErrorCode.INVALID_TRANSACTION_TIMEOUT
+        return InitProducerIdResponse(error_code=code, producer_epoch=-1)
+    later = Later()
+
+    def decided(error: ErrorCode, answer: TransactionAnswer | None) -> None:
+        code = error if answer is None else answer.error
+        if code is ErrorCode.PRODUCER_FENCED and ctx.api_version < _FENCED_FROM:
+            code = ErrorCode.INVALID_PRODUCER_EPOCH
+        response = InitProducerIdResponse(error_code=code, producer_epoch=-1)
+        if answer is not None and code is ErrorCode.NONE:
+            response.producer_id, response.producer_epoch = answer.producer_id, answer.epoch
+        later.complete(response)
+
+    command = InitTransactions(
+        transactional_id,
+        timeout_ms,
+        expected_producer_id=request.producer_id,
+        expected_epoch=request.producer_epoch,
+    )
+    transactions.decide(command, decided)
     return later
 
 

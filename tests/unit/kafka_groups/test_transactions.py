@@ -1,0 +1,552 @@
+"""Transactions as clients see them: answers by version, late answers, markers, a leader's death."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.kafka_groups.cluster import COORDINATORS, Call, Cluster
+from vdl.errors import ErrorCode
+from vdl.kafka.led_transactions import CHECK_NS, RETRY_NS
+from vdl.kafka.transaction_coordinator import LATE_NS
+from vdl.kafka.wire import add_offsets_to_txn as add_offsets_wire
+from vdl.kafka.wire import add_partitions_to_txn as add_wire
+from vdl.kafka.wire import describe_transactions as describe_wire
+from vdl.kafka.wire import end_txn as end_wire
+from vdl.kafka.wire import init_producer_id as init_wire
+from vdl.kafka.wire import list_transactions as list_wire
+from vdl.kafka.wire import offset_fetch as fetch_wire
+from vdl.kafka.wire import txn_offset_commit as commit_wire
+from vdl.kafka.wire import write_txn_markers as markers_wire
+from vdl.logstream.group.state_group import NOT_APPENDED
+from vdl.state import commands
+from vdl.state.transactions import TransactionalId, TransactionState
+
+INIT, ADD, ADD_OFFSETS, END, MARKERS, COMMIT, DESCRIBE, LIST, FETCH = (
+    22,
+    24,
+    25,
+    26,
+    27,
+    28,
+    65,
+    66,
+    9,
+)
+X, GROUP = "x", "group"
+MS = 1_000_000
+NONE = ErrorCode.NONE
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    made = Cluster(3)
+    made.create_topic("t")
+    return made
+
+
+def known(cluster: Cluster, name: str = X) -> TransactionalId:
+    return cluster.machine(name).transactions.ids[name]
+
+
+def init(cluster: Cluster, version: int = 5, name: str = X, **fields: Any) -> Call:
+    fields = {"transaction_timeout_ms": 60_000} | fields
+    request = init_wire.InitProducerIdRequest(transactional_id=name, **fields)
+    return cluster.call(INIT, version, request)
+
+
+def add(
+    cluster: Cluster, *partitions: int, version: int = 3, topic: str = "t", epoch: int = -1
+) -> list[int]:
+    """Partitions of a topic; each one's answer."""
+    who = known(cluster)
+    request = add_wire.AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=X,
+        v3_and_below_producer_id=who.producer_id,
+        v3_and_below_producer_epoch=who.epoch if epoch < 0 else epoch,
+        v3_and_below_topics=[add_wire.AddPartitionsToTxnTopic(topic, list(partitions))],
+    )
+    (answered,) = cluster.call(ADD, version, request).response.results_by_topic_v3_and_below
+    return [one.partition_error_code for one in answered.results_by_partition]
+
+
+def end(cluster: Cluster, commits: bool = True, *, version: int = 5, epoch: int = -1) -> Call:
+    who = known(cluster)
+    request = end_wire.EndTxnRequest(X, who.producer_id, who.epoch if epoch < 0 else epoch, commits)
+    return cluster.call(END, version, request)
+
+
+def commit_offsets(
+    cluster: Cluster, offset: int, *, version: int = 5, epoch: int = -1, topic: str = "t"
+) -> int:
+    who = known(cluster)
+    by_id = version >= 6
+    request = commit_wire.TxnOffsetCommitRequest(
+        transactional_id=X,
+        group_id=GROUP,
+        producer_id=who.producer_id,
+        producer_epoch=who.epoch if epoch < 0 else epoch,
+        topics=[
+            commit_wire.TxnOffsetCommitRequestTopic(
+                name="" if by_id else topic,
+                topic_id=topic.encode().ljust(16) if by_id else bytes(16),
+                partitions=[commit_wire.TxnOffsetCommitRequestPartition(0, offset)],
+            )
+        ],
+    )
+    (answered,) = cluster.call(COMMIT, version, request).response.topics
+    return int(answered.partitions[0].error_code)
+
+
+def position(cluster: Cluster, *, version: int = 9, stable: bool = True) -> tuple[int, int]:
+    """(error, offset) of partition 0."""
+    if version >= 8:
+        topics = [fetch_wire.OffsetFetchRequestTopics("t", partition_indexes=[0])]
+        group = fetch_wire.OffsetFetchRequestGroup(GROUP, topics=topics)
+        request = fetch_wire.OffsetFetchRequest(groups=[group], require_stable=stable)
+        (found,) = cluster.call(FETCH, version, request).response.groups
+    else:
+        topic = fetch_wire.OffsetFetchRequestTopic("t", [0])
+        request = fetch_wire.OffsetFetchRequest(GROUP, [topic], require_stable=stable)
+        found = cluster.call(FETCH, version, request).response
+    partition = found.topics[0].partitions[0]
+    return partition.error_code, partition.committed_offset
+
+
+def partition_groups(cluster: Cluster) -> list[int]:
+    return list(cluster.servers[1].catalog.topics["t"].partitions)
+
+
+# --- InitProducerId ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(6))
+def test_producer_gets_an_id_and_each_instance_the_next_epoch(
+    cluster: Cluster, version: int
+) -> None:
+    first = init(cluster, version).response
+    again = init(cluster, version).response
+    assert (first.error_code, first.producer_epoch) == (0, 0)
+    assert (again.producer_id, again.producer_epoch) == (first.producer_id, 1)
+    assert init(cluster, version, "y").response.producer_id != first.producer_id
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1, 900_001])
+def test_timeout_beyond_what_the_server_allows_is_refused(
+    cluster: Cluster, timeout_ms: int
+) -> None:
+    response = init(cluster, transaction_timeout_ms=timeout_ms).response
+    assert response.error_code == ErrorCode.INVALID_TRANSACTION_TIMEOUT
+    assert response.producer_epoch == -1
+
+
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [(3, ErrorCode.INVALID_PRODUCER_EPOCH), (4, ErrorCode.PRODUCER_FENCED)],
+)
+def test_producer_with_an_old_epoch_is_fenced_in_its_own_words(
+    cluster: Cluster, version: int, code: ErrorCode
+) -> None:
+    """KIP-588."""
+    producer_id = init(cluster).response.producer_id
+    init(cluster)
+    init(cluster)
+    fenced = init(cluster, version, producer_id=producer_id, producer_epoch=0).response
+    assert (fenced.error_code, fenced.producer_id) == (code, -1)
+
+
+def test_new_instance_is_answered_when_the_open_transaction_is_aborted(cluster: Cluster) -> None:
+    """Late rather than CONCURRENT_TRANSACTIONS at once, which clients only ask again after."""
+    init(cluster)
+    assert add(cluster, 0) == [0]
+    cluster.silent = []
+    call = init(cluster)
+    assert not call.done
+    assert known(cluster).state is TransactionState.PREPARE_ABORT
+    cluster.answer_partitions()
+    cluster.advance(1)
+    assert (call.response.error_code, call.response.producer_epoch) == (0, 2)
+    assert [(group, marker.commit) for group, marker in cluster.markers] == [
+        (partition_groups(cluster)[0], False)
+    ]
+
+
+def test_wait_for_a_transaction_to_be_complete_ends(cluster: Cluster) -> None:
+    init(cluster)
+    add(cluster, 0)
+    cluster.silent = []
+    call = init(cluster)
+    cluster.advance(LATE_NS // MS - 1)
+    assert not call.done
+    cluster.advance(2)
+    assert call.response.error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+
+
+# --- adding --------------------------------------------------------------------------------------
+
+
+def test_partitions_are_added_all_or_none(cluster: Cluster) -> None:
+    init(cluster)
+    not_tried = ErrorCode.OPERATION_NOT_ATTEMPTED
+    assert add(cluster, 0, 9) == [not_tried, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    assert add(cluster, 0, topic="__consumer_offsets") == [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
+    assert known(cluster).participants == []
+    assert add(cluster, 0, 1) == [0, 0]
+    assert known(cluster).participants == sorted(partition_groups(cluster)[:2])
+
+
+@pytest.mark.parametrize("version", range(4))
+def test_replaced_producer_is_fenced_in_the_words_of_its_version(
+    cluster: Cluster, version: int
+) -> None:
+    init(cluster)
+    init(cluster)
+    old = ErrorCode.INVALID_PRODUCER_EPOCH
+    code = ErrorCode.PRODUCER_FENCED if version >= 2 else old
+    assert add(cluster, 0, version=version, epoch=0) == [code]
+    assert end(cluster, version=version, epoch=0).response.error_code == code
+    who = known(cluster)
+    request = add_offsets_wire.AddOffsetsToTxnRequest(X, who.producer_id, 0, GROUP)
+    assert cluster.call(ADD_OFFSETS, version, request).response.error_code == code
+
+
+def test_brokers_question_is_answered_for_each_transaction(cluster: Cluster) -> None:
+    """KIP-890: v4 and v5."""
+    init(cluster)
+    who = known(cluster)
+
+    def ask(verify_only: bool, index: int = 0) -> int:
+        request = add_wire.AddPartitionsToTxnRequest(
+            transactions=[
+                add_wire.AddPartitionsToTxnTransaction(
+                    X, who.producer_id, who.epoch, verify_only,
+                    [add_wire.AddPartitionsToTxnTopic("t", [index])],
+                )
+            ]
+        )  # fmt: skip
+        (result,) = cluster.call(ADD, 5, request).response.results_by_transaction
+        assert result.transactional_id == X
+        return int(result.topic_results[0].results_by_partition[0].partition_error_code)
+
+    assert ask(True) == ErrorCode.TRANSACTION_ABORTABLE
+    assert ask(False) == 0
+    assert (ask(True), ask(True, 1)) == (0, ErrorCode.TRANSACTION_ABORTABLE)
+
+
+# --- ending --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("version", range(6))
+def test_every_participant_is_told_how_the_transaction_ended(
+    cluster: Cluster, version: int, commits: bool
+) -> None:
+    """KIP-890: with v5 under the next epoch, which the producer goes on with."""
+    init(cluster)
+    add(cluster, 0, 2)
+    response = end(cluster, commits, version=version).response
+    epoch = 1 if version >= 5 else 0
+    assert response.error_code == 0
+    if version >= 5:
+        assert (response.producer_id, response.producer_epoch) == (known(cluster).producer_id, 1)
+    cluster.advance(1)
+    groups = partition_groups(cluster)
+    assert sorted(cluster.markers)[0][0] == groups[0]
+    assert {group for group, _ in cluster.markers} == {groups[0], groups[2]}
+    for _, marker in cluster.markers:
+        assert (marker.commit, marker.producer_epoch) == (commits, epoch)
+        assert marker.transaction_version == 1 + epoch
+    done = TransactionState.COMPLETE_COMMIT if commits else TransactionState.COMPLETE_ABORT
+    assert known(cluster).state is done
+    cluster.assert_replicas_equal()
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_end_asked_again_is_answered_as_before(cluster: Cluster, version: int) -> None:
+    """Also while participants are being told: then when they all know."""
+    init(cluster)
+    add(cluster, 0)
+    cluster.silent = []
+    first = end(cluster, version=version).response
+    again = end(cluster, version=version, epoch=0)
+    assert not again.done
+    cluster.answer_partitions()
+    cluster.advance(1)
+    assert again.response == first
+    other = end(cluster, False, version=version, epoch=0).response
+    assert other.error_code == ErrorCode.INVALID_TXN_STATE
+
+
+def test_next_transaction_begins_when_the_last_one_is_complete(cluster: Cluster) -> None:
+    init(cluster)
+    add(cluster, 0)
+    cluster.silent = []
+    end(cluster)
+    cluster.commits = False
+    who = known(cluster)
+    request = add_wire.AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=X,
+        v3_and_below_producer_id=who.producer_id,
+        v3_and_below_producer_epoch=who.epoch,
+        v3_and_below_topics=[add_wire.AddPartitionsToTxnTopic("t", [1])],
+    )
+    call = cluster.call(ADD, 3, request)
+    cluster.commits = True
+    cluster.advance(1)
+    assert not call.done
+    cluster.answer_partitions()
+    cluster.advance(1)
+    (topic,) = call.response.results_by_topic_v3_and_below
+    assert topic.results_by_partition[0].partition_error_code == 0
+    assert known(cluster).number == 2
+
+
+@pytest.mark.parametrize("kind", ["refused", "unreachable"])
+def test_participant_is_told_until_it_has_answered(cluster: Cluster, kind: str) -> None:
+    """However long that takes; nothing is complete before."""
+    init(cluster)
+    add(cluster, 0)
+    cluster.silent = []
+    end(cluster)
+    for _ in range(4):
+        waiting, cluster.silent = cluster.silent, []
+        assert len(waiting) == 1
+        if kind == "unreachable":
+            waiting[0](NOT_APPENDED)
+        else:
+            cluster.silent = waiting
+            cluster.verdict = ErrorCode.TRANSACTION_COORDINATOR_FENCED
+            cluster.answer_partitions()
+            cluster.silent = []
+        cluster.advance(RETRY_NS // MS + 1)
+    assert known(cluster).state is TransactionState.PREPARE_COMMIT
+    cluster.verdict = NONE
+    cluster.answer_partitions()
+    cluster.advance(1)
+    assert known(cluster).state is TransactionState.COMPLETE_COMMIT
+
+
+def test_deleted_partition_has_nothing_to_end(cluster: Cluster) -> None:
+    init(cluster)
+    add(cluster, 0)
+    cluster.silent = []
+    end(cluster)
+    cluster.apply_catalog(commands.DeleteTopics(["t"]))
+    cluster.answer_partitions(NOT_APPENDED)
+    cluster.advance(1)
+    assert known(cluster).state is TransactionState.COMPLETE_COMMIT
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_next_leader_goes_on_with_what_was_decided(cluster: Cluster, keep: bool) -> None:
+    """At whatever step the leader died: what is decided is told to all by the next one, under its
+    own epoch as coordinator; what was not decided is open."""
+    init(cluster)
+    add(cluster, 0, 1)
+    number = cluster.servers[1].coordinator_group(X)
+    cluster.silent = []
+    cluster.commits = False
+    call = end(cluster)
+    cluster.elect(number, 2, keep=keep)
+    assert call.response.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE, "its fate is open"
+    cluster.commits = True
+    cluster.advance(1)
+    assert known(cluster).state is (
+        TransactionState.PREPARE_COMMIT if keep else TransactionState.ONGOING
+    )
+    assert len(cluster.markers) == (2 if keep else 0)
+    cluster.answer_partitions()
+    cluster.advance(1)
+    if keep:
+        assert known(cluster).state is TransactionState.COMPLETE_COMMIT
+        assert {marker.coordinator_epoch for _, marker in cluster.markers} == {2}
+    cluster.elect(number, 3)
+    cluster.advance(1)
+    assert len(cluster.markers) == (2 if keep else 0), "nothing is left to be told"
+    cluster.assert_replicas_equal()
+
+
+def test_deposed_leader_completes_nothing(cluster: Cluster) -> None:
+    """The participants' answers come too late."""
+    init(cluster)
+    add(cluster, 0)
+    cluster.silent = []
+    end(cluster)
+    waiting, cluster.silent = cluster.silent, []
+    cluster.elect(cluster.servers[1].coordinator_group(X), 2)
+    cluster.advance(1)
+    cluster.silent += waiting
+    cluster.answer_partitions()
+    cluster.advance(1)
+    assert known(cluster).state is TransactionState.COMPLETE_COMMIT
+
+
+# --- time ----------------------------------------------------------------------------------------
+
+
+def test_transaction_that_is_open_for_too_long_is_aborted(cluster: Cluster) -> None:
+    init(cluster, transaction_timeout_ms=3_000)
+    add(cluster, 0)
+    cluster.advance(3_000 - 1)
+    assert known(cluster).state is TransactionState.ONGOING
+    cluster.advance(CHECK_NS // MS + 2)
+    assert known(cluster).state is TransactionState.COMPLETE_ABORT
+    assert [marker.commit for _, marker in cluster.markers] == [False]
+    fenced = end(cluster, version=4, epoch=0).response
+    assert fenced.error_code == ErrorCode.PRODUCER_FENCED
+
+
+def test_time_runs_for_each_transaction_anew(cluster: Cluster) -> None:
+    """Also under the next leader."""
+    init(cluster, transaction_timeout_ms=3_000)
+    for _ in range(3):
+        add(cluster, 0)
+        cluster.advance(2_500)
+        assert known(cluster).state is TransactionState.ONGOING
+        end(cluster)
+        cluster.advance(1)
+    add(cluster, 0)
+    cluster.advance(2_500)
+    cluster.elect(cluster.servers[1].coordinator_group(X), 2)
+    cluster.advance(2_500)
+    assert known(cluster).state is TransactionState.ONGOING
+    cluster.advance(1_500)
+    assert known(cluster).state is TransactionState.COMPLETE_ABORT
+
+
+def test_ids_that_nobody_uses_are_forgotten() -> None:
+    cluster = Cluster(transactional_id_expiration_ms=60_000, transactional_id_check_ms=10_000)
+    init(cluster)
+    cluster.advance(55_000)
+    assert known(cluster).epoch == 0
+    cluster.advance(20_000)
+    assert X not in cluster.machine(X).transactions.ids
+    assert init(cluster).response.producer_epoch == 0
+
+
+# --- offsets -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(7))
+@pytest.mark.parametrize("commits", [True, False])
+def test_offsets_stand_when_the_transaction_commits(
+    cluster: Cluster, version: int, commits: bool
+) -> None:
+    """KIP-447: until then who asks for stable positions asks again."""
+    init(cluster)
+    if version < 5:
+        who = known(cluster)
+        request = add_offsets_wire.AddOffsetsToTxnRequest(X, who.producer_id, who.epoch, GROUP)
+        assert cluster.call(ADD_OFFSETS, 3, request).response.error_code == 0
+    assert commit_offsets(cluster, 7, version=version) == 0
+    number = cluster.servers[1].coordinator_group(GROUP)
+    assert known(cluster).participants == [number]
+    assert number <= COORDINATORS
+    for fetch in (7, 8, 9):
+        unstable = ErrorCode.UNSTABLE_OFFSET_COMMIT
+        assert position(cluster, version=fetch) == (unstable, -1)
+        assert position(cluster, version=fetch, stable=False) == (0, -1)
+    assert end(cluster, commits).response.error_code == 0
+    cluster.advance(1)
+    assert position(cluster) == (0, 7 if commits else -1)
+    cluster.assert_replicas_equal()
+
+
+def test_offsets_outside_of_a_transaction_are_refused(cluster: Cluster) -> None:
+    """Nobody would ever end them: KIP-890, in the words of the version."""
+    init(cluster)
+    assert commit_offsets(cluster, 7, version=4) == ErrorCode.TRANSACTION_ABORTABLE
+    assert commit_offsets(cluster, 7, version=3) == ErrorCode.INVALID_TXN_STATE
+    init(cluster)
+    assert commit_offsets(cluster, 7, epoch=0) == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert commit_offsets(cluster, 7, topic="u") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert commit_offsets(cluster, 7, topic="u", version=6) == ErrorCode.UNKNOWN_TOPIC_ID
+    assert position(cluster) == (0, -1)
+
+
+def test_offsets_are_refused_by_whoever_does_not_coordinate_the_group(cluster: Cluster) -> None:
+    init(cluster)
+    cluster.elect(cluster.servers[1].coordinator_group(GROUP), 2)
+    if cluster.servers[1].coordinator_group(X) == cluster.servers[1].coordinator_group(GROUP):
+        pytest.skip("one coordinator has both")
+    assert commit_offsets(cluster, 7) == ErrorCode.NOT_COORDINATOR
+
+
+# --- administration ------------------------------------------------------------------------------
+
+
+def describe(cluster: Cluster, name: str, *, server: int = 1) -> Any:
+    request = describe_wire.DescribeTransactionsRequest([name])
+    (found,) = cluster.call(DESCRIBE, 0, request, server=server).response.transaction_states
+    return found
+
+
+def test_transaction_is_described_by_its_coordinator(cluster: Cluster) -> None:
+    init(cluster)
+    found = describe(cluster, X)
+    assert (found.error_code, found.transaction_state, found.topics) == (0, "Empty", [])
+    assert found.transaction_start_time_ms == -1
+    add(cluster, 0, 2)
+    assert commit_offsets(cluster, 1) == 0
+    found = describe(cluster, X)
+    assert (found.transaction_state, found.transaction_timeout_ms) == ("Ongoing", 60_000)
+    number = cluster.servers[1].coordinator_group(GROUP)
+    assert [(topic.topic, topic.partitions) for topic in found.topics] == [
+        ("__consumer_offsets", [number - 1]), ("t", [0, 2]),
+    ]  # fmt: skip
+    assert describe(cluster, "y").error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+    assert describe(cluster, "").error_code == ErrorCode.INVALID_REQUEST
+    assert describe(cluster, X, server=2).error_code == ErrorCode.NOT_COORDINATOR
+
+
+def test_transactions_are_listed_by_what_is_asked_for(cluster: Cluster) -> None:
+    for name in ("x", "y1", "y2"):
+        init(cluster, name=name)
+    add(cluster, 0)
+    cluster.advance(5_000)
+
+    def names(version: int = 2, **filters: Any) -> list[str]:
+        response = cluster.call(
+            LIST, version, list_wire.ListTransactionsRequest(**filters)
+        ).response
+        assert response.error_code == 0
+        return sorted(state.transactional_id for state in response.transaction_states)
+
+    assert names(0) == ["x", "y1", "y2"]
+    assert names(state_filters=["Ongoing"]) == ["x"]
+    assert names(state_filters=["Empty"]) == ["y1", "y2"]
+    assert names(producer_id_filters=[known(cluster, "y1").producer_id]) == ["y1"]
+    assert names(duration_filter=4_000) == ["x"]
+    assert names(duration_filter=9_000) == []
+    assert names(transactional_id_pattern="y.*") == ["y1", "y2"]
+    request = list_wire.ListTransactionsRequest(state_filters=["Nowhere"])
+    response = cluster.call(LIST, 0, request).response
+    assert (response.unknown_state_filters, response.transaction_states) == (["Nowhere"], [])
+    request = list_wire.ListTransactionsRequest(transactional_id_pattern="(")
+    refused = cluster.call(LIST, 2, request).response
+    assert refused.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_administrator_may_abort_what_hangs_and_not_commit(cluster: Cluster, version: int) -> None:
+    """KIP-664: the partition's leader decides, wherever it is."""
+
+    def write(commits: bool, topic: str = "t", index: int = 0) -> int:
+        marker = markers_wire.WritableTxnMarker(
+            7, 3, commits, [markers_wire.WritableTxnMarkerTopic(topic, [index])], 5
+        )
+        request = markers_wire.WriteTxnMarkersRequest([marker])
+        (result,) = cluster.call(MARKERS, version, request).response.markers
+        return int(result.topics[0].partitions[0].error_code)
+
+    assert write(True) == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    assert write(False, "u") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert write(False, "t", 9) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert cluster.markers == []
+    assert write(False) == 0
+    ((group, marker),) = cluster.markers
+    assert group == partition_groups(cluster)[0]
+    assert (marker.producer_id, marker.producer_epoch, marker.commit) == (7, 3, False)
+    cluster.verdict = ErrorCode.INVALID_PRODUCER_EPOCH
+    assert write(False) == ErrorCode.INVALID_PRODUCER_EPOCH

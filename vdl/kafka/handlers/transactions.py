@@ -1,0 +1,565 @@
+"""Transactions: AddPartitionsToTxn (key 24) v0–5, AddOffsetsToTxn (25) v0–4, EndTxn (26) v0–5,
+TxnOffsetCommit (28) v0–6, WriteTxnMarkers (27) v1–2, DescribeTransactions (65) v0, ListTransactions
+(66) v0–2.
+
+AddPartitionsToTxn: v4 is for brokers among themselves, several transactions, and whether partitions
+    are in them (KIP-890). Servers here have frames of their own for that, but the question is
+    answered.
+EndTxn: v5 bumps the epoch, and says what the producer goes on with (KIP-890).
+TxnOffsetCommit: v3 members (KIP-447), v5 adds the group to the transaction by itself (KIP-890), v6
+    names topics by id.
+WriteTxnMarkers: ends what hangs in a partition (KIP-664). Only an abort, since nobody but a
+    coordinator may decide to commit.
+ListTransactions: v1 by how long they are open, v2 by a pattern (KIP-994, KIP-1152).
+
+From v2 of the first three on a producer that was replaced is told PRODUCER_FENCED (KIP-588); before
+that, INVALID_PRODUCER_EPOCH.
+
+Must not know: how a transaction ends, who is told.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ids import GroupId
+from vdl.clock import MS
+from vdl.errors import ErrorCode
+from vdl.kafka.answer import Gathering, Later
+from vdl.kafka.context import RequestContext
+from vdl.kafka.handlers.groups import group_coordinator
+from vdl.kafka.handlers.offsets import position_of
+from vdl.kafka.handlers.partitions import find_topic, is_internal
+from vdl.kafka.led_transactions import LedTransactions
+from vdl.kafka.linear_regex import BadPattern, compile_pattern
+from vdl.kafka.offsets_topic import OFFSETS_TOPIC
+from vdl.kafka.transaction_coordinator import TransactionCoordinator
+from vdl.kafka.wire import add_offsets_to_txn as add_offsets_wire
+from vdl.kafka.wire import add_partitions_to_txn as add_wire
+from vdl.kafka.wire import describe_transactions as describe_wire
+from vdl.kafka.wire import end_txn as end_wire
+from vdl.kafka.wire import list_transactions as list_wire
+from vdl.kafka.wire import txn_offset_commit as commit_wire
+from vdl.kafka.wire import write_txn_markers as markers_wire
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.state import commands
+from vdl.state.answer import CommandAnswer
+from vdl.state.coordinator import CommitAnswer
+from vdl.state.partition import EndTransactionMarker, encode_command
+from vdl.state.transactions import (
+    FIRST_VERSION,
+    SECOND_VERSION,
+    TransactionalId,
+    TransactionAnswer,
+    TransactionState,
+)
+
+_FENCED_FROM = 2
+"""AddPartitionsToTxn, AddOffsetsToTxn, EndTxn."""
+_BROKERS_FROM = 4
+_ABORTABLE_FROM = 4
+"""TxnOffsetCommit."""
+_BUMPS_EPOCH_FROM = 5
+"""EndTxn and TxnOffsetCommit."""
+_TOPIC_IDS_FROM = 6
+
+STATE_NAMES = {
+    TransactionState.EMPTY: "Empty",
+    TransactionState.ONGOING: "Ongoing",
+    TransactionState.PREPARE_COMMIT: "PrepareCommit",
+    TransactionState.PREPARE_ABORT: "PrepareAbort",
+    TransactionState.COMPLETE_COMMIT: "CompleteCommit",
+    TransactionState.COMPLETE_ABORT: "CompleteAbort",
+}
+_OTHER_STATES = ("Dead", "PrepareEpochFence")
+"""Kafka's, which no transactional id is ever seen in here."""
+
+
+def transaction_coordinator(ctx: RequestContext) -> TransactionCoordinator:
+    """This server's coordinator."""
+    transactions = ctx.server.transactions
+    assert transactions is not None, "a server has one before it takes requests"
+    return transactions
+
+
+def _as_of(code: ErrorCode, version: int) -> ErrorCode:
+    """What a client of a version before KIP-588 is told instead."""
+    if code is ErrorCode.PRODUCER_FENCED and version < _FENCED_FROM:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return code
+
+
+# --- AddPartitionsToTxn --------------------------------------------------------------------------
+
+
+def handle_add_partitions_to_txn(
+    ctx: RequestContext, request: add_wire.AddPartitionsToTxnRequest
+) -> add_wire.AddPartitionsToTxnResponse | Later:
+    """All partitions of a transaction are added, or none."""
+    parts = Gathering(add_wire.AddPartitionsToTxnResponse())
+    if ctx.api_version < _BROKERS_FROM:
+        _add(
+            ctx,
+            add_wire.AddPartitionsToTxnTransaction(
+                request.v3_and_below_transactional_id,
+                request.v3_and_below_producer_id,
+                request.v3_and_below_producer_epoch,
+                False,
+                request.v3_and_below_topics,
+            ),
+            parts.response.results_by_topic_v3_and_below,
+            parts,
+        )
+        return parts.result()
+    for transaction in request.transactions:
+        result = add_wire.AddPartitionsToTxnResult(transaction.transactional_id)
+        parts.response.results_by_transaction.append(result)
+        _add(ctx, transaction, result.topic_results, parts)
+    return parts.result()
+
+
+def fail_add_partitions_to_txn(
+    request: add_wire.AddPartitionsToTxnRequest, version: int, code: ErrorCode
+) -> add_wire.AddPartitionsToTxnResponse:
+    """`code` for each partition, from v4 on for the request."""
+    if version >= _BROKERS_FROM:
+        return add_wire.AddPartitionsToTxnResponse(error_code=code)
+    return add_wire.AddPartitionsToTxnResponse(
+        results_by_topic_v3_and_below=[
+            add_wire.AddPartitionsToTxnTopicResult(
+                topic.name,
+                [
+                    add_wire.AddPartitionsToTxnPartitionResult(index, code)
+                    for index in topic.partitions
+                ],
+            )
+            for topic in request.v3_and_below_topics
+        ]
+    )
+
+
+def _add(
+    ctx: RequestContext,
+    transaction: add_wire.AddPartitionsToTxnTransaction,
+    topics: list[add_wire.AddPartitionsToTxnTopicResult],
+    parts: Gathering[add_wire.AddPartitionsToTxnResponse],
+) -> None:
+    """Fill in the results of one transaction."""
+    partitions: list[add_wire.AddPartitionsToTxnPartitionResult] = []
+    participants: list[GroupId] = []
+    refused = False
+    for asked in transaction.topics:
+        answered = add_wire.AddPartitionsToTxnTopicResult(asked.name)
+        topics.append(answered)
+        topic = find_topic(ctx, asked.name)
+        for index in asked.partitions:
+            partition = add_wire.AddPartitionsToTxnPartitionResult(index)
+            answered.results_by_partition.append(partition)
+            partitions.append(partition)
+            if topic is None or not 0 <= index < len(topic.partitions):
+                partition.partition_error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif is_internal(ctx, asked.name):
+                partition.partition_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            else:
+                participants.append(topic.partitions[index])
+                continue
+            refused = True
+    if refused:
+        for partition in partitions:
+            if not partition.partition_error_code:
+                partition.partition_error_code = ErrorCode.OPERATION_NOT_ATTEMPTED
+        return
+    parts.expect()
+
+    def decided(error: ErrorCode, answer: TransactionAnswer | None) -> None:
+        code = _as_of(error if answer is None else answer.error, ctx.api_version)
+        for partition in partitions:
+            partition.partition_error_code = code
+        parts.arrived()
+
+    if not transaction.transactional_id:
+        decided(ErrorCode.INVALID_REQUEST, None)
+        return
+    from_broker = ctx.api_version >= _BROKERS_FROM
+    command = commands.AddToTransaction(
+        transaction.transactional_id,
+        transaction.producer_id,
+        transaction.producer_epoch,
+        participants,
+        verify_only=transaction.verify_only,
+        version=SECOND_VERSION if from_broker else FIRST_VERSION,
+    )
+    transaction_coordinator(ctx).decide(command, decided)
+
+
+# --- AddOffsetsToTxn -----------------------------------------------------------------------------
+
+
+def handle_add_offsets_to_txn(
+    ctx: RequestContext, request: add_offsets_wire.AddOffsetsToTxnRequest
+) -> add_offsets_wire.AddOffsetsToTxnResponse | Later:
+    """The coordinator of a consumer group takes part in the transaction."""
+    if not request.transactional_id:
+        return add_offsets_wire.AddOffsetsToTxnResponse(error_code=ErrorCode.INVALID_REQUEST)
+    if not request.group_id:
+        return add_offsets_wire.AddOffsetsToTxnResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+    later = Later()
+
+    def decided(error: ErrorCode, answer: TransactionAnswer | None) -> None:
+        code = _as_of(error if answer is None else answer.error, ctx.api_version)
+        later.complete(add_offsets_wire.AddOffsetsToTxnResponse(error_code=code))
+
+    command = commands.AddToTransaction(
+        request.transactional_id,
+        request.producer_id,
+        request.producer_epoch,
+        [ctx.server.host.coordinator_group(request.group_id)],
+    )
+    transaction_coordinator(ctx).decide(command, decided)
+    return later
+
+
+# --- EndTxn --------------------------------------------------------------------------------------
+
+
+def handle_end_txn(
+    ctx: RequestContext, request: end_wire.EndTxnRequest
+) -> end_wire.EndTxnResponse | Later:
+    """Answered once it is decided how the transaction ends: its participants are told afterwards,
+    whatever happens."""
+    if not request.transactional_id:
+        return end_wire.EndTxnResponse(error_code=ErrorCode.INVALID_REQUEST)
+    later = Later()
+    bumps = ctx.api_version >= _BUMPS_EPOCH_FROM
+
+    def decided(error: ErrorCode, answer: TransactionAnswer | None) -> None:
+        code = _as_of(error if answer is None else answer.error, ctx.api_version)
+        response = end_wire.EndTxnResponse(error_code=code)
+        if answer is not None and bumps and code is ErrorCode.NONE:
+            response.producer_id, response.producer_epoch = answer.producer_id, answer.epoch
+        later.complete(response)
+
+    command = commands.EndTransaction(
+        request.transactional_id,
+        request.producer_id,
+        request.producer_epoch,
+        request.committed,
+        SECOND_VERSION if bumps else FIRST_VERSION,
+    )
+    transaction_coordinator(ctx).decide(command, decided)
+    return later
+
+
+# --- TxnOffsetCommit -----------------------------------------------------------------------------
+
+
+def handle_txn_offset_commit(
+    ctx: RequestContext, request: commit_wire.TxnOffsetCommitRequest
+) -> commit_wire.TxnOffsetCommitResponse | Later:
+    """All valid positions wait for the end of the transaction together; each of the others has its
+    error. First the transaction's coordinator is asked whether it is open, and for the group (from
+    v5 on: to add it)."""
+    version = ctx.api_version
+    response = commit_wire.TxnOffsetCommitResponse()
+    offsets: list[commands.OffsetCommit] = []
+    waiting: list[commit_wire.TxnOffsetCommitResponsePartition] = []
+    for asked in request.topics:
+        answered = commit_wire.TxnOffsetCommitResponseTopic(asked.name, asked.topic_id)
+        response.topics.append(answered)
+        key = asked.topic_id if version >= _TOPIC_IDS_FROM else asked.name
+        for position in asked.partitions:
+            partition = commit_wire.TxnOffsetCommitResponsePartition(position.partition_index)
+            answered.partitions.append(partition)
+            found = position_of(
+                ctx,
+                key,
+                position.partition_index,
+                position.committed_offset,
+                position.committed_leader_epoch,
+                position.committed_metadata or "",
+            )
+            if isinstance(found, ErrorCode):
+                partition.error_code = found
+            else:
+                waiting.append(partition)
+                offsets.append(found)
+
+    def answer(code: ErrorCode) -> commit_wire.TxnOffsetCommitResponse:
+        for partition in waiting:
+            partition.error_code = code
+        return response
+
+    if not offsets:
+        return response
+    if not request.group_id:
+        return answer(ErrorCode.INVALID_GROUP_ID)
+    if not request.transactional_id:
+        return answer(ErrorCode.INVALID_REQUEST)
+    if sum(len(offset.metadata) for offset in offsets) > ctx.server.config.message_max_bytes:
+        return answer(ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
+    groups = group_coordinator(ctx)
+    led = groups.find(request.group_id)
+    if isinstance(led, ErrorCode):
+        return answer(led)
+    later = Later()
+
+    def committed(error: ErrorCode, result: CommitAnswer | None) -> None:
+        code = error if result is None else result.error
+        if code is ErrorCode.MESSAGE_TOO_LARGE:
+            code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        later.complete(answer(code))
+
+    def added(verdict: CommandAnswer | None) -> None:
+        code = ErrorCode.COORDINATOR_NOT_AVAILABLE if verdict is None else verdict.error
+        if verdict is None or code is not ErrorCode.NONE:
+            later.complete(answer(_of_participant(code, version)))
+            return
+        command = commands.CommitTransactionOffsets(
+            group_id=request.group_id,
+            generation=request.generation_id_or_member_epoch,
+            member_id=request.member_id,
+            group_instance_id=request.group_instance_id,
+            producer_id=request.producer_id,
+            producer_epoch=request.producer_epoch,
+            number=int.from_bytes(verdict.data),
+            offsets=offsets,
+        )
+        groups.propose(request.group_id, command, committed, member_id=request.member_id)
+
+    adds = version >= _BUMPS_EPOCH_FROM
+    transaction_coordinator(ctx).add_participants(
+        commands.AddToTransaction(
+            request.transactional_id,
+            request.producer_id,
+            request.producer_epoch,
+            [ctx.server.host.coordinator_group(request.group_id)],
+            verify_only=not adds,
+            version=SECOND_VERSION if adds else FIRST_VERSION,
+        ),
+        lambda verdict: later.run(lambda: added(verdict)),
+    )
+    return later
+
+
+def _of_participant(code: ErrorCode, version: int) -> ErrorCode:
+    """What the coordinator of a transaction said, as a client of its participant is told: whoever
+    has an old epoch may abort, and older clients know no other word for what is to be aborted."""
+    if code is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if code is ErrorCode.TRANSACTION_ABORTABLE and version < _ABORTABLE_FROM:
+        return ErrorCode.INVALID_TXN_STATE
+    return code
+
+
+def fail_txn_offset_commit(
+    request: commit_wire.TxnOffsetCommitRequest, _version: int, code: ErrorCode
+) -> commit_wire.TxnOffsetCommitResponse:
+    """`code` for each partition."""
+    return commit_wire.TxnOffsetCommitResponse(
+        topics=[
+            commit_wire.TxnOffsetCommitResponseTopic(
+                topic.name,
+                topic.topic_id,
+                [
+                    commit_wire.TxnOffsetCommitResponsePartition(partition.partition_index, code)
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+# --- WriteTxnMarkers -----------------------------------------------------------------------------
+
+
+def handle_write_txn_markers(
+    ctx: RequestContext, request: markers_wire.WriteTxnMarkersRequest
+) -> markers_wire.WriteTxnMarkersResponse | Later:
+    """Each partition has its own answer; it is appended by its leader, wherever that is."""
+    parts = Gathering(markers_wire.WriteTxnMarkersResponse())
+    deadline_ns = ctx.server.clock.now_ns() + ctx.server.config.read_timeout_ms * MS
+
+    def done(target: markers_wire.WritableTxnMarkerPartitionResult, outcome: Outcome) -> None:
+        if outcome.kind is OutcomeKind.APPLIED:
+            target.error_code = outcome.result.error
+        else:
+            target.error_code = ErrorCode.REQUEST_TIMED_OUT
+        parts.arrived()
+
+    for marker in request.markers:
+        result = markers_wire.WritableTxnMarkerResult(marker.producer_id)
+        parts.response.markers.append(result)
+        command = EndTransactionMarker(
+            marker.producer_id,
+            marker.producer_epoch,
+            marker.coordinator_epoch,
+            False,
+            marker.transaction_version,
+        )
+        for asked in marker.topics:
+            answered = markers_wire.WritableTxnMarkerTopicResult(asked.name)
+            result.topics.append(answered)
+            topic = find_topic(ctx, asked.name)
+            for index in asked.partition_indexes:
+                target = markers_wire.WritableTxnMarkerPartitionResult(index)
+                answered.partitions.append(target)
+                if marker.transaction_result or is_internal(ctx, asked.name):
+                    target.error_code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+                elif topic is None or not 0 <= index < len(topic.partitions):
+                    target.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                else:
+                    parts.expect()
+                    ctx.server.host.command_group(
+                        topic.partitions[index],
+                        encode_command(command),
+                        deadline_ns=deadline_ns,
+                        done=partial(done, target),
+                    )
+    return parts.result()
+
+
+def fail_write_txn_markers(
+    request: markers_wire.WriteTxnMarkersRequest, _version: int, code: ErrorCode
+) -> markers_wire.WriteTxnMarkersResponse:
+    """`code` for each partition."""
+    return markers_wire.WriteTxnMarkersResponse(
+        markers=[
+            markers_wire.WritableTxnMarkerResult(
+                marker.producer_id,
+                [
+                    markers_wire.WritableTxnMarkerTopicResult(
+                        topic.name,
+                        [
+                            markers_wire.WritableTxnMarkerPartitionResult(index, code)
+                            for index in topic.partition_indexes
+                        ],
+                    )
+                    for topic in marker.topics
+                ],
+            )
+            for marker in request.markers
+        ]
+    )
+
+
+# --- DescribeTransactions ------------------------------------------------------------------------
+
+
+def handle_describe_transactions(
+    ctx: RequestContext, request: describe_wire.DescribeTransactionsRequest
+) -> describe_wire.DescribeTransactionsResponse | Later:
+    """Each transactional id from its own coordinator, after a quorum confirmed that it leads."""
+    transactions = transaction_coordinator(ctx)
+    parts = Gathering(describe_wire.DescribeTransactionsResponse())
+
+    def read(target: describe_wire.TransactionState, led: LedTransactions, current: bool) -> None:
+        known = led.get(target.transactional_id)
+        if not current:
+            target.error_code = ErrorCode.NOT_COORDINATOR
+        elif known is None:
+            target.error_code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+        else:
+            _describe(ctx, target, known)
+        parts.arrived()
+
+    for name in request.transactional_ids:
+        target = describe_wire.TransactionState(transactional_id=name)
+        parts.response.transaction_states.append(target)
+        led = transactions.find(name) if name else ErrorCode.INVALID_REQUEST
+        if isinstance(led, ErrorCode):
+            target.error_code = led
+        else:
+            parts.expect()
+            transactions.read(led, partial(read, target, led))
+    return parts.result()
+
+
+def _describe(
+    ctx: RequestContext, target: describe_wire.TransactionState, known: TransactionalId
+) -> None:
+    target.transaction_state = STATE_NAMES[known.state]
+    target.transaction_timeout_ms = known.timeout_ms
+    target.transaction_start_time_ms = known.started_ms
+    target.producer_id = known.producer_id
+    target.producer_epoch = known.epoch
+    host = ctx.server.host
+    topics: dict[str, list[int]] = {}
+    for participant in known.participants:
+        if participant <= host.coordinator_count:
+            topics.setdefault(OFFSETS_TOPIC, []).append(participant - 1)
+        elif (info := host.catalog.groups.get(participant)) is not None:
+            topics.setdefault(info.topic, []).append(info.partition)
+    target.topics = [
+        describe_wire.TopicData(topic, sorted(partitions))
+        for topic, partitions in sorted(topics.items())
+    ]
+
+
+def fail_describe_transactions(
+    request: describe_wire.DescribeTransactionsRequest, _version: int, code: ErrorCode
+) -> describe_wire.DescribeTransactionsResponse:
+    """`code` for each transactional id."""
+    return describe_wire.DescribeTransactionsResponse(
+        transaction_states=[
+            describe_wire.TransactionState(error_code=code, transactional_id=name)
+            for name in request.transactional_ids
+        ]
+    )
+
+
+# --- ListTransactions ----------------------------------------------------------------------------
+
+
+def handle_list_transactions(
+    ctx: RequestContext, request: list_wire.ListTransactionsRequest
+) -> list_wire.ListTransactionsResponse | Later:
+    """What this server coordinates. KIP-664."""
+    known_names = {*STATE_NAMES.values(), *_OTHER_STATES}
+    response = list_wire.ListTransactionsResponse(
+        unknown_state_filters=[name for name in request.state_filters if name not in known_names]
+    )
+    states = {name for name in request.state_filters if name in known_names}
+    if request.state_filters and not states:
+        return response
+    matches = None
+    if request.transactional_id_pattern:
+        try:
+            matches = compile_pattern(request.transactional_id_pattern).matches
+        except BadPattern:
+            response.error_code = ErrorCode.INVALID_REGULAR_EXPRESSION
+            return response
+    now_ms = ctx.server.host.agreed_ms()
+    producers = set(request.producer_id_filters)
+    parts = Gathering(response)
+
+    def is_wanted(known: TransactionalId) -> bool:
+        if states and STATE_NAMES[known.state] not in states:
+            return False
+        if producers and known.producer_id not in producers:
+            return False
+        if request.duration_filter >= 0 and (
+            known.started_ms < 0 or now_ms - known.started_ms <= request.duration_filter
+        ):
+            return False
+        return matches is None or matches(known.transactional_id)
+
+    def read(led: LedTransactions, current: bool) -> None:
+        if not current:
+            response.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        else:
+            response.transaction_states += [
+                list_wire.TransactionState(name, known.producer_id, STATE_NAMES[known.state])
+                for name, known in sorted(led.machine.transactions.ids.items())
+                if is_wanted(known)
+            ]
+        parts.arrived()
+
+    transactions = transaction_coordinator(ctx)
+    for led in transactions.all_here():
+        if isinstance(led, ErrorCode):
+            response.error_code = led
+        else:
+            parts.expect()
+            transactions.read(led, partial(read, led))
+    return parts.result()

@@ -1,0 +1,398 @@
+"""The transactions of one coordinator group while this server leads it: timers, markers, waiters.
+
+What was decided about a transaction is replicated (`vdl/state/transactions.py`). Here is what only
+the leader does: it tells every participant how a transaction ended, again and again until each has
+answered, and then has it completed. It is created when this server starts to serve a coordinator
+group, begins with all transactions that are decided and not complete, and is dropped when it stops.
+
+Rules:
+
+* Timers only propose commands; `apply` decides.
+* A new leader gives every open transaction its whole time again. After a stall of this server time
+  goes on where it stood: clients were not at fault.
+* A participant is a Raft group: a partition is sent a marker, a coordinator of consumer groups the
+  end of offsets. One that is deleted has nothing to end.
+* Never more than `MARKERS_MAX` are under way; the rest waits in order.
+
+Must not know: requests, wire formats, other coordinator groups.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from ids import GroupId
+from vdl.clock import MS, Clock, Timer
+from vdl.errors import ErrorCode
+from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
+from vdl.state import commands
+from vdl.state.catalog import Catalog
+from vdl.state.coordinator import Coordinator
+from vdl.state.partition import EndTransactionMarker
+from vdl.state.partition import encode_command as encode_partition_command
+from vdl.state.transactions import TransactionalId, TransactionState
+
+MARKERS_MAX = 1_000
+"""Participants that are told at a time."""
+
+MARKER_NS = 3_000 * MS
+"""How long one attempt to tell a participant takes at most. Then it is seen whether it is still
+there."""
+
+RETRY_NS = 500 * MS
+"""After which what was refused or stayed without an answer is tried again."""
+
+CHECK_NS = 500 * MS
+"""How often it is looked which transactions were open for too long."""
+
+STALL_NS = 1_000 * MS
+"""A check this late means that the server was stalled."""
+
+EXPIRED_MAX = 5_000
+"""Transactional ids that one command forgets."""
+
+COMPLETED_MAX = 1_000
+"""Transactions that one command completes, or aborts."""
+
+WAITERS_MAX = 10_000
+"""Requests that wait for transactions to be complete; more are answered at once."""
+
+Transaction = tuple[str, int, int]
+"""Transactional id, producer id, number."""
+
+_PASSED = frozenset({ErrorCode.NONE, ErrorCode.INVALID_PRODUCER_EPOCH})
+"""A participant that knows a newer epoch of the producer has ended all that was before it."""
+
+
+class TransactionOptions(Protocol):
+    """The settings that are read here (`vdl.kafka.context.KafkaOptions`)."""
+
+    @property
+    def read_timeout_ms(self) -> int: ...
+    @property
+    def transaction_max_timeout_ms(self) -> int: ...
+    @property
+    def transactional_id_expiration_ms(self) -> int: ...
+    @property
+    def transactional_id_check_ms(self) -> int: ...
+
+
+class TransactionHost(Protocol):
+    """What is asked of the server."""
+
+    @property
+    def catalog(self) -> Catalog: ...
+    @property
+    def coordinator_count(self) -> int: ...
+    def coordinator_group(self, key: str) -> GroupId: ...
+    def state_group(self, group_id: GroupId) -> StateGroup | None: ...
+    def settled_ms(self) -> int: ...
+    def command_group(
+        self,
+        group_id: GroupId,
+        data: bytes,
+        *,
+        deadline_ns: int,
+        done: Callable[[Outcome], None],
+    ) -> None: ...
+    def propose_catalog(
+        self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]
+    ) -> None: ...
+
+
+class _Ending:
+    """A transaction whose participants are being told how it ended."""
+
+    __slots__ = ("commits", "epoch", "left", "transaction", "version")
+
+    def __init__(self, known: TransactionalId) -> None:
+        self.transaction = transaction_of(known)
+        self.epoch = known.epoch
+        self.commits = known.markers_commit
+        self.version = known.version
+        self.left = set(known.participants)
+        """Those that have not answered."""
+
+
+class LedTransactions:
+    """See the module."""
+
+    def __init__(
+        self,
+        state_group: StateGroup,
+        clock: Clock,
+        options: TransactionOptions,
+        host: TransactionHost,
+    ) -> None:
+        machine = state_group.machine
+        assert isinstance(machine, Coordinator), machine
+        self.machine = machine
+        self.state_group = state_group
+        self._clock = clock
+        self._options = options
+        self._host = host
+        self._due_ns: dict[str, int] = {}
+        """Transactional id → when its open transaction is to be aborted, by the time that counts
+        here."""
+        self._due: list[tuple[int, str]] = []
+        """A heap of when to look at them: each once, perhaps earlier than it is due by now."""
+        self._stalled_ns = 0
+        """Time that does not count."""
+        self._checked_ns = 0
+        self._endings: dict[Transaction, _Ending] = {}
+        self._to_tell: deque[tuple[_Ending, GroupId]] = deque()
+        self._told = 0
+        """Participants that are being told now."""
+        self._completed: list[Transaction] = []
+        self._is_flushing = False
+        self._waiters: dict[str, list[_Waiter]] = {}
+        self._waiter_count = 0
+        self._is_closed = False
+        self._check_timer: Timer | None = None
+        """Runs while there are open transactions."""
+        self._expiry_timer: Timer | None = None
+        """Runs while there are transactional ids."""
+        for known in list(machine.transactions.ids.values()):
+            self._look_at(known)
+        if machine.transactions.ids:
+            self.used()
+
+    def close(self) -> None:
+        """This server does not lead any more: whoever does goes on."""
+        self._is_closed = True
+        for timer in (self._check_timer, self._expiry_timer):
+            if timer is not None:
+                timer.cancel()
+        waiters, self._waiters = self._waiters, {}
+        for waiting in waiters.values():
+            for waiter in waiting:
+                waiter.end()
+
+    def deadline_ns(self) -> int:
+        return self._clock.now_ns() + self._options.read_timeout_ms * MS
+
+    def get(self, transactional_id: str) -> TransactionalId | None:
+        """As applied; not to be changed."""
+        return self.machine.transactions.ids.get(transactional_id)
+
+    # --- what was applied ----------------------------------------------------------------
+    def changed(self, transactional_ids: list[str]) -> None:
+        """Transactions of these ids began, were decided, or completed."""
+        for name in transactional_ids:
+            known = self.get(name)
+            if known is None:
+                continue
+            self._look_at(known)
+            if not known.state.is_prepared:
+                for waiter in self._waiters.pop(name, ()):
+                    self._waiter_count -= 1
+                    waiter.end()
+
+    def _look_at(self, known: TransactionalId) -> None:
+        if known.state is TransactionState.ONGOING:
+            self._arm(known)
+        elif known.state.is_prepared and transaction_of(known) not in self._endings:
+            ending = self._endings[transaction_of(known)] = _Ending(known)
+            self._to_tell.extend((ending, participant) for participant in sorted(ending.left))
+            self._tell()
+
+    def when_complete(self, name: str, *, deadline_ns: int, done: Callable[[], None]) -> None:
+        """`done` once: the transaction that is decided is complete, or it takes too long."""
+        if self._waiter_count >= WAITERS_MAX or self._is_closed:
+            done()
+            return
+        waiter = _Waiter(done)
+        self._waiters.setdefault(name, []).append(waiter)
+        self._waiter_count += 1
+        delay_ns = max(0, deadline_ns - self._clock.now_ns())
+        waiter.timer = self._clock.call_later(delay_ns, partial(self._late, name, waiter))
+
+    def _late(self, name: str, waiter: _Waiter) -> None:
+        waiting = self._waiters.get(name)
+        if waiting is not None and waiter in waiting:
+            waiting.remove(waiter)
+            self._waiter_count -= 1
+            if not waiting:
+                del self._waiters[name]
+        waiter.end()
+
+    # --- telling participants ------------------------------------------------------------
+    def _tell(self) -> None:
+        while self._to_tell and self._told < MARKERS_MAX and not self._is_closed:
+            ending, participant = self._to_tell.popleft()
+            self._told += 1
+            self._host.command_group(
+                participant,
+                self._marker(ending, participant),
+                deadline_ns=self._clock.now_ns() + MARKER_NS,
+                done=partial(self._answered, ending, participant),
+            )
+
+    def _marker(self, ending: _Ending, participant: GroupId) -> bytes:
+        _, producer_id, number = ending.transaction
+        if participant <= self._host.coordinator_count:
+            return commands.encode_command(
+                commands.EndTransactionOffsets(producer_id, ending.epoch, number, ending.commits)
+            )
+        return encode_partition_command(
+            EndTransactionMarker(
+                producer_id,
+                ending.epoch,
+                self.state_group.term,
+                ending.commits,
+                ending.version,
+            )
+        )
+
+    def _answered(self, ending: _Ending, participant: GroupId, outcome: Outcome) -> None:
+        self._told -= 1
+        if self._is_closed:
+            return
+        passed = outcome.kind is OutcomeKind.APPLIED and outcome.result.error in _PASSED
+        if passed or self._host.catalog.has_deleted(participant):
+            ending.left.discard(participant)
+            if not ending.left:
+                self._completed.append(ending.transaction)
+                self._flush_soon()
+        else:
+            self._clock.call_later(RETRY_NS, partial(self._tell_again, ending, participant))
+        if self._to_tell:
+            self._clock.call_soon(self._tell)
+
+    def _tell_again(self, ending: _Ending, participant: GroupId) -> None:
+        if not self._is_closed:
+            self._to_tell.append((ending, participant))
+            self._tell()
+
+    # --- completing ----------------------------------------------------------------------
+    def _flush_soon(self) -> None:
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._clock.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Have transactions completed whose participants have all answered, together."""
+        self._is_flushing = False
+        if self._is_closed:
+            return
+        ready, self._completed = (
+            self._completed[:COMPLETED_MAX],
+            self._completed[COMPLETED_MAX:],
+        )
+        if ready:
+            self.state_group.propose(
+                commands.CompleteTransactions(ready),
+                deadline_ns=self.deadline_ns(),
+                done=partial(self._flushed, ready),
+            )
+        if self._completed:
+            self._flush_soon()
+
+    def _flushed(self, ready: list[Transaction], outcome: Outcome) -> None:
+        if self._is_closed:
+            return
+        if outcome.kind is OutcomeKind.APPLIED:
+            for transaction in ready:
+                self._endings.pop(transaction, None)
+        else:
+            self._clock.call_later(RETRY_NS, partial(self._complete_again, ready))
+
+    def _complete_again(self, ready: list[Transaction]) -> None:
+        self._completed += ready
+        self._flush_soon()
+
+    # --- time ----------------------------------------------------------------------------
+    def _now_ns(self) -> int:
+        """Time as it counts: without what this server was stalled."""
+        return self._clock.now_ns() - self._stalled_ns
+
+    def _arm(self, known: TransactionalId) -> None:
+        """The open transaction is aborted when its time is over."""
+        name = known.transactional_id
+        due_ns = self._now_ns() + known.timeout_ms * MS
+        if name not in self._due_ns or due_ns < self._due_ns[name]:
+            heapq.heappush(self._due, (due_ns, name))
+        self._due_ns[name] = due_ns
+        if self._check_timer is None:
+            self._check_later()
+
+    def _check_later(self) -> None:
+        self._checked_ns = self._clock.now_ns()
+        self._check_timer = self._clock.call_later(CHECK_NS, self._check)
+
+    def _check(self) -> None:
+        """Have transactions aborted that were open for too long."""
+        late_ns = self._clock.now_ns() - self._checked_ns - CHECK_NS
+        if late_ns > STALL_NS:
+            self._stalled_ns += late_ns
+        over: list[Transaction] = []
+        now_ns = self._now_ns()
+        while self._due and self._due[0][0] <= now_ns and len(over) < COMPLETED_MAX:
+            at_ns, name = heapq.heappop(self._due)
+            due_ns = self._due_ns.get(name, at_ns)
+            known = self.get(name)
+            if known is None or known.state is not TransactionState.ONGOING:
+                self._due_ns.pop(name, None)
+                continue
+            if due_ns <= now_ns:
+                over.append(transaction_of(known))
+                # It is aborted by then, or this is tried again.
+                due_ns = self._due_ns[name] = now_ns + self._options.read_timeout_ms * MS
+            heapq.heappush(self._due, (due_ns, name))
+        self._check_timer = None
+        if self._due:
+            self._check_later()
+        if over:
+            self.state_group.propose(
+                commands.AbortTransactions(over), deadline_ns=self.deadline_ns(), done=_ignore
+            )
+
+    def used(self) -> None:
+        """There are transactional ids, which may expire."""
+        if self._expiry_timer is None and not self._is_closed:
+            delay_ns = self._options.transactional_id_check_ms * MS
+            self._expiry_timer = self._clock.call_later(delay_ns, self._expire)
+
+    def _expire(self) -> None:
+        """Have transactional ids forgotten that nobody used for long."""
+        self._expiry_timer = None
+        if self.machine.transactions.ids:
+            self.used()
+        retention_ms = self._options.transactional_id_expiration_ms
+        now_ms = self._host.settled_ms()
+        if self.machine.transactions.expirable(now_ms, retention_ms):
+            self.state_group.propose(
+                commands.ExpireTransactionalIds(retention_ms, now_ms, EXPIRED_MAX),
+                deadline_ns=self.deadline_ns(),
+                done=_ignore,
+            )
+
+
+class _Waiter:
+    """A request that waits for a transaction to be complete."""
+
+    __slots__ = ("_done", "timer")
+
+    def __init__(self, done: Callable[[], None]) -> None:
+        self._done = done
+        self.timer: Timer | None = None
+
+    def end(self) -> None:
+        """Once."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+            self._done()
+
+
+def transaction_of(known: TransactionalId) -> Transaction:
+    """What names the transaction of now, or the last one."""
+    return known.transactional_id, known.producer_id, known.number
+
+
+def _ignore(_: Outcome) -> None:
+    """The outcome of a timer's command: the timer is armed again, whatever it is."""
