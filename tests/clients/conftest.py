@@ -17,6 +17,10 @@ from tests.clients.driver import Driver
 from tests.clients.topics import Topics
 
 
+SOON = {"compaction.check_interval": "500ms", "storage.checkpoint_interval": "2s"}
+"""Tests need not wait for what servers do now and then."""
+
+
 @pytest.fixture(scope="session")
 def servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet | None]:
     """The servers started for these tests; None where others are used."""
@@ -25,6 +29,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet | None]:
         return
     replica_set = ReplicaSet(3)
     try:
+        replica_set.configure(SOON)
         replica_set.up()
         yield replica_set
     finally:
