@@ -16,7 +16,6 @@ from tests.clients.clients import CLIENTS, Client
 from tests.clients.driver import Driver
 from tests.clients.topics import Topics
 
-
 SOON = {"compaction.check_interval": "500ms", "storage.checkpoint_interval": "2s"}
 """Tests need not wait for what servers do now and then."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ids import Index, NodeId
 from raft import describe
 from raft.errors import InvalidConfChange
 from raft.membership import Membership, enter_joint, leave_joint, simple
 from raft.progress import Inflights, Progress, track
 from raft.quorum import EVERYTHING, joint_index, joint_vote, majority_index, majority_vote
-from raft.types import Index, NodeId
 from tests.conformance.interaction import parse_changes
 from tests.conformance.script import Block
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-
 import segments.api as storage
 from ids import NO_INDEX, NO_SERVER, GroupId, Index, NodeId, ServerId
 from rpc.compacted import ROWS_MAX, Compacted, decode_compacted, encode_compacted
@@ -42,9 +41,6 @@ nothing is appended there are none."""
 REPEAT_NS = 15_000 * MS
 """A decision that has not been done for so long on a replica that is there is appended again: the
 newest segment is never compacted, and only another entry begins the next."""
-
-BYTES_PER_SECOND = 64 << 20
-"""How fast logs are compacted while no producer is at work."""
 
 
 class _Replica:
@@ -81,10 +77,6 @@ class LogCompaction:
         """When a checkpoint is asked for, if something still waits for one."""
         self._turn = 0
         """The group that was compacted last: others come first."""
-        self.policy_of: Callable[[LogStream], CompactionPolicy | None] = lambda stream: None
-        """What a compacted partition's topic asks for; set by whoever knows topics' settings."""
-        self.bytes_per_second: Callable[[], int] = lambda: BYTES_PER_SECOND
-        """How fast it may go just now; set by whoever knows what producers do."""
         self.done = 0
         """Logs that were compacted."""
 
@@ -110,7 +102,7 @@ class LogCompaction:
             if not stream.state.compact_upto:
                 continue
             replica = self._replica(stream)
-            policy = self.policy_of(stream) or CompactionPolicy()
+            policy = self._state.front.compaction_policy(stream) or CompactionPolicy()
             upto = _compacted(stream)
             replica.marks.note(upto, policy.delete_retention_ms, now_ns)
             if is_due(stream) and now_ns >= replica.due_ns:
@@ -174,7 +166,7 @@ class LogCompaction:
         state.store.compact(group.log, wanted, cleaner, pace=self._pace, done=done)
 
     def _pace(self, count: int) -> int:
-        return count * 1_000 // max(1, self.bytes_per_second())
+        return count * 1_000 // max(1, self._state.front.background_rate())
 
     # --- what leaders are told -------------------------------------------------------------------
     def _tell(self, now_ns: int) -> None:
@@ -216,7 +208,7 @@ class LogCompaction:
             return
         led: list[tuple[LogStream, CompactionPolicy]] = []
         for stream in self._state.streams.values():
-            policy = self.policy_of(stream) if stream.serving else None
+            policy = self._state.front.compaction_policy(stream) if stream.serving else None
             if policy is not None:
                 led.append((stream, policy))
                 self._repeat(stream)

@@ -40,6 +40,7 @@ from rpc.peer import FrameType
 from rpc.queries import Quorum
 from vdl.logstream.bootstrap import encode_record
 from vdl.logstream.elections.timers import Timers
+from vdl.logstream.front import Front
 from vdl.logstream.group.durable_responses import DurableResponses, Responses
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
@@ -87,10 +88,6 @@ class Host:
         self.catalog = state.catalog
         self.time = state.time
         self.loop_time = state.loop_time
-        self.on_answers: Callable[[], None] = _nothing
-        """Called within a turn when clients' appends may have been answered."""
-        self.on_catalog_change: Callable[[], None] = _nothing
-        """Called after the applied catalog changed."""
         self._groups = state.groups
         self._alive = state.alive
         self._outbox = state.outbox
@@ -136,8 +133,9 @@ class Host:
         state.store.collect_meta = self._collect_meta
 
     # --- life -----------------------------------------------------------------------------
-    def start(self) -> None:
+    def start(self, front: Front) -> None:
         """Open every replica this server holds and begin to take part."""
+        self.state.front = front
         self.loop_time.start()
         self.periodic.start()
         self._replicas.open_system()
@@ -285,7 +283,7 @@ class Host:
             return
         outbox.is_scheduled = True  # what becomes dirty from here on is part of this pass
         self.stats.turns += 1
-        tick = self.loop_time.tick()
+        tick, front = self.loop_time.tick(), self.state.front
         touched: dict[GroupId, Group] = {}
         while outbox.dirty or outbox.catalog_changed:
             dirty, outbox.dirty = outbox.dirty, []
@@ -300,7 +298,7 @@ class Host:
                 self.catalog_applied()
             # In the order of how long it is waited for: peers, clients, the disk, the machines.
             self._send()
-            self.on_answers()
+            front.send_answers()
             self._deliver(self._responses.submit(outbox))
             self._apply()
         outbox.is_scheduled = False
@@ -374,7 +372,7 @@ class Host:
         """The journal is durable up to `token`. From here an acknowledgement goes up: a follower's
         to its leader (`_deliver_to`, `_send`); a leader's own, which counts like a follower's, into
         its node. When a majority has the entry, `run_once` pumps the group, which tells its owner
-        (`LogStream.committed`), which answers its waiters, and `on_answers` sends the answers."""
+        (`LogStream.committed`), which answers its waiters; `Front.send_answers` sends the answers."""
         self._deliver(self._responses.durable(token))
 
     def _deliver(self, ready: Responses) -> None:
@@ -645,7 +643,7 @@ class Host:
         self._opener.throttle.limit(throttled_rate(self.catalog.resources, self.server_id))
         self._inbox.catalog_changed()
         self.liveness.catalog_changed()
-        self.on_catalog_change()
+        self.state.front.catalog_changed()
 
     def _place(self, group: Group) -> None:
         """Tell a group what its members are to be."""
@@ -690,7 +688,3 @@ class Host:
     def groups(self) -> dict[GroupId, Group]:
         """The running replicas by group id; read only."""
         return self._groups
-
-
-def _nothing() -> None:
-    """The default of a callback nobody has set."""

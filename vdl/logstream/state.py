@@ -21,6 +21,7 @@ from rpc.streams import Transport
 from vdl.clock import Clock
 from vdl.log import Log
 from vdl.logstream.bootstrap import BirthRecord
+from vdl.logstream.front import Front, NoFront
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas
 from vdl.logstream.group.log_stream import LogStream
@@ -39,10 +40,11 @@ CATALOG_GROUP: Final = GroupId(0)
 
 
 class HostState:
-    """See the module. Invariant: no field is ever set to another object, only changed in place."""
+    """See the module. Invariant: no field but `front` is ever set to another object, only changed
+    in place."""
 
     __slots__ = (
-        "alive", "cache_bytes_max", "catalog", "catalog_group", "clock", "gaps", "groups",
+        "alive", "cache_bytes_max", "catalog", "catalog_group", "clock", "front", "gaps", "groups",
         "in_sync", "log", "loop_time", "lost", "options", "outbox", "record", "rng",
         "server_id", "silent", "state_groups", "stats", "store", "streams", "system_groups", "time",
         "transport",
@@ -71,6 +73,8 @@ class HostState:
         self.log = log
         self.cache_bytes_max = cache_bytes_max
         self.stats = HostStats()
+        self.front: Front = NoFront()
+        """Clients, and topics' settings. Set once, when the host starts."""
         self.outbox = Outbox(clock)
         # --- time ---
         self.loop_time = LoopTime(clock)

@@ -18,7 +18,7 @@ from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.raft_compaction import find_deleted, trim_commands, trim_records
-from vdl.logstream.group.retention import KEEP, RetentionPolicy
+from vdl.logstream.group.retention import RetentionPolicy
 from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState
 
@@ -32,8 +32,6 @@ class Trimming:
         self._searching: set[GroupId] = set()
         """Groups for which it is being looked up where their log is to be cut."""
         self._stopping = False
-        self.policy_of: Callable[[LogStream], RetentionPolicy] = lambda stream: KEEP
-        """What a partition's topic asks to keep; set by whoever knows topics' settings."""
 
     def start(self) -> None:
         """Begin with rounds of retention."""
@@ -87,7 +85,7 @@ class Trimming:
     def opened(self, stream: LogStream) -> None:
         """A partition's replica takes part from now on: its first segment ends as its topic asks,
         too."""
-        policy = self.policy_of(stream)
+        policy = self._state.front.retention_policy(stream)
         if policy.segments is not None:
             self._state.store.set_segment_limits(stream.group.log, policy.segments)
 
@@ -99,7 +97,7 @@ class Trimming:
             return
         led = []
         for stream in self._state.streams.values():
-            policy = self.policy_of(stream)
+            policy = self._state.front.retention_policy(stream)
             if policy.segments is not None:
                 self._state.store.set_segment_limits(stream.group.log, policy.segments)
             if stream.serving and not policy.keeps_everything:

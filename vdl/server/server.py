@@ -37,6 +37,7 @@ from vdl.kafka.context import Context
 from vdl.kafka.frontend import Frontend
 from vdl.kafka.group_coordinator import GroupCoordinator
 from vdl.kafka.offsets_topic import CommitLog
+from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS
 from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS, compaction_policy, retention_policy
 from vdl.kafka.transaction_coordinator import TransactionCoordinator
 from vdl.log import Log
@@ -48,13 +49,11 @@ from vdl.logstream.bootstrap import (
     decode_record,
     encode_record,
 )
-from vdl.logstream.group.compaction import CompactionPolicy
-from vdl.logstream.group.log_stream import LogStream
-from vdl.logstream.group.retention import KEEP, RetentionPolicy
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.logstream.host import Host
 from vdl.logstream.state import HostState
 from vdl.records.walk import IS_NATIVE
+from vdl.server.front import ClientFront
 from vdl.state.commands import RegisterServer
 from vdl.state.features import SUPPORTED
 
@@ -316,33 +315,9 @@ class Server:
                 coordinator, group_id, self.clock, host.state.gaps, context.compute
             )
         self.frontend = Frontend(context)
-        host.overload.request_wait_ns = self.frontend.start_budget.oldest_ns
-        host.on_catalog_change = self._catalog_changed
-        host.on_answers = self.frontend.flush
-        host.trimming.policy_of = self._retention_policy
-        host.compaction.policy_of = self._compaction_policy
-        host.compaction.bytes_per_second = self._background_rate
-        host.start()
+        host.start(ClientFront(self.frontend, self._catalog_changed))
         self._register()
         self.clock.call_later(_PATIENCE_NS, self._tell_why_not_serving)
-
-    def _retention_policy(self, stream: LogStream) -> RetentionPolicy:
-        assert self.host is not None
-        topic = self.host.catalog.topics.get(stream.topic)
-        if topic is None or self.frontend is None:
-            return KEEP
-        return retention_policy(topic.configs, self.frontend.context.config)
-
-    def _compaction_policy(self, stream: LogStream) -> CompactionPolicy | None:
-        assert self.host is not None
-        topic = self.host.catalog.topics.get(stream.topic)
-        return None if topic is None else compaction_policy(topic.configs)
-
-    def _background_rate(self) -> int:
-        """Bytes a second for what nobody waits for."""
-        assert self.frontend is not None
-        throttle = self.frontend.context.read_throttle
-        return throttle.background_rate(self.clock.now_ns())
 
     def _registration(self) -> RegisterServer:
         return RegisterServer(

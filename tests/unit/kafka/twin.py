@@ -30,7 +30,7 @@ from vdl.kafka.wire.header import (
     response_header_is_flexible,
 )
 from vdl.logstream.group.offset_for_time import (
-    NO_OFFSET,
+    NO_RECORD,
     TimedOffset,
     find_offset_of_largest_time,
 )
@@ -314,7 +314,7 @@ class TwinStream:
                 if record is not None:
                     done(TimedOffset(*record, batch.term))
                     return
-        done(NO_OFFSET)
+        done(NO_RECORD)
 
     def offset_of_largest_time(self, done: Callable[[Any], None]) -> None:
         times = [batch.timestamp for batch in self.batches]

@@ -15,6 +15,7 @@ from rpc.memory import Network
 from segments.api import StorageError
 from segments.io.inline_workers import InlineWorkers
 from segments.memory import MemoryStore
+from tests.unit.logstream.front import ChosenFront
 from vdl.clock import MS
 from vdl.logstream.bootstrap import BirthRecord
 from vdl.logstream.group.log_stream import Appended, LogStream
@@ -160,7 +161,8 @@ class Node:
             )
         )
         cluster.network.listen(self.id, ("node", self.id), self.links.accepted)
-        self.host.start()
+        self.front = ChosenFront()
+        self.host.start(self.front)
         for other in cluster.servers:
             if other != self.id:
                 self.links.set_peer(other, ("node", other))

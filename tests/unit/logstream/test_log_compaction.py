@@ -102,7 +102,7 @@ class Topic:
             self.tune(node, policy)
 
     def tune(self, node: Any, policy: CompactionPolicy) -> None:
-        node.host.compaction.policy_of = lambda stream: policy
+        node.front.compaction = policy
         node.store._options = type(node.store._options)(segment_bytes=600)
 
     def write(self, count: int, *, keys: int = 6) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.logstream.front import ChosenFront
 from vdl.clock import MS
 from vdl.logstream.elections.overload import (
     BEGINS_PERCENT,
@@ -27,7 +28,10 @@ class Watched:
         self.now = 10**12
         self.loop_time = SimpleNamespace(late_total_ns=0)
         self.campaigns = SimpleNamespace(waiting=0)
-        state: Any = SimpleNamespace(clock=self, loop_time=self.loop_time, log=self)
+        self.front = ChosenFront()
+        state: Any = SimpleNamespace(
+            clock=self, loop_time=self.loop_time, log=self, front=self.front
+        )
         campaigns: Any = self.campaigns
         self.overload = Overload(state, campaigns)
 
@@ -123,12 +127,12 @@ def test_requests_that_wait_for_long_are_an_overload_though_the_loop_is_in_time(
     watched: Watched, wait_ns: int, begins: bool
 ) -> None:
     """A crowd is kept waiting so that nothing else is late; people are told why they wait."""
-    watched.overload.request_wait_ns = lambda: wait_ns
+    watched.front.wait_ns = wait_ns
     watched.run(2 * WINDOW_NS, late_percent=0)
     assert watched.overload.is_overloaded is begins
     assert bool(watched.overload.problem()) is begins
     if begins:
         assert "requests wait for their turn, now for 0.2 s" in watched.overload.problem()
-    watched.overload.request_wait_ns = lambda: 0
+    watched.front.wait_ns = 0
     watched.run(2 * WINDOW_NS, late_percent=0)
     assert not watched.overload.is_overloaded

@@ -11,7 +11,7 @@ from segments.api import CorruptRecord, OffsetOutOfRange, SegmentSpan
 from segments.memory import MemoryStore
 from vdl.errors import ErrorCode
 from vdl.logstream.group import offset_for_time as times
-from vdl.logstream.group.offset_for_time import NO_OFFSET, TimedOffset
+from vdl.logstream.group.offset_for_time import NO_RECORD, TimedOffset
 from vdl.logstream.group.retention import (
     KEEP,
     RetentionPolicy,
@@ -205,7 +205,7 @@ def aged(cluster: Any, days: int) -> int:
         cluster.append(stream, timestamp=stamp)
         cluster.run(10)
     for node in cluster.nodes.values():
-        node.host.trimming.policy_of = lambda stream: WEEK
+        node.front.retention = WEEK
     return int(group_id)
 
 
@@ -228,7 +228,7 @@ def test_server_started_ahead_deletes_nothing(expiring: Any) -> None:
     node.crash()
     node.wall_base_ms += 8 * DAY_MS
     node.start()
-    node.host.trimming.policy_of = lambda stream: WEEK
+    node.front.retention = WEEK
     cluster.run(15_000)
     assert cluster.leader(group_id).leader_server == node.id
     assert starts(cluster, group_id) == {0}
@@ -275,7 +275,7 @@ class BesideDeaf:
             cluster.append(stream, timestamp=cluster.nodes[1].clock.wall_ms() - days * DAY_MS)
             cluster.run(10)
         for node in cluster.nodes.values():
-            node.host.trimming.policy_of = lambda stream: WEEK
+            node.front.retention = WEEK
 
     @property
     def start(self) -> int:
@@ -304,7 +304,7 @@ def test_producers_are_slowed_for_a_follower_that_retention_would_pass(expiring:
     """They append half as fast as it takes entries, while it takes any; a stuck one is passed."""
     world = BesideDeaf(expiring, 15)
     for node in expiring.nodes.values():
-        node.host.trimming.policy_of = lambda stream: KEEP
+        node.front.retention = KEEP
     expiring.run(1_000)
     stream = expiring.leader(world.group_id)
     progress = next(
@@ -350,7 +350,7 @@ def test_follower_that_gets_on_slowly_for_ever_does_not_fill_disks(expiring: Any
     """It takes an entry between two looks, and new ones are larger than those it takes."""
     world = BesideDeaf(expiring, 15)
     for node in expiring.nodes.values():
-        node.host.trimming.policy_of = lambda stream: KEEP
+        node.front.retention = KEEP
     expiring.run(1_000)
     stream = expiring.leader(world.group_id)
     progress = stream.group.node.raft.progress
@@ -414,7 +414,7 @@ def test_retention_deletes_what_the_policy_does_not_keep(expiring: Any) -> None:
     cluster = expiring
     group_id = written(cluster, 10)
     for node in cluster.nodes.values():
-        node.host.trimming.policy_of = lambda stream: RetentionPolicy(retention_ms=1)
+        node.front.retention = RetentionPolicy(retention_ms=1)
     cluster.run(5_000)
     assert starts(cluster, group_id) == {10}
     fates = cluster.append(cluster.leader(group_id), timestamp=1 << 50)
@@ -516,11 +516,11 @@ def test_time_finds_no_deleted_record(cluster: Any) -> None:
     assert at_time(cluster, group_id, 0) == TimedOffset(3, 300, epoch)
     assert at_time(cluster, group_id, 150) == TimedOffset(3, 300, epoch)
     assert at_time(cluster, group_id, 350) == TimedOffset(4, 950, epoch)
-    assert at_time(cluster, group_id, 951) == NO_OFFSET
+    assert at_time(cluster, group_id, 951) == NO_RECORD
     assert delete(cluster, group_id, 5) == [ErrorCode.NONE]
-    assert at_time(cluster, group_id, 500) == NO_OFFSET
+    assert at_time(cluster, group_id, 500) == NO_RECORD
     assert delete(cluster, group_id, -1) == [ErrorCode.NONE]
-    assert at_time(cluster, group_id, 0) == NO_OFFSET
+    assert at_time(cluster, group_id, 0) == NO_RECORD
 
 
 def test_time_finds_no_deleted_record_of_a_batch_that_is_left(cluster: Any) -> None:
@@ -537,7 +537,7 @@ def test_time_finds_no_deleted_record_of_a_batch_that_is_left(cluster: Any) -> N
     assert delete(cluster, group_id, 1) == [ErrorCode.NONE]
     assert at_time(cluster, group_id, 50) == TimedOffset(1, 100, stream.term)
     assert at_time(cluster, group_id, 150) == TimedOffset(2, 200, stream.term)
-    assert at_time(cluster, group_id, 250) == NO_OFFSET
+    assert at_time(cluster, group_id, 250) == NO_RECORD
 
 
 def at_largest_time(cluster: Any, group_id: int) -> TimedOffset:
@@ -553,7 +553,7 @@ def test_largest_time_is_that_of_a_record_that_is_left(cluster: Any) -> None:
     """KIP-734: of equals the first. Deleted records lie in the same segment, and have the largest
     time it knows of."""
     group_id = cluster.create_topic()
-    assert at_largest_time(cluster, group_id) == NO_OFFSET
+    assert at_largest_time(cluster, group_id) == NO_RECORD
     stream = cluster.leader(group_id)
     for timestamp in (100, 900, 200, 700, 300, 700, 1 << 62, 400):
         cluster.append(stream, timestamp=timestamp)
@@ -563,7 +563,7 @@ def test_largest_time_is_that_of_a_record_that_is_left(cluster: Any) -> None:
     assert delete(cluster, group_id, 7) == [ErrorCode.NONE]
     assert at_largest_time(cluster, group_id) == TimedOffset(7, 400, epoch)
     assert delete(cluster, group_id, -1) == [ErrorCode.NONE]
-    assert at_largest_time(cluster, group_id) == NO_OFFSET
+    assert at_largest_time(cluster, group_id) == NO_RECORD
 
 
 def test_largest_time_is_found_by_few_questions() -> None:
@@ -574,7 +574,7 @@ def test_largest_time_is_found_by_few_questions() -> None:
     def find(timestamp_ms: int, done: times.Done) -> None:
         asked.append(timestamp_ms)
         offsets = [n for n, at in enumerate(times_of) if at >= timestamp_ms]
-        done(TimedOffset(offsets[0], times_of[offsets[0]], 1) if offsets else NO_OFFSET)
+        done(TimedOffset(offsets[0], times_of[offsets[0]], 1) if offsets else NO_RECORD)
 
     for bound_ms in (80, 81, 1000, (1 << 63) - 1):
         found: list[object] = []

@@ -5,10 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
+from ids import Index, NodeId, Term
 from raft.invariants import ClusterInvariants
 from raft.messages import MsgApp, MsgSnap, MsgVote
 from raft.node import RawNode
-from raft.types import ConfState, Entry, HardState, Index, NodeId, Snapshot, Term
+from raft.types import ConfState, Entry, HardState, Snapshot
 from tests.unit.raft.network import Network
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.snapshots import encode_snapshot, members_of

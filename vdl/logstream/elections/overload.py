@@ -14,7 +14,6 @@ Must not know: what makes it late, what is done about it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from vdl.clock import MS
@@ -37,16 +36,17 @@ class Overload:
         "_looks",
         "_loop_time",
         "_since_ns",
+        "_state",
         "_waited_total_ns",
         "is_overloaded",
         "late_percent",
-        "request_wait_ns",
         "times",
         "wait_ms",
         "waited_percent",
     )
 
     def __init__(self, state: HostState, campaigns: Campaigns) -> None:
+        self._state = state
         self._clock = state.clock
         self._loop_time = state.loop_time
         self._campaigns = campaigns
@@ -56,8 +56,6 @@ class Overload:
         long), of the window."""
         self._since_ns = 0
         self._waited_total_ns = 0
-        self.request_wait_ns: Callable[[], int] = _nobody_waits
-        """For how long a request of a client has waited to be started, at the most, now."""
         self.wait_ms = 0
         """The same at the last look."""
         self.is_overloaded = False
@@ -72,7 +70,7 @@ class Overload:
         """Measure, and log when the state has changed."""
         now_ns, late_ns = self._clock.now_ns(), self._loop_time.late_total_ns
         looks = self._looks
-        wait_ns = self.request_wait_ns()
+        wait_ns = self._state.front.request_wait_ns()
         self.wait_ms = wait_ns // MS
         if wait_ns >= WAIT_NS:
             self._waited_total_ns += now_ns - looks[-1][0]
@@ -110,8 +108,3 @@ class Overload:
         if waiting := self._campaigns.waiting:
             text += f"; {waiting} partitions wait to be elected"
         return text
-
-
-def _nobody_waits() -> int:
-    """The default, where there are no clients."""
-    return 0

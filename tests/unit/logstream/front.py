@@ -1,0 +1,28 @@
+"""A front without clients, whose answers a test chooses."""
+
+from __future__ import annotations
+
+from vdl.logstream.front import NoFront
+from vdl.logstream.group.compaction import CompactionPolicy
+from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.retention import KEEP, RetentionPolicy
+
+
+class ChosenFront(NoFront):
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.retention: RetentionPolicy = KEEP
+        self.compaction: CompactionPolicy | None = None
+        self.wait_ns = 0
+
+    def request_wait_ns(self) -> int:
+        return self.wait_ns
+
+    def retention_policy(self, stream: LogStream) -> RetentionPolicy:
+        del stream
+        return self.retention
+
+    def compaction_policy(self, stream: LogStream) -> CompactionPolicy | None:
+        del stream
+        return self.compaction

@@ -1,0 +1,41 @@
+"""What the host asks of a server that has clients: a `vdl.logstream.front.Front`.
+
+Must not know: how a server starts and stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vdl.kafka.frontend import Frontend
+from vdl.kafka.topic_configs import compaction_policy, retention_policy
+from vdl.logstream.group.compaction import CompactionPolicy
+from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.retention import KEEP, RetentionPolicy
+
+
+class ClientFront:
+    """The front end, and the settings of topics as it knows them. `catalog_changed`: what the
+    server itself does then."""
+
+    __slots__ = ("_frontend", "catalog_changed", "request_wait_ns", "send_answers")
+
+    def __init__(self, frontend: Frontend, catalog_changed: Callable[[], None]) -> None:
+        self._frontend = frontend
+        self.catalog_changed = catalog_changed
+        self.send_answers = frontend.flush
+        self.request_wait_ns = frontend.start_budget.oldest_ns
+
+    def retention_policy(self, stream: LogStream) -> RetentionPolicy:
+        context = self._frontend.context
+        topic = context.host.catalog.topics.get(stream.topic)
+        return KEEP if topic is None else retention_policy(topic.configs, context.config)
+
+    def compaction_policy(self, stream: LogStream) -> CompactionPolicy | None:
+        topic = self._frontend.context.host.catalog.topics.get(stream.topic)
+        return None if topic is None else compaction_policy(topic.configs)
+
+    def background_rate(self) -> int:
+        """As fast as a reader is fed while producers are at work."""
+        context = self._frontend.context
+        return context.read_throttle.background_rate(context.clock.now_ns())
