@@ -12,8 +12,8 @@ Must not know: topics and their settings, records, how a segment is rewritten.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+
 import segments.api as storage
 from ids import NO_INDEX, NO_SERVER, GroupId, Index, NodeId, ServerId
 from rpc.compacted import ROWS_MAX, Compacted, decode_compacted, encode_compacted

@@ -372,7 +372,7 @@ class Host:
         """The journal is durable up to `token`. From here an acknowledgement goes up: a follower's
         to its leader (`_deliver_to`, `_send`); a leader's own, which counts like a follower's, into
         its node. When a majority has the entry, `run_once` pumps the group, which tells its owner
-        (`LogStream.committed`), which answers its waiters; `Front.send_answers` sends the answers."""
+        (`LogStream.committed`), which answers its waiters; `Front.send_answers` sends that."""
         self._deliver(self._responses.durable(token))
 
     def _deliver(self, ready: Responses) -> None:

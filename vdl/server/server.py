@@ -38,7 +38,6 @@ from vdl.kafka.frontend import Frontend
 from vdl.kafka.group_coordinator import GroupCoordinator
 from vdl.kafka.offsets_topic import CommitLog
 from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS
-from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS, compaction_policy, retention_policy
 from vdl.kafka.transaction_coordinator import TransactionCoordinator
 from vdl.log import Log
 from vdl.logstream.bootstrap import (
