@@ -21,9 +21,11 @@ from rpc.admin import (
     TransferOutcome,
     TransferResult,
 )
+from rpc.admin_security import read_files
 from rpc.errors import AdminError
 from rpc.proto import admin_pb2
 from rpc.streams import Address, LinkStatus
+from rpc.tls_context import TlsFiles
 
 _SERVICE = "vdl.admin.v1.Admin"
 _MESSAGE_BYTES_MAX = 64 << 20
@@ -37,11 +39,20 @@ _OPTIONS = (
 class AdminClient:
     """Calls to the server at one address; close it, or use it in a `with`."""
 
-    def __init__(self, address: Address, *, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, address: Address, *, files: TlsFiles | None = None, timeout_s: float = 5.0
+    ) -> None:
+        """`files`: what to show, and by whom the server must be signed; None: unencrypted. Raises
+        TlsFailed for files that cannot be read."""
         host, port = address
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        if files is None:
+            self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        else:
+            key, certificate, ca = read_files(files)
+            credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+            self._channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
 
     def __enter__(self) -> Self:
         return self

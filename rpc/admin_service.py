@@ -22,6 +22,7 @@ from grpc import aio
 
 from ids import GroupId, ServerId
 from rpc.admin import AdminBackend, GroupStatus, ServerStatus, TransferResult
+from rpc.admin_security import AdminSecurity
 from rpc.proto import admin_pb2
 from rpc.streams import Address
 
@@ -43,9 +44,17 @@ _OPTIONS = (
 class AdminService:
     """The admin plane of one backend, from `start` to `stop`."""
 
-    def __init__(self, backend: AdminBackend, *, now: Callable[[], float] = time.monotonic) -> None:
-        """`now`: a monotonic clock in seconds."""
+    def __init__(
+        self,
+        backend: AdminBackend,
+        *,
+        security: AdminSecurity | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`security`: without it anybody who reaches the port may call. `now`: a monotonic clock in
+        seconds."""
         self._backend = backend
+        self._security = security
         self._now = now
         self._telling = asyncio.Lock()
         self._server = aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX)
@@ -54,11 +63,15 @@ class AdminService:
         )
 
     async def start(self, address: Address) -> int:
-        """Serve on `address`, unencrypted; returns the port bound. Raises OSError if it cannot."""
+        """Serve on `address`; returns the port bound. Raises OSError if it cannot."""
         host, port = address
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound = self._server.add_insecure_port(target)
+            if self._security is None:
+                bound = self._server.add_insecure_port(target)
+            else:
+                credentials = self._security.server_credentials()
+                bound = self._server.add_secure_port(target, credentials)
         except RuntimeError as error:
             raise OSError(f"admin plane cannot listen on {target}: {error}") from error
         await self._server.start()
@@ -73,6 +86,10 @@ class AdminService:
             answer: Callable[[Any], Awaitable[Any]], request_type: Any
         ) -> grpc.RpcMethodHandler[Any, Any]:
             async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> Any:
+                security = self._security
+                if security is not None and not security.allows(context.auth_context()):
+                    denied = "the certificate is neither a server's of this set nor an admin's"
+                    await context.abort(grpc.StatusCode.PERMISSION_DENIED, denied)
                 # Decoded here, because gRPC itself would log a traceback for what a stranger sent.
                 try:
                     request = request_type.FromString(data)

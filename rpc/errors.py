@@ -52,6 +52,11 @@ class UnexpectedFrame(RemoteError):
         self.state = state
 
 
+class TlsFailed(RemoteError):
+    """A connection's encryption failed, or its other end has not shown who it is. The text has
+    nothing that was encrypted, and no key."""
+
+
 class AdminError(RpcError):
     """An admin call failed. `code` is the gRPC status name, such as `UNAVAILABLE`."""
 

@@ -489,6 +489,8 @@ class Links:
     def _greeted(self, connection: _Connection, hello: Hello) -> None:
         """A peer dialled us and said who it is: take it, hold it or refuse it."""
         self._inbound.pop(connection, None)
+        if not self._is_proved(connection, hello):
+            return
         if hello.server_id not in self._peers and len(self._peers) >= self._options.peers_max:
             self._refuse(connection, hello.server_id, RejectReason.TOO_MANY_LINKS)
             return
@@ -512,6 +514,17 @@ class Links:
             return
         self._accept(peer, connection)
 
+    def _is_proved(self, connection: _Connection, hello: Hello) -> bool:
+        """Whether the other end is who it says it is, as far as its stream can tell. If not, it is
+        refused, and told nothing that it could learn from."""
+        identity = connection.stream.identity
+        if identity in (None, hello.server_id):
+            return True
+        text = f"says that it is server {hello.server_id}, with a certificate of {identity}"
+        connection.close(RejectReason.NOT_ADMITTED, "")
+        self._handler.rejected(hello.server_id, RejectReason.NOT_ADMITTED, text, by_peer=False)
+        return False
+
     def _accept(self, peer: _Peer, connection: _Connection) -> None:
         connection.engine.accept()
         self._establish(peer, connection)
@@ -522,6 +535,9 @@ class Links:
         assert peer is not None
         assert peer.attempt is connection
         peer.attempt = None
+        if not self._is_proved(connection, hello):
+            self._attempt_failed(peer, refused=False, lasting=True)
+            return
         if not self._handler.admit(hello):
             self._refuse(connection, hello.server_id, RejectReason.NOT_ADMITTED)
             self._attempt_failed(peer, refused=False, lasting=True)

@@ -268,6 +268,9 @@ class MemoryStream:
     for the first of it, unless that waits for a heal.
     """
 
+    identity: int | None = None
+    """Nothing is proved here."""
+
     __slots__ = (
         "_in_flight_bytes", "_is_closed", "_is_forgotten", "_is_full", "_is_waiting", "_network",
         "_owner", "_sent", "other", "source", "target",

@@ -56,6 +56,11 @@ class StreamOwner(Protocol):
 class Stream(Protocol):
     """A connected, ordered, reliable byte stream."""
 
+    @property
+    def identity(self) -> int | None:
+        """The server that the other end has proved to be; None where nothing is proved. Final
+        once bytes arrive."""
+
     def start(self, owner: StreamOwner) -> None:
         """Begin to read; callbacks come from now on."""
 

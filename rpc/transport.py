@@ -31,6 +31,7 @@ from rpc.links import Links
 from rpc.reader import Buffer
 from rpc.resolver import Answer, Candidate, Resolver, numeric, resolve
 from rpc.streams import Address, Clock, DialFailed, PeerHandler, Stream, StreamOwner, Timer
+from rpc.tls_stream import LinkSecurity
 
 _READ_BYTES_PER_TURN = 1 << 20
 _BACKLOG = 128
@@ -60,6 +61,9 @@ class LoopClock:
 
 class SocketStream:
     """A connected non-blocking TCP socket as a `rpc.streams.Stream`."""
+
+    identity: int | None = None
+    """TCP proves nothing."""
 
     __slots__ = (
         "_fd", "_is_closed", "_is_writing", "_loop", "_owner", "_socket", "_unsent_bytes_max",
@@ -162,14 +166,26 @@ class SocketDialer:
     """`rpc.streams.Dialer` over TCP. The addresses of a name are tried in turn; one that does
     not answer at all comes last in later attempts."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, security: LinkSecurity | None = None
+    ) -> None:
         self._loop = loop
+        self._security = security
         self.resolver = Resolver(loop.call_soon_threadsafe)
 
     def dial(
         self, address: Address, on_result: Callable[[Stream | DialFailed], None]
     ) -> SocketDial:
-        return SocketDial(self._loop, self.resolver, address, on_result)
+        security = self._security
+
+        def connected(result: Stream | DialFailed) -> None:
+            assert security is not None
+            if not isinstance(result, DialFailed):
+                result = security.wrap(result, dialed=True)
+            on_result(result)
+
+        chosen = on_result if security is None else connected
+        return SocketDial(self._loop, self.resolver, address, chosen)
 
 
 class SocketDial:
@@ -405,19 +421,26 @@ class SocketTransport(Links):
         options: LinkOptions = DEFAULT_OPTIONS,
         clock: Clock | None = None,
         on_trouble: Callable[[ServerId, Address, str], None] | None = None,
+        security: LinkSecurity | None = None,
     ) -> None:
         """Listens at once (raises OSError if it cannot); dials what `set_peer` names.
 
+        `security`: without it anybody who reaches the port may say that it is a server.
         `on_trouble`: told why a server, by its id, cannot be dialled at its address, when it is
         news; see `DialTroubles`."""
-        dialer = SocketDialer(loop)
+        dialer = SocketDialer(loop, security)
         clock = clock or LoopClock(loop)
         dial_failed = None
         if on_trouble is not None:
             dial_failed = DialTroubles(dialer.resolver, clock, on_trouble).dial_failed
-        self._listener = SocketListener(loop, listen, self.accepted)
+        self._security = security
+        self._listener = SocketListener(loop, listen, self._came_in)
         super().__init__(local, dialer, clock, rng, handler, options, dial_failed)
         self._listener.start()
+
+    def _came_in(self, stream: Stream) -> None:
+        security = self._security
+        self.accepted(stream if security is None else security.wrap(stream, dialed=False))
 
     @property
     def port(self) -> int:

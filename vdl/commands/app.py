@@ -21,6 +21,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "down": ("vdl.commands.up", "down", "Stop it."),
     "status": ("vdl.commands.status", "status", "Servers, topics, leaders, offsets, lag."),
     "serve": ("", "", "Run one server."),
+    "cert": ("vdl.commands.cert", "cert", "Make an authority and certificates for a set."),
+    "user": ("vdl.commands.user", "user", "Users who log in with a password."),
     "sim": ("vdl.commands.sim", "sim", "Run whole servers on virtual time, from a seed."),
     "log": ("vdl.commands.log", "log", "Data directories, offline: dump, verify, index."),
     "check": ("vdl.commands.check", "check", "Look for anomalies in a recorded history."),

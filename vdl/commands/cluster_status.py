@@ -13,21 +13,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from ids import NodeId, ServerId, Term
 from rpc.admin import GroupStatus, Role, ServerStatus
 from rpc.admin_client import AdminClient
-from rpc.errors import AdminError
+from rpc.errors import AdminError, TlsFailed
 from vdl.config.settings import ADMIN_LISTENER
 from vdl.config.values import Address, parse_address
 from vdl.kafka.client import KafkaClient, Unreachable
+from vdl.kafka.security.client_settings import ClientSettings
 from vdl.kafka.wire.describe_cluster import DescribeClusterBroker, DescribeClusterRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from vdl.kafka.wire.metadata import MetadataRequest
 
 METADATA_KEY, DESCRIBE_CONFIGS_KEY, DESCRIBE_CLUSTER_KEY = 3, 32, 60
 BROKER_RESOURCE = 4
+NOT_SECURED = ClientSettings()
 ADMIN_TIMEOUT_SECONDS = 10.0
 """An overloaded server with many groups takes some seconds."""
 REPLICA_NUMBER_BITS = 16
@@ -118,10 +121,11 @@ class ClusterStatus:
         )
 
 
-def collect(bootstrap: Iterable[Address]) -> ClusterStatus:
+def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED) -> ClusterStatus:
     """Ask the first server of `bootstrap` that answers who the others are, then all of them at one
-    time: one that is overloaded takes seconds. Raises Unreachable when none answers."""
-    metadata, brokers = _discover(list(bootstrap))
+    time: one that is overloaded takes seconds. Raises Unreachable when none answers,
+    ClientSettingsError for files that cannot be used."""
+    metadata, brokers = _discover(list(bootstrap), settings)
     addresses = [Address(broker.host, broker.port) for broker in brokers]
     status = ClusterStatus(metadata.cluster_id or "")
     status.servers = [
@@ -129,7 +133,7 @@ def collect(bootstrap: Iterable[Address]) -> ClusterStatus:
         for broker, address in zip(brokers, addresses, strict=True)
     ]
     with ThreadPoolExecutor(max_workers=len(brokers) or 1) as pool:
-        asked = list(pool.map(_ask_server, status.servers, addresses))
+        asked = list(pool.map(partial(_ask_server, settings), status.servers, addresses))
     answers = {
         server.id: answer
         for server, answer in zip(status.servers, asked, strict=True)
@@ -146,13 +150,15 @@ def collect(bootstrap: Iterable[Address]) -> ClusterStatus:
     return status
 
 
-def _discover(bootstrap: list[Address]) -> tuple[Any, list[DescribeClusterBroker]]:
+def _discover(
+    bootstrap: list[Address], settings: ClientSettings
+) -> tuple[Any, list[DescribeClusterBroker]]:
     """Metadata of all topics and the servers by id, from the first server that answers. One that is
     cut off leaves itself out of its Metadata; DescribeCluster names it."""
     problems = []
     for address in bootstrap:
         try:
-            with KafkaClient(address.host, address.port) as client:
+            with KafkaClient(address.host, address.port, settings=settings) as client:
                 everything = MetadataRequest(topics=None, allow_auto_topic_creation=False)
                 metadata = client.request(METADATA_KEY, everything)
                 cluster = client.request(DESCRIBE_CLUSTER_KEY, DescribeClusterRequest())
@@ -164,10 +170,10 @@ def _discover(bootstrap: list[Address]) -> tuple[Any, list[DescribeClusterBroker
     raise Unreachable(bootstrap[0], "; ".join(str(problem) for problem in problems))
 
 
-def _find_admin(server_id: ServerId, address: Address) -> Address:
+def _find_admin(settings: ClientSettings, server_id: ServerId, address: Address) -> Address:
     """Where a server's admin service listens, by its own word. Raises Unreachable."""
     own = DescribeConfigsResource(BROKER_RESOURCE, str(server_id), ["advertised.listeners"])
-    with KafkaClient(address.host, address.port) as client:
+    with KafkaClient(address.host, address.port, settings=settings) as client:
         answer = client.request(DESCRIBE_CONFIGS_KEY, DescribeConfigsRequest(resources=[own]))
     for result in answer.results:
         for config in result.configs:
@@ -189,15 +195,22 @@ def admin_address(advertised_listeners: str) -> Address | None:
     return None
 
 
-def _ask_server(server: Server, address: Address) -> ServerStatus | None:
+def _ask_server(settings: ClientSettings, server: Server, address: Address) -> ServerStatus | None:
     """What the server says of itself, its summary put into `server`; None when it does not."""
     try:
-        admin = _find_admin(server.id, address)
+        admin = _find_admin(settings, server.id, address)
         server.admin = str(admin)
-        with AdminClient((admin.host, admin.port), timeout_s=ADMIN_TIMEOUT_SECONDS) as client:
+        with AdminClient(
+            (admin.host, admin.port),
+            files=settings.admin_files(),
+            timeout_s=ADMIN_TIMEOUT_SECONDS,
+        ) as client:
             answer = client.status()
     except Unreachable as error:
         server.problem = error.reason
+        return None
+    except TlsFailed as error:
+        server.problem = str(error)
         return None
     except AdminError as error:
         server.problem = f"admin service: {error.details or error.code}"

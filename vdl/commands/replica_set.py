@@ -6,6 +6,9 @@ DIR/<id>/vdl.toml       the server's configuration; written once, then yours to 
 DIR/<id>/store/         its data directory
 DIR/<id>/server.pid     its process, while it runs
 DIR/<id>/server.log     what it logged
+DIR/tls/                of a set with --secure: certificates (`vdl/commands/certificates.py`)
+DIR/first_users         of such a set: what its first user's password is checked by
+DIR/client.properties   of such a set: how that user connects, password included
 ```
 Server `id` (from 1) takes four ports: `base + id - 1` for clients, and 10, 20 and 30 above it for
 peers, administration and metrics.
@@ -95,6 +98,13 @@ class ReplicaSet:
     directory: Path
     base_port: int
     servers: tuple[LocalServer, ...]
+    is_secure: bool = False
+    """Whether it was made with --secure."""
+
+    @property
+    def client_file(self) -> Path:
+        """Of a secure set: the properties that a client connects with."""
+        return self.directory / "client.properties"
 
     @property
     def bootstrap(self) -> str:
@@ -148,14 +158,17 @@ def find_replica_set(directory: Path) -> ReplicaSet | None:
     try:
         recorded = tomllib.loads(file.read_text(encoding="utf-8"))
         count, base_port = int(recorded["servers"]), int(recorded["base_port"])
+        is_secure = recorded.get("secure", False) is True
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError) as error:
         raise ReplicaSetError(f"{file} cannot be used: {error}") from error
-    return _replica_set(directory, count, base_port)
+    return _replica_set(directory, count, base_port, is_secure=is_secure)
 
 
-def make_replica_set(directory: Path, *, count: int, base_port: int) -> ReplicaSet:
+def make_replica_set(
+    directory: Path, *, count: int, base_port: int, is_secure: bool = False
+) -> ReplicaSet:
     """Lay out a new set. Raises ReplicaSetError."""
     check_layout(count=count, base_port=base_port)
     try:
@@ -165,9 +178,9 @@ def make_replica_set(directory: Path, *, count: int, base_port: int) -> ReplicaS
     _write_file(
         directory / "replica_set.toml",
         f"# Written by `vdl up`: the replica set in this folder.\n"
-        f"servers = {count}\nbase_port = {base_port}\n",
+        f"servers = {count}\nbase_port = {base_port}\n" + "secure = true\n" * is_secure,
     )
-    return _replica_set(directory, count, base_port)
+    return _replica_set(directory, count, base_port, is_secure=is_secure)
 
 
 def check_layout(*, count: int, base_port: int) -> None:
@@ -194,12 +207,12 @@ def _write_file(path: Path, text: str) -> None:
         raise ReplicaSetError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _replica_set(directory: Path, count: int, base_port: int) -> ReplicaSet:
+def _replica_set(directory: Path, count: int, base_port: int, *, is_secure: bool) -> ReplicaSet:
     root = directory.resolve()
     servers = tuple(
         LocalServer(number, root / str(number)) for number in map(ServerId, range(1, count + 1))
     )
-    return ReplicaSet(root, base_port, servers)
+    return ReplicaSet(root, base_port, servers, is_secure)
 
 
 def write_configs(replica_set: ReplicaSet) -> None:
@@ -211,7 +224,9 @@ def write_configs(replica_set: ReplicaSet) -> None:
             size = file.stat().st_size
         except FileNotFoundError:
             count = len(replica_set.servers)
-            _write_file(file, config_text(server.id, count, replica_set.base_port))
+            base_port = replica_set.base_port
+            text = config_text(server.id, count, base_port, is_secure=replica_set.is_secure)
+            _write_file(file, text)
         except OSError as error:
             raise ReplicaSetError(f"cannot use {server.directory}: {error.strerror}") from error
         else:
@@ -220,9 +235,10 @@ def write_configs(replica_set: ReplicaSet) -> None:
                 raise ReplicaSetError(f"{file} is empty; remove it to have it written again")
 
 
-def config_text(server_id: ServerId, count: int, base_port: int) -> str:
+def config_text(server_id: ServerId, count: int, base_port: int, *, is_secure: bool = False) -> str:
     """The configuration of one server of a set on loopback."""
     port = base_port + server_id - 1
+    protocol = "SASL_SSL" if is_secure else "PLAINTEXT"
     lines = [
         "# Written by `vdl up` once; edit it as you like. docs/configuration.md has every key.",
         "",
@@ -231,7 +247,7 @@ def config_text(server_id: ServerId, count: int, base_port: int) -> str:
         'data_dir = "store"',
         "",
         "[[listeners]]",
-        'name = "PLAINTEXT"',
+        f'name = "{protocol}"',
         f'listen = "127.0.0.1:{port}"',
         "",
         "[admin]",
@@ -240,6 +256,17 @@ def config_text(server_id: ServerId, count: int, base_port: int) -> str:
         "[http]",
         f'listen = "127.0.0.1:{port + HTTP_PORT_STEP}"',
     ]
+    if is_secure:
+        lines += [
+            "",
+            "[tls]",
+            f'certificate = "../tls/server-{server_id}.pem"',
+            f'key = "../tls/server-{server_id}.key"',
+            'ca = "../tls/ca.pem"',
+            "",
+            "[security]",
+            'first_users = "../first_users"',
+        ]
     if count > 1:
         lines += ["", "[cluster.seeds]"]
         lines += [

@@ -6,13 +6,15 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from vdl.commands.bootstrap_option import addresses, client_settings
 from vdl.commands.cluster_status import ClusterStatus, Group, Replica, collect
-from vdl.config.values import Address, parse_address
 from vdl.kafka.client import Unreachable
+from vdl.kafka.security.client_settings import ClientSettingsError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,32 +28,26 @@ PIPE_COLUMNS = 200
     "--bootstrap", default="127.0.0.1:9092", show_default=True,
     help="Kafka addresses of some servers, separated by commas.",
 )  # fmt: skip
+@click.option(
+    "--config", type=click.Path(path_type=Path), metavar="FILE",
+    help="Properties that secure the connections, such as those `vdl up --secure` writes.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object.")
 @click.option("--all", "show_all", is_flag=True, help="The catalog and the coordinators as well.")
-def status(*, bootstrap: str, as_json: bool, show_all: bool) -> int:
+def status(*, bootstrap: str, config: Path | None, as_json: bool, show_all: bool) -> int:
     """Show servers, topics, partitions, leaders, terms, offsets and the lag of each replica.
 
     Exits with 1 when a server does not answer or a group has no leader.
     """
     try:
-        cluster = collect(_addresses(bootstrap))
-    except Unreachable as error:
+        cluster = collect(addresses(bootstrap), client_settings(config))
+    except (Unreachable, ClientSettingsError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(cluster), indent=2))
     else:
         _print_tables(cluster, show_all=show_all)
     return 0 if cluster.is_healthy else 1
-
-
-def _addresses(bootstrap: str) -> list[Address]:
-    try:
-        found = [parse_address(text.strip()) for text in bootstrap.split(",") if text.strip()]
-    except ValueError as error:
-        raise click.BadParameter(f"expected {error}", param_hint="--bootstrap") from None
-    if not found:
-        raise click.BadParameter("expected at least one address", param_hint="--bootstrap")
-    return found
 
 
 def _print_tables(cluster: ClusterStatus, *, show_all: bool) -> None:

@@ -28,6 +28,7 @@ from vdl.commands.replica_set import (
     wait_until_started,
     write_configs,
 )
+from vdl.commands.secure_set import secure_replica_set
 
 SERVERS_DEFAULT = 3
 BASE_PORT_DEFAULT = 9092
@@ -47,13 +48,23 @@ Processes = dict[ServerId, subprocess.Popen[bytes]]
     "--base-port", type=int,
     help=f"Kafka port of server 1; the others follow.  [default: {BASE_PORT_DEFAULT}]",
 )  # fmt: skip
+@click.option(
+    "--secure", is_flag=True,
+    help="Make it with TLS between all and passwords for clients.",
+)  # fmt: skip
 @click.option("--detach", is_flag=True, help="Return when all serve, and leave them running.")
 @click.option(
     "--timeout", type=float, default=30.0, show_default=True,
     help="Seconds to wait until all serve.",
 )  # fmt: skip
 def up(
-    *, nodes: int | None, data: Path, base_port: int | None, detach: bool, timeout: float
+    *,
+    nodes: int | None,
+    data: Path,
+    base_port: int | None,
+    secure: bool,
+    detach: bool,
+    timeout: float,
 ) -> None:
     """Start a replica set on this machine.
 
@@ -66,7 +77,9 @@ def up(
         base_port=BASE_PORT_DEFAULT if base_port is None else base_port,
     )
     with locked(data):
-        replica_set = _open(data, nodes, base_port)
+        replica_set = _open(data, nodes, base_port, is_secure=secure)
+        if replica_set.is_secure:
+            secure_replica_set(replica_set)
         missing = _missing(replica_set, data, is_detached=detach)
         # From here on a signal must not leave half a replica set behind.
         stop = _StopFlag()
@@ -109,7 +122,7 @@ def down(*, data: Path) -> None:
         click.echo("nothing was running")
 
 
-def _open(data: Path, nodes: int | None, base_port: int | None) -> ReplicaSet:
+def _open(data: Path, nodes: int | None, base_port: int | None, *, is_secure: bool) -> ReplicaSet:
     """The set in `data`, made if there is none. What was recorded cannot be changed by options."""
     found = find_replica_set(data)
     if found is None:
@@ -117,6 +130,12 @@ def _open(data: Path, nodes: int | None, base_port: int | None) -> ReplicaSet:
             data,
             count=SERVERS_DEFAULT if nodes is None else nodes,
             base_port=BASE_PORT_DEFAULT if base_port is None else base_port,
+            is_secure=is_secure,
+        )
+    if is_secure and not found.is_secure:
+        raise ReplicaSetError(
+            f"the replica set in {data} was made without --secure; docs/security.md says how to"
+            " change that"
         )
     count = len(found.servers)
     if nodes not in {None, count}:
@@ -149,9 +168,17 @@ def _greet(replica_set: ReplicaSet, data: Path, *, is_detached: bool) -> None:
     command = _command()
     click.echo(f"{count} server{'s' if count > 1 else ''} up, data in {data}")
     click.echo(f"bootstrap.servers={bootstrap}\n")
+    if replica_set.is_secure:
+        click.echo(f"A client's settings, as they stand in {data}/client.properties:")
+        click.echo(replica_set.client_file.read_text(encoding="utf-8"))
     click.echo("Try:")
-    click.echo(f"  {command} status --bootstrap {bootstrap}")
-    click.echo(f"  {python} examples/flights.py --bootstrap {bootstrap}")
+    if replica_set.is_secure:
+        options = f"--bootstrap {bootstrap} --config {data}/client.properties"
+        click.echo(f"  {command} status {options}")
+        click.echo(f"  {command} user add alice {options}")
+    else:
+        click.echo(f"  {command} status --bootstrap {bootstrap}")
+        click.echo(f"  {python} examples/flights.py --bootstrap {bootstrap}")
     click.echo(f"  kill -9 $(cat {data}/1/server.pid); {command} up --data {data} --detach")
     click.echo(
         f"\nStop with: {command} down --data {data}" if is_detached else "\n^C stops all servers.",

@@ -28,7 +28,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from ids import ServerId
+from rpc.tls_context import VERSIONS, TlsFiles
 from segments.api import StoreOptions
+from vdl.config.listeners import ListenerError, parse_listener
 from vdl.config.values import (
     DAY_MS,
     GIB,
@@ -41,6 +43,7 @@ from vdl.config.values import (
     address_or_off,
     boolean,
     choice,
+    cluster_name,
     duration,
     integer,
     milliseconds,
@@ -52,6 +55,7 @@ from vdl.config.values import (
 )
 from vdl.errors import VdlError
 from vdl.kafka.context import KafkaOptions, ListenerOptions
+from vdl.kafka.security.protocol import SecurityProtocol
 from vdl.log import LogOptions
 from vdl.logstream.options import HostOptions
 
@@ -116,6 +120,9 @@ class Config:
     host: HostOptions = field(default_factory=HostOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     log: LogOptions = field(default_factory=LogOptions)
+    tls: TlsFiles = field(default_factory=TlsFiles)
+    first_users: Path | None = None
+    """See `vdl/server/first_users.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +165,10 @@ def parse_config(text: str, *, source: str, folder: Path) -> Config:
             raise ConfigError(source, name, f"expected {error}, found {_show(raw)}") from None
     config = _build(values, seeds, source, folder)
     if listeners is not None:
-        config = replace(config, listeners=_parse_listeners(listeners, source))
+        tables = _parse_listeners(listeners, config.tls, source, folder)
+        config = replace(config, listeners=tables)
     _check_whole(config)
+    _check_identities(config)
     return config
 
 
@@ -219,6 +228,8 @@ KEYS: dict[str, Key] = {
     "cluster.replicas_per_server": Key("kafka.replicas_per_server_max", integer(1, 1_000_000)),
     "kafka.socket.request.max.bytes": Key("kafka.request_bytes_max", size(64 * KIB, INT32_MAX)),
     "kafka.queued.max.request.bytes": Key("kafka.request_memory_max", size(256 * KIB, TIB)),
+    "kafka.sasl.server.max.receive.size": Key("kafka.login_bytes_max", size(KIB, 16 * MIB)),
+    "kafka.connections.max.reauth.ms": Key("kafka.session_ms_max", milliseconds(0, INT32_MAX)),
     "kafka.max.connections": Key("kafka.connections_max", integer(1, 1_000_000)),
     "kafka.max.connections.per.ip": Key("kafka.connections_per_ip_max", integer(1, 1_000_000)),
     "kafka.connections.max.idle.ms": Key(
@@ -323,6 +334,14 @@ KEYS: dict[str, Key] = {
     "storage.idle_block": Key("store.idle_block_ms", duration(1, 60_000)),
     "storage.accept_empty": Key("store.accept_empty", boolean),
     "storage.meta_map_bytes": Key("store.meta_map_bytes", size(16 * MIB, TIB)),
+    # --- encryption, and who servers are
+    "tls.certificate": Key("tls.certificate", path),
+    "tls.key": Key("tls.key", path),
+    "tls.ca": Key("tls.ca", path),
+    "tls.cluster": Key("tls.cluster", cluster_name),
+    "tls.version_min": Key("tls.version_min", choice(*VERSIONS)),
+    "tls.ciphers": Key("tls.ciphers", text),
+    "security.first_users": Key("first_users", path),
     # --- the server's own log
     "log.format": Key("log.format", choice("logfmt", "json")),
     "log.level": Key("log.level", choice("debug", "info", "warning", "error")),
@@ -330,7 +349,7 @@ KEYS: dict[str, Key] = {
 }
 """Every key a file may have besides `cluster.seeds` and `[[listeners]]`."""
 
-_OPTIONS = ("kafka", "host", "store", "log")
+_OPTIONS = ("kafka", "host", "store", "log", "tls")
 _SHOWN_MAX = 100
 """Characters of a wrong value that a message repeats."""
 
@@ -389,6 +408,16 @@ def _build(
         assert options in _OPTIONS, options
         changes[options] = replace(getattr(base, options), **settings)
     changes["data_dir"] = folder / Path(str(changes.get("data_dir", base.data_dir)))
+    if "first_users" in changes:
+        changes["first_users"] = folder / Path(str(changes["first_users"]))
+    files = changes.get("tls", base.tls)
+    assert isinstance(files, TlsFiles), files
+    changes["tls"] = replace(
+        files,
+        certificate=_beside(folder, files.certificate),
+        key=_beside(folder, files.key),
+        ca=_beside(folder, files.ca),
+    )
     config = replace(base, **changes)  # type: ignore[arg-type]  # values follow KEYS' targets
     own_seed = seeds.get(config.server_id)
     if seeds and own_seed is None and "listen" not in peer:
@@ -405,6 +434,11 @@ def _build(
         peer=_endpoint("peer", peer, own_seed, own_seed, source),
         admin=_endpoint("admin", admin, ADMIN_LISTEN, None, source),
     )
+
+
+def _beside(folder: Path, path: Path | None) -> Path | None:
+    """A path of the file: a relative one is relative to the file's folder."""
+    return None if path is None else folder / path
 
 
 def _endpoint(
@@ -426,59 +460,39 @@ def _endpoint(
     return Endpoint(chosen, told)
 
 
-def _parse_listeners(raw: object, source: str) -> tuple[ListenerOptions, ...]:
-    """The `[[listeners]]` tables: name, listen, advertise each."""
+def _parse_listeners(
+    raw: object, files: TlsFiles, source: str, folder: Path
+) -> tuple[ListenerOptions, ...]:
+    """The `[[listeners]]` tables."""
     if not isinstance(raw, list) or not raw or not all(isinstance(item, dict) for item in raw):
         raise ConfigError(source, "listeners", "expected one or more [[listeners]] tables")
     listeners: list[ListenerOptions] = []
     for position, table in enumerate(raw):
         prefix = f"listeners[{position}]"
-        for key in table:
-            if key not in {"name", "listen", "advertise"}:
-                hint = _suggest(key, ("name", "listen", "advertise"))
-                raise ConfigError(source, f"{prefix}.{key}", f"unknown key{hint}")
-        name = table.get("name", "PLAINTEXT")
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Z][A-Z0-9_]{0,31}", name):
-            raise ConfigError(
-                source, f"{prefix}.name", f"expected capital letters, found {_show(name)}"
-            )
-        if name == ADMIN_LISTENER:
-            raise ConfigError(source, f"{prefix}.name", "reserved for the port of [admin]")
-        listen, advertise = _listener_addresses(table, prefix, source)
-        listeners.append(
-            ListenerOptions(
-                name=name,
-                host=listen.host,
-                port=listen.port,
-                advertised_host=advertise.host,
-                advertised_port=advertise.port,
-            )
-        )
+        try:
+            listeners.append(parse_listener(table, ADMIN_LISTENER, files, folder))
+        except ListenerError as error:
+            raise ConfigError(source, f"{prefix}.{error.key}", error.problem) from None
     names = [listener.name for listener in listeners]
     if len(set(names)) < len(names):
         raise ConfigError(source, "listeners", "two listeners have the same name")
     return tuple(listeners)
 
 
-def _listener_addresses(
-    table: Mapping[str, Scalar], prefix: str, source: str
-) -> tuple[Address, Address]:
-    """(listen, advertise) of one listener; `advertise` is `listen` unless it is given."""
-    parsed: dict[str, Address] = {}
-    for key in ("listen", "advertise"):
-        if key not in table and key == "advertise":
-            continue
-        try:
-            parsed[key] = parse_address(table.get(key, ""))
-        except ValueError as error:
-            raise ConfigError(
-                source, f"{prefix}.{key}", f"expected {error}, found {_show(table.get(key))}"
-            ) from None
-    listen = parsed["listen"]
-    advertise = parsed.get("advertise", listen)
-    if not advertise.is_reachable:
-        raise ConfigError(source, f"{prefix}.advertise", _required_instead_of(advertise))
-    return listen, advertise
+def _check_identities(config: Config) -> None:
+    """Once clients have to say who they are, nobody else comes in by another port."""
+    files = config.tls
+    if (files.certificate is None) != (files.key is None):
+        raise ConfigError(config.source, "tls.key", "expected beside tls.certificate, and it here")
+    asking = [one for one in config.listeners if one.protocol is not SecurityProtocol.PLAINTEXT]
+    if files.secures_links or not asking:
+        return
+    why = f"because the listener {asking[0].name} asks clients who they are"
+    need = "tls.certificate, tls.key and tls.ca"
+    if config.peer is not None:
+        raise ConfigError(config.source, "tls.ca", f"{need} are required for servers, {why}")
+    if config.admin is not None:
+        raise ConfigError(config.source, "admin.listen", f'{need} are required, or "off", {why}')
 
 
 def _check_whole(config: Config) -> None:

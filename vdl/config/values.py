@@ -46,6 +46,14 @@ class Address:
             return not ipaddress.IPv6Address(self.host).is_unspecified
         return self.host not in {"0.0.0.0", ""}  # noqa: S104 - recognised, not bound
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
 
 # 18 digits are more than any range holds and less than Python refuses to read.
 _SIZE = re.compile(r"([0-9]{1,18})\s*([KMGT]i?B|B)?")
@@ -169,6 +177,12 @@ def boolean(raw: Scalar) -> bool:
 def text(raw: Scalar) -> str:
     if not isinstance(raw, str) or len(raw) > 249 or not raw.isprintable():
         raise ValueError("a text of at most 249 printable characters")
+    return raw
+
+
+def cluster_name(raw: Scalar) -> str:
+    if not isinstance(raw, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", raw):
+        raise ValueError("a name of at most 64 letters, digits, '.', '_' and '-'")
     return raw
 
 

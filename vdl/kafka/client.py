@@ -6,16 +6,24 @@ needs none, and whoever reads data with it falls back on something that has them
 
 from __future__ import annotations
 
+import secrets
 import socket
+import ssl
 from struct import Struct
 from types import TracebackType
 from typing import Any, Self
 
+from vdl.kafka.security.client_settings import ClientSettings
+from vdl.kafka.security.protocol import PLAIN
+from vdl.kafka.security.scram_client import ScramConversation, ScramRefused
 from vdl.kafka.wire import header, registry
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 from vdl.kafka.wire.runtime import WireError
+from vdl.kafka.wire.sasl_authenticate import SaslAuthenticateRequest
+from vdl.kafka.wire.sasl_handshake import SaslHandshakeRequest
 
 API_VERSIONS_VERSION = 3
+SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 CLIENT_ID = "vdl-cli"
 RESPONSE_BYTES_MAX = 100 << 20
 
@@ -34,9 +42,17 @@ class KafkaClient:
     """A connection to one server; use it in a `with`. Every call may raise Unreachable."""
 
     def __init__(
-        self, host: str, port: int, *, timeout_seconds: float = 5.0, client_id: str = CLIENT_ID
+        self,
+        host: str,
+        port: int,
+        *,
+        timeout_seconds: float = 5.0,
+        client_id: str = CLIENT_ID,
+        settings: ClientSettings | None = None,
     ) -> None:
+        """`settings`: how it is secured; None: not at all."""
         self._host, self._port = host, port
+        self._settings = settings or ClientSettings()
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._client_id = client_id
         self._timeout_seconds = timeout_seconds
@@ -52,7 +68,10 @@ class KafkaClient:
         except UnicodeError as error:  # what is no host name, Python cannot even ask for
             raise Unreachable(self._address, "is no host name") from error
         try:
+            self._secure()
             self._greet()
+            if self._settings.protocol.has_login:
+                self._log_in()
         except BaseException:
             self._socket.close()
             raise
@@ -65,6 +84,47 @@ class KafkaClient:
         traceback: TracebackType | None,
     ) -> None:
         self._socket.close()
+
+    def _secure(self) -> None:
+        """TLS over the connection, where the settings say so."""
+        context = self._settings.ssl_context()
+        if context is None:
+            return
+        try:
+            self._socket = context.wrap_socket(self._socket, server_hostname=self._host)
+        except ssl.SSLCertVerificationError as error:
+            raise Unreachable(self._address, f"TLS: {error.verify_message}") from None
+        except (OSError, ValueError) as error:
+            words = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
+            raise Unreachable(self._address, f"TLS: {words}") from None
+
+    def _log_in(self) -> None:
+        """SaslHandshake, then the mechanism's messages."""
+        settings = self._settings
+        answer = self.request(SASL_HANDSHAKE, SaslHandshakeRequest(settings.mechanism))
+        if answer.error_code:
+            offered = ", ".join(answer.mechanisms) or "none"
+            raise Unreachable(
+                self._address, f"does not offer {settings.mechanism} (it offers {offered})"
+            )
+        if settings.mechanism == PLAIN:
+            self._prove(f"\0{settings.user}\0{settings.password}".encode())
+            return
+        scram = ScramConversation(
+            settings.mechanism, settings.user, settings.password, secrets.token_urlsafe(18)
+        )
+        try:
+            scram.check(self._prove(scram.final(self._prove(scram.first()))))
+        except ScramRefused as error:
+            raise Unreachable(self._address, str(error)) from None
+
+    def _prove(self, token: bytes) -> bytes:
+        """One message of a login, and the answer to it."""
+        answer = self.request(SASL_AUTHENTICATE, SaslAuthenticateRequest(token))
+        if answer.error_code:
+            raise Unreachable(self._address, answer.error_message or "refused the login")
+        found: bytes = answer.auth_bytes
+        return found
 
     def _greet(self) -> None:
         request = ApiVersionsRequest(client_software_name="vdl", client_software_version="0")

@@ -51,6 +51,10 @@ READ_BYTES_MAX = 256 << 10
 """Most that one read may bring of a frame that is or will be mapped; so much ahead `memory`
 counts."""
 
+SASL_AUTHENTICATE = 36
+BARE_TOKEN = -1
+"""The version of a SaslAuthenticate that is nothing but its token (KIP-43)."""
+
 _LENGTH = Struct(">i")
 _LENGTH_AND_KEY = Struct(">ih")
 _PRODUCE = 0
@@ -231,7 +235,7 @@ class Request:
 class Connection:
     """A client's connection as a server reads it: frames whose header has been read."""
 
-    __slots__ = ("_flexible_from", "_frames")
+    __slots__ = ("_flexible_from", "_frames", "bare_tokens")
 
     def __init__(
         self,
@@ -241,6 +245,8 @@ class Connection:
     ) -> None:
         self._frames = FrameReader(bytes_max)
         self._flexible_from = flexible_from
+        self.bare_tokens = False
+        """Frames are tokens of a login, without a header: requests of `BARE_TOKEN` version."""
 
     @property
     def bytes_max(self) -> int:
@@ -296,6 +302,9 @@ class Connection:
         if whole is None:
             return None
         frame, end = whole
+        if self.bare_tokens:
+            frames.consume(end)
+            return Request(SASL_AUTHENTICATE, BARE_TOKEN, 0, None, frame, len(frame))
         header = decode_request_header(frame, self._flexible_from)
         frames.consume(end)
         return Request(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ids import GroupId, Offset, ServerId, Term
+from rpc.tls_context import TlsOptions
 from segments.api import Slices, StorageError
 from vdl.clock import MS, NEVER, Clock
 from vdl.errors import ErrorCode
@@ -28,12 +29,14 @@ from vdl.kafka.memory import AnswerAccount, AnswerMemory, RequestMemory
 from vdl.kafka.read_throttle import ReadThrottle
 from vdl.kafka.record_checks import Compute, RecordChecks, at_once
 from vdl.kafka.security.principal import ANONYMOUS, Principal
+from vdl.kafka.security.protocol import SecurityProtocol
 from vdl.log import Log
 
 if TYPE_CHECKING:
     from rpc.queries import Quorum
     from vdl.kafka.answer import Encoded
     from vdl.kafka.group_coordinator import GroupCoordinator
+    from vdl.kafka.security.login import Login
     from vdl.kafka.transaction_coordinator import TransactionCoordinator
     from vdl.logstream.group.state_group import Outcome, StateGroup
     from vdl.records.batch import BatchHeader
@@ -53,6 +56,13 @@ class ListenerOptions:
     advertised_port: int = 0
     """0: `port`, which is then not 0 itself: a configuration has no address that the system
     chooses and clients are told."""
+    protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
+    tls: TlsOptions = field(default_factory=TlsOptions)
+    """Of a protocol that is encrypted."""
+    principal_rules: str = "DEFAULT"
+    """`ssl.principal.mapping.rules`."""
+    mechanisms: tuple[str, ...] = ()
+    """Of a protocol with a login: those that clients may choose from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,11 @@ class KafkaOptions:
     # --- connections -------------------------------------------------------------------------
     request_bytes_max: int = 100 << 20
     """`socket.request.max.bytes`."""
+    login_bytes_max: int = 64 << 10
+    """`sasl.server.max.receive.size`: largest request of a client that has not logged in."""
+    session_ms_max: int = 0
+    """`connections.max.reauth.ms`: how long a login holds (KIP-368); 0: as long as its
+    connection."""
     connections_max: int = 10_000
     """`max.connections`."""
     connections_per_ip_max: int = 5_000
@@ -493,6 +508,8 @@ class Context:
     resources_revision: int = -1
     """Of the settings in the catalog that `config` reflects."""
     log_sizes: LogSizes = field(init=False)
+    login_compute: Compute = at_once
+    """Where a password is checked."""
 
     def stream(self, group_id: GroupId) -> LogStream | None:
         """The partition replica here, or the view of a coordinator's commits."""
@@ -523,6 +540,8 @@ class ConnectionInfo:
     """This connection's part of the memory for answers."""
     principal: Principal = ANONYMOUS
     """Who the client is, as far as it has shown. May change once a login ends."""
+    login: Login | None = None
+    """Where clients log in."""
     client_software_name: str = "unknown"
     client_software_version: str = "unknown"
     loss_reported_ns: int = 0

@@ -46,9 +46,10 @@ from vdl.clock import MS, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Encoded, Later, Reply, Unbuilt
 from vdl.kafka.api import API, Api
-from vdl.kafka.connection import Connection, Request
+from vdl.kafka.connection import BARE_TOKEN, Connection, Request
 from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.handlers.api_versions import unsupported_version
+from vdl.kafka.logins import begin_login
 from vdl.kafka.memory import (
     DECODED_FROM_BYTES,
     PARTITIONS_FROM_BYTES,
@@ -58,6 +59,8 @@ from vdl.kafka.memory import (
     partitions_bytes,
     passed_on_bytes,
 )
+from vdl.kafka.security.login import LOGIN_APIS, LoginState
+from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.turn_budget import (
     LONG_ANSWER_BYTES,
     READ_BYTES_MIN,
@@ -70,6 +73,7 @@ from vdl.kafka.wire.runtime import EncodeError, WireError
 
 _HEAD = Struct(">ii").pack
 _HEAD_FLEXIBLE = Struct(">iix").pack
+_TOKEN_HEAD = Struct(">i").pack
 _API_VERSIONS = 18
 _SECOND_NS = 1_000 * MS
 _SWEEP_NS = _SECOND_NS
@@ -202,7 +206,10 @@ class ClientSession:
         """Last progress seen: when, and bytes that had arrived by then."""
         self._frontend = frontend
         self._transport = transport
-        self._connection = Connection(bytes_max=frontend.context.config.request_bytes_max)
+        config = frontend.context.config
+        self._connection = Connection(
+            bytes_max=config.request_bytes_max if info.login is None else config.login_bytes_max
+        )
         self._waiting: deque[Request] = deque()
         self._started: deque[Exchange] = deque()
         self._bytes_in_flight = 0
@@ -642,6 +649,14 @@ class ClientSession:
         frontend.start_budget.started_ns = now_ns = frontend.context.clock.now_ns()
         exchange = Exchange(api, request, now_ns)
         self._started.append(exchange)
+        login = self.info.login
+        if login is not None and not login.allows(api.key, now_ns):
+            exchange.answer = Reply.CLOSE
+            self.end(f"login: {api.name} in state {login.state.value}")
+            return
+        if version == BARE_TOKEN and self._connection.bare_tokens:
+            self._take_token(exchange, request)
+            return
         if not api.min_version <= version <= api.max_version:
             if api.key == _API_VERSIONS:
                 exchange.version = 0
@@ -669,16 +684,7 @@ class ClientSession:
             self._bytes_in_flight += more
             self._charged += more
             frontend.context.requests.change(more)
-        ctx = RequestContext(
-            frontend.context,
-            self.info,
-            api.key,
-            version,
-            request.correlation_id,
-            request.client_id or "",
-            exchange.started_ns,
-            request.arrived_ns,
-        )
+        ctx = self._context_of(exchange, request)
         try:
             answer = api.handler(ctx, message)
         except Exception as error:  # noqa: BLE001 - the connection edge: a request never ends a server
@@ -691,6 +697,43 @@ class ClientSession:
                 frontend.waiting_to_start or frontend.context.requests.first is self
             ):
                 frontend.answer_early()
+
+    def _take_token(self, exchange: Exchange, request: Request) -> None:
+        """A token without a request around it, as after SaslHandshake v0."""
+        message = exchange.api.wire.SaslAuthenticateRequest(bytes(request.body))
+        ctx = self._context_of(exchange, request)
+        try:
+            answer = exchange.api.handler(ctx, message)
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            self._frontend._log_failure("bare token", error)
+            answer = Reply.CLOSE
+        exchange.answer = answer
+        if type(answer) is Later and not answer.done:
+            answer.when_done(self._answered)
+
+    def _context_of(self, exchange: Exchange, request: Request) -> RequestContext:
+        return RequestContext(
+            self._frontend.context,
+            self.info,
+            exchange.api.key,
+            exchange.version,
+            request.correlation_id,
+            request.client_id or "",
+            exchange.started_ns,
+            request.arrived_ns,
+        )
+
+    def _login_went_on(self) -> None:
+        """A step of the login is answered."""
+        login = self.info.login
+        assert login is not None
+        connection = self._connection
+        connection.bare_tokens = login.bare_tokens
+        if login.state is LoginState.FAILED:
+            self._frontend.login_failures += 1
+            self.end(f"login: {login.failure}")
+        elif login.state is LoginState.DONE:
+            connection.bytes_max = self._frontend.context.config.request_bytes_max
 
     def _answered(self, later: Later) -> None:
         del later
@@ -725,6 +768,8 @@ class ClientSession:
             answer = self._frontend.handler_failed(exchange, answer)
         size = self._emit(exchange, answer) if not isinstance(answer, Reply) else 0
         self.last_active_ns = self._frontend.finished(exchange, size)
+        if self.info.login is not None and exchange.api.key in LOGIN_APIS:
+            self._login_went_on()
         if answer is Reply.CLOSE:
             self.end(f"{exchange.api.name} failed, and its protocol has no answer to say so")
         return True
@@ -734,6 +779,10 @@ class ClientSession:
         api = exchange.api
         if type(answer) is Encoded:
             body = answer.buffers
+        elif exchange.version == BARE_TOKEN:
+            if answer.error_code:
+                return 0  # its protocol has no answer to say so; the connection is closed
+            body = [answer.auth_bytes]
         else:
             try:
                 body = api.wire.encode_response(answer, exchange.version)
@@ -741,7 +790,9 @@ class ClientSession:
                 answer = self._frontend.handler_failed(exchange, error)
                 body = api.wire.encode_response(answer, exchange.version)
         size = sum(map(len, body))
-        if exchange.version >= api.wire.FLEXIBLE_FROM and api.key != _API_VERSIONS:
+        if exchange.version == BARE_TOKEN:
+            head = _TOKEN_HEAD(size)
+        elif exchange.version >= api.wire.FLEXIBLE_FROM and api.key != _API_VERSIONS:
             head = _HEAD_FLEXIBLE(size + 5, exchange.correlation_id)
         else:
             head = _HEAD(size + 4, exchange.correlation_id)
@@ -840,6 +891,7 @@ class Frontend:
         self.connections_ended: Counter[str] = Counter()
         """Connections this server closed, by the first word of the reason."""
         self.handler_errors = 0
+        self.login_failures = 0
         self.large_requests: dict[ClientSession, None] = {}
         """Sessions whose request is counted as decoded, longest first."""
         self.waiting_to_start: dict[ClientSession, None] = {}
@@ -869,9 +921,16 @@ class Frontend:
 
     # --- connections -----------------------------------------------------------------------------
     def accept(
-        self, transport: Transport, listener: str, peer: tuple[str, int]
+        self,
+        transport: Transport,
+        listener: str,
+        peer: tuple[str, int],
+        *,
+        principal: Principal = ANONYMOUS,
+        mechanisms: tuple[str, ...] = (),
     ) -> ClientSession | None:
-        """The session of a new connection, or None when it may not stay: close it then."""
+        """The session of a new connection, or None when it may not stay: close it then.
+        `principal`: who it is, as far as TLS can say. `mechanisms`: by which it has to log in."""
         config = self.context.config
         if (
             self._stopping
@@ -881,7 +940,9 @@ class Frontend:
             self.connections_refused += 1
             return None
         answers = self.context.answers.account()
-        info = ConnectionInfo(self._next_id, listener, peer[0], peer[1], answers)
+        info = ConnectionInfo(self._next_id, listener, peer[0], peer[1], answers, principal)
+        if mechanisms:
+            info.login = begin_login(self.context, mechanisms)
         self._next_id += 1
         self.connections_accepted += 1
         self._by_host[info.peer_host] += 1
@@ -924,7 +985,10 @@ class Frontend:
         deadline_ns = config.frame_deadline_ms * MS
         self._stalled.clear()
         for session in list(self._sessions.values()):
-            if session.is_slow(now_ns, deadline_ns):
+            login = session.info.login
+            if login is not None and login.is_overdue(now_ns):
+                session.abort("login: not done in time")
+            elif session.is_slow(now_ns, deadline_ns):
                 session.abort("slow: a request did not get on")
             elif session.is_stalled(now_ns, deadline_ns):
                 self._stalled.append(session)

@@ -25,25 +25,23 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from rpc.tls_context import TlsContext
+from rpc.tls_stream import Offload, handshake_at_once
 from segments.api import Buffer
 from vdl.kafka.context import ListenerOptions
 from vdl.kafka.frontend import ClientSession, Frontend
+from vdl.kafka.security.certificate_names import PrincipalRules
+from vdl.kafka.security.principal import ANONYMOUS
+from vdl.kafka.socket_writes import Lingering, write_some
+from vdl.kafka.tls_listener import Certificate, Peer, TlsPort, TlsProtocol
 from vdl.listening import listening_socket
 
 _BACKLOG = 1_024
 _ACCEPTS_PER_TURN = 32
-_GATHER_MAX = 512
-"""Buffers one gather write may take; the system's limit is 1,024."""
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _ACCEPT_RETRY_S = 0.1
 _WARNING_S = 60.0
 """Between two log lines about missing descriptors."""
-_LINGER_S = 10.0
-"""How long the last bytes to a client may take while its connection is being closed."""
-_LINGERING_MAX = 128
-"""Connections of a listener that may be closing so: they are not counted as connections."""
-_LINGERING_BYTES_MAX = 32 << 20
-"""Unsent bytes of all of them."""
 _SLICE_BYTES = 64 << 10
 """Unsent bytes that are handed to the transport, which copies them."""
 _KEEPALIVE_IDLE_S = 60
@@ -57,24 +55,18 @@ class ClientProtocol(asyncio.BufferedProtocol):
     __slots__ = (
         "_accept",
         "_file",
-        "_linger_timer",
         "_lingering",
         "_session",
         "_transport",
-        "unsent_bytes",
     )
 
     def __init__(
         self,
-        accept: Callable[[ClientProtocol, tuple[str, int]], ClientSession | None],
-        lingering: set[ClientProtocol],
+        accept: Callable[[ClientProtocol, Peer], ClientSession | None],
+        lingering: Lingering,
     ) -> None:
-        """`lingering`: those of one listener that are being closed and have bytes left to send."""
         self._accept = accept
         self._lingering = lingering
-        self.unsent_bytes = 0
-        """What is left to send, when it is being closed."""
-        self._linger_timer: asyncio.TimerHandle | None = None
         self._session: ClientSession | None = None
 
     # --- from the event loop -------------------------------------------------------------------
@@ -105,10 +97,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        self._lingering.discard(self)
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
-            self._linger_timer = None
+        self._lingering.over(self._transport)
         # Let go of, or the two would hold each other until the collector finds them.
         session, self._session = self._session, None
         if session is not None:
@@ -154,24 +143,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         return list(left)
 
     def close(self, rest: Sequence[Buffer]) -> None:
-        transport = self._transport
-        self.unsent_bytes = sum(map(len, rest)) + transport.get_write_buffer_size()
-        lingering_bytes = sum(other.unsent_bytes for other in self._lingering)
-        # The session is over and counts no more: a client that does not read must not keep it.
-        may_linger = (
-            len(self._lingering) < _LINGERING_MAX
-            and lingering_bytes + self.unsent_bytes <= _LINGERING_BYTES_MAX
-        )
-        if self.unsent_bytes and not may_linger:
-            transport.abort()
-            return
-        for buffer in rest:
-            transport.write(buffer)
-        transport.close()
-        if transport.get_write_buffer_size():
-            self._lingering.add(self)
-            loop = asyncio.get_running_loop()
-            self._linger_timer = loop.call_later(_LINGER_S, transport.abort)
+        self._lingering.close(self._transport, rest)
 
     def abort(self) -> None:
         self._transport.abort()
@@ -185,25 +157,6 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
 
-def write_some(file: int, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-    """Write to a socket without waiting; what it did not take. An error leaves everything to the
-    transport, which finds out for itself and reports it in its own way."""
-    first = 0
-    count = len(buffers)
-    while first < count:
-        portion = buffers[first : first + _GATHER_MAX] if first or count > _GATHER_MAX else buffers
-        try:
-            written = os.writev(file, portion)
-        except OSError:
-            break
-        for buffer in portion:
-            if written < len(buffer):
-                return [memoryview(buffer)[written:], *buffers[first + 1 :]]
-            written -= len(buffer)
-            first += 1
-    return buffers[first:]
-
-
 class Listener:
     """One listening socket and the connections it accepted."""
 
@@ -213,15 +166,25 @@ class Listener:
         frontend: Frontend,
         options: ListenerOptions,
         log: logging.Logger,
+        *,
+        context: TlsContext | None = None,
+        offload: Offload = handshake_at_once,
     ) -> None:
+        """`context`: needed by a protocol that is encrypted. `offload`: where handshakes run."""
         self.options = options
+        self._rules = PrincipalRules(options.principal_rules)
+        self.tls: TlsPort | None = None
+        """None: connections are not encrypted."""
+        if options.protocol.is_encrypted:
+            assert context is not None, options.name
+            self.tls = TlsPort(options.name, context, offload, self._accept_secure, log)
         self._loop = loop
         self._frontend = frontend
         self._log = log
         self._socket: socket.socket | None = None
         self._spare = -1
         self._starting: set[asyncio.Task[object]] = set()
-        self._lingering: set[ClientProtocol] = set()
+        self._lingering = Lingering()
         self._retry: asyncio.TimerHandle | None = None
         self.refused_without_descriptor = 0
         self._next_warning_s = 0.0
@@ -294,12 +257,30 @@ class Listener:
             accepted.close()
             self._log.debug("connection_failed", extra={"fields": {"error": str(error)}})
 
-    def _new_protocol(self) -> ClientProtocol:
-        frontend = self._frontend
-        name = self.options.name
-        return ClientProtocol(
-            lambda protocol, peer: frontend.accept(protocol, name, peer),
-            self._lingering,
+    def _new_protocol(self) -> ClientProtocol | TlsProtocol:
+        if self.tls is not None:
+            return self.tls.protocol()
+        return ClientProtocol(self._accept_plain, self._lingering)
+
+    def _accept_plain(self, protocol: ClientProtocol, peer: Peer) -> ClientSession | None:
+        options = self.options
+        return self._frontend.accept(protocol, options.name, peer, mechanisms=options.mechanisms)
+
+    def _accept_secure(
+        self, protocol: TlsProtocol, peer: Peer, certificate: Certificate | None
+    ) -> ClientSession | None:
+        options = self.options
+        # As in Kafka, a login says who it is, whatever certificate there is.
+        principal = ANONYMOUS
+        if not options.mechanisms:
+            named = self._rules.principal_of(certificate)
+            if named is None:
+                assert self.tls is not None
+                self.tls.refuse(peer, "no rule for the certificate's subject")
+                return None
+            principal = named
+        return self._frontend.accept(
+            protocol, options.name, peer, principal=principal, mechanisms=options.mechanisms
         )
 
     def _refuse_one(self) -> None:

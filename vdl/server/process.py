@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ids import ServerId
+from rpc.errors import TlsFailed
 from rpc.hello import Hello
 from rpc.links import Links
 from rpc.streams import Address, Dial, DialFailed, PeerHandler, Stream
@@ -35,13 +36,14 @@ from segments.api import DataMissing, StorageError, Store
 from segments.io.fs import RealFileSystem
 from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
-from vdl.config.settings import ADMIN_LISTENER, Config
+from vdl.config.settings import ADMIN_LISTENER, Config, ConfigError
 from vdl.kafka.api import load as load_apis
 from vdl.kafka.listener import Listener
 from vdl.listening import listening_socket
 from vdl.log import EventLog, start_logging
 from vdl.records.walk import IS_NATIVE
 from vdl.server.administration import Administration
+from vdl.server.first_users import read_first_users
 from vdl.server.http import HttpServer
 from vdl.server.loop import Doorbell, LoopClock, TurnLoop
 from vdl.server.metrics import (
@@ -55,6 +57,8 @@ from vdl.server.metrics import (
 )
 from vdl.server.recovery_progress import RecoveryProgress
 from vdl.server.server import Server, ServerState
+from vdl.server.server_tls import Refreshed, ServerTls
+from vdl.server.side_thread import SideThread
 
 if TYPE_CHECKING:
     from rpc.admin_service import AdminService
@@ -67,6 +71,8 @@ _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 _STRAYS_TOLD = 20
 _LOAD_AFTER_SECONDS = 3
 """After a server began to serve: a start has enough to do, and others may start beside it."""
+_CERTIFICATES_SECONDS = 1.0
+"""How often files of certificates are looked at."""
 _WARNING_SECONDS = 60
 """So long does one word about missing descriptors stand for all that follow."""
 GC_THRESHOLDS = (2_000, 5, 1_000_000)
@@ -99,6 +105,10 @@ class Process:
         self._ended: asyncio.Future[int] = loop.create_future()
         self._listeners: list[Listener] = []
         self._http: HttpServer | None = None
+        self._doorbell = Doorbell(loop)
+        self._handshakes = SideThread("tls", self._doorbell.ring)
+        self._logins = SideThread("login", self._doorbell.ring)
+        self._tls = ServerTls(config)
         self._admin: AdminService | None = None
         self._next_warning = 0.0
         self._next_refusal_warning = 0.0
@@ -111,7 +121,7 @@ class Process:
         except DataMissing as error:
             self._log.error("data_missing", path=error.path, error=str(error))
             return EXIT_FAILED
-        except (StorageError, OSError) as error:
+        except (StorageError, TlsFailed, ConfigError, OSError) as error:
             self._log.error("cannot_start", error=f"{type(error).__name__}: {error}")
             return EXIT_FAILED
         gc.collect()
@@ -121,11 +131,14 @@ class Process:
         return await self._ended
 
     async def _start(self) -> None:
-        """Raises StorageError, OSError: a directory or a port that cannot be had."""
+        """Raises StorageError, OSError, TlsFailed, ConfigError: a directory, a port, a certificate
+        or a list of users that cannot be had."""
         loop = self._loop
         config = self._config
+        self._tls.load()
+        users = read_first_users(config.first_users) if config.first_users is not None else ()
         workers = ThreadWorkers(
-            Doorbell(loop).ring,
+            self._doorbell.ring,
             lambda delay_ms, fn: loop.call_later(delay_ms / 1_000, fn),
         )
         recovery = RecoveryProgress(self._log, time.monotonic_ns)
@@ -158,6 +171,8 @@ class Process:
             make_links=self._make_links,
             advertised=self._advertised(),
             log=self._log,
+            login_compute=self._logins.run,
+            first_users=users,
         )
         server.on_serving = self._open_listeners
         server.on_closing = self._close_listeners
@@ -166,6 +181,21 @@ class Process:
         await self._open_operations(server, store)
         self._check_ports()
         server.start()
+        if self._tls.contexts:
+            self._follow_certificates()
+
+    def _follow_certificates(self) -> None:
+        """Files may be replaced at any time."""
+        self._handshakes.run(self._tls.refresh, self._followed)
+
+    def _followed(self, result: Refreshed | BaseException) -> None:
+        if isinstance(result, BaseException):
+            raise result
+        if result.loaded:
+            self._log.info("certificates_loaded", names=",".join(result.loaded))
+        for name, problem in result.problems.items():
+            self._log.warning("certificates_not_loaded", name=name, problem=problem)
+        self._loop.call_later(_CERTIFICATES_SECONDS, self._follow_certificates)
 
     def _warn_of_strays(self, paths: Sequence[str]) -> None:
         """What lies in the data directory and is not the store's is let be, and said once."""
@@ -218,6 +248,7 @@ class Process:
             loop=self._loop,
             rng=self._rng,
             on_trouble=self._cannot_dial,
+            security=self._tls.link_security(self._handshakes.run),
         )
 
     def _cannot_dial(self, server_id: ServerId, address: Address, cause: str) -> None:
@@ -229,7 +260,14 @@ class Process:
         frontend = self.server.frontend
         assert frontend is not None
         for options in self._config.listeners:
-            listener = Listener(self._loop, frontend, options, self._logger)
+            listener = Listener(
+                self._loop,
+                frontend,
+                options,
+                self._logger,
+                context=self._tls.contexts.get(options.name),
+                offload=self._handshakes.run,
+            )
             try:
                 listener.open()
             except OSError as error:
@@ -253,11 +291,13 @@ class Process:
     async def _open_admin(self) -> None:
         """The admin service, after the listeners: gRPC takes a while to load, in a thread."""
         await asyncio.to_thread(import_module, "rpc.admin_service")
+        from rpc.admin_security import AdminSecurity
         from rpc.admin_service import AdminService
 
         admin = self._config.admin
         assert admin is not None
-        self._admin = AdminService(Administration(self.server))
+        security = AdminSecurity(self._config.tls) if self._config.tls.secures_links else None
+        self._admin = AdminService(Administration(self.server), security=security)
         try:
             await self._admin.start((admin.listen.host, admin.listen.port))
         except OSError as error:

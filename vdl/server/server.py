@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -37,6 +37,7 @@ from vdl.kafka.context import Context
 from vdl.kafka.frontend import Frontend
 from vdl.kafka.group_coordinator import GroupCoordinator
 from vdl.kafka.offsets_topic import CommitLog
+from vdl.kafka.record_checks import Compute, at_once
 from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS
 from vdl.kafka.transaction_coordinator import TransactionCoordinator
 from vdl.log import Log
@@ -53,7 +54,7 @@ from vdl.logstream.host import Host
 from vdl.logstream.state import HostState
 from vdl.records.walk import IS_NATIVE
 from vdl.server.front import ClientFront
-from vdl.state.commands import RegisterServer
+from vdl.state.commands import AlterScramCredentials, RegisterServer, ScramUpsert
 from vdl.state.features import SUPPORTED
 
 _REGISTER_RETRY_NS = 300 * MS
@@ -63,6 +64,7 @@ _LINGER_NS = 400 * MS
 """How long a server whose leaderships moved stays to say so, while clients still ask."""
 _LINGER_QUIET_NS = 100 * MS
 _CLUSTER_ID_BYTES = 16
+_DECOY_KEY_BYTES = 32
 _PATIENCE_NS = 5_000 * MS
 """After which a server that waits for others to found a cluster says so."""
 
@@ -92,8 +94,11 @@ class Server:
         make_links: Callable[[Hello, PeerHandler], Links],
         advertised: dict[str, tuple[str, int]],
         log: Log,
+        login_compute: Compute = at_once,
+        first_users: Sequence[ScramUpsert] = (),
     ) -> None:
-        """`advertised`: listener name → address that clients are told."""
+        """`advertised`: listener name → address that clients are told. `login_compute`: where
+        passwords are checked. `first_users`: those of a cluster that never had any."""
         self.config = config
         self.store = store
         self.clock = clock
@@ -109,6 +114,8 @@ class Server:
         self._rng = rng
         self._random_bytes = random_bytes
         self._advertised = advertised
+        self._login_compute = login_compute
+        self._first_users = first_users
         self._log = log
         self._digest = configuration_digest(
             {server: str(address) for server, address in config.seeds.items()}
@@ -294,6 +301,7 @@ class Server:
             random_bytes=self._random_bytes,
             log_directory=str(config.data_dir.absolute()),
             compute=self.store.workers.compute,
+            login_compute=self._login_compute,
         )
         context.groups = GroupCoordinator(
             host=host,
@@ -381,7 +389,27 @@ class Server:
         if self.state is ServerState.STARTING and is_ready:
             self.state = ServerState.SERVING
             self._log.info("serving", server=self.config.server_id)
+            self._add_first_users()
             self.on_serving()
+
+    def _add_first_users(self) -> None:
+        """Until there are some: perhaps by another server."""
+        host = self.host
+        if host is None or not self._first_users or self.state is not ServerState.SERVING:
+            return
+        if host.catalog.scram.decoy_key:
+            return
+        host.propose_catalog(
+            AlterScramCredentials(
+                [], list(self._first_users), self._random_bytes(_DECOY_KEY_BYTES), only_first=True
+            ),
+            deadline_ns=self.clock.now_ns() + _REGISTER_DEADLINE_NS,
+            done=self._first_users_decided,
+        )
+
+    def _first_users_decided(self, outcome: Outcome) -> None:
+        if outcome.kind is not OutcomeKind.APPLIED:
+            self.clock.call_later(_REGISTER_RETRY_NS, self._add_first_users)
 
     # --- stopping --------------------------------------------------------------------------------
     def stop(self, done: Callable[[], None], *, transfer: bool = True) -> None:

@@ -78,6 +78,9 @@ class SimStream:
     other, also over a pause of the process.
     """
 
+    identity: int | None = None
+    """Nothing is proved here."""
+
     __slots__ = (
         "_blocked", "_clock", "_drain_due", "_ending", "_inbox", "_last_due_ns", "_network",
         "_owner", "_reading", "_unsent", "_unsent_max", "_window", "closed", "machine", "peer",

@@ -50,6 +50,8 @@ from vdl.state.resource_configs import (
     changed_configs,
     configs_bytes,
 )
+from vdl.state.scram_credentials import KEY_PREFIX as SCRAM_PREFIX
+from vdl.state.scram_credentials import ScramCredentials, UsersAltered
 from vdl.state.table import decode_value, encode_value
 
 TOPIC_NAME_CHARS_MAX = 249
@@ -291,6 +293,7 @@ class Catalog:
         self.features = Features()
         self.resources = ResourceConfigs()
         """Settings of what is no topic."""
+        self.scram = ScramCredentials()
         self.noted_ms = 0
         """What time it was when it was noted last (ms since 1970); 0: never."""
         self.renumbered = 0
@@ -318,6 +321,7 @@ class Catalog:
             commands.AlterResourceConfigs: self._alter_resource_configs,
             commands.AlterReassignments: self._alter_reassignments,
             commands.FinishReassignments: self._finish_reassignments,
+            commands.AlterScramCredentials: self._alter_scram_credentials,
         }
 
     def understands(self, command: Any) -> bool:
@@ -396,6 +400,11 @@ class Catalog:
             self._dirty.add(_KEY_COUNTERS)
             self._dirty.update(_feature_key(update.feature) for update in command.updates)
         return FeaturesUpdated(error, message)
+
+    def _alter_scram_credentials(self, command: commands.AlterScramCredentials) -> UsersAltered:
+        errors, changed = self.scram.alter(command)
+        self._dirty.update(changed)
+        return UsersAltered(errors)
 
     def directory_of(self, server_id: ServerId) -> DirectoryId | None:
         """The directory that holds the server's replicas; None for an unknown server."""
@@ -962,6 +971,7 @@ class Catalog:
         keys = [_KEY_COUNTERS]
         keys.extend(map(_feature_key, self.features.levels))
         keys.extend(self.resources.keys())
+        keys.extend(self.scram.keys())
         keys.extend(map(_group_key, self.groups))
         keys.extend(map(_move_key, self.moves))
         keys.extend(map(_server_key, self.servers))
@@ -976,7 +986,7 @@ class Catalog:
         """The number of items, at no cost."""
         named = len(self.groups) + len(self.servers) + len(self.topics)
         several = len(self.features.levels) + len(self.retired) + len(self._numbers)
-        return 1 + named + several + len(self.moves) + len(self.resources)
+        return 1 + named + several + len(self.moves) + len(self.resources) + len(self.scram)
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
@@ -996,6 +1006,7 @@ class Catalog:
         self._numbers = {}
         self._dirty = set()
         self.resources.load([value for key, value in items if key[:1] == KEY_PREFIX])
+        self.scram.load([item for item in items if item[0][:1] == SCRAM_PREFIX])
         for key, value in items:
             match key[:1]:
                 case b"c":
@@ -1019,7 +1030,7 @@ class Catalog:
                 case b"s":
                     server = decode_value(value, ServerInfo)
                     self.servers[server.server_id] = server
-                case b"x":
+                case b"x" | b"u":
                     continue  # loaded above
                 case b"t":
                     topic = decode_value(value, TopicInfo)
@@ -1051,6 +1062,8 @@ class Catalog:
                 value = self.retired.get(DirectoryId(key[1:]))
             case b"x":
                 return self.resources.stored(key)
+            case b"u":
+                return self.scram.stored(key)
             case b"s":
                 value = self.servers.get(_KEY_SERVER.unpack(key)[1])
             case _:

@@ -245,6 +245,31 @@ class FinishReassignments(Command, frozen=True, tag=19):
     moves: list[FinishedMove]
 
 
+class ScramUpsert(Part, frozen=True):
+    """One user's credential for one mechanism, as it is kept: no password can be made of it."""
+
+    user: str
+    mechanism: str
+    """Kafka's name, such as "SCRAM-SHA-512"."""
+    iterations: int
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+
+
+class AlterScramCredentials(Command, frozen=True, tag=20):
+    """Change credentials of users, each on its own (KIP-554)."""
+
+    deletions: list[tuple[str, str]]
+    """(user, mechanism)."""
+    upserts: list[ScramUpsert]
+    decoy_key: bytes
+    """Drawn by the proposer, and taken if there is none: what users that do not exist are answered
+    by."""
+    only_first: bool = False
+    """Whether this is for a cluster that never had a credential; otherwise nothing changes."""
+
+
 # --- coordinator: tags 100..199 --------------------------------------------------------------
 
 

@@ -15,9 +15,11 @@ import pytest
 
 from tests.unit.kafka.twin import LISTENER, TwinHost, TwinLog
 from vdl.kafka import listener as listener_module
+from vdl.kafka import socket_writes
 from vdl.kafka.context import Context, KafkaOptions, ListenerOptions
 from vdl.kafka.frontend import ClientSession, Frontend
-from vdl.kafka.listener import Listener, write_some
+from vdl.kafka.listener import Listener
+from vdl.kafka.socket_writes import write_some
 from vdl.server.loop import LoopClock, TurnLoop
 from vdl.sim.clock import NodeClock, VirtualTime
 
@@ -172,7 +174,7 @@ def test_listener_lets_go_of_a_closed_connection_whose_client_does_not_read(
     """Its session is forgotten at once, and the descriptor and the unsent bytes soon after."""
 
     async def scenario() -> None:
-        monkeypatch.setattr(listener_module, "_LINGER_S", 0.01)
+        monkeypatch.setattr(socket_writes, "_LINGER_S", 0.01)
         edge = Edge(write_buffer_bytes_max=64 << 10)
         deaf, session = await connect_slow(edge)
         transport = session._transport._transport  # type: ignore[attr-defined]
@@ -194,7 +196,7 @@ def test_listener_waits_for_a_few_clients_that_do_not_read_and_no_more(
     """Closed connections are in no count: nobody must pile them up by opening more."""
 
     async def scenario() -> None:
-        monkeypatch.setattr(listener_module, "_LINGERING_MAX", 2)
+        monkeypatch.setattr(socket_writes, "_LINGERING_MAX", 2)
         edge = Edge(write_buffer_bytes_max=64 << 10)
         deaf, transports = [], []
         for _ in range(3):

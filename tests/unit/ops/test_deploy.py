@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from vdl.config.listeners import LISTENER_KEYS
 from vdl.config.settings import KEYS, Config, load_config, parse_config
 from vdl.server.process import stop_seconds_max
 
 ROOT = Path(__file__).resolve().parents[3]
-LISTENERS = {"listeners.name", "listeners.listen", "listeners.advertise"}
+LISTENERS = {f"listeners.{key}" for key in LISTENER_KEYS}
 SHIPPED = sorted((ROOT / "deploy").rglob("*.toml"))
 
 
@@ -82,7 +83,10 @@ def test_documented_defaults_are_the_real_defaults():
     (found,), (default,) = config.listeners, silent.listeners
     assert (found.name, found.host, found.port) == (default.name, default.host, default.port)
     without = set(KEYS) - set(documented)
-    assert without == {"peer.listen", "peer.advertise", "admin.advertise"}
+    assert without == {
+        "peer.listen", "peer.advertise", "admin.advertise",
+        "tls.certificate", "tls.key", "tls.ca", "security.first_users",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("transfer_stop", ["0s", "1200ms", "2s", "10s", "60s"])

@@ -22,6 +22,11 @@ EXAMPLES = [
     commands.AlterTopicConfigs([commands.ConfigChange("t", {"b": "1", "a": "2"}, ["c"], True)]),
     commands.AlterResourceConfigs([(4, commands.ConfigChange("", {"a": "1"}))]),
     commands.UpdateFeatures([commands.FeatureUpdate("group.version", 1, 3)], True),
+    commands.AlterScramCredentials(
+        [("a", "SCRAM-SHA-256")],
+        [commands.ScramUpsert("b", "SCRAM-SHA-512", 4096, b"s", b"k", b"v")],
+        b"d" * 32,
+    ),
     commands.JoinGroup(
         "g", "", "c-1", None, "c", "/h", 1, 2, "consumer",
         [commands.Protocol("range", b"\x00")], True, 10, False,

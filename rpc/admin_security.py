@@ -1,0 +1,73 @@
+"""Who may use the admin plane: servers of the set and those with an admin's certificate.
+
+gRPC makes the handshakes. It asks for the certificates at each, so files that were replaced are
+used from then on; files that do not fit together leave what there is.
+
+Must not know: what the admin plane does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import grpc
+
+from rpc.errors import TlsFailed
+from rpc.tls_context import TlsContext, TlsFiles, identity_in
+
+_URIS = "peer_uri"
+"""gRPC's name of the URIs among a certificate's alternative names."""
+
+
+class AdminSecurity:
+    """The mutual TLS of one server's admin plane."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises TlsFailed."""
+        assert files.secures_links, files
+        self._files = files
+        self._checked = TlsContext(files.between_servers(), server_side=True)
+        """To find out whether files fit together: gRPC would take any."""
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """For the port."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(),
+            self._changed,  # type: ignore[arg-type]  # the stub forgets that None is "as before"
+            require_client_authentication=True,
+        )
+
+    def allows(self, auth_context: Mapping[str, Iterable[bytes]]) -> bool:
+        """Whether who calls is one of those who may."""
+        uris = [uri.decode("utf-8", "replace") for uri in auth_context.get(_URIS, ())]
+        return identity_in(uris, self._files.cluster) is not None
+
+    def _changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """The certificates, if they are others than before. Called in a thread of gRPC's."""
+        if not self._checked.is_outdated():
+            return None
+        try:
+            self._checked.load()
+        except TlsFailed:
+            return None
+        return self._configuration()
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        key, certificate, ca = read_files(self._files)
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
+
+
+def read_files(files: TlsFiles) -> tuple[bytes, bytes, bytes]:
+    """(key, certificate, CA), as gRPC wants them. Raises TlsFailed."""
+    assert files.key is not None
+    assert files.certificate is not None
+    assert files.ca is not None
+    return _read(files.key), _read(files.certificate), _read(files.ca)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TlsFailed(f"{path}: {error.strerror}") from None

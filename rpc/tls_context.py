@@ -1,0 +1,286 @@
+"""What a server's TLS is made of: files, contexts of `ssl` that follow them, names in certificates.
+
+Files are PEM. A context is made anew when one of its files changes, and connections that begin from
+then on use it; those that are open stay. Files that do not fit together (one is replaced and its
+partner not yet) leave the context that there is.
+
+A server of the set has a certificate with exactly one URI among its alternative names that begins
+with `vdl://`:
+
+    vdl://CLUSTER/server/ID     server ID of the set that its own files call CLUSTER
+    vdl://CLUSTER/admin         somebody who may use the admin plane, and is no server
+
+Clients of Kafka's protocol have certificates without such a name.
+
+Nothing is resumed: a certificate is looked at in each handshake, and no ticket outlives it.
+
+Must not know: sockets, who asks for what.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from rpc.errors import TlsFailed
+
+CLUSTER_NAME_DEFAULT = "vdl"
+ADMIN = 0
+"""The number of somebody who is no server."""
+
+_IDENTITY = re.compile(r"vdl://([A-Za-z0-9._-]{1,64})/(?:server/([1-9][0-9]{0,4})|admin)")
+_SCHEME = "vdl:"
+
+_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+VERSIONS = tuple(_VERSIONS)
+
+
+class ClientAuth(Enum):
+    """Kafka's `ssl.client.auth`: whether clients show certificates."""
+
+    NONE = "none"
+    REQUESTED = "requested"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A certificate with the chain above it, and its private key, which has no pass phrase."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """The files and rules of one port, or of the connections that one server makes."""
+
+    own: KeyPair | None = None
+    """None: shows no certificate. A port needs one."""
+    ca: Path | None = None
+    """Certificates of those who sign what the other end shows."""
+    client_auth: ClientAuth = ClientAuth.NONE
+    others: tuple[KeyPair, ...] = ()
+    """Shown in place of `own` to clients that ask for a name in them (SNI)."""
+    version_min: str = "TLSv1.2"
+    ciphers: str = ""
+    """Of TLS 1.2, in OpenSSL's words; empty: OpenSSL's choice."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Everything that is read."""
+        pairs = (self.own, *self.others) if self.own is not None else self.others
+        named = [path for pair in pairs for path in (pair.certificate, pair.key)]
+        return (*named, self.ca) if self.ca is not None else tuple(named)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What one server has: its own certificate, and what its ports have in common."""
+
+    certificate: Path | None = None
+    """None: nothing of this server is encrypted, unless a port has a certificate of its own."""
+    key: Path | None = None
+    ca: Path | None = None
+    cluster: str = CLUSTER_NAME_DEFAULT
+    """What certificates of this set's servers call it."""
+    version_min: str = "TLSv1.2"
+    ciphers: str = ""
+
+    @property
+    def own(self) -> KeyPair | None:
+        """The server's own certificate."""
+        if self.certificate is None or self.key is None:
+            return None
+        return KeyPair(self.certificate, self.key)
+
+    @property
+    def secures_links(self) -> bool:
+        """Whether links between servers and the admin plane ask for certificates."""
+        return self.own is not None and self.ca is not None
+
+    def between_servers(self) -> TlsOptions:
+        """Both ends show a certificate."""
+        return TlsOptions(
+            own=self.own,
+            ca=self.ca,
+            client_auth=ClientAuth.REQUIRED,
+            version_min=self.version_min,
+            ciphers=self.ciphers,
+        )
+
+
+class TlsContext:
+    """The `ssl` context of some options, as the files stand. `load` and `is_outdated` read files:
+    in a thread, once a server runs."""
+
+    def __init__(self, options: TlsOptions, *, server_side: bool) -> None:
+        """Raises TlsFailed."""
+        self.options = options
+        self._server_side = server_side
+        self._seen = _state_of(options.files)
+        self.current = self._make()
+        """For connections that begin now."""
+
+    def is_outdated(self) -> bool:
+        """Whether a file is another one than when it was looked at last."""
+        return _state_of(self.options.files) != self._seen
+
+    def load(self) -> None:
+        """Take the files as they are; the context stays as it is when this raises TlsFailed."""
+        seen = _state_of(self.options.files)
+        context = self._make()
+        self._seen = seen
+        self.current = context
+
+    def _make(self) -> ssl.SSLContext:
+        options = self.options
+        if not self._server_side:
+            return _client_context(options)
+        if options.own is None:
+            raise TlsFailed("a port needs a certificate")
+        context = _server_context(options, options.own)
+        by_name: dict[str, ssl.SSLContext] = {}
+        for pair in options.others:
+            other = _server_context(options, pair)
+            by_name.update((name, other) for name in _names_of(pair.certificate))
+        if by_name:
+            context.sni_callback = _Selector(by_name)
+        return context
+
+
+class _Selector:
+    """Picks the certificate that a client's SNI asks for. Names nobody has get the first one."""
+
+    def __init__(self, by_name: Mapping[str, ssl.SSLContext]) -> None:
+        self._by_name = by_name
+
+    def __call__(
+        self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, first: ssl.SSLContext
+    ) -> None:
+        del first
+        if name is None:
+            return
+        name = name.lower()
+        found = self._by_name.get(name) or self._by_name.get("*." + name.partition(".")[2])
+        if found is not None:
+            connection.context = found
+
+
+def _base(protocol: int, options: TlsOptions) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = _VERSIONS[options.version_min]
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
+    if options.ciphers:
+        try:
+            context.set_ciphers(options.ciphers)
+        except ssl.SSLError as error:
+            raise TlsFailed(f"no such ciphers: {options.ciphers}") from error
+    return context
+
+
+def _server_context(options: TlsOptions, pair: KeyPair) -> ssl.SSLContext:
+    context = _base(ssl.PROTOCOL_TLS_SERVER, options)
+    context.num_tickets = 0
+    _load_pair(context, pair)
+    if options.client_auth is not ClientAuth.NONE:
+        if options.ca is None:
+            raise TlsFailed("certificates of clients are asked for, and no CA is named")
+        _load_ca(context, options.ca)
+        required = options.client_auth is ClientAuth.REQUIRED
+        context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+    return context
+
+
+def _client_context(options: TlsOptions) -> ssl.SSLContext:
+    """For links: who answers is told by the server id in its certificate, not by a host name."""
+    context = _base(ssl.PROTOCOL_TLS_CLIENT, options)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    if options.ca is None:
+        raise TlsFailed("no CA is named")
+    _load_ca(context, options.ca)
+    if options.own is not None:
+        _load_pair(context, options.own)
+    return context
+
+
+def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
+    try:
+        # A pass phrase would be asked for at the terminal.
+        context.load_cert_chain(pair.certificate, pair.key, password=lambda: "")
+    except ssl.SSLError as error:
+        what = (error.reason or "it cannot be read").lower().replace("_", " ")
+        raise TlsFailed(f"{pair.certificate} with {pair.key}: {what}") from None
+    except (OSError, ValueError) as error:
+        raise TlsFailed(f"{pair.certificate} with {pair.key}: {_words(error)}") from None
+
+
+def _load_ca(context: ssl.SSLContext, path: Path) -> None:
+    try:
+        context.load_verify_locations(path)
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        what = _words(error) if not isinstance(error, ssl.SSLError) else "no certificate in it"
+        raise TlsFailed(f"{path}: {what}") from None
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+
+
+def _state_of(paths: Sequence[Path]) -> list[tuple[int, int, int] | None]:
+    """What tells a file from one that replaced it."""
+    states: list[tuple[int, int, int] | None] = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            states.append(None)
+        else:
+            states.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return states
+
+
+# --- names in certificates ------------------------------------------------------------------------
+
+
+def alternative_names(certificate: Mapping[str, object], kind: str) -> list[str]:
+    """Those of one kind ("URI", "DNS") of a certificate as `ssl` describes it."""
+    names = certificate.get("subjectAltName", ())
+    assert isinstance(names, tuple), names
+    return [name for found, name in names if found == kind]
+
+
+def identity_in(uris: Sequence[str], cluster: str) -> int | None:
+    """The server that these alternative names say; `ADMIN` for somebody else who may use the
+    admin plane; None for anybody else, and if they say more than one thing."""
+    named = [uri for uri in uris if uri.lower().startswith(_SCHEME)]
+    if len(named) != 1:
+        return None
+    match = _IDENTITY.fullmatch(named[0])
+    if match is None or match[1] != cluster:
+        return None
+    return int(match[2]) if match[2] else ADMIN
+
+
+def identity_uri(cluster: str, server_id: int) -> str:
+    """The name that `identity_in` reads."""
+    return f"vdl://{cluster}/server/{server_id}" if server_id else f"vdl://{cluster}/admin"
+
+
+def _names_of(path: Path) -> list[str]:
+    """The host names that a certificate in a file is for, in lower case."""
+    from cryptography import x509  # takes 20 ms and 10 MB, and most ports have one certificate
+
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (OSError, ValueError) as error:
+        raise TlsFailed(f"{path}: {_words(error)}") from None
+    except x509.ExtensionNotFound:
+        return []
+    return [name.lower() for name in names.value.get_values_for_type(x509.DNSName)]

@@ -1,0 +1,183 @@
+"""One TLS connection without its socket: ciphertext in and out, plaintext in and out.
+
+In the shape of h11, over OpenSSL's memory buffers: whoever owns the socket keeps its own way of
+reading and writing. Clients' connections and the links between servers use the same lines. The
+owner passes on what arrives (`received`), has `handshake` run until it says that it is done, and
+then reads and writes. After each call there may be something to send (`take_output`).
+
+* `handshake` is the only expensive call, a private key's signature. It may run in a thread; no
+  other call may be made meanwhile, so the owner stops reading until it returns.
+* What is written is cut into records of TLS, 16 KiB each. Small buffers are joined first, which is
+  one copy; each call into OpenSSL costs more than that.
+* Nobody renegotiates: contexts forbid it (`rpc/tls_context.py`).
+
+Must not know: sockets, the event loop, who the other end is.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from typing import cast
+
+from rpc.errors import TlsFailed
+from rpc.reader import Buffer
+
+RECORD_BYTES = 16 << 10
+"""Plaintext of one record of TLS, at most."""
+HANDSHAKE_BYTES_MAX = 256 << 10
+"""What may arrive before a handshake is done: a chain of certificates takes a few KiB of it."""
+
+_CLOSED = (ssl.SSLZeroReturnError, ssl.SSLEOFError)
+
+
+class TlsEngine:
+    """See the module. Every call may raise TlsFailed; the connection is over then."""
+
+    __slots__ = ("_arrived", "_incoming", "_object", "_outgoing", "is_closed", "is_open")
+
+    def __init__(
+        self, context: ssl.SSLContext, *, server_side: bool, server_hostname: str | None = None
+    ) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._object = context.wrap_bio(
+            self._incoming,
+            self._outgoing,
+            server_side=server_side,
+            server_hostname=server_hostname,
+        )
+        self._arrived = 0
+        self.is_open = False
+        """The handshake is done."""
+        self.is_closed = False
+        """The other end said that it sends no more."""
+
+    # --- from the other end ----------------------------------------------------------------------
+    def received(self, data: Buffer) -> None:
+        """Ciphertext that arrived."""
+        if not self.is_open:
+            self._arrived += len(data)
+            if self._arrived > HANDSHAKE_BYTES_MAX:
+                raise TlsFailed("the handshake is too long")
+        self._incoming.write(data)
+
+    def handshake(self) -> bool:
+        """Go on with the handshake as far as what arrived allows; whether it is done."""
+        try:
+            self._object.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except (ssl.SSLError, OSError) as error:
+            raise TlsFailed(_reason(error)) from None
+        self.is_open = True
+        return True
+
+    @property
+    def has_input(self) -> bool:
+        """Whether `read_into` may find something."""
+        return bool(self._incoming.pending or self._object.pending()) and not self.is_closed
+
+    def read_into(self, buffer: memoryview) -> int:
+        """Put plaintext there; how many bytes, 0 until more arrives or if there will be none."""
+        if self.is_closed:
+            return 0
+        try:
+            # The stub knows the call without a buffer only, which returns the bytes.
+            count = cast("int", self._object.read(len(buffer), cast("bytearray", buffer)))
+        except ssl.SSLWantReadError:
+            return 0
+        except _CLOSED:
+            self.is_closed = True
+            return 0
+        except (ssl.SSLError, OSError) as error:
+            raise TlsFailed(_reason(error)) from None
+        if not count:
+            self.is_closed = True
+        return count
+
+    # --- to the other end ------------------------------------------------------------------------
+    def write(self, buffers: Sequence[Buffer], bytes_max: int) -> int:
+        """Encrypt a prefix of the buffers, of about `bytes_max`; how many bytes of plaintext."""
+        taken = 0
+        record = bytearray()
+        for buffer in buffers:
+            view = memoryview(buffer)
+            at = 0
+            while at < len(view) and taken < bytes_max:
+                if not record and len(view) - at >= RECORD_BYTES:
+                    piece = view[at : at + RECORD_BYTES]
+                    self._write(piece)
+                    size = RECORD_BYTES
+                else:
+                    size = min(RECORD_BYTES - len(record), len(view) - at)
+                    record += view[at : at + size]
+                    if len(record) == RECORD_BYTES:
+                        self._write(record)
+                        record = bytearray()
+                at += size
+                taken += size
+            if taken >= bytes_max:
+                break
+        if record:
+            self._write(record)
+        return taken
+
+    def _write(self, data: Buffer) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._object.write(view) :]
+        except (ssl.SSLError, OSError) as error:
+            raise TlsFailed(_reason(error)) from None
+
+    def take_output(self) -> bytes:
+        """Ciphertext that is to be sent now."""
+        return self._outgoing.read()
+
+    def close(self) -> bytes:
+        """Say that nothing follows, as far as that can be said; what is to be sent for it."""
+        if self.is_open:
+            try:
+                self._object.unwrap()
+            except (ssl.SSLError, OSError, ValueError):
+                pass  # it waits for the other end's word, which nobody needs
+        return self._outgoing.read()
+
+    # --- what was agreed -------------------------------------------------------------------------
+    def peer_certificate(self) -> dict[str, object] | None:
+        """The other end's certificate as `ssl` describes it, once it was verified; None: it has
+        shown none."""
+        certificate = self._object.getpeercert()
+        return dict(certificate) if certificate else None
+
+    @property
+    def version(self) -> str:
+        """Such as "TLSv1.3"; empty before it is agreed."""
+        return self._object.version() or ""
+
+    @property
+    def cipher(self) -> str:
+        """The cipher suite's name; empty before it is agreed."""
+        agreed = self._object.cipher()
+        return agreed[0] if agreed else ""
+
+
+def after(buffers: Sequence[Buffer], count: int) -> Sequence[Buffer]:
+    """What is left of the buffers behind so many bytes."""
+    for position, buffer in enumerate(buffers):
+        if count < len(buffer):
+            if not count:
+                return buffers[position:]
+            return [memoryview(buffer)[count:], *buffers[position + 1 :]]
+        count -= len(buffer)
+    return ()
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in OpenSSL's words, without the numbers of its source lines."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.lower().replace("_", " ")
+    return type(error).__name__

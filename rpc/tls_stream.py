@@ -1,0 +1,249 @@
+"""TLS over any `rpc.streams.Stream`, as another one: the links above notice nothing.
+
+The handshake begins with `start`; until it is done, `write` takes nothing. It runs where `Offload`
+puts it, because a signature takes up to a millisecond; what arrives meanwhile waits, bounded. Once
+it is done the other end must have shown a certificate of a server (`rpc/tls_context.py`), or the
+stream ends. `identity` is that server, and the links compare it with what HELLO says.
+
+Whoever keeps silent has the time that the links give a stream until its HELLO.
+
+Must not know: sockets, frames.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+
+from rpc.errors import TlsFailed
+from rpc.reader import Buffer
+from rpc.streams import Stream, StreamOwner
+from rpc.tls_context import ADMIN, TlsContext, alternative_names, identity_in
+from rpc.tls_engine import HANDSHAKE_BYTES_MAX, RECORD_BYTES, TlsEngine, after
+
+_PART_BYTES = 256 << 10
+"""What is encrypted in one go: so much may have to wait here for the stream below."""
+_STAGING_BYTES = 256 << 10
+
+Offload = Callable[[Callable[[], bool], Callable[[bool | BaseException], None]], None]
+"""Run a job off the loop, then hand its result, or what it raised, to the other one on the loop."""
+
+
+def handshake_at_once(
+    job: Callable[[], bool], done: Callable[[bool | BaseException], None]
+) -> None:
+    """`Offload` without threads: for those who have none."""
+    try:
+        result: bool | BaseException = job()
+    except TlsFailed as error:
+        result = error
+    done(result)
+
+
+class LinkSecurity:
+    """How the streams of one server's links are secured."""
+
+    def __init__(
+        self, cluster: str, accepting: TlsContext, dialing: TlsContext, offload: Offload
+    ) -> None:
+        """`cluster`: the name that certificates of this set's servers have."""
+        self.cluster = cluster
+        self.accepting = accepting
+        self.dialing = dialing
+        self.offload = offload
+        self.staging = memoryview(bytearray(_STAGING_BYTES))
+        """Where ciphertext is received: it is taken before anything else is read."""
+        self.refused = 0
+        """Streams whose other end has not shown that it is a server of this set."""
+
+    def wrap(self, stream: Stream, *, dialed: bool) -> TlsStream:
+        """The stream with TLS over it."""
+        context = (self.dialing if dialed else self.accepting).current
+        return TlsStream(stream, self, context, dialed=dialed)
+
+
+class TlsStream:
+    """See the module."""
+
+    __slots__ = (
+        "_engine", "_held_back", "_inner", "_is_busy", "_is_closed", "_is_wanted", "_is_writable",
+        "_owner", "_part_bytes", "_rest", "_security", "identity",
+    )  # fmt: skip
+
+    def __init__(
+        self, inner: Stream, security: LinkSecurity, context: ssl.SSLContext, *, dialed: bool
+    ) -> None:
+        self.identity: int | None = ADMIN
+        """The server at the other end. Until it is known: one that no server is."""
+        self._inner = inner
+        self._security = security
+        self._engine = TlsEngine(context, server_side=not dialed)
+        self._owner: StreamOwner | None = None
+        self._is_busy = False
+        """The engine is in another thread's hands."""
+        self._held_back = bytearray()
+        """What arrived meanwhile."""
+        self._is_writable = True
+        """The stream below takes bytes. If not, it says when it does."""
+        self._rest = memoryview(b"")
+        """Ciphertext that the stream below has not taken."""
+        self._is_wanted = False
+        """`write` took less than it was offered: its caller waits for `writable`."""
+        self._part_bytes = _PART_BYTES
+        self._is_closed = False
+
+    # --- Stream ----------------------------------------------------------------------------------
+    def start(self, owner: StreamOwner) -> None:
+        assert self._owner is None
+        self._owner = owner
+        self._inner.start(self)
+        if not self._is_closed:
+            self._go_on()
+
+    def write(self, buffers: Sequence[Buffer]) -> int:
+        """See `Stream.write`."""
+        offered = sum(map(len, buffers))
+        if self._is_closed:
+            return offered
+        taken = 0
+        while taken < offered and self._engine.is_open and not self._rest:
+            left = buffers if not taken else after(buffers, taken)
+            taken += self._engine.write(left, self._part_bytes)
+            self._send(self._engine.take_output())
+        self._is_wanted = taken < offered
+        return taken
+
+    def unsent_bytes(self) -> int:
+        """See `Stream.unsent_bytes`."""
+        return self._inner.unsent_bytes() + len(self._rest)
+
+    def limit_unsent(self, bytes_max: int) -> None:
+        """See `Stream.limit_unsent`."""
+        self._part_bytes = max(RECORD_BYTES, min(bytes_max, _PART_BYTES))
+        self._inner.limit_unsent(bytes_max)
+
+    def close(self) -> None:
+        """See `Stream.close`."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if not self._is_busy and not self._rest and self._is_writable:
+            last = self._engine.close()
+            if last:
+                self._inner.write([last])
+        self._inner.close()
+
+    # --- owner of the stream below ---------------------------------------------------------------
+    def get_buffer(self) -> memoryview:
+        return self._security.staging
+
+    def buffer_updated(self, received: int) -> None:
+        data = self._security.staging[:received]
+        if self._is_busy:
+            if len(self._held_back) + received > HANDSHAKE_BYTES_MAX:
+                self._end("the handshake is too long")
+            else:
+                self._held_back += data
+            return
+        self._received(data)
+
+    def writable(self) -> None:
+        self._is_writable = True
+        if self._is_closed:
+            return
+        if self._rest:
+            rest, self._rest = self._rest, memoryview(b"")
+            self._send(rest)
+        self._tell_writable()
+
+    def ended(self, cause: str) -> None:
+        self._is_closed = True
+        assert self._owner is not None
+        self._owner.ended(cause)
+
+    # --- between the two -------------------------------------------------------------------------
+    def _received(self, data: Buffer) -> None:
+        try:
+            self._engine.received(data)
+        except TlsFailed as error:
+            self._end(str(error))
+            return
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """With the handshake, or reading what arrived."""
+        if self._engine.is_open:
+            self._read()
+        else:
+            self._is_busy = True
+            self._security.offload(self._engine.handshake, self._stepped)
+
+    def _stepped(self, result: bool | BaseException) -> None:
+        self._is_busy = False
+        if self._is_closed:
+            return
+        if isinstance(result, BaseException) and not isinstance(result, TlsFailed):
+            raise result
+        self._send(self._engine.take_output())
+        if isinstance(result, TlsFailed):
+            self._security.refused += 1
+            self._end(f"TLS: {result}")
+            return
+        if result:
+            certificate = self._engine.peer_certificate() or {}
+            self.identity = identity_in(
+                alternative_names(certificate, "URI"), self._security.cluster
+            )
+            if not self.identity:
+                self._security.refused += 1
+                self._end("TLS: the certificate is not that of a server of this set")
+                return
+            self._tell_writable()
+        held_back, self._held_back = self._held_back, bytearray()
+        if held_back:
+            self._received(held_back)
+        elif result:
+            self._read()  # it may have come with the end of the handshake
+
+    def _read(self) -> None:
+        owner = self._owner
+        assert owner is not None
+        engine = self._engine
+        try:
+            while not self._is_closed:
+                count = engine.read_into(owner.get_buffer())
+                if not count:
+                    break
+                owner.buffer_updated(count)
+        except TlsFailed as error:
+            self._end(f"TLS: {error}")
+            return
+        if not self._is_closed:
+            self._send(engine.take_output())
+            if engine.is_closed:
+                self._end("closed by the peer")
+
+    def _send(self, data: Buffer) -> None:
+        """Ciphertext to the stream below; what it does not take is kept."""
+        view = memoryview(data)
+        if not view or self._is_closed:
+            return
+        if self._rest or not self._is_writable:
+            self._rest = memoryview(b"".join((self._rest, view)))
+            return
+        sent = self._inner.write([view])
+        if sent < len(view):
+            self._is_writable = False
+            self._rest = view[sent:]
+
+    def _tell_writable(self) -> None:
+        if self._is_wanted and self._engine.is_open and not self._rest and not self._is_closed:
+            self._is_wanted = False
+            assert self._owner is not None
+            self._owner.writable()
+
+    def _end(self, cause: str) -> None:
+        if not self._is_closed:
+            self.close()
+            assert self._owner is not None
+            self._owner.ended(cause)

@@ -1,0 +1,215 @@
+"""A certificate authority for one replica set, and the certificates it signs.
+
+```
+DIR/ca.pem, ca.key                  who signs; keep the key off the servers
+DIR/server-ID.pem, server-ID.key    one pair for each server: its name is in `rpc/tls_context.py`
+DIR/admin.pem, admin.key            for `vdl status`
+DIR/client-NAME.pem, client-NAME.key
+```
+Keys are ECDSA P-256 without a pass phrase, in files for their owner alone. A file is written whole
+or not at all, and the key before its certificate: a server that looks meanwhile finds a pair that
+does not fit, and waits for the rest.
+
+Must not know: how it is told to people.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from rpc.tls_context import ADMIN, identity_uri
+
+CA_DAYS = 3_650
+CERTIFICATE_DAYS = 365
+_CLOCK_SLACK = datetime.timedelta(minutes=5)
+"""A server whose clock is behind takes a certificate that was made just now."""
+
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+class CertificateError(Exception):
+    """What stands in the way; the text says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """Who signs."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def open_authority(directory: Path, cluster: str) -> Authority:
+    """The authority in a folder, made if there is none. Raises CertificateError."""
+    certificate_file, key_file = directory / "ca.pem", directory / "ca.key"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if certificate_file.exists():
+            certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
+            key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+            if not isinstance(key, ec.EllipticCurvePrivateKey):
+                raise CertificateError(f"{key_file} is not of a kind that is used here")
+            return Authority(certificate, key)
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"{directory}: {_words(error)}") from error
+    authority = _new_authority(cluster)
+    _write_pair(certificate_file, authority.certificate, authority.key)
+    return authority
+
+
+def _new_authority(cluster: str) -> Authority:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{cluster} CA")])
+    builder = _builder(name, name, key, CA_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_key_usage(signs=True), critical=True)
+    builder = builder.add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+    )
+    return Authority(builder.sign(key, hashes.SHA256()), key)
+
+
+def write_server(
+    directory: Path,
+    authority: Authority,
+    cluster: str,
+    server_id: int,
+    hosts: Sequence[str],
+    days: int = CERTIFICATE_DAYS,
+) -> Path:
+    """A server's certificate, for clients that know it by any of the hosts. Raises
+    CertificateError."""
+    names: list[x509.GeneralName] = [
+        x509.UniformResourceIdentifier(identity_uri(cluster, server_id)),
+        *(_host_name(host) for host in dict.fromkeys((*hosts, *LOCAL_HOSTS))),
+    ]
+    both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    file = directory / f"server-{server_id}.pem"
+    _write_signed(file, authority, f"server-{server_id}", names, both, days)
+    return file
+
+
+def write_admin(
+    directory: Path, authority: Authority, cluster: str, days: int = CERTIFICATE_DAYS
+) -> Path:
+    """The certificate of whoever may use the admin plane. Raises CertificateError."""
+    names = [x509.UniformResourceIdentifier(identity_uri(cluster, ADMIN))]
+    file = directory / "admin.pem"
+    _write_signed(file, authority, "admin", names, [ExtendedKeyUsageOID.CLIENT_AUTH], days)
+    return file
+
+
+def write_client(
+    directory: Path, authority: Authority, name: str, days: int = CERTIFICATE_DAYS
+) -> Path:
+    """The certificate of a client of Kafka's protocol: its principal is "User:CN=NAME". Raises
+    CertificateError."""
+    file = directory / f"client-{name}.pem"
+    _write_signed(file, authority, name, [], [ExtendedKeyUsageOID.CLIENT_AUTH], days)
+    return file
+
+
+def _write_signed(
+    file: Path,
+    authority: Authority,
+    common_name: str,
+    names: Sequence[x509.GeneralName],
+    usages: Sequence[x509.ObjectIdentifier],
+    days: int,
+) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+    builder = _builder(subject, authority.certificate.subject, key, days)
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=False, path_length=None), critical=True
+    )
+    builder = builder.add_extension(_key_usage(signs=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+    public = authority.key.public_key()
+    builder = builder.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False
+    )
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    _write_pair(file, builder.sign(authority.key, hashes.SHA256()), key)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SLACK)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _key_usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write_pair(file: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    write_private(file.with_suffix(".key"), secret)
+    write_private(file, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
+
+
+def write_private(file: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Whole or not at all, and never readable for others than it is to be. Raises
+    CertificateError."""
+    fresh = file.with_name(f"{file.name}.new")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            fresh.unlink()
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as opened:
+            os.fchmod(descriptor, mode)
+            opened.write(data)
+            opened.flush()
+            os.fsync(descriptor)
+        fresh.replace(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise CertificateError(f"cannot write {file}: {_words(error)}") from error
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,213 @@
+"""The `[[listeners]]` tables of a configuration: ports for clients, and how each is secured.
+
+Must not know: other tables.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from rpc.tls_context import ClientAuth, KeyPair, TlsFiles, TlsOptions
+from vdl.config.values import Address, parse_address
+from vdl.kafka.context import ListenerOptions
+from vdl.kafka.security.certificate_names import PrincipalRules
+from vdl.kafka.security.protocol import GSSAPI, MECHANISMS, SecurityProtocol
+
+LISTENER_KEYS = (
+    "name", "listen", "advertise", "protocol", "mechanisms", "client_auth", "certificate", "key",
+    "ca", "other_certificates", "principal_rules", "unencrypted_login",
+)  # fmt: skip
+MECHANISMS_DEFAULT = MECHANISMS[:2]
+"""Those that need no more settings, and send no password."""
+_PAIR_KEYS = {"certificate", "key"}
+_T = TypeVar("_T")
+
+
+class ListenerError(Exception):
+    """What is wrong with which key; an empty key: the table."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(key, problem)
+        self.key = key
+        self.problem = problem
+
+
+def parse_listener(
+    table: Mapping[str, object], reserved: str, files: TlsFiles, folder: Path
+) -> ListenerOptions:
+    """One table; `reserved` is a name it must not have, `files` what it need not say itself. Raises
+    ListenerError."""
+    for key in table:
+        if key not in LISTENER_KEYS:
+            close = difflib.get_close_matches(key, LISTENER_KEYS, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ListenerError(key, f"unknown key{hint}")
+    name = table.get("name", "PLAINTEXT")
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Z][A-Z0-9_]{0,31}", name):
+        raise ListenerError("name", f"expected capital letters, found {_shown(name)}")
+    if name == reserved:
+        raise ListenerError("name", "reserved for the port of [admin]")
+    protocol = _protocol(table, name)
+    listen, advertise = _addresses(table)
+    _check_unencrypted(table, protocol, listen)
+    return ListenerOptions(
+        name=name,
+        host=listen.host,
+        port=listen.port,
+        advertised_host=advertise.host,
+        advertised_port=advertise.port,
+        protocol=protocol,
+        tls=_tls(table, protocol, files, folder),
+        principal_rules=_rules(table, protocol),
+        mechanisms=_mechanisms(table, protocol),
+    )
+
+
+def _protocol(table: Mapping[str, object], name: str) -> SecurityProtocol:
+    """As said; else that of its name, if it has the name of one."""
+    known = [protocol.value for protocol in SecurityProtocol]
+    said = table.get("protocol", name if name in known else SecurityProtocol.PLAINTEXT.value)
+    if said not in known:
+        expected = " or ".join(f'"{protocol}"' for protocol in known)
+        raise ListenerError("protocol", f"expected {expected}, found {_shown(said)}")
+    return SecurityProtocol(said)
+
+
+def _check_unencrypted(
+    table: Mapping[str, object], protocol: SecurityProtocol, listen: Address
+) -> None:
+    """Whoever listens in on a login may take the session over, and reads what PLAIN sends."""
+    allowed = table.get("unencrypted_login", False)
+    if not isinstance(allowed, bool):
+        raise ListenerError("unencrypted_login", "expected true or false")
+    is_open = protocol is SecurityProtocol.SASL_PLAINTEXT and not listen.is_loopback
+    if is_open and not allowed:
+        raise ListenerError(
+            "protocol",
+            "SASL_PLAINTEXT shows logins to the network: expected SASL_SSL, a loopback address,"
+            " or unencrypted_login = true",
+        )
+
+
+def _addresses(table: Mapping[str, object]) -> tuple[Address, Address]:
+    """(listen, advertise) of one listener; `advertise` is `listen` unless it is given."""
+    parsed: dict[str, Address] = {}
+    for key in ("listen", "advertise"):
+        if key not in table and key == "advertise":
+            continue
+        raw = table.get(key, "")
+        try:
+            parsed[key] = parse_address(raw if isinstance(raw, str) else "")
+        except ValueError as error:
+            raise ListenerError(key, f"expected {error}, found {_shown(table.get(key))}") from None
+    listen = parsed["listen"]
+    advertise = parsed.get("advertise", listen)
+    if not advertise.is_reachable:
+        raise ListenerError(
+            "advertise", f"required, because nobody can be told to connect to {advertise}"
+        )
+    return listen, advertise
+
+
+def _tls(
+    table: Mapping[str, object], protocol: SecurityProtocol, files: TlsFiles, folder: Path
+) -> TlsOptions:
+    if not protocol.is_encrypted:
+        for key in ("client_auth", "certificate", "key", "ca", "other_certificates"):
+            if key in table:
+                raise ListenerError(key, f"a {protocol.value} listener has no use for it")
+        return TlsOptions()
+    if ("certificate" in table) != ("key" in table):
+        raise ListenerError("certificate", "expected beside key, and key beside it")
+    own = _pair(table, "", folder) if "certificate" in table else files.own
+    if own is None:
+        raise ListenerError("certificate", "required, here or as tls.certificate and tls.key")
+    auth = table.get("client_auth", ClientAuth.NONE.value)
+    known = [one.value for one in ClientAuth]
+    if auth not in known:
+        expected = " or ".join(f'"{one}"' for one in known)
+        raise ListenerError("client_auth", f"expected {expected}, found {_shown(auth)}")
+    ca = _path(table["ca"], "ca", folder) if "ca" in table else files.ca
+    if auth != ClientAuth.NONE.value and ca is None:
+        raise ListenerError("ca", "required for certificates of clients, here or as tls.ca")
+    return TlsOptions(
+        own=own,
+        ca=ca,
+        client_auth=ClientAuth(auth),
+        others=_other_pairs(table, folder),
+        version_min=files.version_min,
+        ciphers=files.ciphers,
+    )
+
+
+def _other_pairs(table: Mapping[str, object], folder: Path) -> tuple[KeyPair, ...]:
+    key = "other_certificates"
+    raw = table.get(key, [])
+    if not isinstance(raw, list) or not all(
+        isinstance(item, dict) and set(item) == _PAIR_KEYS for item in raw
+    ):
+        raise ListenerError(key, 'expected a list such as [{ certificate = "…", key = "…" }]')
+    return tuple(_pair(item, f"{key}.", folder) for item in raw)
+
+
+def _pair(table: Mapping[str, object], prefix: str, folder: Path) -> KeyPair:
+    return KeyPair(
+        _path(table["certificate"], f"{prefix}certificate", folder),
+        _path(table["key"], f"{prefix}key", folder),
+    )
+
+
+def _path(raw: object, key: str, folder: Path) -> Path:
+    if not isinstance(raw, str) or not raw or "\0" in raw:
+        raise ListenerError(key, f"expected a path, found {_shown(raw)}")
+    return folder / raw
+
+
+def _rules(table: Mapping[str, object], protocol: SecurityProtocol) -> str:
+    if "principal_rules" not in table:
+        return "DEFAULT"
+    if protocol is not SecurityProtocol.SSL:
+        raise ListenerError("principal_rules", "only certificates of an SSL listener are names")
+    raw = table["principal_rules"]
+    try:
+        PrincipalRules(_expect(raw, str, "rules as a text"))
+    except ValueError as error:
+        raise ListenerError("principal_rules", f"expected {error}, found {_shown(raw)}") from None
+    return str(raw)
+
+
+def _mechanisms(table: Mapping[str, object], protocol: SecurityProtocol) -> tuple[str, ...]:
+    if not protocol.has_login:
+        if "mechanisms" in table:
+            raise ListenerError("mechanisms", f"nobody logs in at a {protocol.value} listener")
+        return ()
+    raw = table.get("mechanisms", list(MECHANISMS_DEFAULT))
+    if not isinstance(raw, list) or not raw or len(set(map(str, raw))) < len(raw):
+        raise ListenerError("mechanisms", f"expected a list of some of {', '.join(MECHANISMS)}")
+    for mechanism in raw:
+        if mechanism == GSSAPI:
+            raise ListenerError("mechanisms", "GSSAPI (Kerberos) is not supported")
+        if mechanism not in MECHANISMS:
+            raise ListenerError(
+                "mechanisms", f"expected some of {', '.join(MECHANISMS)}, found {_shown(mechanism)}"
+            )
+    return tuple(str(mechanism) for mechanism in raw)
+
+
+def _expect(raw: object, kind: type[_T], what: str) -> _T:
+    if not isinstance(raw, kind):
+        raise ValueError(what)
+    return raw
+
+
+def _shown(raw: object) -> str:
+    if isinstance(raw, list | dict):
+        return "a list" if isinstance(raw, list) else "a table"
+    if isinstance(raw, int) and raw.bit_length() > 63:
+        return "a number of more than 64 bits"
+    shown = repr(raw)
+    return shown if len(shown) <= 100 else f"{shown[:100]}..."

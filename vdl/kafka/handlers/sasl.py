@@ -1,0 +1,59 @@
+"""SaslHandshake (key 17) v0–1 and SaslAuthenticate (key 36) v0–2: a client logs in.
+
+Handshake v0: tokens follow bare, without requests around them (KIP-43); v1: as SaslAuthenticate
+(KIP-152). Authenticate v1: how long the session lasts (KIP-368); v2 is flexible.
+
+A refusal is answered after `REFUSAL_DELAY_MS`, so that guessing takes time, and says nothing about
+why. Then the connection is closed.
+
+Must not know: any mechanism.
+"""
+
+from __future__ import annotations
+
+from vdl.clock import MS
+from vdl.errors import ErrorCode
+from vdl.kafka.answer import Later
+from vdl.kafka.context import RequestContext
+from vdl.kafka.security.login import LoginAnswer
+from vdl.kafka.wire.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from vdl.kafka.wire.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+
+REFUSAL_DELAY_MS = 100
+"""Kafka's `connection.failed.authentication.delay.ms`."""
+
+
+def handle_sasl_handshake(
+    ctx: RequestContext, request: SaslHandshakeRequest
+) -> SaslHandshakeResponse:
+    """Choose a mechanism, or be told those that there are."""
+    login = ctx.connection.login
+    if login is None:
+        return SaslHandshakeResponse(ErrorCode.ILLEGAL_SASL_STATE)
+    error = login.choose(request.mechanism, ctx.api_version)
+    return SaslHandshakeResponse(error, sorted(login.mechanisms))
+
+
+def handle_sasl_authenticate(
+    ctx: RequestContext, request: SaslAuthenticateRequest
+) -> SaslAuthenticateResponse | Later:
+    """Take a token."""
+    login = ctx.connection.login
+    if login is None:
+        return SaslAuthenticateResponse(
+            ErrorCode.ILLEGAL_SASL_STATE, "SaslAuthenticate request received on a plain listener"
+        )
+    later = Later()
+
+    def answered(answer: LoginAnswer) -> None:
+        ctx.connection.principal = login.principal
+        response = SaslAuthenticateResponse(
+            answer.error, answer.message, answer.token, answer.lifetime_ms
+        )
+        if answer.error is ErrorCode.NONE:
+            later.complete(response)
+        else:
+            ctx.server.clock.call_later(REFUSAL_DELAY_MS * MS, lambda: later.complete(response))
+
+    login.take(request.auth_bytes, lambda answer: later.run(lambda: answered(answer)))
+    return later

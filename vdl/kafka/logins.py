@@ -1,0 +1,69 @@
+"""Logins of clients against what the catalog and the configuration know.
+
+Must not know: connections; how mechanisms work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from vdl.kafka.security.login import Login
+from vdl.kafka.security.mechanism import Mechanism
+from vdl.kafka.security.plain import PlainLogin
+from vdl.kafka.security.principal import Principal
+from vdl.kafka.security.protocol import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
+from vdl.kafka.security.scram import ClientFirst, ScramLogin, Verifier
+
+if TYPE_CHECKING:
+    from vdl.kafka.context import Context
+    from vdl.state.commands import ScramUpsert
+
+
+def begin_login(context: Context, mechanisms: tuple[str, ...]) -> Login:
+    """The login of a new connection to a listener that offers these mechanisms."""
+    return Login(
+        mechanisms,
+        lambda name: _MAKERS[name](context, name),
+        context.clock,
+        context.config.session_ms_max,
+    )
+
+
+def _verifier(credential: ScramUpsert) -> Verifier:
+    return Verifier(
+        credential.iterations, credential.salt, credential.stored_key, credential.server_key
+    )
+
+
+def _scram(context: Context, mechanism: str) -> Mechanism:
+    def look_up(mechanism: str, first: ClientFirst) -> tuple[Principal, Verifier] | None:
+        credential = context.host.catalog.scram.of(first.name).get(mechanism)
+        return None if credential is None else (Principal(first.name), _verifier(credential))
+
+    return ScramLogin(mechanism, look_up, _decoy_key(context), context.random_bytes)
+
+
+def _plain(context: Context, mechanism: str) -> Mechanism:
+    del mechanism
+
+    def find(name: str) -> tuple[str, Verifier] | None:
+        credentials = context.host.catalog.scram.of(name)
+        for kind in (SCRAM_SHA_512, SCRAM_SHA_256):
+            if kind in credentials:
+                return kind, _verifier(credentials[kind])
+        return None
+
+    return PlainLogin(find, SCRAM_SHA_512, _decoy_key(context), context.login_compute)
+
+
+def _decoy_key(context: Context) -> bytes:
+    """Before there is any user nobody can tell them apart."""
+    return context.host.catalog.scram.decoy_key or context.host.cluster_id.encode()
+
+
+_MAKERS: Mapping[str, Callable[[Context, str], Mechanism]] = {
+    SCRAM_SHA_256: _scram,
+    SCRAM_SHA_512: _scram,
+    PLAIN: _plain,
+}

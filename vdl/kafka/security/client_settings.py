@@ -1,0 +1,139 @@
+"""How the commands' own connections are secured: a file of properties, with librdkafka's names.
+
+```
+security.protocol=SASL_SSL            PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL
+ssl.ca.location=tls/ca.pem            who signs the servers' certificates; empty: the system's
+ssl.certificate.location, ssl.key.location    the client's own, where it shows one
+ssl.endpoint.identification.algorithm=https   or none: any host name will do
+sasl.mechanism=SCRAM-SHA-512          or SCRAM-SHA-256, or PLAIN
+sasl.username, sasl.password
+vdl.admin.certificate.location, vdl.admin.key.location    for the admin plane
+```
+Relative paths are relative to the file. Other properties are let be: one file may serve several
+programs. Lines that begin with # are comments.
+
+Must not know: connections.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rpc.tls_context import KeyPair, TlsFiles
+from vdl.kafka.security.protocol import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, SecurityProtocol
+
+_MECHANISMS = (SCRAM_SHA_512, SCRAM_SHA_256, PLAIN)
+
+
+class ClientSettingsError(Exception):
+    """A file that cannot be used: which, and why. Never with a value of it that is secret."""
+
+    def __init__(self, source: object, problem: str) -> None:
+        super().__init__(f"{source}: {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """What such a file says. `str` of it does not tell the password."""
+
+    protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
+    ca: Path | None = None
+    own: KeyPair | None = None
+    checks_host: bool = True
+    mechanism: str = SCRAM_SHA_512
+    user: str = ""
+    password: str = ""
+    admin: KeyPair | None = None
+
+    def __repr__(self) -> str:
+        return f"ClientSettings({self.protocol.value}, {self.mechanism}, user={self.user!r})"
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """For a connection; None where it is not encrypted. Raises ClientSettingsError."""
+        if not self.protocol.is_encrypted:
+            return None
+        context = ssl.create_default_context()
+        if self.ca is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            _load(self.ca, context.load_verify_locations, self.ca)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = self.checks_host
+        if self.own is not None:
+            own = self.own
+            # A pass phrase would be asked for at the terminal.
+            _load(own.key, context.load_cert_chain, own.certificate, own.key, lambda: "")
+        return context
+
+    def admin_files(self) -> TlsFiles | None:
+        """What to show to the admin plane; None: nothing, it asks nobody."""
+        if self.admin is None:
+            return None
+        return TlsFiles(certificate=self.admin.certificate, key=self.admin.key, ca=self.ca)
+
+
+def _load(what: Path, load: object, *arguments: object) -> None:
+    assert callable(load)
+    try:
+        load(*arguments)
+    except (OSError, ValueError) as error:
+        words = error.reason if isinstance(error, ssl.SSLError) else None
+        if isinstance(error, OSError) and not words:
+            words = error.strerror
+        raise ClientSettingsError(what, words or type(error).__name__) from None
+
+
+def read_client_settings(path: Path) -> ClientSettings:
+    """Raises ClientSettingsError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ClientSettingsError(path, error.strerror or str(error)) from None
+    except UnicodeDecodeError:
+        raise ClientSettingsError(path, "is not UTF-8 text") from None
+    properties: dict[str, str] = {}
+    for line in text.splitlines():
+        name, separator, value = line.partition("=")
+        if separator and not line.lstrip().startswith(("#", "!")):
+            properties[name.strip()] = value.strip()
+    return parse_client_settings(properties, path, path.resolve().parent)
+
+
+def parse_client_settings(
+    properties: Mapping[str, str], source: object, folder: Path
+) -> ClientSettings:
+    """The same of properties, relative paths below `folder`. Raises ClientSettingsError."""
+
+    def get(name: str) -> str:
+        return properties.get(name, "")
+
+    protocols = [protocol.value for protocol in SecurityProtocol]
+    protocol = get("security.protocol").upper() or SecurityProtocol.PLAINTEXT.value
+    if protocol not in protocols:
+        raise ClientSettingsError(source, f"security.protocol: expected {' or '.join(protocols)}")
+    checks = get("ssl.endpoint.identification.algorithm").lower() or "https"
+    if checks not in ("https", "none"):
+        raise ClientSettingsError(source, "ssl.endpoint.identification.algorithm: https or none")
+    mechanism = get("sasl.mechanism") or get("sasl.mechanisms") or SCRAM_SHA_512
+    settings = ClientSettings(
+        SecurityProtocol(protocol),
+        folder / get("ssl.ca.location") if get("ssl.ca.location") else None,
+        _pair(get("ssl.certificate.location"), get("ssl.key.location"), folder),
+        checks == "https",
+        mechanism,
+        get("sasl.username"),
+        get("sasl.password"),
+        _pair(get("vdl.admin.certificate.location"), get("vdl.admin.key.location"), folder),
+    )
+    if settings.protocol.has_login:
+        if mechanism not in _MECHANISMS:
+            raise ClientSettingsError(source, f"sasl.mechanism: one of {', '.join(_MECHANISMS)}")
+        if not settings.user:
+            raise ClientSettingsError(source, "sasl.username: required")
+    return settings
+
+
+def _pair(certificate: str, key: str, folder: Path) -> KeyPair | None:
+    return KeyPair(folder / certificate, folder / key) if certificate and key else None

@@ -1,0 +1,194 @@
+"""One connection's login by SASL: which requests it may make, in which state, and for how long.
+
+```
+        SaslHandshake            token: Challenge          token: Accepted
+CHOOSING ───────────▶ PROVING ───────────────────┐ ────────────────────────▶ DONE
+    ▲ ApiVersions        ▲───────────────────────┘                             │
+    └─ unknown mechanism │               SaslHandshake, where sessions end     │
+                         └─────────────────────────────────────────────────────┘
+```
+Anything else is FAILED, and the connection is closed once it is answered. Before the first login is
+done, a client may ask for nothing but ApiVersions, and that only before it has chosen a mechanism.
+With `connections.max.reauth.ms` or a token that expires a session ends (KIP-368): from then on only
+another login is taken, by the same mechanism, of the same principal.
+
+After SaslHandshake v0 tokens come bare: a length and the token, no request around it (KIP-43).
+
+Must not know: connections, any mechanism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from vdl.clock import MS, Clock
+from vdl.errors import ErrorCode
+from vdl.kafka.security.mechanism import Accepted, Challenge, Mechanism, Refused, Step
+from vdl.kafka.security.principal import ANONYMOUS, Principal
+
+SASL_HANDSHAKE, SASL_AUTHENTICATE, API_VERSIONS = 17, 36, 18
+LOGIN_APIS = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
+LOGIN_SECONDS_MAX = 30
+"""From the connection to the end of its first login."""
+
+
+class LoginState(Enum):
+    """See the module."""
+
+    CHOOSING = "choosing"
+    PROVING = "proving"
+    DONE = "done"
+    FAILED = "failed"
+
+
+_ALLOWED = {
+    LoginState.CHOOSING: frozenset({API_VERSIONS, SASL_HANDSHAKE}),
+    LoginState.PROVING: frozenset({SASL_AUTHENTICATE}),
+    LoginState.FAILED: frozenset[int](),
+}
+
+
+@dataclass(slots=True)
+class LoginAnswer:
+    """What a token is answered with."""
+
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    token: bytes = b""
+    lifetime_ms: int = 0
+    """Of the session that began; 0: it does not end."""
+
+
+class Login:
+    """See the module."""
+
+    __slots__ = (
+        "_clock",
+        "_make",
+        "_mechanism",
+        "_mechanism_name",
+        "_session_ms_max",
+        "bare_tokens",
+        "credential",
+        "ends_ns",
+        "failure",
+        "mechanisms",
+        "principal",
+        "since_ns",
+        "state",
+    )
+
+    def __init__(
+        self,
+        mechanisms: tuple[str, ...],
+        make: Callable[[str], Mechanism],
+        clock: Clock,
+        session_ms_max: int,
+    ) -> None:
+        """`make`: one login by a mechanism. `session_ms_max`: of a session; 0: it does not end."""
+        self.mechanisms = mechanisms
+        self.state = LoginState.CHOOSING
+        self.principal: Principal = ANONYMOUS
+        """Who it is, once the first login is done."""
+        self.credential = ""
+        """See `Accepted.credential`."""
+        self.failure = ""
+        """Why it failed, for the log."""
+        self.bare_tokens = False
+        """The next frames are tokens."""
+        self.ends_ns = 0
+        """When the session ends; 0: it does not."""
+        self.since_ns = clock.now_ns()
+        self._clock = clock
+        self._make = make
+        self._session_ms_max = session_ms_max
+        self._mechanism: Mechanism | None = None
+        self._mechanism_name = ""
+
+    @property
+    def was_done(self) -> bool:
+        """Whether a login has ever been done: the client is known."""
+        return bool(self._mechanism_name) and self.principal is not ANONYMOUS
+
+    def is_overdue(self, now_ns: int) -> bool:
+        """Whether the first login takes too long."""
+        return not self.was_done and now_ns - self.since_ns > LOGIN_SECONDS_MAX * 1_000 * MS
+
+    def allows(self, api_key: int, now_ns: int) -> bool:
+        """Whether a request may be made now."""
+        if self.state is LoginState.DONE:
+            ended = self.ends_ns and now_ns >= self.ends_ns
+            return not ended or api_key == SASL_HANDSHAKE
+        return api_key in _ALLOWED[self.state]
+
+    # --- SaslHandshake -------------------------------------------------------------------------
+    def choose(self, name: str, version: int) -> ErrorCode:
+        """The client chooses a mechanism."""
+        if self.state is LoginState.DONE and not self.ends_ns:
+            return ErrorCode.ILLEGAL_SASL_STATE
+        if name not in self.mechanisms:
+            self._fail(f"mechanism not offered: {name!r:.40}")
+            return ErrorCode.UNSUPPORTED_SASL_MECHANISM
+        if self.was_done and name != self._mechanism_name:
+            self._fail("another mechanism than that of the session")
+            return ErrorCode.ILLEGAL_SASL_STATE
+        self._mechanism_name = name
+        self._mechanism = self._make(name)
+        self.bare_tokens = version == 0
+        self.state = LoginState.PROVING
+        return ErrorCode.NONE
+
+    # --- SaslAuthenticate ------------------------------------------------------------------------
+    def take(self, token: bytes, done: Callable[[LoginAnswer], None]) -> None:
+        """A token of the client. `done` may be called later, and is not called within a step of
+        somebody else."""
+        mechanism = self._mechanism
+        if self.state is not LoginState.PROVING or mechanism is None:
+            done(
+                LoginAnswer(
+                    ErrorCode.ILLEGAL_SASL_STATE,
+                    "SaslAuthenticate request received after successful authentication",
+                )
+            )
+            return
+        mechanism.step(token, lambda step: done(self._stepped(step)))
+
+    def _stepped(self, step: Step) -> LoginAnswer:
+        if isinstance(step, Challenge):
+            return LoginAnswer(token=step.token)
+        if isinstance(step, Accepted):
+            return self._accepted(step)
+        return self._refused(step)
+
+    def _accepted(self, step: Accepted) -> LoginAnswer:
+        if self.was_done and step.principal != self.principal:
+            return self._refused(Refused("another principal than that of the session"))
+        lifetime_ms = self._session_ms_max
+        if step.expires_ms >= 0:
+            left_ms = step.expires_ms - self._clock.wall_ms()
+            if left_ms <= 0:
+                return self._refused(Refused("the credential has expired", is_credential=True))
+            lifetime_ms = min(lifetime_ms or left_ms, left_ms)
+        self.principal = step.principal
+        self.credential = step.credential
+        self.state = LoginState.DONE
+        self.bare_tokens = False
+        self._mechanism = None
+        self.ends_ns = self._clock.now_ns() + lifetime_ms * MS if lifetime_ms else 0
+        return LoginAnswer(token=step.token, lifetime_ms=lifetime_ms)
+
+    def _refused(self, step: Refused) -> LoginAnswer:
+        name = self._mechanism_name
+        self._fail(f"{name}: {step.reason}")
+        message = step.message or (
+            "Authentication failed during authentication due to invalid credentials with SASL"
+            f" mechanism {name}"
+        )
+        return LoginAnswer(ErrorCode.SASL_AUTHENTICATION_FAILED, message)
+
+    def _fail(self, reason: str) -> None:
+        self.state = LoginState.FAILED
+        self.failure = reason
+        self._mechanism = None

@@ -1,0 +1,55 @@
+"""What a SASL mechanism is to a login: tokens in, and what comes of each.
+
+Must not know: any mechanism, connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from vdl.kafka.security.principal import Principal
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """Another token of the client is needed."""
+
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The client has shown who it is."""
+
+    principal: Principal
+    token: bytes = b""
+    expires_ms: int = -1
+    """When its credential ends (ms since 1970); -1: never."""
+    credential: str = ""
+    """The name of what it logged in with in the catalog, which may be taken back: a user or a
+    token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The client has not, and its connection ends."""
+
+    reason: str
+    """For the server's log. Nothing of what the client sent."""
+    is_credential: bool = False
+    """Not because of the form of what it sent, but because of what it does not know."""
+    message: str = ""
+    """For the client, if the mechanism has one of its own."""
+
+
+Step = Challenge | Accepted | Refused
+
+
+class Mechanism(Protocol):
+    """One login by one mechanism."""
+
+    def step(self, token: bytes, done: Callable[[Step], None]) -> None:
+        """Take the client's next token. `done` is called once, perhaps within this call, perhaps
+        later. No further call follows one that ended in anything but a Challenge."""

@@ -1,0 +1,63 @@
+"""PLAIN (RFC 4616): the client sends its name and password, which TLS must hide.
+
+The password is checked against what is kept for SCRAM, so it is kept nowhere, and one user has one
+password for all mechanisms. That takes milliseconds, in a thread, for users that do not exist too.
+
+Must not know: connections, where credentials are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vdl.kafka.security.mechanism import Accepted, Refused, Step
+from vdl.kafka.security.principal import Principal
+from vdl.kafka.security.scram import Verifier, decoy, password_matches
+
+Find = Callable[[str], "tuple[str, Verifier] | None"]
+"""A user's verifier, and the mechanism it was made for; None: there is no such user."""
+Compute = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+
+
+class PlainLogin:
+    """One login."""
+
+    def __init__(
+        self, find: Find, decoy_mechanism: str, decoy_key: bytes, compute: Compute
+    ) -> None:
+        self._find = find
+        self._decoy_mechanism = decoy_mechanism
+        self._decoy_key = decoy_key
+        self._compute = compute
+
+    def step(self, token: bytes, done: Callable[[Step], None]) -> None:
+        """See `Mechanism.step`."""
+        try:
+            authzid, name, password = token.decode("utf-8").split("\0")
+        except ValueError:  # also of decoding
+            done(Refused("malformed token"))
+            return
+        if not name or not password:
+            done(Refused("no user or no password", is_credential=True))
+            return
+        if authzid not in ("", name):
+            done(Refused("to act for somebody else is not supported"))
+            return
+        found = self._find(name)
+        if found is None:
+            mechanism = self._decoy_mechanism
+            verifier = decoy(mechanism, name, self._decoy_key)
+        else:
+            mechanism, verifier = found
+        secret = password.encode()
+
+        def checked(result: bool | BaseException) -> None:
+            if isinstance(result, BaseException):
+                raise result
+            if result and found is not None:
+                done(Accepted(Principal(name), credential=name))
+            else:
+                done(Refused("wrong user or password", is_credential=True))
+
+        self._compute(lambda: password_matches(mechanism, secret, verifier), checked)

@@ -1,0 +1,220 @@
+"""SCRAM (RFC 5802, RFC 7677), the server's side: messages, keys, and one login.
+
+The server keeps no password, only two keys that are made of it, so that whoever reads them cannot
+log in. An unknown user is answered like a known one: with a salt that is always the same for that
+name, and a refusal at the end.
+
+* The name to act for (`a=`) must be empty or the user's own. Channel binding is not offered.
+* The whole nonce is compared, ours is new for each login, and keys are compared in constant time.
+
+Must not know: connections, where credentials are kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vdl.kafka.security.mechanism import Accepted, Challenge, Refused, Step
+from vdl.kafka.security.principal import Principal
+from vdl.kafka.security.protocol import SCRAM_SHA_256, SCRAM_SHA_512
+
+ITERATIONS_MIN = 4_096
+ITERATIONS_MAX = 16_384
+"""As in Kafka. More would only cost clients time; less is too easy to guess against."""
+HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
+_NONCE_BYTES = 24
+_SALT_BYTES = 16
+
+_VALUE = r"[\x01-\x2b\x2d-\x7f\x80-\U0010ffff]"
+_PRINTABLE = r"[\x21-\x2b\x2d-\x7e]"
+_CLIENT_FIRST = re.compile(
+    rf"(?P<gs2>n,(?:a=(?P<authzid>{_VALUE}+))?,)"
+    rf"(?P<bare>n=(?P<name>{_VALUE}+),r=(?P<nonce>{_PRINTABLE}+)(?P<extensions>(?:,[a-z]+={_VALUE}+)*))",
+    re.IGNORECASE,
+)
+_CLIENT_FINAL = re.compile(
+    rf"(?P<bare>c=(?P<binding>[A-Za-z0-9+/=]+),r=(?P<nonce>{_PRINTABLE}+)(?:,[a-z]+={_VALUE}+)*)"
+    r",p=(?P<proof>[A-Za-z0-9+/=]+)",
+    re.IGNORECASE,
+)
+_EXTENSION = re.compile(rf",([a-z]+)=({_VALUE}+)", re.IGNORECASE)
+TOKEN_AUTH = "tokenauth"  # noqa: S105 - the name of an extension
+"""The extension that says that the credentials are those of a delegation token (KIP-48)."""
+
+
+class Verifier(NamedTuple):
+    """What is kept of a password: enough to check a proof, not to make one."""
+
+    iterations: int
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+
+
+class ScramMalformed(ValueError):
+    """A message that no client sends; it says nothing of what was in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFirst:
+    """The first message of a login."""
+
+    gs2: str
+    bare: str
+    name: str
+    authzid: str
+    nonce: str
+    extensions: dict[str, str]
+
+
+def parse_client_first(token: bytes) -> ClientFirst:
+    """Raises ScramMalformed."""
+    match = _CLIENT_FIRST.fullmatch(_text(token))
+    if match is None:
+        raise ScramMalformed("first message")
+    return ClientFirst(
+        match["gs2"],
+        match["bare"],
+        _unescaped(match["name"]),
+        _unescaped(match["authzid"] or ""),
+        match["nonce"],
+        {name.lower(): value for name, value in _EXTENSION.findall(match["extensions"])},
+    )
+
+
+def salted_password(mechanism: str, password: bytes, salt: bytes, iterations: int) -> bytes:
+    """Takes milliseconds: not on the loop."""
+    return hashlib.pbkdf2_hmac(HASHES[mechanism], password, salt, iterations)
+
+
+def verifier_of(mechanism: str, salted: bytes, salt: bytes, iterations: int) -> Verifier:
+    """What is kept of a salted password."""
+    name = HASHES[mechanism]
+    client_key = hmac.digest(salted, b"Client Key", name)
+    stored_key = hashlib.new(name, client_key).digest()
+    return Verifier(iterations, salt, stored_key, hmac.digest(salted, b"Server Key", name))
+
+
+def password_matches(mechanism: str, password: bytes, verifier: Verifier) -> bool:
+    """Whether a password is the one that a verifier was made of. Takes milliseconds: not on the
+    loop."""
+    salted = salted_password(mechanism, password, verifier.salt, verifier.iterations)
+    made = verifier_of(mechanism, salted, verifier.salt, verifier.iterations)
+    return hmac.compare_digest(made.stored_key, verifier.stored_key)
+
+
+def decoy(mechanism: str, name: str, key: bytes, iterations: int = ITERATIONS_MIN) -> Verifier:
+    """The verifier of a user there is not: the same for the same name, on every server, and nobody
+    has its password."""
+
+    def made(what: bytes, size: int) -> bytes:
+        return hmac.digest(key, what + mechanism.encode() + b"\0" + name.encode(), "sha512")[:size]
+
+    size = hashlib.new(HASHES[mechanism]).digest_size
+    return Verifier(iterations, made(b"salt", _SALT_BYTES), made(b"stored", size), made(b"s", size))
+
+
+Lookup = Callable[[str, ClientFirst], "tuple[Principal, Verifier] | None"]
+"""Who logs in with these credentials; None: nobody. Gets the mechanism."""
+
+
+class ScramLogin:
+    """One login."""
+
+    def __init__(
+        self,
+        mechanism: str,
+        lookup: Lookup,
+        decoy_key: bytes,
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        self._mechanism = mechanism
+        self._lookup = lookup
+        self._decoy_key = decoy_key
+        self._random_bytes = random_bytes
+        self._first: ClientFirst | None = None
+        self._principal: Principal | None = None
+        self._verifier: Verifier | None = None
+        self._nonce = ""
+        self._server_first = ""
+
+    def step(self, token: bytes, done: Callable[[Step], None]) -> None:
+        """See `Mechanism.step`. Nothing here takes long."""
+        try:
+            done(self._begin(token) if self._first is None else self._finish(self._first, token))
+        except ScramMalformed as error:
+            done(Refused(f"malformed {error}"))
+
+    def _begin(self, token: bytes) -> Step:
+        first = parse_client_first(token)
+        if first.authzid not in ("", first.name):
+            return Refused("to act for somebody else is not supported")
+        found = self._lookup(self._mechanism, first)
+        if found is None:
+            self._verifier = decoy(self._mechanism, first.name, self._decoy_key)
+        else:
+            self._principal, self._verifier = found
+        self._first = first
+        ours = base64.b64encode(self._random_bytes(_NONCE_BYTES)).decode()
+        self._nonce = first.nonce + ours.rstrip("=")
+        salt = base64.b64encode(self._verifier.salt).decode()
+        self._server_first = f"r={self._nonce},s={salt},i={self._verifier.iterations}"
+        return Challenge(self._server_first.encode())
+
+    def _finish(self, first: ClientFirst, token: bytes) -> Step:
+        match = _CLIENT_FINAL.fullmatch(_text(token))
+        if match is None:
+            raise ScramMalformed("final message")
+        verifier = self._verifier
+        assert verifier is not None
+        name = HASHES[self._mechanism]
+        exchanged = f"{first.bare},{self._server_first},{match['bare']}".encode()
+        signature = hmac.digest(verifier.stored_key, exchanged, name)
+        proof = _decoded(match["proof"])
+        if len(proof) != len(signature):
+            raise ScramMalformed("proof")
+        client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
+        stored_key = hashlib.new(name, client_key).digest()
+        is_same = hmac.compare_digest(stored_key, verifier.stored_key)
+        # Compared after the proof, so that no refusal is earlier than another.
+        if not hmac.compare_digest(match["nonce"].encode(), self._nonce.encode()):
+            return Refused("the nonce is not that of this login")
+        if _decoded(match["binding"]) != first.gs2.encode():
+            return Refused("the binding is not that of the first message")
+        if not is_same or self._principal is None:
+            return Refused("wrong user or password", is_credential=True)
+        answer = base64.b64encode(hmac.digest(verifier.server_key, exchanged, name))
+        return Accepted(self._principal, b"v=" + answer)
+
+
+def _text(token: bytes) -> str:
+    try:
+        return token.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ScramMalformed("text") from None
+
+
+def _unescaped(name: str) -> str:
+    """A name as it is: "=" and "," come as "=3D" and "=2C" (RFC 5802 §5.1)."""
+    if "=" not in name:
+        return name
+    plain = name.replace("=2C", ",").replace("=3D", "=")
+    if len(plain) != len(name) - 2 * (name.count("=2C") + name.count("=3D")) or name.count(
+        "="
+    ) != name.count("=2C") + name.count("=3D"):
+        raise ScramMalformed("name")
+    return plain
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ScramMalformed("base64") from None

@@ -1,0 +1,73 @@
+"""The TLS contexts of one server's ports and links, and the files they follow.
+
+Must not know: sockets, the event loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rpc.errors import TlsFailed
+from rpc.tls_context import TlsContext
+from rpc.tls_stream import LinkSecurity, Offload
+from vdl.config.settings import Config
+
+ACCEPTING, DIALING = "peer", "peer (dialling)"
+"""Names of those that are no listener's."""
+
+
+@dataclass(slots=True)
+class Refreshed:
+    """What a look at the files has brought, by the names of contexts."""
+
+    loaded: list[str] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+    """Files that changed and cannot be used: what there was stays. Said once."""
+
+
+class ServerTls:
+    """See the module."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.contexts: dict[str, TlsContext] = {}
+        """By name of the listener."""
+        self._told: dict[str, str] = {}
+
+    def load(self) -> None:
+        """Read all files for the first time. Raises TlsFailed."""
+        config = self._config
+        for listener in config.listeners:
+            if listener.protocol.is_encrypted:
+                self.contexts[listener.name] = TlsContext(listener.tls, server_side=True)
+        if config.tls.secures_links:
+            options = config.tls.between_servers()
+            self.contexts[ACCEPTING] = TlsContext(options, server_side=True)
+            self.contexts[DIALING] = TlsContext(options, server_side=False)
+
+    def link_security(self, offload: Offload) -> LinkSecurity | None:
+        """Of the links to other servers; None: they are not encrypted."""
+        if ACCEPTING not in self.contexts:
+            return None
+        return LinkSecurity(
+            self._config.tls.cluster,
+            self.contexts[ACCEPTING],
+            self.contexts[DIALING],
+            offload,
+        )
+
+    def refresh(self) -> Refreshed:
+        """Look at the files; load those that changed. For a thread."""
+        refreshed = Refreshed()
+        for name, context in self.contexts.items():
+            if not context.is_outdated():
+                continue
+            try:
+                context.load()
+            except TlsFailed as error:
+                if self._told.get(name) != str(error):
+                    self._told[name] = refreshed.problems[name] = str(error)
+            else:
+                self._told.pop(name, None)
+                refreshed.loaded.append(name)
+        return refreshed
