@@ -10,8 +10,12 @@ command                                                 answer
 {"do": "hello"}                                         {"client": NAME, "version": VERSION}
 {"do": "produce", "compression": C, "idempotent": BOOL,
  "batch_bytes": N, "records": [RECORD...]}              {"offsets": [[partition, offset]...]}
-{"do": "init_transactions", "transactional_id": NAME}   {}
-{"do": "open", "group": NAME|null, "reset": R}          {}    a consumer; no automatic commits
+{"do": "init_transactions", "transactional_id": NAME}   {}    a producer, which stays
+{"do": "transact", "records": [RECORD...],
+ "positions": BOOL, "end": "commit"|"abort"|""}         {}    one transaction of that producer
+{"do": "end", "commits": BOOL}                          {}    of one that was left open
+{"do": "open", "group": NAME|null, "reset": R,
+ "isolation": "read_committed"|"read_uncommitted"}      {}    a consumer; no automatic commits
 {"do": "subscribe", "topics": [NAME...]}                {}
 {"do": "subscribe_pattern", "pattern": "^..."}          {}
 {"do": "assign", "partitions": [[topic, partition]...]} {}
@@ -27,7 +31,8 @@ command                                                 answer
 {"do": "close"}                                         {}    leaves the group; idempotent
 ```
 RECORD is {"topic", "partition", "key", "value", "timestamp", "headers": [[name, value]...]}, READ
-the same with "offset". A command that fails is answered {"failed": KIND, "message": TEXT}; KIND is
+the same with "offset". `positions`: those of the consumer are committed with the transaction.
+A command that fails is answered {"failed": KIND, "message": TEXT}; KIND is
 "no_offset" when there is no valid position and the policy `none` forbids to choose one, else
 "other".
 """
@@ -165,8 +170,26 @@ class Driver:
         )
         return [(partition, offset) for partition, offset in answered["offsets"]]
 
-    def open(self, *, group: str | None = None, reset: str = "earliest") -> None:
-        self.ask("open", group=group, reset=reset)
+    def transact(
+        self, records: Sequence[Record], end: str = "", *, positions: bool = False
+    ) -> None:
+        """A transaction of the producer that `init_transactions` made; left open without an
+        `end`."""
+        self.ask(
+            "transact",
+            records=[record.to_json() for record in records],
+            positions=positions,
+            end=end,
+        )
+
+    def open(
+        self,
+        *,
+        group: str | None = None,
+        reset: str = "earliest",
+        isolation: str = "read_uncommitted",
+    ) -> None:
+        self.ask("open", group=group, reset=reset, isolation=isolation)
 
     def poll(self, timeout_ms: int = 500) -> Polled:
         self.start_poll(timeout_ms)

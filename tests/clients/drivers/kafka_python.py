@@ -8,6 +8,7 @@ import kafka
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewPartitions
 from kafka.errors import BrokerResponseError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from kafka.structs import OffsetAndMetadata
 
 from tests.clients.drivers.command_loop import (
     Fields,
@@ -25,18 +26,48 @@ class KafkaPython:
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap.split(",")
         self._consumer: KafkaConsumer | None = None
+        self._producer: KafkaProducer | None = None
 
     def hello(self) -> Fields:
         return {"client": "kafka-python", "version": kafka.__version__}
 
     def init_transactions(self, *, transactional_id: str) -> None:
-        producer = KafkaProducer(
+        self._producer = KafkaProducer(
             bootstrap_servers=self._bootstrap, transactional_id=transactional_id
         )
-        try:
-            producer.init_transactions()
-        finally:
-            producer.close(timeout=0)
+        self._producer.init_transactions()
+
+    def transact(self, *, records: list[Fields], positions: bool, end: str) -> None:
+        producer = self._producer
+        assert producer is not None
+        producer.begin_transaction()
+        futures = [
+            producer.send(
+                fields["topic"],
+                value=unhex(fields["value"]),
+                key=unhex(fields["key"]),
+                partition=fields["partition"],
+            )
+            for fields in records
+        ]
+        producer.flush(CALL_SECONDS_MAX)
+        for future in futures:
+            future.get(timeout=CALL_SECONDS_MAX)
+        if positions:
+            offsets = {
+                where: OffsetAndMetadata(self.consumer.position(where), "", -1)
+                for where in self.consumer.assignment()
+            }
+            producer.send_offsets_to_transaction(offsets, self.consumer.group_metadata())
+        if end:
+            self.end(commits=end == "commit")
+
+    def end(self, *, commits: bool) -> None:
+        assert self._producer is not None
+        if commits:
+            self._producer.commit_transaction()
+        else:
+            self._producer.abort_transaction()
 
     def produce(
         self, *, compression: str, idempotent: bool, batch_bytes: int, records: list[Fields]
@@ -69,12 +100,13 @@ class KafkaPython:
             producer.close(timeout=CALL_SECONDS_MAX)
         return {"offsets": [[metadata.partition, metadata.offset] for metadata in found]}
 
-    def open(self, *, group: str | None, reset: str) -> None:
+    def open(self, *, group: str | None, reset: str, isolation: str) -> None:
         self.close()
         self._consumer = KafkaConsumer(
             bootstrap_servers=self._bootstrap,
             group_id=group,
             auto_offset_reset=reset,
+            isolation_level=isolation,
             enable_auto_commit=False,
             metadata_max_age_ms=500,
             fetch_max_wait_ms=100,

@@ -46,13 +46,41 @@ class Librdkafka:
                 "broker.version.fallback": broker_version,
             }
         self._consumer: Consumer | None = None
+        self._producer: Producer | None = None
 
     def hello(self) -> Fields:
         return {"client": "confluent-kafka", "version": confluent_kafka.version()}
 
     def init_transactions(self, *, transactional_id: str) -> None:
         settings = {"bootstrap.servers": self._bootstrap, "transactional.id": transactional_id}
-        Producer(settings).init_transactions(CALL_SECONDS_MAX)
+        self._producer = Producer(settings)
+        self._producer.init_transactions(CALL_SECONDS_MAX)
+
+    def transact(self, *, records: list[Fields], positions: bool, end: str) -> None:
+        producer = self._producer
+        assert producer is not None
+        producer.begin_transaction()
+        for fields in records:
+            producer.produce(
+                fields["topic"], unhex(fields["value"]), unhex(fields["key"]), fields["partition"]
+            )
+        producer.flush(CALL_SECONDS_MAX)
+        if positions:
+            consumer = self.consumer
+            producer.send_offsets_to_transaction(
+                consumer.position(consumer.assignment()),
+                consumer.consumer_group_metadata(),
+                CALL_SECONDS_MAX,
+            )
+        if end:
+            self.end(commits=end == "commit")
+
+    def end(self, *, commits: bool) -> None:
+        assert self._producer is not None
+        if commits:
+            self._producer.commit_transaction(CALL_SECONDS_MAX)
+        else:
+            self._producer.abort_transaction(CALL_SECONDS_MAX)
 
     def produce(
         self, *, compression: str, idempotent: bool, batch_bytes: int, records: list[Fields]
@@ -93,7 +121,7 @@ class Librdkafka:
             raise RuntimeError(f"{offsets.count(None)} not acknowledged: {errors[:1]}")
         return {"offsets": offsets}
 
-    def open(self, *, group: str | None, reset: str) -> None:
+    def open(self, *, group: str | None, reset: str, isolation: str) -> None:
         self.close()
         self._consumer = Consumer(
             self._version
@@ -103,6 +131,7 @@ class Librdkafka:
                 "group.id": group or "unused",
                 "enable.auto.commit": False,
                 "auto.offset.reset": RESET_POLICIES[reset],
+                "isolation.level": isolation,
                 "topic.metadata.refresh.interval.ms": 500,
                 "fetch.wait.max.ms": 100,
                 "heartbeat.interval.ms": 500,

@@ -57,7 +57,7 @@ class OldKafkaPython:
             producer.close(timeout=CALL_SECONDS_MAX)
         return {"offsets": [[metadata.partition, metadata.offset] for metadata in found]}
 
-    def open(self, *, group: str | None, reset: str) -> None:
+    def open(self, *, group: str | None, reset: str, isolation: str) -> None:
         self.close()
         self._consumer = KafkaConsumer(
             **self._settings,

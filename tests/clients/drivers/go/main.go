@@ -42,6 +42,12 @@ type command struct {
 	Partition   int32    `json:"partition"`
 	Offset      int64    `json:"offset"`
 	Count       int      `json:"count"`
+	Isolation   string   `json:"isolation"`
+	Positions   bool     `json:"positions"`
+	End         string   `json:"end"`
+	Commits     bool     `json:"commits"`
+
+	TransactionalID string `json:"transactional_id"`
 }
 
 type record struct {
@@ -74,6 +80,7 @@ type driver struct {
 	begin    kgo.Offset
 	options  []kgo.Opt
 	consumer *kgo.Client
+	producer *kgo.Client
 
 	mutex sync.Mutex
 	owned map[string]map[int32]bool
@@ -83,6 +90,7 @@ func main() {
 	d := &driver{seeds: strings.Split(os.Args[1], ",")}
 	commands := map[string]func(command) (answer, error){
 		"hello": d.hello, "produce": d.produce, "open": d.open, "subscribe": d.subscribe,
+		"init_transactions": d.initTransactions, "transact": d.transact, "end": d.end,
 		"subscribe_pattern": d.subscribePattern, "assign": d.assign, "poll": d.poll,
 		"pause": d.pause, "resume": d.resume, "seek": d.seek, "commit": d.commit,
 		"committed": d.committed, "delete_offsets": d.deleteOffsets,
@@ -166,6 +174,50 @@ func (d *driver) produce(c command) (answer, error) {
 	return answer{"offsets": offsets}, nil
 }
 
+func (d *driver) initTransactions(c command) (answer, error) {
+	var err error
+	d.producer, err = kgo.NewClient(
+		kgo.SeedBrokers(d.seeds...),
+		kgo.TransactionalID(c.TransactionalID),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()),
+	)
+	if err != nil {
+		return nil, err
+	}
+	// It asks for nothing before its first record, unless it is told to.
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	_, _, err = d.producer.ProducerID(ctx)
+	return nil, err
+}
+
+func (d *driver) transact(c command) (answer, error) {
+	if c.Positions {
+		return nil, errors.New("franz-go commits positions in sessions of its own")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	if err := d.producer.BeginTransaction(); err != nil {
+		return nil, err
+	}
+	for _, r := range c.Records {
+		made := &kgo.Record{Topic: r.Topic, Partition: r.Partition, Key: unhex(r.Key), Value: unhex(r.Value)}
+		if err := d.producer.ProduceSync(ctx, made).FirstErr(); err != nil {
+			return nil, err
+		}
+	}
+	if c.End == "" {
+		return nil, nil
+	}
+	return d.end(command{Commits: c.End == "commit"})
+}
+
+func (d *driver) end(c command) (answer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	return nil, d.producer.EndTransaction(ctx, kgo.TransactionEndTry(c.Commits))
+}
+
 func (d *driver) open(c command) (answer, error) {
 	_, _ = d.close(c)
 	d.group = ""
@@ -185,6 +237,9 @@ func (d *driver) open(c command) (answer, error) {
 		kgo.MetadataMaxAge(500 * time.Millisecond),
 		kgo.MetadataMinAge(100 * time.Millisecond),
 		kgo.FetchMaxWait(100 * time.Millisecond),
+	}
+	if c.Isolation == "read_committed" {
+		d.options = append(d.options, kgo.FetchIsolationLevel(kgo.ReadCommitted()))
 	}
 	if c.Group != nil {
 		d.group = *c.Group

@@ -50,6 +50,7 @@ public final class ClientDriver {
 
     private final String bootstrap;
     private KafkaConsumer<byte[], byte[]> consumer;
+    private KafkaProducer<byte[], byte[]> producer;
 
     private ClientDriver(String bootstrap) {
         this.bootstrap = bootstrap;
@@ -83,6 +84,8 @@ public final class ClientDriver {
             }
             case "produce" -> produce(command, answer);
             case "init_transactions" -> initTransactions(command);
+            case "transact" -> transact(command);
+            case "end" -> end(command.get("commits").asBoolean());
             case "open" -> open(command);
             case "subscribe" -> consumer.subscribe(texts(command.get("topics")));
             case "subscribe_pattern" ->
@@ -111,10 +114,46 @@ public final class ClientDriver {
         settings.put("bootstrap.servers", bootstrap);
         settings.put("transactional.id", command.get("transactional_id").asText());
         settings.put("max.block.ms", CALL_TIMEOUT.toMillis());
-        try (KafkaProducer<byte[], byte[]> producer =
+        producer =
                 new KafkaProducer<>(
-                        settings, new ByteArraySerializer(), new ByteArraySerializer())) {
-            producer.initTransactions();
+                        settings, new ByteArraySerializer(), new ByteArraySerializer());
+        producer.initTransactions();
+    }
+
+    private void transact(JsonNode command) throws Exception {
+        producer.beginTransaction();
+        List<Future<RecordMetadata>> sent = new ArrayList<>();
+        for (JsonNode fields : command.get("records")) {
+            sent.add(
+                    producer.send(
+                            new ProducerRecord<>(
+                                    fields.get("topic").asText(),
+                                    fields.get("partition").asInt(),
+                                    unhex(fields.get("key")),
+                                    unhex(fields.get("value")))));
+        }
+        producer.flush();
+        for (Future<RecordMetadata> future : sent) {
+            future.get(CALL_TIMEOUT.toMillis(), TimeUnit.MILLISECONDS);
+        }
+        if (command.get("positions").asBoolean()) {
+            Map<TopicPartition, OffsetAndMetadata> offsets = new HashMap<>();
+            for (TopicPartition where : consumer.assignment()) {
+                offsets.put(where, new OffsetAndMetadata(consumer.position(where)));
+            }
+            producer.sendOffsetsToTransaction(offsets, consumer.groupMetadata());
+        }
+        String end = command.get("end").asText();
+        if (!end.isEmpty()) {
+            end(end.equals("commit"));
+        }
+    }
+
+    private void end(boolean commits) {
+        if (commits) {
+            producer.commitTransaction();
+        } else {
+            producer.abortTransaction();
         }
     }
 
@@ -160,6 +199,7 @@ public final class ClientDriver {
         settings.put("bootstrap.servers", bootstrap);
         settings.put("auto.offset.reset", command.get("reset").asText());
         settings.put("enable.auto.commit", false);
+        settings.put("isolation.level", command.get("isolation").asText());
         settings.put("metadata.max.age.ms", 500);
         settings.put("fetch.max.wait.ms", 100);
         settings.put("heartbeat.interval.ms", 500);
