@@ -301,6 +301,11 @@ class LogStream(Protocol):
     def aborted(self, start: Offset, end: Offset) -> Sequence[AbortedRange]:
         """Those of the aborted transactions that may have records in [start, end)."""
 
+    @property
+    def aborted_age(self) -> int:
+        """While it is the same, `aborted` is complete for whatever was read since it was looked at
+        first."""
+
     def append(
         self,
         batch: memoryview,

@@ -275,6 +275,10 @@ class CommitLog:
     def aborted(self, start: Offset, end: Offset) -> list[AbortedRange]:
         return []
 
+    @property
+    def aborted_age(self) -> int:
+        return 0
+
     def read(self, offset: Offset, bytes_max: int, *, stable: bool = False) -> Slices:
         """Batches from `offset` on. Raises NotInMemory for many records, OffsetOutOfRange."""
         taken, end, records = self._take(offset, bytes_max)

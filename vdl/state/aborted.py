@@ -52,9 +52,12 @@ _index = attrgetter("index")
 class AbortedTransactions:
     """See the module."""
 
-    __slots__ = ("_dirty", "_least", "_ranges")
+    __slots__ = ("_dirty", "_least", "_ranges", "age")
 
     def __init__(self) -> None:
+        self.age = 0
+        """Grows when any are forgotten whose records are gone, but in copies that were read before
+        they went. Not part of the state."""
         self._ranges: list[AbortedRange] = []
         """In the order of their markers."""
         self._least: list[int] = []
@@ -99,7 +102,10 @@ class AbortedTransactions:
 
     def remove_upto(self, index: Index) -> None:
         """Forget those whose markers are in entries up to `index`."""
-        self._remove(bisect_right(self._ranges, index, key=_index))
+        count = bisect_right(self._ranges, index, key=_index)
+        if count:
+            self.age += 1
+            self._remove(count)
 
     def _remove(self, count: int) -> None:
         """Forget the first `count`."""
@@ -126,6 +132,7 @@ class AbortedTransactions:
             aborted for _, value in items for aborted in decode_value(value, list[AbortedRange])
         ]
         self._dirty = set()
+        self.age += 1
         least: list[int] = []
         for aborted in reversed(self._ranges):
             least.append(min(aborted.first_offset, least[-1]) if least else aborted.first_offset)

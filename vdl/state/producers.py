@@ -226,14 +226,15 @@ class Overlay:
 class Producers:
     """The windows of all producers of one partition, as committed batches made them."""
 
-    __slots__ = ("_dirty", "_open", "_producers")
+    __slots__ = ("_dirty", "_producers", "open")
 
     def __init__(self) -> None:
         self._producers: dict[int, Producer] = {}
         """Idle longest first: the order they are forgotten in. Invariant: by the index of the
         newest batch or marker, which no two share."""
-        self._open: dict[int, Producer] = {}
-        """Those with an open transaction. Invariant: by its first offset."""
+        self.open: dict[int, Producer] = {}
+        """Those with an open transaction, by id; read only to others. Invariant: in the order of
+        first offsets."""
         self._dirty: set[int] = set()
 
     def __len__(self) -> int:
@@ -255,15 +256,10 @@ class Producers:
         return None if producer is None else producer.index
 
     @property
-    def open_count(self) -> int:
-        """How many transactions are open."""
-        return len(self._open)
-
-    @property
     def oldest_open(self) -> Producer | None:
         """The producer whose open transaction begins first: nothing from there on is stable. Not
         to be changed."""
-        return next(iter(self._open.values())) if self._open else None
+        return next(iter(self.open.values())) if self.open else None
 
     def get(self, producer_id: int) -> Producer | None:
         """The producer as committed, for descriptions; not to be changed."""
@@ -387,7 +383,7 @@ class Producers:
             del window[0]
         if is_transactional and producer.first_offset == NO_TRANSACTION:
             producer.first_offset, producer.first_index = base_offset, index
-            self._open[producer_id] = producer
+            self.open[producer_id] = producer
 
     def apply_marker(
         self, producer_id: int, epoch: int, coordinator_epoch: int, index: Index, timestamp: int
@@ -399,7 +395,7 @@ class Producers:
         first_offset = producer.first_offset
         if first_offset != NO_TRANSACTION:
             producer.first_offset, producer.first_index = NO_TRANSACTION, NO_INDEX
-            del self._open[producer_id]
+            del self.open[producer_id]
         return first_offset
 
     def _heard(self, producer_id: int, epoch: int, index: Index, timestamp: int) -> Producer:
@@ -473,7 +469,7 @@ class Producers:
         self._producers = dict(loaded)
         opened = [pair for pair in loaded if pair[1].has_transaction]
         opened.sort(key=lambda pair: pair[1].first_offset)
-        self._open = dict(opened)
+        self.open = dict(opened)
         self._dirty = set()
 
     def _stored(self, producer_id: int) -> bytes | None:

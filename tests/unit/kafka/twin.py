@@ -114,6 +114,7 @@ class TwinStream:
         self.open_offset: int | None = None
         """Where the oldest open transaction begins."""
         self.aborted_ranges: list[AbortedRange] = []
+        self.aborted_age = 0
         self.duplicate_timestamp: int | None = None
         """Every batch is called a duplicate of one with this timestamp."""
 

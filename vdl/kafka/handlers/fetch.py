@@ -105,6 +105,7 @@ class _Target:
         "answer",
         "asked",
         "cold",
+        "cold_age",
         "confirmed",
         "diverging",
         "error",
@@ -140,6 +141,9 @@ class _Target:
         """To read from disk; kept until it has read, or will not."""
         self.cold: Slices | None = None
         """What was read from disk, until it is answered."""
+        self.cold_age = 0
+        """Of the list of aborted transactions, before it was read: if that has lost some since,
+        there may be records of theirs in it."""
         self.found: Slices | None = None
         """What this attempt answers."""
         self.diverging: EpochEndOffset | None = None
@@ -439,7 +443,9 @@ class _Poll:
             is_elsewhere = target.preferred >= 0 or target.diverging is not None
             if target.error or stream is None or is_elsewhere:
                 at_once = True
-            elif left > 0 and target.asked.fetch_offset < self._end(stream):
+            elif left > 0 and target.asked.fetch_offset < (
+                stream.last_stable_offset if self.is_committed else stream.high_watermark
+            ):
                 found = self._read_one(target, stream, left)
                 if target.error:
                     at_once = True
@@ -451,14 +457,8 @@ class _Poll:
                     left -= found.bytes
         return (total, at_once) if self.state is _State.RUNNING else None
 
-    def _end(self, stream: LogStream) -> int:
-        """Where what may be read ends."""
-        return stream.last_stable_offset if self.is_committed else stream.high_watermark
-
-    def _aborted(self, target: _Target, stream: LogStream) -> list[AbortedTransaction] | None:
-        """Of what was read; None where nothing is dropped."""
-        if not self.is_committed:
-            return None
+    def _aborted(self, target: _Target, stream: LogStream) -> list[AbortedTransaction]:
+        """Of what was read."""
         found = target.found
         if found is None or not found.bytes:
             return []
@@ -484,14 +484,14 @@ class _Poll:
                 target.diverging,
                 None,
                 None,
-                self._aborted(target, stream),
+                self._aborted(target, stream) if self.is_committed else None,
                 target.preferred,
                 found.buffers if found is not None and found.bytes else b"",
             )
 
     def _read_one(self, target: _Target, stream: LogStream, left: int) -> Slices | None:
         """Batches from memory; None when they are being read from disk, or cannot be read."""
-        if target.cold is not None:
+        if target.cold is not None and target.cold_age == stream.aborted_age:
             return target.cold
         offset = Offset(target.asked.fetch_offset)
         bytes_max = max(1, min(left, target.asked.partition_max_bytes))
@@ -530,6 +530,7 @@ class _Poll:
         done = partial(self._read_from_disk, target, admission)
         target.admission = None
         offset = Offset(target.asked.fetch_offset)
+        target.cold_age = stream.aborted_age
         stream.read_cold(offset, bytes_max, done, stable=self.is_committed)
 
     def _admitted(self) -> None:

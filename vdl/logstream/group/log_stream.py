@@ -349,7 +349,7 @@ class LogStream:
         """Records below it belong to no open transaction, and are committed. Never moves back on
         those that lead and serve."""
         overlay, producers = self._overlay, self.state.producers
-        if self.group.serving and not overlay.unstable and not producers.open_count:
+        if self.group.serving and not overlay.unstable and not producers.open:
             return self.high_watermark
         return self._stable()[1]
 
@@ -367,7 +367,7 @@ class LogStream:
             # appended all of that itself.
             known = max(group.applied, group.reflects)
             if known < index:
-                index, offset = known, group.log.offset_after(known)
+                index, offset = self._known_stable(known)
         elif self._overlay.unstable:
             first_index, first_offset = self._overlay.unstable[0]
             if first_offset < offset:
@@ -379,10 +379,25 @@ class LogStream:
             offset = max(oldest.first_offset, min(self.log_start_offset, offset))
         return index, offset
 
+    def _known_stable(self, known: Index) -> tuple[Index, Offset]:
+        """(entry, offset behind it) up to which the state tells what is open, below the commit
+        index."""
+        group = self.group
+        try:
+            return known, group.log.offset_after(known)
+        except (storage.StorageError, OSError):  # its place cannot be read just now
+            return group.log.first_index - 1, self.log_start_offset
+
     def aborted(self, start: Offset, end: Offset) -> list[AbortedRange]:
         """The aborted transactions that may have records in [start, end), all of it stable; in the
         order of their markers (KIP-98)."""
         return self.state.aborted.between(start, end) if len(self.state.aborted) else []
+
+    @property
+    def aborted_age(self) -> int:
+        """While it is the same, `aborted` is complete for whatever was read since it was looked at
+        first."""
+        return self.state.aborted.age
 
     # --- append ------------------------------------------------------------------------------
     def append(
@@ -459,7 +474,8 @@ class LogStream:
             if is_transactional and not self._may_join(header):
                 self._verify(HeldAppend(batch, header, copies_min, deadline_ns, done, verify))
                 return True
-            if not is_transactional and self._has_transaction(header):
+            is_any_open = self._overlay.unstable or self.state.producers.open
+            if is_any_open and not is_transactional and self._has_transaction(header):
                 done(Appended(ErrorCode.INVALID_TXN_STATE, log_start_offset=self.log_start_offset))
                 return True
         group = self.group
@@ -527,10 +543,9 @@ class LogStream:
     # --- transactions ------------------------------------------------------------------------
     def _has_transaction(self, header: BatchHeader) -> bool:
         """Whether the producer has an open transaction here, of the batch's epoch."""
-        producers = self.state.producers
-        if not producers.open_count and not self._overlay.unstable:
-            return False
-        return producers.has_transaction(self._overlay, header.producer_id, header.producer_epoch)
+        return self.state.producers.has_transaction(
+            self._overlay, header.producer_id, header.producer_epoch
+        )
 
     def _may_join(self, header: BatchHeader) -> bool:
         """Whether the batch's transaction is open here, or known to be open."""
@@ -546,7 +561,7 @@ class LogStream:
         if held.verify is None:
             held.done(Appended(ErrorCode.INVALID_TXN_STATE))
             return
-        begun = producers.open_count + len(self._overlay.unstable) + len(self._verified)
+        begun = len(producers.open) + len(self._overlay.unstable) + len(self._verified)
         if begun >= OPEN_TRANSACTIONS_MAX or len(self.state.aborted) >= ABORTED_MAX:
             held.done(Appended(ErrorCode.CONCURRENT_TRANSACTIONS))
             return
@@ -615,7 +630,9 @@ class LogStream:
             transaction_version=command.transaction_version,
         )
         pending = self._overlay.producers.get(producer_id)
-        if verdict is True:
+        if len(self._endings) >= COMMANDS_MAX:
+            done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        elif verdict is True:
             self._append_marker(command, deadline_ns, done)
         elif pending is not None:
             # It follows from what is not committed yet, and may never be.
