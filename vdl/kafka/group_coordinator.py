@@ -24,6 +24,7 @@ from ids import GroupId, Index
 from vdl.clock import Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
+from vdl.kafka.led_consumer_groups import ClassicStep
 from vdl.kafka.led_coordinator import (
     GroupOptions,
     Joined,
@@ -39,6 +40,7 @@ from vdl.state.catalog import Catalog
 from vdl.state.consumer_group import GroupState
 from vdl.state.consumer_groups import JoinAnswer
 from vdl.state.coordinator import Coordinator
+from vdl.state.modern.groups import HeartbeatAnswer
 
 
 class CoordinatorHost(Protocol):
@@ -151,9 +153,20 @@ class GroupCoordinator:
             return
         led.renew_session(command.group_id, command.member_id)
 
+        def told(answer: ClassicStep) -> None:
+            waiter.complete(Joined(answer.error, answer.member_id, member=answer.member))
+
+        if led.machine.has_consumers(command.group_id):
+            led.consumer.join(command, told)
+            return
+
         def applied(outcome: Outcome) -> None:
             if outcome.kind is not OutcomeKind.APPLIED:
                 waiter.complete(Joined(undecided(led, outcome), command.member_id))
+                return
+            if isinstance(outcome.result, HeartbeatAnswer):
+                # It became a group of the newer protocol meanwhile.
+                led.consumer.join(command, told)
                 return
             answer: JoinAnswer = outcome.result
             member_id = answer.member_id
@@ -178,6 +191,10 @@ class GroupCoordinator:
         led = self.find(command.group_id)
         if not isinstance(led, LedCoordinator):
             waiter.complete(Synced(led))
+            return
+        if led.machine.has_consumers(command.group_id):
+            step = led.consumer.sync(command)
+            waiter.complete(Synced(step.error, step.assignment, member=step.member))
             return
         error = led.machine.groups.check_sync(command)
         if error is not ErrorCode.NONE:
@@ -218,6 +235,10 @@ class GroupCoordinator:
         led = self.find(group_id)
         if not isinstance(led, LedCoordinator):
             return led
+        if led.machine.has_consumers(group_id):
+            return led.consumer.classic_heartbeat(
+                group_id, member_id, group_instance_id, generation
+            )
         error = led.machine.groups.check_heartbeat(
             group_id, generation, member_id, group_instance_id
         )

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -36,11 +35,14 @@ from vdl.kafka.topic_patterns import TopicPatterns
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
 from vdl.state.catalog import Catalog
+from vdl.state.consumer_group import ConsumerGroup
 from vdl.state.coordinator import Coordinator
 from vdl.state.modern.group import ModernGroup
 from vdl.state.modern.groups import HeartbeatAnswer
 from vdl.state.modern.member import JOINING_EPOCH, STATIC_LEAVING_EPOCH, MemberState, ModernMember
+from vdl.state.modern.migration import CONSUMER_PROTOCOL, protocol_of, told_assignment
 from vdl.state.resource_configs import ResourceType
+from vdl.state.subscription import read_assignment, subscribed_topics
 
 TARGET_WAIT_NS = 3_000 * MS
 """How long a member that joins waits for its target; then it is told to come again."""
@@ -66,6 +68,8 @@ class Options(Protocol):
     def group_consumer_heartbeat_interval_ms(self) -> int: ...
     @property
     def group_consumer_assignment_interval_ms(self) -> int: ...
+    @property
+    def group_consumer_migration_policy(self) -> str: ...
 
 
 class Leader(Protocol):
@@ -101,6 +105,25 @@ class Heartbeated:
 
 
 @dataclass(slots=True)
+class ClassicStep:
+    """The answer to a member of the classic protocol: an error, or the member as it is now."""
+
+    error: ErrorCode
+    member_id: str = ""
+    member: ModernMember | None = None
+    assignment: bytes = b""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Somebody who waits for targets."""
+
+    deadline_ns: int
+    again: Callable[[], None]
+    give_up: Callable[[], None]
+
+
+@dataclass(slots=True)
 class _Step:
     """A heartbeat on its way."""
 
@@ -124,7 +147,9 @@ class LedConsumerGroups:
         self._clock = led.clock
         self._sessions = MemberSessions(led.clock, self._session_over)
         self._revocations = MemberSessions(led.clock, self._revocation_over)
-        self._waiting: dict[str, list[_Step]] = {}
+        self._phases = MemberSessions(led.clock, self._phase_over)
+        """Classic members that have to join, or to sync."""
+        self._waiting: dict[str, list[_Waiting]] = {}
         self._patterns = TopicPatterns()
         self._is_computing = False
         self._computed_ns: dict[str, int] = {}
@@ -146,14 +171,15 @@ class LedConsumerGroups:
         self._is_closed = True
         self._sessions.close()
         self._revocations.close()
+        self._phases.close()
         for timer in (*self._due.values(), self._watch):
             if timer is not None:
                 timer.cancel()
         self._due.clear()
         waiting, self._waiting = self._waiting, {}
-        for steps in waiting.values():
-            for step in steps:
-                step.answer(Heartbeated(ErrorCode.NOT_COORDINATOR))
+        for some in waiting.values():
+            for one in some:
+                one.give_up()
 
     # --- heartbeats ----------------------------------------------------------------------------
     def heartbeat(
@@ -169,6 +195,12 @@ class LedConsumerGroups:
     def _take(self, step: _Step) -> None:
         if self._is_closed:
             step.answer(Heartbeated(ErrorCode.NOT_COORDINATOR))
+            return
+        classic = self._led.machine.group(step.command.group_id)
+        if classic is not None and classic.members and self._may_upgrade:
+            topics = _topics_of(classic, self._led.catalog)
+            step.command = msgspec.structs.replace(step.command, upgrade=topics)
+            self._propose(step)
             return
         heard = self._led.machine.heard(step.command)
         if heard.error is not ErrorCode.NONE:
@@ -229,34 +261,44 @@ class LedConsumerGroups:
 
     def _wait(self, step: _Step, member: ModernMember) -> None:
         """Until there are targets: then the heartbeat is taken again."""
-        now_ns = self._clock.now_ns()
-        if not step.deadline_ns:
-            step.deadline_ns = now_ns + TARGET_WAIT_NS
-        if now_ns >= step.deadline_ns:
-            self._give_up(step)
-            return
         command = step.command
         step.command = msgspec.structs.replace(
             command,
             member_epoch=member.epoch,
             owned=command.owned if member.epoch == command.member_epoch else None,
         )
-        self._waiting.setdefault(command.group_id, []).append(step)
-        self._clock.call_later(step.deadline_ns - now_ns, lambda: self._wait_over(step))
-        self._compute_later(command.group_id)
+        step.deadline_ns = step.deadline_ns or self._clock.now_ns() + TARGET_WAIT_NS
+        self._await_targets(
+            command.group_id,
+            _Waiting(step.deadline_ns, lambda: self._take(step), lambda: self._give_up(step)),
+        )
 
-    def _wait_over(self, step: _Step) -> None:
-        waiting = self._waiting.get(step.command.group_id, [])
-        if step in waiting:
-            waiting.remove(step)
-            if not waiting:
-                del self._waiting[step.command.group_id]
-            self._give_up(step)
+    def _await_targets(self, group_id: str, waiting: _Waiting) -> None:
+        left_ns = waiting.deadline_ns - self._clock.now_ns()
+        if left_ns <= 0 or self._is_closed:
+            waiting.give_up()
+            return
+        self._waiting.setdefault(group_id, []).append(waiting)
+        self._clock.call_later(left_ns, lambda: self._wait_over(group_id, waiting))
+        self._compute_later(group_id)
+
+    def _wait_over(self, group_id: str, waiting: _Waiting) -> None:
+        others = self._waiting.get(group_id, [])
+        if any(one is waiting for one in others):
+            others[:] = [one for one in others if one is not waiting]
+            if not others:
+                del self._waiting[group_id]
+            waiting.give_up()
 
     def _give_up(self, step: _Step) -> None:
+        if self._is_closed:
+            step.answer(Heartbeated(ErrorCode.NOT_COORDINATOR))
+            return
         group = self._groups.groups.get(step.command.group_id)
         member = None if group is None else group.members.get(step.command.member_id)
-        if group is None or member is None or member.epoch == JOINING_EPOCH:
+        if group is None or member is None:
+            step.answer(Heartbeated(ErrorCode.UNKNOWN_MEMBER_ID, "The member is gone."))
+        elif member.epoch == JOINING_EPOCH:
             step.answer(
                 Heartbeated(
                     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The assignment is not computed yet."
@@ -294,6 +336,7 @@ class LedConsumerGroups:
         self, command: commands.LeaveConsumerGroup, answer: Callable[[ErrorCode, str], None]
     ) -> None:
         """A member goes."""
+        command = msgspec.structs.replace(command, may_downgrade=self._may_downgrade)
 
         def decided(outcome: Outcome) -> None:
             if outcome.kind is not OutcomeKind.APPLIED:
@@ -306,6 +349,99 @@ class LedConsumerGroups:
             answer(outcome.result.error, outcome.result.message)
 
         self._led.state_group.propose(command, deadline_ns=self._led.deadline_ns(), done=decided)
+
+    # --- members of the classic protocol ---------------------------------------------------------
+    def join(self, command: commands.JoinGroup, told: Callable[[ClassicStep], None]) -> None:
+        """JoinGroup in a group of the newer protocol: answered when the member has a target."""
+        self._join(command, told, 0)
+
+    def _join(
+        self, command: commands.JoinGroup, told: Callable[[ClassicStep], None], deadline_ns: int
+    ) -> None:
+        def decided(outcome: Outcome) -> None:
+            if outcome.kind is not OutcomeKind.APPLIED:
+                told(ClassicStep(self._led.undecided(outcome), command.member_id))
+            elif isinstance(outcome.result, HeartbeatAnswer):
+                self._joined(command, outcome.result, told, deadline_ns)
+            else:
+                # It became a classic group meanwhile: the client is to ask again.
+                told(ClassicStep(ErrorCode.REBALANCE_IN_PROGRESS, command.member_id))
+
+        self._led.state_group.propose(command, deadline_ns=self._led.deadline_ns(), done=decided)
+
+    def _joined(
+        self,
+        command: commands.JoinGroup,
+        answer: HeartbeatAnswer,
+        told: Callable[[ClassicStep], None],
+        deadline_ns: int,
+    ) -> None:
+        if answer.error is not ErrorCode.NONE:
+            told(ClassicStep(answer.error, answer.new_member_id or command.member_id))
+            return
+        member, group = answer.member, self._groups.groups.get(command.group_id)
+        assert member is not None, command
+        if group is None or member.member_id not in group.members:
+            told(ClassicStep(ErrorCode.UNKNOWN_MEMBER_ID, command.member_id))
+            return
+        self._renew(group, member)
+        if member.epoch != JOINING_EPOCH and group.epoch == group.assignment_epoch:
+            # It has to come for its assignment.
+            self._phases.renew(group.group_id, member.member_id, member.rebalance_timeout_ms)
+            told(ClassicStep(ErrorCode.NONE, member.member_id, member))
+            return
+        again = msgspec.structs.replace(
+            command, member_id=member.member_id, known_member_id_required=False
+        )
+        deadline_ns = deadline_ns or self._clock.now_ns() + TARGET_WAIT_NS
+        self._await_targets(
+            group.group_id,
+            _Waiting(
+                deadline_ns,
+                lambda: self._join(again, told, deadline_ns),
+                lambda: told(ClassicStep(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id)),
+            ),
+        )
+
+    def sync(self, command: commands.SyncGroup) -> ClassicStep:
+        """SyncGroup in such a group: what the member has now."""
+        group_id, member_id = command.group_id, command.member_id
+        error = self._groups.check_classic(
+            group_id, member_id, command.group_instance_id, command.generation
+        )
+        group = self._groups.groups[group_id]
+        member = group.members.get(member_id)
+        if error is ErrorCode.REBALANCE_IN_PROGRESS and member is not None:
+            if member.state is not MemberState.UNREVOKED and member.epoch < group.epoch:
+                self._await_join(group, member)
+                return ClassicStep(error, member_id)
+            error = ErrorCode.NONE
+        if error is not ErrorCode.NONE or member is None:
+            return ClassicStep(error, member_id)
+        said = (command.protocol_type, command.protocol_name)
+        meant = (CONSUMER_PROTOCOL, protocol_of(member))
+        if any(one not in (None, other) for one, other in zip(said, meant, strict=True)):
+            return ClassicStep(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id)
+        self._phases.end(group_id, member_id)
+        self._renew(group, member)
+        return ClassicStep(ErrorCode.NONE, member_id, member, told_assignment(group, member))
+
+    def classic_heartbeat(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int
+    ) -> ErrorCode:
+        """Heartbeat in such a group: whether the member has to join anew."""
+        error = self._groups.check_classic(group_id, member_id, instance_id, generation)
+        if error in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+            group = self._groups.groups[group_id]
+            member = group.members[member_id]
+            self._renew(group, member)
+            if error is ErrorCode.REBALANCE_IN_PROGRESS:
+                self._await_join(group, member)
+        return error
+
+    def _await_join(self, group: ModernGroup, member: ModernMember) -> None:
+        if (group.group_id, member.member_id) not in self._phases:
+            self._phases.renew(group.group_id, member.member_id, member.rebalance_timeout_ms)
 
     # --- sessions ------------------------------------------------------------------------------
     def _renew(self, group: ModernGroup, member: ModernMember) -> None:
@@ -323,16 +459,20 @@ class LedConsumerGroups:
             self._renew(group, member)
 
     def _session_over(self, group_id: str, member_ids: list[str]) -> None:
-        self._led.propose(
-            commands.ExpireConsumers(group_id, [(member_id, -1) for member_id in member_ids])
-        )
+        self._expire(group_id, [(member_id, -1) for member_id in member_ids])
+
+    def _phase_over(self, group_id: str, member_ids: list[str]) -> None:
+        self._session_over(group_id, member_ids)
+
+    def _expire(self, group_id: str, members: list[tuple[str, int]]) -> None:
+        self._led.propose(commands.ExpireConsumers(group_id, members, self._may_downgrade))
 
     def _revocation_over(self, group_id: str, member_ids: list[str]) -> None:
         group = self._groups.groups.get(group_id)
         members = [] if group is None else [group.members.get(one) for one in member_ids]
         late = [(member.member_id, member.epoch) for member in members if member is not None]
         if late:
-            self._led.propose(commands.ExpireConsumers(group_id, late))
+            self._expire(group_id, late)
 
     # --- what was applied ----------------------------------------------------------------------
     def changed(self, group_id: str, member_ids: Iterable[str]) -> None:
@@ -350,8 +490,8 @@ class LedConsumerGroups:
             self._moved_ns[group_id] = self._clock.now_ns()
             self._compute_later(group_id)
         else:
-            for step in self._waiting.pop(group_id, ()):
-                self._clock.call_soon(partial(self._take, step))
+            for waiting in self._waiting.pop(group_id, ()):
+                self._clock.call_soon(waiting.again)
         if self._watch is None:
             self._watch = self._clock.call_later(WATCH_NS, self._look_at_topics)
 
@@ -360,8 +500,8 @@ class LedConsumerGroups:
         key = (group_id, member_id)
         member = group.members.get(member_id)
         if member is None:
-            self._sessions.end(group_id, member_id)
-            self._revocations.end(group_id, member_id)
+            for sessions in (self._sessions, self._revocations, self._phases):
+                sessions.end(group_id, member_id)
             return
         if key not in self._sessions:
             self._renew(group, member)
@@ -371,15 +511,15 @@ class LedConsumerGroups:
             self._revocations.renew(group_id, member_id, member.rebalance_timeout_ms)
 
     def _forget(self, group_id: str) -> None:
-        for sessions in (self._sessions, self._revocations):
+        for sessions in (self._sessions, self._revocations, self._phases):
             sessions.end_others(group_id, ())
         self._computed_ns.pop(group_id, None)
         self._moved_ns.pop(group_id, None)
         timer = self._due.pop(group_id, None)
         if timer is not None:
             timer.cancel()
-        for step in self._waiting.pop(group_id, ()):
-            step.answer(Heartbeated(ErrorCode.UNKNOWN_MEMBER_ID, "The group is empty."))
+        for waiting in self._waiting.pop(group_id, ()):
+            waiting.give_up()
 
     # --- targets -------------------------------------------------------------------------------
     def _look_at_topics(self) -> None:
@@ -478,6 +618,14 @@ class LedConsumerGroups:
         default = self._led.options.group_consumer_session_timeout_ms
         return self._setting(group_id, "session.timeout.ms", default)
 
+    @property
+    def _may_upgrade(self) -> bool:
+        return self._led.options.group_consumer_migration_policy in ("upgrade", "bidirectional")
+
+    @property
+    def _may_downgrade(self) -> bool:
+        return self._led.options.group_consumer_migration_policy in ("downgrade", "bidirectional")
+
     def _heartbeat_ms(self, group_id: str) -> int:
         default = self._led.options.group_consumer_heartbeat_interval_ms
         return self._setting(group_id, "heartbeat.interval.ms", default)
@@ -485,3 +633,19 @@ class LedConsumerGroups:
     def _assignment_pause_ms(self, group_id: str) -> int:
         default = self._led.options.group_consumer_assignment_interval_ms
         return self._setting(group_id, "assignment.interval.ms", default)
+
+
+def _topics_of(classic: ConsumerGroup, catalog: Catalog) -> list[commands.SubscribedTopic]:
+    """What this server knows of the topics that classic members subscribe to, or have."""
+    names: set[str] = set()
+    for member in classic.members.values():
+        for protocol in member.protocols:
+            names.update(subscribed_topics(protocol.metadata) or ())
+        names.update(name for name, _ in read_assignment(member.assignment) or ())
+    found = [catalog.topics[name] for name in sorted(names) if name in catalog.topics]
+    return [
+        commands.SubscribedTopic(
+            topic.name, topic.topic_id, len(topic.partitions), topic.partitions[-1]
+        )
+        for topic in found
+    ]

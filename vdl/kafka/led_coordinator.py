@@ -45,6 +45,7 @@ from vdl.state.consumer_groups import (
 )
 from vdl.state.coordinator import Coordinator
 from vdl.state.group_kinds import GroupKind, GroupTouched
+from vdl.state.modern.member import ModernMember
 
 RETRY_NS = 500 * MS
 """After which a timer proposes its command again, if that was not appended or its fate is open."""
@@ -71,6 +72,8 @@ class GroupOptions(Protocol):
     @property
     def group_consumer_assignment_interval_ms(self) -> int: ...
     @property
+    def group_consumer_migration_policy(self) -> str: ...
+    @property
     def offsets_retention_minutes(self) -> int: ...
     @property
     def offsets_retention_check_ms(self) -> int: ...
@@ -85,6 +88,8 @@ class Joined:
     group: ConsumerGroup | None = None
     leader_before: str | None = None
     """See `JoinAnswer.leader_before`."""
+    member: ModernMember | None = None
+    """The member in a group of the newer protocol; then `group` is None."""
 
 
 @dataclass(slots=True)
@@ -94,6 +99,8 @@ class Synced:
     error: ErrorCode
     assignment: bytes = b""
     group: ConsumerGroup | None = None
+    member: ModernMember | None = None
+    """As in `Joined`."""
 
 
 Answer = TypeVar("Answer")
@@ -444,6 +451,9 @@ class LedCoordinator:
         match event.kind:
             case GroupKind.CONSUMER:
                 self.consumer.changed(event.group_id, event.member_ids)
+                if self.machine.group(event.group_id) is not None:
+                    # It was downgraded: sessions of members begin.
+                    self.live(event.group_id).resume()
             case GroupKind.CLASSIC | GroupKind.SHARE:
                 raise AssertionError(event)
             case _:

@@ -515,6 +515,9 @@ class ConsumerHeartbeat(Command, frozen=True, tag=120):
     owned: Partitions | None
     """What it may read now; None: it did not say."""
     members_max: int
+    upgrade: list[SubscribedTopic] | None = None
+    """If the group is a classic one with members, it becomes one of the newer protocol: what its
+    members' topics are. None: it must not."""
 
 
 class LeaveConsumerGroup(Command, frozen=True, tag=121):
@@ -525,6 +528,8 @@ class LeaveConsumerGroup(Command, frozen=True, tag=121):
     instance_id: str | None
     is_static: bool
     """It will be back as the same instance: its partitions wait for a session."""
+    may_downgrade: bool = False
+    """If nobody but members of the classic protocol is left, it becomes a classic group."""
 
 
 class SubscribedTopic(Part, frozen=True):
@@ -567,6 +572,7 @@ class ExpireConsumers(Command, frozen=True, tag=123):
     group_id: str
     members: list[tuple[str, int]]
     """(member id, the epoch it must be in and not have revoked all; -1: any)."""
+    may_downgrade: bool = False
 
 
 if TYPE_CHECKING:

@@ -415,6 +415,29 @@ class ConsumerGroups:
         events.append(GroupDeleted(group_id))
         return ErrorCode.NONE
 
+    def adopt(self, group: ConsumerGroup, now_ms: int) -> list[GroupEvent]:
+        """A group of another kind became one of these: its members are to join anew."""
+        assert group.group_id not in self.groups, group.group_id
+        self.groups[group.group_id] = group
+        self._members += len(group.members)
+        group.enter(GroupState.STABLE, now_ms)
+        events: list[GroupEvent] = []
+        self._rebalance(group, now_ms, events)
+        return events
+
+    def give_away(self, group_id: str) -> list[GroupEvent]:
+        """A group with its members becomes one of another kind: who waits for an answer is to join
+        anew."""
+        group = self.groups.pop(group_id)
+        self._members -= len(group.members)
+        self._touch(group_id)
+        events: list[GroupEvent] = [
+            MemberRemoved(group_id, member_id, ErrorCode.REBALANCE_IN_PROGRESS)
+            for member_id in (*group.members, *group.pending)
+        ]
+        events.append(GroupDeleted(group_id))
+        return events
+
     def ensure(self, group_id: str, now_ms: int) -> None:
         """Create the group of committed offsets, if it does not exist: nobody need have joined."""
         if group_id not in self.groups:

@@ -25,18 +25,24 @@ from vdl.state.consumer_groups import (
     GroupEvent,
     GroupsDeleted,
     JoinAnswer,
+    LeaveAnswer,
     SyncAnswer,
 )
 from vdl.state.group_kinds import GroupKind, GroupTable, GroupTouched
-from vdl.state.modern.groups import Heard, HeartbeatAnswer, ModernGroups, TargetsAssigned
+from vdl.state.modern.groups import (
+    ConsumersExpired,
+    Heard,
+    HeartbeatAnswer,
+    ModernGroups,
+    TargetsAssigned,
+)
+from vdl.state.modern.migration import CONSUMER_PROTOCOL, downgraded, upgraded
 from vdl.state.offsets import NO_EXPIRY, Offsets
 from vdl.state.pending_offsets import PendingOffset, PendingOffsets
 from vdl.state.subscription import subscribed_topics
 from vdl.state.table import text_bytes
 from vdl.state.transactions import TransactionAnswer, Transactions
 
-CONSUMER_PROTOCOL = "consumer"
-"""The protocol type of groups whose members name the topics they subscribe to."""
 KEY_PREFIXES = {GroupKind.CONSUMER: b"m", GroupKind.SHARE: b"s"}
 """Under which the groups of each kind are stored; the classic ones under "g", offsets under "o"."""
 COORDINATOR_BYTES_MAX = 7 << 19
@@ -100,7 +106,7 @@ class Coordinator:
         self._apply_by_type: dict[type, Callable[[Any, int], Any]] = {
             commands.JoinGroup: self._join,
             commands.SyncGroup: self._sync,
-            commands.LeaveGroup: groups.leave,
+            commands.LeaveGroup: self._leave,
             commands.ExpireMembers: groups.expire,
             commands.CompleteJoin: groups.complete_join,
             commands.DeleteGroups: self._delete_groups,
@@ -116,9 +122,9 @@ class Coordinator:
             commands.CommitTransactionOffsets: self._commit_transaction_offsets,
             commands.EndTransactionOffsets: self._end_transaction_offsets,
             commands.ConsumerHeartbeat: self._consumer_heartbeat,
-            commands.LeaveConsumerGroup: self.consumer.leave,
+            commands.LeaveConsumerGroup: self._leave_consumer_group,
             commands.AssignTargets: self._assign_targets,
-            commands.ExpireConsumers: self.consumer.expire,
+            commands.ExpireConsumers: self._expire_consumers,
         }
 
     def understands(self, command: Any) -> bool:
@@ -183,7 +189,10 @@ class Coordinator:
         return events
 
     # --- commands --------------------------------------------------------------------------
-    def _join(self, command: commands.JoinGroup, now_ms: int) -> JoinAnswer:
+    def _join(self, command: commands.JoinGroup, now_ms: int) -> JoinAnswer | HeartbeatAnswer:
+        if self.has_consumers(command.group_id):
+            self.consumer.bytes_max = self._room(self.consumer.bytes_held)
+            return self.consumer.joined(command, now_ms)
         if self.is_barred(command.group_id, GroupKind.CLASSIC):
             return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, command.member_id)
         before = self.kind_of(command.group_id)
@@ -195,18 +204,70 @@ class Coordinator:
         return answer
 
     def _sync(self, command: commands.SyncGroup, now_ms: int) -> SyncAnswer:
+        if self.has_consumers(command.group_id):
+            # It was upgraded meanwhile; the leader's assignment counts no more.
+            return SyncAnswer(ErrorCode.REBALANCE_IN_PROGRESS)
         self.groups.bytes_max = self._room(self.groups.bytes_held)
         return self.groups.sync(command, now_ms)
+
+    def has_consumers(self, group_id: str) -> bool:
+        """Whether it is a group of the newer protocol that has members: classic members of it are
+        served by it, too."""
+        return group_id in self.consumer and not self.consumer.is_empty(group_id)
+
+    def _leave(self, command: commands.LeaveGroup, now_ms: int) -> LeaveAnswer:
+        if command.group_id in self.consumer:
+            return self.consumer.left(command, now_ms)
+        return self.groups.leave(command, now_ms)
 
     def _consumer_heartbeat(
         self, command: commands.ConsumerHeartbeat, now_ms: int
     ) -> HeartbeatAnswer:
+        events = self._upgrade(command, now_ms)
         heard = self.heard(command)
         if heard.error is not ErrorCode.NONE:
-            return HeartbeatAnswer(heard.error, heard.message)
-        events = self.make_way(command.group_id, GroupKind.CONSUMER)
+            if events:
+                events += self._downgrade(command.group_id, now_ms)
+            return HeartbeatAnswer(heard.error, heard.message, events=events)
+        events += self.make_way(command.group_id, GroupKind.CONSUMER)
         answer = self.consumer.heartbeat(command, heard, now_ms)
         answer.events[:0] = events
+        return answer
+
+    def _upgrade(self, command: commands.ConsumerHeartbeat, now_ms: int) -> list[GroupEvent]:
+        """A classic group that somebody joins who speaks the newer protocol."""
+        classic = self.group(command.group_id)
+        if classic is None or not classic.members or command.upgrade is None:
+            return []
+        if command.member_epoch != 0 or len(classic.members) >= command.members_max:
+            return []
+        group = upgraded(classic, command.upgrade, now_ms)
+        if group is None or self.bytes_held - classic.bytes + group.bytes > COORDINATOR_BYTES_MAX:
+            return []
+        events = self.groups.give_away(command.group_id)
+        self.consumer.adopt(group)
+        return [*events, GroupTouched(group.group_id, GroupKind.CONSUMER, list(group.members))]
+
+    def _downgrade(self, group_id: str, now_ms: int) -> list[GroupEvent]:
+        """Nobody who speaks the newer protocol is left in a group."""
+        if not self.consumer.is_classic_again(group_id):
+            return []
+        group = self.consumer.give_away(group_id)
+        touched = GroupTouched(group_id, GroupKind.CONSUMER, list(group.members))
+        return [touched, *self.groups.adopt(downgraded(group, now_ms), now_ms)]
+
+    def _leave_consumer_group(
+        self, command: commands.LeaveConsumerGroup, now_ms: int
+    ) -> HeartbeatAnswer:
+        answer = self.consumer.leave(command, now_ms)
+        if command.may_downgrade and answer.error is ErrorCode.NONE and not command.is_static:
+            answer.events += self._downgrade(command.group_id, now_ms)
+        return answer
+
+    def _expire_consumers(self, command: commands.ExpireConsumers, now_ms: int) -> ConsumersExpired:
+        answer = self.consumer.expire(command, now_ms)
+        if command.may_downgrade and answer.events:
+            answer.events += self._downgrade(command.group_id, now_ms)
         return answer
 
     def heard(self, command: commands.ConsumerHeartbeat) -> Heard:

@@ -40,8 +40,9 @@ from vdl.kafka.wire import sync_group as sync_wire
 from vdl.state import commands
 from vdl.state.consumer_group import ConsumerGroup, GroupState
 from vdl.state.consumer_groups import GroupsDeleted, LeaveAnswer
-from vdl.state.coordinator import CONSUMER_PROTOCOL, Coordinator
+from vdl.state.coordinator import Coordinator
 from vdl.state.group_kinds import GroupKind
+from vdl.state.modern.migration import CONSUMER_PROTOCOL, protocol_of
 
 GROUP_KEY = 0
 """FindCoordinator's key type for consumer groups."""
@@ -200,6 +201,14 @@ def handle_join_group(
 
 def _join_response(joined: Joined, version: int) -> join_wire.JoinGroupResponse:
     group = joined.group
+    if joined.member is not None:
+        # In a group of the newer protocol nobody assigns but the coordinator.
+        return join_wire.JoinGroupResponse(
+            generation_id=joined.member.epoch,
+            protocol_type=CONSUMER_PROTOCOL,
+            protocol_name=protocol_of(joined.member),
+            member_id=joined.member_id,
+        )
     if group is None:
         return join_wire.JoinGroupResponse(
             error_code=joined.error,
@@ -271,6 +280,12 @@ def _sync_response(synced: Synced) -> sync_wire.SyncGroupResponse:
     if synced.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
         # Clients do not expect that here; told to rejoin, they come back when it is over.
         return sync_wire.SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+    if synced.member is not None:
+        return sync_wire.SyncGroupResponse(
+            protocol_type=CONSUMER_PROTOCOL,
+            protocol_name=protocol_of(synced.member),
+            assignment=synced.assignment,
+        )
     if synced.group is None:
         return sync_wire.SyncGroupResponse(error_code=synced.error)
     return sync_wire.SyncGroupResponse(

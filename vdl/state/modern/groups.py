@@ -16,7 +16,7 @@ import msgspec
 
 from vdl.errors import ErrorCode
 from vdl.state import commands
-from vdl.state.consumer_groups import GroupEvent
+from vdl.state.consumer_groups import GroupEvent, LeaveAnswer
 from vdl.state.group_kinds import GroupKind, GroupTouched
 from vdl.state.modern.group import (
     GROUP_BYTES,
@@ -32,6 +32,13 @@ from vdl.state.modern.member import (
     MemberState,
     ModernMember,
     reconciled,
+)
+from vdl.state.modern.migration import (
+    CONSUMER_PROTOCOL,
+    joining,
+    owned_by,
+    subscription_of,
+    supports,
 )
 from vdl.state.modern.partitions import NO_PARTITIONS, Partitions, places_of
 from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
@@ -66,6 +73,8 @@ class HeartbeatAnswer:
     before: ModernMember | None = None
     """As it was; None if it is new."""
     grew_epoch: bool = False
+    new_member_id: str = ""
+    """With MEMBER_ID_REQUIRED: the id for a classic member to come back with."""
     events: list[GroupEvent] = field(default_factory=list)
 
 
@@ -232,6 +241,11 @@ class ModernGroups:
         group = self.groups.get(command.group_id)
         if group is None:
             group = self.groups[command.group_id] = ModernGroup(command.group_id, now_ms)
+        return self._take(group, heard, now_ms)
+
+    def _take(self, group: ModernGroup, heard: Heard, now_ms: int) -> HeartbeatAnswer:
+        member = heard.member
+        assert member is not None, group.group_id
         before = group.members.get(member.member_id)
         if not heard.is_change:
             return HeartbeatAnswer(ErrorCode.NONE, member=member, before=before)
@@ -257,6 +271,146 @@ class ModernGroups:
             before=before,
             grew_epoch=heard.grows_epoch,
             events=[touched],
+        )
+
+    # --- members of the classic protocol -------------------------------------------------------
+    def adopt(self, group: ModernGroup) -> None:
+        """A classic group with members became one of these."""
+        assert group.group_id not in self.groups, group.group_id
+        self.groups[group.group_id] = group
+        self._members += len(group.members)
+        self._touch(group.group_id)
+
+    def give_away(self, group_id: str) -> ModernGroup:
+        """A group becomes a classic one."""
+        group = self.groups.pop(group_id)
+        self._members -= len(group.members)
+        self._touch(group_id)
+        return group
+
+    def joined(self, command: commands.JoinGroup, now_ms: int) -> HeartbeatAnswer:
+        """A classic member of the group takes a step towards its target: a heartbeat of another
+        form."""
+        group = self.groups[command.group_id]
+        found = self._find_classic(group, command)
+        if found.error is not ErrorCode.NONE:
+            return HeartbeatAnswer(found.error, found.message, found.member)
+        before, member_id = found.member, command.member_id or command.new_member_id
+        subscription = subscription_of(command)
+        names = [protocol.name for protocol in command.protocols]
+        if (
+            command.protocol_type != CONSUMER_PROTOCOL
+            or subscription is None
+            or not supports(group, names)
+        ):
+            return HeartbeatAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        if before is None and len(group.members) >= command.members_max:
+            return HeartbeatAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        if before is None and command.known_member_id_required and not command.member_id:
+            return HeartbeatAnswer(ErrorCode.MEMBER_ID_REQUIRED, new_member_id=member_id)
+        member = joining(before, member_id, command, subscription)
+        more = member.bytes - (0 if before is None else before.bytes)
+        if not self._has_room(group, more):
+            return HeartbeatAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        old_id = member_id if found.replaces is None else found.replaces
+        if old_id in group.targets:
+            member = reconciled(
+                member,
+                target=group.target(old_id),
+                target_epoch=group.assignment_epoch,
+                taken=group.owners,
+                owned=owned_by(subscription, group.topics),
+            )
+        subscribes_anew = (
+            before is None or before.topics != member.topics or before.pattern != member.pattern
+        )
+        heard = Heard(
+            member=member,
+            replaces=found.replaces,
+            grows_epoch=subscribes_anew,
+            is_change=member != before or found.replaces is not None or subscribes_anew,
+        )
+        return self._take(group, heard, now_ms)
+
+    def _find_classic(self, group: ModernGroup, command: commands.JoinGroup) -> Heard:
+        """The member that asks; None for one that is new. An instance may come back under another
+        id, whichever protocol it spoke."""
+        instance_id = command.group_instance_id
+        if instance_id is None:
+            return Heard(member=group.members.get(command.member_id))
+        owner = group.static_members.get(instance_id)
+        if command.member_id:
+            if owner is None:
+                return Heard(ErrorCode.UNKNOWN_MEMBER_ID)
+            if owner != command.member_id:
+                return Heard(ErrorCode.FENCED_INSTANCE_ID)
+            return Heard(member=group.members[owner])
+        if owner is None:
+            return Heard()
+        anew = msgspec.structs.replace(
+            group.members[owner], epoch=JOINING_EPOCH, previous_epoch=JOINING_EPOCH
+        )
+        return Heard(member=anew, replaces=owner)
+
+    def check_classic(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int
+    ) -> ErrorCode:
+        """Whether this is a classic member in its present generation. REBALANCE_IN_PROGRESS: it is,
+        and has to join anew: to give something up, or to get what is free for it now."""
+        group = self.groups[group_id]
+        if instance_id is not None:
+            owner = group.static_members.get(instance_id)
+            if owner is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if owner != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+        member = group.members.get(member_id)
+        if member is None or member.classic is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if generation != member.epoch:
+            return ErrorCode.ILLEGAL_GENERATION
+        if member.epoch < group.epoch or member.state is MemberState.UNREVOKED:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        if member.state is MemberState.UNRELEASED:
+            wanted = set(places_of(group.target(member_id))) - set(places_of(member.assigned))
+            if any(place not in group.owners for place in wanted):
+                return ErrorCode.REBALANCE_IN_PROGRESS
+        return ErrorCode.NONE
+
+    def left(self, command: commands.LeaveGroup, now_ms: int) -> LeaveAnswer:
+        """Classic members go, or are removed; others are not known by that protocol."""
+        group = self.groups[command.group_id]
+        answer = LeaveAnswer([])
+        gone: list[str] = []
+        for leaving in command.members:
+            member_id = leaving.member_id
+            if leaving.group_instance_id is not None:
+                owner = group.static_members.get(leaving.group_instance_id)
+                if owner is None:
+                    answer.errors.append(ErrorCode.UNKNOWN_MEMBER_ID)
+                    continue
+                if member_id and owner != member_id:
+                    answer.errors.append(ErrorCode.FENCED_INSTANCE_ID)
+                    continue
+                member_id = owner
+            member = group.members.get(member_id)
+            if member is None or member.classic is None or member_id in gone:
+                answer.errors.append(ErrorCode.UNKNOWN_MEMBER_ID)
+            else:
+                answer.errors.append(ErrorCode.NONE)
+                gone.append(member_id)
+        if gone:
+            self._remove(group, gone, now_ms)
+            answer.events.append(self._touch(group.group_id, *gone))
+        return answer
+
+    def is_classic_again(self, group_id: str) -> bool:
+        """Whether all members there are speak the classic protocol."""
+        group = self.groups.get(group_id)
+        return (
+            group is not None
+            and bool(group.members)
+            and all(member.classic is not None for member in group.members.values())
         )
 
     # --- who goes ------------------------------------------------------------------------------

@@ -1,0 +1,207 @@
+"""A group goes over to the newer protocol and back while its members are at work (KIP-848)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.kafka_groups.client import GROUP, heartbeat, join, leave, sync
+from tests.unit.kafka_groups.cluster import Cluster
+from tests.unit.kafka_groups.consumer import Consumer, group_of, indexes
+from vdl.errors import ErrorCode
+from vdl.kafka.wire import consumer_protocol_subscription as subscription_wire
+from vdl.state.consumer_group import GroupState
+from vdl.state.group_kinds import GroupKind
+from vdl.state.subscription import read_assignment, read_subscription, write_assignment
+
+
+def subscription(*topics: str, owned: dict[str, list[int]] | None = None) -> bytes:
+    """As Kafka's consumers write it."""
+    whole = subscription_wire.ConsumerProtocolSubscription(
+        topics=list(topics),
+        owned_partitions=[
+            subscription_wire.TopicPartition(name, some) for name, some in (owned or {}).items()
+        ],
+        generation_id=3,
+        rack_id="r",
+    )
+    parts = subscription_wire.encode(whole, 3)
+    return b"\x00\x03" + b"".join(bytes(part) for part in parts)
+
+
+class ClassicConsumer:
+    """A member of the classic protocol that keeps what it has while it rejoins."""
+
+    def __init__(self, cluster: Cluster, *topics: str) -> None:
+        self.cluster = cluster
+        self.topics = topics
+        self.member_id = ""
+        self.generation = -1
+        self.owned: list[int] = []
+        first = join(cluster, protocols=self.protocols()).response
+        assert first.error_code == ErrorCode.MEMBER_ID_REQUIRED
+        self.member_id = first.member_id
+
+    def protocols(self) -> dict[str, bytes]:
+        owned = {self.topics[0]: self.owned} if self.owned else None
+        return {"cooperative-sticky": subscription(*self.topics, owned=owned)}
+
+    def rejoin(self, assignment: bytes = b"") -> None:
+        """JoinGroup, SyncGroup; in a classic group alone it leads, and assigns."""
+        call = join(self.cluster, self.member_id, protocols=self.protocols())
+        if not call.done:
+            self.cluster.advance(1_100)
+        answer = call.response
+        assert answer.error_code == ErrorCode.NONE
+        self.generation = answer.generation_id
+        assignments = {self.member_id: assignment} if answer.leader == self.member_id else None
+        answer = sync(
+            self.cluster, self.member_id, self.generation, assignments,
+            protocol_name="cooperative-sticky",
+        ).response  # fmt: skip
+        assert answer.error_code == ErrorCode.NONE
+        named = read_assignment(bytes(answer.assignment))
+        assert named is not None
+        self.owned = sorted(index for _, some in named for index in some)
+
+    def beat(self) -> ErrorCode:
+        """A heartbeat; it joins anew if it is told to."""
+        error = heartbeat(self.cluster, self.member_id, self.generation)
+        if error is ErrorCode.REBALANCE_IN_PROGRESS:
+            self.rejoin()
+        return error
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    found = Cluster(3)
+    found.create_topic("t", partitions=4)
+    return found
+
+
+def settle(cluster: Cluster, *members: Consumer | ClassicConsumer) -> None:
+    for _ in range(8):
+        cluster.advance(1_100)
+        for member in members:
+            member.beat()
+
+
+def started(cluster: Cluster) -> ClassicConsumer:
+    classic = ClassicConsumer(cluster, "t")
+    classic.rejoin(write_assignment([("t", [0, 1, 2, 3])]))
+    assert classic.owned == [0, 1, 2, 3]
+    return classic
+
+
+def test_classic_group_is_upgraded_by_who_joins(cluster: Cluster) -> None:
+    """Its member keeps id, generation and partitions, gives up half, and goes on."""
+    classic = started(cluster)
+    new = Consumer(cluster, "new", "t")
+    new.join()
+    assert new.error is ErrorCode.NONE
+    assert not new.owned
+    settle(cluster, classic, new)
+    assert (classic.owned, indexes(new)) == ([0, 1], [2, 3])
+    assert group_of(cluster).state.value == "Stable"
+    assert group_of(cluster).members[classic.member_id].classic is not None
+    cluster.assert_replicas_equal()
+
+
+def test_group_is_downgraded_when_the_last_new_member_goes(cluster: Cluster) -> None:
+    """It is a classic group again, which rebalances."""
+    classic = started(cluster)
+    new = Consumer(cluster, "new", "t")
+    new.join()
+    settle(cluster, classic, new)
+    assert new.leave() is ErrorCode.NONE
+    assert cluster.machine(GROUP).kind_of(GROUP) is GroupKind.CLASSIC
+    assert heartbeat(cluster, classic.member_id, classic.generation) is not ErrorCode.NONE
+    classic.rejoin(write_assignment([("t", [0, 1, 2, 3])]))
+    assert classic.owned == [0, 1, 2, 3]
+    group = cluster.machine(GROUP).group(GROUP)
+    assert group is not None
+    assert group.state is GroupState.STABLE
+    cluster.advance(11_000)
+    assert not group.members, "its session runs"
+    cluster.assert_replicas_equal()
+
+
+def test_classic_member_joins_a_new_group(cluster: Cluster) -> None:
+    """And leaves it."""
+    new = Consumer(cluster, "new", "t")
+    new.join()
+    classic = ClassicConsumer(cluster, "t")
+    classic.rejoin()
+    settle(cluster, classic, new)
+    assert sorted(classic.owned + indexes(new)) == [0, 1, 2, 3]
+    assert len(classic.owned) == 2
+    assert leave(cluster, (classic.member_id, None)).response.members[0].error_code == 0
+    settle(cluster, new)
+    assert indexes(new) == [0, 1, 2, 3]
+
+
+def test_classic_member_that_does_not_rejoin_is_expelled(cluster: Cluster) -> None:
+    """After its rebalance timeout, though it sends heartbeats."""
+    classic = started(cluster)
+    new = Consumer(cluster, "new", "t")
+    new.join()
+    for _ in range(16):
+        heartbeat(cluster, classic.member_id, classic.generation)
+        new.beat()
+        cluster.advance(5_000)
+    assert set(group_of(cluster).members) == {"new"}
+    settle(cluster, new)
+    assert indexes(new) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("policy", ["disabled", "downgrade"])
+def test_group_is_not_upgraded_where_that_is_not_wanted(policy: str) -> None:
+    """The member of the newer protocol finds no group of its kind."""
+    cluster = Cluster(group_consumer_migration_policy=policy)
+    cluster.create_topic("t")
+    classic = started(cluster)
+    new = Consumer(cluster, "new", "t")
+    new.join()
+    assert new.error is ErrorCode.GROUP_ID_NOT_FOUND
+    assert classic.beat() is ErrorCode.NONE
+
+
+def test_group_that_is_not_of_consumers_is_not_upgraded(cluster: Cluster) -> None:
+    """Connect's workers are members of groups, too."""
+    first = join(cluster, protocol_type="connect").response
+    assert join(cluster, first.member_id, protocol_type="connect").response.error_code == 0
+    new = Consumer(cluster, "new", "t")
+    new.join()
+    assert new.error is ErrorCode.GROUP_ID_NOT_FOUND
+    assert cluster.machine(GROUP).kind_of(GROUP) is GroupKind.CLASSIC
+
+
+def test_classic_member_of_another_type_does_not_join_a_new_group(cluster: Cluster) -> None:
+    """INCONSISTENT_GROUP_PROTOCOL, as in a classic group."""
+    new = Consumer(cluster, "new", "t")
+    new.join()
+    error = join(cluster, protocol_type="connect").response.error_code
+    assert error == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
+def test_empty_group_changes_its_kind_and_keeps_its_offsets(cluster: Cluster) -> None:
+    """Either way, without a word about it."""
+    classic = started(cluster)
+    leave(cluster, (classic.member_id, None))
+    new = Consumer(cluster, "new", "t")
+    new.join()
+    assert cluster.machine(GROUP).kind_of(GROUP) is GroupKind.CONSUMER
+    new.leave()
+    started(cluster)
+    assert cluster.machine(GROUP).kind_of(GROUP) is GroupKind.CLASSIC
+    cluster.assert_replicas_equal()
+
+
+def test_subscription_is_read_as_kafka_writes_it() -> None:
+    """Topics, owned partitions, rack; garbage is none."""
+    whole = subscription("t", "ü", owned={"t": [3, 1]})
+    found = read_subscription(whole)
+    assert found is not None
+    assert (found.topics, found.owned, found.rack) == ({"t", "ü"}, (("t", (3, 1)),), "r")
+    for end in range(len(whole)):
+        assert read_subscription(whole[:end]) is None
+    assert read_assignment(write_assignment([("ü", [2, 0])])) == [("ü", [2, 0])]

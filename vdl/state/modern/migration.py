@@ -1,0 +1,192 @@
+"""Between the classic protocol and the newer one, while members are at work (KIP-848).
+
+Upgrade: a member of the newer protocol joins a classic group of consumers. The group becomes one of
+the newer kind; its classic members keep their ids, their partitions and their generation, which is
+an epoch now, and go on to speak their protocol: their heartbeat tells them to rejoin when their
+assignment changes, JoinGroup is their step towards the target, SyncGroup tells them what they have.
+
+Downgrade: the last member of the newer protocol goes. What is left is a classic group again, which
+rebalances.
+
+Must not know: the catalog (the proposer says what topics are), requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from vdl.state.commands import JoinGroup, SubscribedTopic
+from vdl.state.consumer_group import ConsumerGroup, Member
+from vdl.state.modern.group import ModernGroup
+from vdl.state.modern.member import ClassicSide, ModernMember
+from vdl.state.modern.partitions import Partitions, Place, partitions_of
+from vdl.state.subscription import (
+    NamedPartitions,
+    Subscription,
+    read_assignment,
+    read_subscription,
+    write_assignment,
+)
+
+CONSUMER_PROTOCOL = "consumer"
+"""The protocol type of groups whose members name the topics they subscribe to."""
+
+
+def upgraded(
+    classic: ConsumerGroup, topics: Iterable[SubscribedTopic], now_ms: int
+) -> ModernGroup | None:
+    """The group as one of the newer kind; None if it is no group of consumers, or a member's bytes
+    cannot be read."""
+    if classic.protocol_type != CONSUMER_PROTOCOL:
+        return None
+    by_name = {topic.name: topic for topic in topics}
+    group = ModernGroup(classic.group_id, now_ms)
+    # A group that has not had its first generation yet.
+    epoch = max(1, classic.generation)
+    group.epoch = group.assignment_epoch = epoch
+    taken: set[Place] = set()
+    for member in classic.members.values():
+        # Without a generation yet, no protocol is chosen: all of them say the same topics.
+        metadata = member.metadata(classic.protocol_name) or member.protocols[0].metadata
+        subscription = read_subscription(metadata)
+        assigned = read_assignment(member.assignment)
+        if subscription is None or assigned is None:
+            return None
+        if not member.assignment:
+            # Between two generations: what it had in the one before, it said as it joined.
+            assigned = [(name, list(indexes)) for name, indexes in subscription.owned]
+        # Nothing keeps an assignor of clients from giving one partition to two.
+        places = places_by_id(assigned, by_name) - taken
+        taken |= places
+        target = partitions_of(places)
+        group.put(
+            ModernMember(
+                member_id=member.member_id,
+                instance_id=member.group_instance_id,
+                rack_id=subscription.rack,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                rebalance_timeout_ms=member.rebalance_timeout_ms,
+                topics=tuple(sorted(subscription.topics)),
+                pattern=None,
+                assignor=None,
+                epoch=epoch,
+                previous_epoch=epoch,
+                assigned=target,
+                classic=ClassicSide(member.session_timeout_ms, member.protocols),
+            )
+        )
+        group.set_target(member.member_id, target)
+    names = {name for member in group.members.values() for name in member.topics}
+    group.set_topics([by_name[name] for name in sorted(names & by_name.keys())], [])
+    return group
+
+
+def downgraded(group: ModernGroup, now_ms: int) -> ConsumerGroup:
+    """The group of classic members alone, as it was stable. It is to rebalance then."""
+    classic = ConsumerGroup(group.group_id, now_ms)
+    classic.generation = group.epoch
+    classic.protocol_type = CONSUMER_PROTOCOL
+    for member in group.members.values():
+        assert member.classic is not None, member.member_id
+        classic.add(
+            Member(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                session_timeout_ms=member.classic.session_timeout_ms,
+                rebalance_timeout_ms=member.rebalance_timeout_ms,
+                protocols=member.classic.protocols,
+                assignment=told_assignment(group, member),
+            )
+        )
+    classic.leader = next(iter(classic.members))
+    classic.protocol_name = classic.select_protocol()
+    return classic
+
+
+def subscription_of(command: JoinGroup) -> Subscription | None:
+    """What a classic member subscribes to: by its first protocol, as all say the same."""
+    return read_subscription(command.protocols[0].metadata) if command.protocols else None
+
+
+def joining(
+    member: ModernMember | None, member_id: str, command: JoinGroup, subscription: Subscription
+) -> ModernMember:
+    """A classic member as it says it is now."""
+    classic = ClassicSide(command.session_timeout_ms, command.protocols)
+    topics = tuple(sorted(subscription.topics))
+    if member is None:
+        return ModernMember(
+            member_id=member_id,
+            instance_id=command.group_instance_id,
+            rack_id=subscription.rack,
+            client_id=command.client_id,
+            client_host=command.client_host,
+            rebalance_timeout_ms=command.rebalance_timeout_ms,
+            topics=topics,
+            pattern=None,
+            assignor=None,
+            classic=classic,
+        )
+    return msgspec.structs.replace(
+        member,
+        member_id=member_id,
+        rack_id=subscription.rack or member.rack_id,
+        client_id=command.client_id,
+        client_host=command.client_host,
+        rebalance_timeout_ms=command.rebalance_timeout_ms,
+        topics=topics,
+        pattern=None,
+        classic=classic,
+    )
+
+
+def owned_by(
+    subscription: Subscription, topics: Mapping[str, SubscribedTopic]
+) -> Partitions | None:
+    """What the member says it has. None: it has something in a topic that nobody subscribes to any
+    more, so it has not given up all of that."""
+    if any(name not in topics for name, _ in subscription.owned):
+        return None
+    return partitions_of(
+        (topics[name].topic_id, index) for name, indexes in subscription.owned for index in indexes
+    )
+
+
+def supports(group: ModernGroup, protocols: Iterable[str]) -> bool:
+    """Whether a classic member with these protocols fits the others: one at least is everybody's,
+    so that the group can become a classic one again."""
+    common = set(protocols)
+    for member in group.members.values():
+        if member.classic is not None:
+            common &= {protocol.name for protocol in member.classic.protocols}
+    return bool(common)
+
+
+def places_by_id(named: NamedPartitions, topics: Mapping[str, SubscribedTopic]) -> set[Place]:
+    """Partitions of topics that exist."""
+    return {
+        (topics[name].topic_id, index)
+        for name, indexes in named
+        if name in topics
+        for index in indexes
+        if 0 <= index < topics[name].partitions
+    }
+
+
+def protocol_of(member: ModernMember) -> str:
+    """The assignment strategy that a classic member is told was chosen; nobody uses it."""
+    assert member.classic is not None, member.member_id
+    return member.classic.protocols[0].name
+
+
+def told_assignment(group: ModernGroup, member: ModernMember) -> bytes:
+    """What a classic member is told that it has, by names."""
+    names = {topic.topic_id: topic.name for topic in group.topics.values()}
+    return write_assignment(
+        [(names[topic_id], part) for topic_id, part in member.assigned if topic_id in names]
+    )
