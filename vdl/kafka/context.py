@@ -386,6 +386,10 @@ class Host(Protocol):
 
     @property
     def coordinator_count(self) -> int: ...
+    @property
+    def leader_lost_ns(self) -> int:
+        """When any group last lost its leader because that server failed (monotonic ns); 0:
+        never."""
 
     def leader_of(self, group_id: GroupId) -> tuple[ServerId, Term]:
         """(server id or -1, term or -1), the freshest this server knows."""
@@ -441,8 +445,9 @@ class Host(Protocol):
         """The server that consumers in this rack are to read a partition from that is led here;
         -1: from here."""
 
-    def leader_lost_ns(self, group_id: GroupId) -> int:
-        """When the group lost its leader because that server failed; 0: not recently."""
+    def lost_leader(self, group_id: GroupId) -> tuple[int, ServerId]:
+        """When the group lost its leader because that server failed (monotonic ns), and the
+        server; (0, 0): not recently."""
 
     def confirm_links(self, done: Callable[[bool], None]) -> None:
         """`done`, later, when `alive_servers` and `leader_of` are certain again; True: a majority

@@ -92,6 +92,9 @@ class Host:
         self._alive = state.alive
         self._outbox = state.outbox
         self._renumbered = 0
+        self.leader_lost_ns = 0
+        """When any group here last lost its leader together with the leader's server (monotonic
+        ns); 0: never."""
         self._responses = DurableResponses(state.store)
         self.liveness = Liveness(state)
         self._commits = CommitPropagation(state)
@@ -258,10 +261,11 @@ class Host:
         """Servers that may be alive although their link was lost: nobody refused to be dialled."""
         return self.state.silent
 
-    def leader_lost_ns(self, group_id: GroupId) -> int:
-        """When the group lost its leader together with the leader's server; 0 if not lately."""
+    def lost_leader(self, group_id: GroupId) -> tuple[int, ServerId]:
+        """When the group lost its leader together with the leader's server (monotonic ns), and
+        that server; (0, 0) if not lately."""
         group = self._groups.get(group_id)
-        return 0 if group is None else group.lost_leader_ns(self.clock.now_ns())
+        return (0, ServerId(0)) if group is None else group.lately_lost_leader(self.clock.now_ns())
 
     def confirm_links(self, done: Callable[[bool], None]) -> None:
         """See `LeaderProofs.confirm`."""
@@ -464,7 +468,8 @@ class Host:
                         self._outbox.mark_dirty(group)
             elif server_of(node.lead or node.vote) == server_id:
                 if node.lead:
-                    group.leader_lost_ns = self.clock.now_ns()
+                    self.leader_lost_ns = self.clock.now_ns()
+                    group.lost_leader = (self.leader_lost_ns, server_id)
                 if refused:
                     alive = {self.server_id, *self._alive}
                     group.campaign_in_turn(alive, self.loop_time.tick(), leaderless=len(lost))

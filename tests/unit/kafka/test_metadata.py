@@ -328,19 +328,54 @@ def test_describe_cluster_lists_reachable_servers_and_the_rest_on_request() -> N
     assert answer.error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
 
 
-def test_metadata_tells_of_a_leaders_loss_before_it_tells_of_the_next_leader() -> None:
+def test_metadata_lists_a_failed_server_once_with_its_successor() -> None:
     """librdkafka loses a partition for a second if it moves in the answer in which its old leader's
-    server disappears. Each client is told of the loss once, and of the new leader when it asks
-    again."""
+    server disappears. So each client gets the old server once more, in the answer that has the new
+    leader; and never again."""
     world = World()
     world.topic("t", 1)
     (group_id,) = world.host.catalog.topics["t"].partitions
-    world.host.lost_ns[group_id] = world.clock.now_ns() + 1
+    world.host.alive = [1, 2]
+    world.host.lost[group_id] = (world.clock.now_ns() + 1, 3)
     for client in (world.client(), world.client()):
-        first = client.ask(METADATA, 9, named("t")).topics[0].partitions[0]
-        assert (first.leader_id, first.error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
-        second = client.ask(METADATA, 9, named("t")).topics[0].partitions[0]
-        assert (second.leader_id, second.error_code) == (1, ErrorCode.NONE)
+        first = client.ask(METADATA, 9, named("t"))
+        assert first.topics[0].partitions[0].leader_id == 1
+        assert [broker.node_id for broker in first.brokers] == [1, 2, 3]
+        second = client.ask(METADATA, 9, named("t"))
+        assert second.topics[0].partitions[0].leader_id == 1
+        assert [broker.node_id for broker in second.brokers] == [1, 2]
+
+
+def test_metadata_waits_a_moment_for_the_successor_of_a_failed_leader() -> None:
+    """A client that is told of no leader asks again after 100 ms, or after a second."""
+    world = World()
+    world.topic("t", 1)
+    (group_id,) = world.host.catalog.topics["t"].partitions
+    led = world.host.leaders.pop(group_id)
+    world.host.alive = [1, 2]
+    world.host.lost[group_id] = (world.clock.now_ns() + 1, 3)
+    client = world.client()
+    client.request(METADATA, 9, named("t"))
+    world.run(60)
+    assert client.answers() == []
+    world.host.leaders[group_id] = led
+    world.run(10)
+    (answer,) = client.answers()
+    assert answer.topics[0].partitions[0].leader_id == 1
+    assert [broker.node_id for broker in answer.brokers] == [1, 2, 3]
+
+
+def test_metadata_does_not_wait_long_for_a_successor() -> None:
+    """There may be none; and who has been told of the loss does not wait again."""
+    world = World()
+    world.topic("t", 1)
+    (group_id,) = world.host.catalog.topics["t"].partitions
+    del world.host.leaders[group_id]
+    world.host.lost[group_id] = (world.clock.now_ns() + 1, 3)
+    client = world.client()
+    for wait_ms in (160, 1):
+        answer = client.ask(METADATA, 9, named("t"), wait_ms).topics[0].partitions[0]
+        assert (answer.leader_id, answer.error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
 def test_metadata_answers_before_any_server_is_known() -> None:

@@ -364,7 +364,8 @@ class TwinHost:
         """Whether a follower here may be read from."""
         self.preference_asked: list[tuple[str, int]] = []
         """Rack and offset of each question for a read replica."""
-        self.lost_ns: dict[int, int] = {}
+        self.lost: dict[int, tuple[int, int]] = {}
+        """Group → when it lost its leader, and the server that failed."""
         self.is_heard = True
         self.streams: dict[int, TwinStream] = {}
         self.leaders: dict[int, tuple[int, int]] = {0: (2, 7)}
@@ -479,8 +480,12 @@ class TwinHost:
         self.preference_asked.append((rack, offset))
         return self.preferred
 
-    def leader_lost_ns(self, group_id: int) -> int:
-        return self.lost_ns.get(group_id, 0)
+    @property
+    def leader_lost_ns(self) -> int:
+        return max((when for when, _ in self.lost.values()), default=0)
+
+    def lost_leader(self, group_id: int) -> tuple[int, int]:
+        return self.lost.get(group_id, (0, 0))
 
     def confirm_links(self, done: Callable[[bool], None]) -> None:
         self.clock.call_soon(partial(done, self.is_heard))

@@ -16,7 +16,7 @@ Kafka.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from ids import NO_LEADER, GroupId, ServerId
@@ -54,6 +54,9 @@ _IDS_IN_REQUEST_FROM = 12
 _INTERNAL_NAMES = frozenset({"__consumer_offsets", "__transaction_state"})
 """Kafka's own topics, which no client creates. The first is a view here (`offsets_topic.py`)."""
 _CREATE_TIMEOUT_MS = 5_000
+_SUCCESSOR_NS_MAX = 150 * MS
+"""How long an answer waits for the next leaders of partitions whose leader failed. What the client
+sent behind its request is answered after it, so it is not much more than an election takes."""
 NOT_ASKED = -(1 << 31)
 """What one may do, where nobody asked."""
 
@@ -73,7 +76,9 @@ _PARTITIONS_DESCRIBED_MAX = 2_000
 class View:
     """The cluster as one request sees it: leaders, who is reachable, addresses."""
 
-    __slots__ = ("alive", "ctx", "is_cut_off", "is_heard", "leaderless", "leaders", "lost_ns")
+    __slots__ = (
+        "alive", "ctx", "is_cut_off", "is_heard", "leaderless", "leaders", "lost_ns", "replaced",
+    )  # fmt: skip
 
     def __init__(self, ctx: RequestContext, *, is_heard: bool = True) -> None:
         """`is_heard`: a majority of the servers has just answered this one."""
@@ -90,6 +95,8 @@ class View:
         self.leaders: set[int] = set()
         self.lost_ns = 0
         """The latest loss of a leader that this answer reports (monotonic ns)."""
+        self.replaced: set[ServerId] = set()
+        """Servers that failed, and whose successors this client learns by this answer."""
 
     def may_be_alive(self, server_id: ServerId) -> bool:
         """Whether this server is linked to it, or to too few to know."""
@@ -111,11 +118,10 @@ class View:
         else:
             replicas = moving.replicas  # those that go as well (KIP-455)
         error = ErrorCode.NONE
-        must_report_loss = self._must_report_loss(group_id)
         if leader < 0:
             self.leaderless += 1
-        if leader < 0 or must_report_loss:
-            leader = NO_LEADER[0]
+        self._report_loss(group_id, is_led=leader >= 0)
+        if leader < 0:
             error = ErrorCode.LEADER_NOT_AVAILABLE
         elif endpoint(self.ctx, leader) is None:
             leader = NO_LEADER[0]
@@ -135,13 +141,15 @@ class View:
             [server for server in replicas if not self.may_be_alive(server)],
         )
 
-    def _must_report_loss(self, group_id: GroupId) -> bool:
-        """Whether this client must first learn that the leader failed with its server. If one
-        answer has the new leader and lacks the old server, librdkafka loses the partition for a
-        second. If an answer reports the loss alone, it asks again after 100 ms."""
-        lost_ns = self.ctx.server.host.leader_lost_ns(group_id)
+    def _report_loss(self, group_id: GroupId, *, is_led: bool) -> None:
+        """Tell this client once that the leader failed with its server. If one answer has the new
+        leader and lacks the old server, librdkafka loses the partition for a second: it gives the
+        partition to the new leader, and then takes it away from whoever has it as the old server
+        leaves. So the old server stays in the answer that first has the new leader."""
+        lost_ns, server_id = self.ctx.server.host.lost_leader(group_id)
         self.lost_ns = max(self.lost_ns, lost_ns)
-        return lost_ns > self.ctx.connection.loss_reported_ns
+        if is_led and lost_ns > self.ctx.connection.loss_reported_ns:
+            self.replaced.add(server_id)
 
     def topic(self, topic: Topic, *, with_operations: bool = False) -> MetadataResponseTopic:
         """One topic with all its partitions, and what one may do with it."""
@@ -156,14 +164,19 @@ class View:
         )
 
     def brokers(self) -> list[MetadataResponseBroker]:
-        """Servers that clients may connect to: linked to this one, or a leader in the answer."""
+        """Servers that clients may connect to: linked to this one, or a leader in the answer; and
+        those that it is the last time to hear of."""
         found = []
         for server_id, server in sorted(self.ctx.server.host.catalog.servers.items()):
             address = server.listeners.get(self.ctx.connection.listener)
             if (
                 address is not None
                 and not self._is_left_out(server_id)
-                and (self.may_be_alive(server_id) or server_id in self.leaders)
+                and (
+                    self.may_be_alive(server_id)
+                    or server_id in self.leaders
+                    or server_id in self.replaced
+                )
             ):
                 host, port = address
                 found.append(MetadataResponseBroker(server_id, host, port, server.rack or None))
@@ -191,7 +204,7 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
     """Servers and topics; creates topics that do not exist when that is wanted."""
     asked = request.topics
     if asked is None or (not asked and ctx.api_version < _NULL_IS_ALL_FROM):
-        return _confirmed(ctx, lambda view: _everything(view, request))
+        return _confirmed(ctx, lambda: all_topics(ctx), lambda view: _everything(view, request))
     if ctx.api_version < _IDS_IN_REQUEST_FROM and any(
         topic.name is None or topic.topic_id != NO_TOPIC_ID for topic in asked
     ):
@@ -218,7 +231,9 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
             options = ctx.server.config
             fit = max(1, options.partitions_per_request_max // options.num_partitions)
             return _create(ctx, request, asked, missing[:fit])
-    return _confirmed(ctx, lambda view: _some(view, request, asked, frozenset()))
+    return _confirmed(
+        ctx, lambda: _found(ctx, asked), lambda view: _some(view, request, asked, frozenset())
+    )
 
 
 def fail_metadata(request: MetadataRequest, version: int, code: ErrorCode) -> MetadataResponse:
@@ -233,16 +248,40 @@ def fail_metadata(request: MetadataRequest, version: int, code: ErrorCode) -> Me
     )
 
 
-def _confirmed(ctx: RequestContext, answer: Callable[[View], MetadataResponse]) -> Later:
-    """Answer once the live servers are certain. Clients ask in the moment in which they lose their
-    connection to a leader; getting that leader again costs them a second."""
+def _confirmed(
+    ctx: RequestContext,
+    topics: Callable[[], Iterable[Topic]],
+    answer: Callable[[View], MetadataResponse],
+) -> Later:
+    """Answer once the live servers are certain, and those that this client has just lost have
+    successors. Clients ask in the moment in which they lose their connection to a leader; getting
+    that leader again, or none, costs them up to a second.
+    `topics`: those that the answer is about."""
     later = Later()
+    server = ctx.server
 
     def confirmed(is_heard: bool) -> None:
-        later.complete(Unbuilt(lambda: answer(View(ctx, is_heard=is_heard))))
+        def answer_now() -> None:
+            later.complete(Unbuilt(lambda: answer(View(ctx, is_heard=is_heard))))
 
-    ctx.server.host.confirm_links(confirmed)
+        if server.host.leader_lost_ns <= ctx.connection.loss_reported_ns:
+            answer_now()
+            return
+        deadline_ns = server.clock.now_ns() + _SUCCESSOR_NS_MAX
+        groups = _lost_unreported(ctx, topics())
+        when_led(server, groups, deadline_ns=deadline_ns, later=later, done=answer_now)
+
+    server.host.confirm_links(confirmed)
     return later
+
+
+def _lost_unreported(ctx: RequestContext, topics: Iterable[Topic]) -> Iterator[GroupId]:
+    """Groups that lost their leaders lately, which this client has not been told."""
+    reported_ns = ctx.connection.loss_reported_ns
+    for topic in topics:
+        for group_id in topic.partitions:
+            if ctx.server.host.lost_leader(group_id)[0] > reported_ns:
+                yield group_id
 
 
 def _wanted(asked: list[MetadataRequestTopic]) -> Iterable[tuple[str | None, bytes]]:
@@ -251,6 +290,15 @@ def _wanted(asked: list[MetadataRequestTopic]) -> Iterable[tuple[str | None, byt
         (wanted.name if wanted.topic_id == NO_TOPIC_ID else None, wanted.topic_id)
         for wanted in asked
     )
+
+
+def _found(ctx: RequestContext, asked: list[MetadataRequestTopic]) -> Iterator[Topic]:
+    """Those of the topics asked for that exist."""
+    for name, topic_id in _wanted(asked):
+        key = name if topic_id == NO_TOPIC_ID else topic_id
+        topic = None if key is None else find_topic(ctx, key)
+        if topic is not None:
+            yield topic
 
 
 def _everything(view: View, request: MetadataRequest) -> MetadataResponse:

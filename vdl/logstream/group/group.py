@@ -62,6 +62,7 @@ each."""
 
 _LATELY_NS = 1_000 * MS
 """How long clients are told of the loss of a leader."""
+_NO_LOSS = (0, ServerId(0))
 
 
 class Owner(Protocol):
@@ -164,9 +165,9 @@ class Group:
         "last_tick",
         "last_token",
         "leader_known",
-        "leader_lost_ns",
         "leaving",
         "log",
+        "lost_leader",
         "meta_applied",
         "node",
         "on_whole",
@@ -290,8 +291,8 @@ class Group:
         self.serving = False
         """Leads, and has applied the first entry of its own term."""
         self.leader_known: NodeId = NodeId(0)
-        self.leader_lost_ns = 0
-        """When the leader's server was last lost; 0 for never."""
+        self.lost_leader = _NO_LOSS
+        """When the leader's server was last lost (monotonic ns), and that server."""
         self.term_known = self.node.term
 
     # --- members ---------------------------------------------------------------------------
@@ -439,9 +440,10 @@ class Group:
         elif not node.raft.campaign_due:
             node.campaign_soon(self._rng.randint(ticks, 2 * ticks))
 
-    def lost_leader_ns(self, now_ns: int) -> int:
-        """When the group lost its leader together with the leader's server; 0 if not lately."""
-        return self.leader_lost_ns if now_ns - self.leader_lost_ns <= _LATELY_NS else 0
+    def lately_lost_leader(self, now_ns: int) -> tuple[int, ServerId]:
+        """When the group lost its leader together with the leader's server, and that server;
+        (0, 0) if not lately."""
+        return self.lost_leader if now_ns - self.lost_leader[0] <= _LATELY_NS else _NO_LOSS
 
     def commit_request(self) -> MsgAppResp:
         """What makes the leader repeat its commit index, which may have been lost on its way: an
