@@ -45,8 +45,6 @@ _CLIENT_FINAL = re.compile(
     re.IGNORECASE,
 )
 _EXTENSION = re.compile(rf",([a-z]+)=({_VALUE}+)", re.IGNORECASE)
-TOKEN_AUTH = "tokenauth"  # noqa: S105 - the name of an extension
-"""The extension that says that the credentials are those of a delegation token (KIP-48)."""
 
 
 class Verifier(NamedTuple):
