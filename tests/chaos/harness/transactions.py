@@ -1,0 +1,173 @@
+"""Transactional producers that go on while servers die, and what read-committed consumers must see.
+
+Each transaction writes one record to every partition of a topic, in the name of the transaction.
+Its producer knows that it committed, that it aborted, or neither: then all of its records are
+there, or none.
+
+Must not know: what happens to the servers.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from enum import Enum
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+from tests.chaos.harness.load import QUIET
+
+CALL_SECONDS = 30.0
+ABORT_SHARE = 0.3
+READ_SECONDS_MAX = 60.0
+
+
+class Fate(Enum):
+    """What a producer knows of its transaction."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    UNKNOWN = "unknown"
+
+
+class Transactor:
+    """One transactional id, used by one producer after the other in a thread of its own."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int, number: int) -> None:
+        self.name = f"transactor-{number}"
+        self.fates: dict[str, Fate] = {}
+        """Of each transaction that has ended."""
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._partitions = partitions
+        self._rng = random.Random(number)
+        self._stops = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._count = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stops.set()
+
+    def join(self) -> None:
+        self._thread.join(3 * CALL_SECONDS)
+        assert not self._thread.is_alive(), f"{self.name} hangs"
+
+    def _run(self) -> None:
+        producer: Producer | None = None
+        while not self._stops.is_set():
+            try:
+                producer = producer or self._begin()
+                self._transact(producer)
+            except KafkaException as error:
+                reason = error.args[0]
+                if producer is not None and reason.txn_requires_abort():
+                    try:
+                        producer.abort_transaction(CALL_SECONDS)
+                    except KafkaException:
+                        producer = None
+                elif producer is None or not reason.retriable():
+                    producer = None
+                    time.sleep(0.1)
+
+    def _begin(self) -> Producer:
+        producer = Producer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "transactional.id": self.name,
+                "transaction.timeout.ms": 20_000,
+                **QUIET,
+            }
+        )
+        producer.init_transactions(CALL_SECONDS)
+        return producer
+
+    def _transact(self, producer: Producer) -> None:
+        self._count += 1
+        name = f"{self.name}/{self._count}"
+        producer.begin_transaction()
+        commits = self._rng.random() >= ABORT_SHARE
+        # Whatever goes wrong before the end is asked for, it never commits.
+        self.fates[name] = Fate.ABORTED
+        for partition in range(self._partitions):
+            producer.produce(self._topic, name, partition=partition)
+        producer.flush(CALL_SECONDS)
+        if not commits:
+            producer.abort_transaction(CALL_SECONDS)
+            return
+        self.fates[name] = Fate.UNKNOWN
+        self._commit(producer, name)
+
+    def _commit(self, producer: Producer, name: str) -> None:
+        for _ in range(5):
+            try:
+                producer.commit_transaction(CALL_SECONDS)
+            except KafkaException as error:
+                if error.args[0].retriable():
+                    continue
+                if error.args[0].txn_requires_abort():
+                    self.fates[name] = Fate.ABORTED
+                raise
+            self.fates[name] = Fate.COMMITTED
+            return
+
+
+def read_committed(bootstrap: str, topic: str, partitions: int) -> dict[int, list[str]]:
+    """What a read-committed consumer finds in each partition, in order: all that is stable once
+    nothing is open any more."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "unused",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            **QUIET,
+        }
+    )
+    found: dict[int, list[str]] = defaultdict(list)
+    try:
+        places = [TopicPartition(topic, partition, 0) for partition in range(partitions)]
+        ends = {
+            place.partition: consumer.get_watermark_offsets(place, timeout=CALL_SECONDS)[1]
+            for place in places
+        }
+        consumer.assign(places)
+        deadline = time.monotonic() + READ_SECONDS_MAX
+        left = {partition for partition, end in ends.items() if end}
+        while left:
+            assert time.monotonic() < deadline, f"partitions {left} are not stable"
+            message = consumer.poll(1.0)
+            if message is None:
+                continue
+            if message.error() is None:
+                found[message.partition()].append((message.value() or b"").decode())
+            elif message.offset() is not None and message.offset() >= ends[message.partition()]:
+                left.discard(message.partition())
+    finally:
+        consumer.close()
+    return found
+
+
+def problems(fates: dict[str, Fate], found: dict[int, list[str]], partitions: int) -> list[str]:
+    """What must not be: a record of an aborted transaction, one that is lost or there twice, a
+    transaction of which a part is there."""
+    told: list[str] = []
+    counts = [Counter(found[partition]) for partition in range(partitions)]
+    for name, fate in fates.items():
+        here = [count[name] for count in counts]
+        if max(here) > 1:
+            told.append(f"{name} ({fate.value}) is there twice: {here}")
+        if fate is Fate.COMMITTED and min(here) < 1:
+            told.append(f"{name} is committed and lost: {here}")
+        if fate is Fate.ABORTED and max(here) > 0:
+            told.append(f"{name} is aborted and there: {here}")
+        if len(set(here)) > 1:
+            told.append(f"{name} ({fate.value}) is torn: {here}")
+    unknown = sorted({name for count in counts for name in count} - fates.keys())
+    return told + [f"nobody wrote {name}" for name in unknown]
