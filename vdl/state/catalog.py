@@ -30,7 +30,8 @@ import msgspec
 
 from ids import NO_REPLICA, DirectoryId, GroupId, Index, ReplicaNumber, ServerId
 from vdl.errors import ErrorCode
-from vdl.state import commands
+from vdl.state import acls, commands
+from vdl.state.acls import Acls
 from vdl.state.features import Features
 from vdl.state.placement import Load, place
 from vdl.state.reassignment import (
@@ -251,6 +252,22 @@ class ReassignmentsAltered:
 
 
 @dataclass(slots=True)
+class AclsCreated:
+    """Answer to CreateAcls: an error for each binding, in the order asked."""
+
+    errors: list[ErrorCode]
+    events: list[CatalogEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class AclsDeleted:
+    """Answer to DeleteAcls: what each filter selected, in the order asked."""
+
+    deleted: list[list[commands.AclBinding]]
+    events: list[CatalogEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class ProducerIdBlock:
     """Answer to AllocateProducerIds: [first, first + count) are the proposer's."""
 
@@ -294,6 +311,8 @@ class Catalog:
         self.resources = ResourceConfigs()
         """Settings of what is no topic."""
         self.scram = ScramCredentials()
+        self.acls = Acls()
+        """Who may do what."""
         self.noted_ms = 0
         """What time it was when it was noted last (ms since 1970); 0: never."""
         self.renumbered = 0
@@ -322,6 +341,8 @@ class Catalog:
             commands.AlterReassignments: self._alter_reassignments,
             commands.FinishReassignments: self._finish_reassignments,
             commands.AlterScramCredentials: self._alter_scram_credentials,
+            commands.CreateAcls: self._create_acls,
+            commands.DeleteAcls: self._delete_acls,
         }
 
     def understands(self, command: Any) -> bool:
@@ -953,6 +974,24 @@ class Catalog:
                 self._dirty.add(key)
         return answer
 
+    # --- permission ------------------------------------------------------------------------
+    def _create_acls(self, command: commands.CreateAcls) -> AclsCreated:
+        answer = AclsCreated([])
+        for binding in command.bindings:
+            error, key = self.acls.add(binding)
+            answer.errors.append(error)
+            if error is ErrorCode.NONE:
+                self._dirty.add(key)
+        return answer
+
+    def _delete_acls(self, command: commands.DeleteAcls) -> AclsDeleted:
+        # All filters select from what was there before, as in Kafka: one binding may be an answer
+        # to several.
+        deleted = [self.acls.matching(wanted) for wanted in command.filters]
+        for binding in dict.fromkeys(one for some in deleted for one in some):
+            self._dirty.add(self.acls.remove(binding))
+        return AclsDeleted(deleted)
+
     # --- producer ids ----------------------------------------------------------------------
     def _allocate_producer_ids(self, command: commands.AllocateProducerIds) -> ProducerIdBlock:
         block = ProducerIdBlock(self.next_producer_id, command.count)
@@ -972,6 +1011,7 @@ class Catalog:
         keys.extend(map(_feature_key, self.features.levels))
         keys.extend(self.resources.keys())
         keys.extend(self.scram.keys())
+        keys.extend(self.acls.keys())
         keys.extend(map(_group_key, self.groups))
         keys.extend(map(_move_key, self.moves))
         keys.extend(map(_server_key, self.servers))
@@ -986,7 +1026,8 @@ class Catalog:
         """The number of items, at no cost."""
         named = len(self.groups) + len(self.servers) + len(self.topics)
         several = len(self.features.levels) + len(self.retired) + len(self._numbers)
-        return 1 + named + several + len(self.moves) + len(self.resources) + len(self.scram)
+        of_clients = len(self.acls) + len(self.scram)
+        return 1 + named + several + len(self.moves) + len(self.resources) + of_clients
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
@@ -1007,6 +1048,7 @@ class Catalog:
         self._dirty = set()
         self.resources.load([value for key, value in items if key[:1] == KEY_PREFIX])
         self.scram.load([item for item in items if item[0][:1] == SCRAM_PREFIX])
+        self.acls.load([value for key, value in items if key[:1] == acls.KEY_PREFIX])
         for key, value in items:
             match key[:1]:
                 case b"c":
@@ -1030,7 +1072,7 @@ class Catalog:
                 case b"s":
                     server = decode_value(value, ServerInfo)
                     self.servers[server.server_id] = server
-                case b"x" | b"u":
+                case b"a" | b"u" | b"x":
                     continue  # loaded above
                 case b"t":
                     topic = decode_value(value, TopicInfo)
@@ -1060,6 +1102,8 @@ class Catalog:
                 value = self._numbers.get(_KEY_NUMBER.unpack(key)[1:])
             case b"r":
                 value = self.retired.get(DirectoryId(key[1:]))
+            case b"a":
+                return self.acls.stored(key)
             case b"x":
                 return self.resources.stored(key)
             case b"u":

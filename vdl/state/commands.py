@@ -270,6 +270,45 @@ class AlterScramCredentials(Command, frozen=True, tag=20):
     """Whether this is for a cluster that never had a credential; otherwise nothing changes."""
 
 
+class AclBinding(Part, frozen=True):
+    """What one principal may do, or may not, with the resources of a pattern. Kafka's numbers."""
+
+    resource_type: int
+    name: str
+    """Of the resource, or what its name begins with."""
+    pattern_type: int
+    principal: str
+    """"User:alice"; "User:*" for everybody."""
+    host: str
+    """An address; "*" for any."""
+    operation: int
+    permission: int
+
+
+class AclFilter(Part, frozen=True):
+    """Which bindings are meant; None and Kafka's ANY leave a field open."""
+
+    resource_type: int
+    name: str | None
+    pattern_type: int
+    principal: str | None
+    host: str | None
+    operation: int
+    permission: int
+
+
+class CreateAcls(Command, frozen=True, tag=30):
+    """Add bindings, each on its own; one that is there stays."""
+
+    bindings: list[AclBinding]
+
+
+class DeleteAcls(Command, frozen=True, tag=31):
+    """Remove the bindings that any of the filters selects."""
+
+    filters: list[AclFilter]
+
+
 # --- coordinator: tags 100..199 --------------------------------------------------------------
 
 

@@ -72,6 +72,8 @@ EXAMPLES = [
         [commands.ResolvedPattern("t.*", ["t"])], [("m", ((b"i" * 16, (0, 1)),)), ("n", ())],
     ),
     commands.ExpireConsumers("g", [("m", -1), ("n", 4)]),
+    commands.CreateAcls([commands.AclBinding(2, "t", 4, "User:ü", "*", 3, 2)]),
+    commands.DeleteAcls([commands.AclFilter(1, None, 2, None, "10.0.0.1", 1, 1)]),
 ]  # fmt: skip
 
 
