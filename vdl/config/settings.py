@@ -49,12 +49,15 @@ from vdl.config.values import (
     milliseconds,
     parse_address,
     path,
+    path_or_off,
+    principals,
     size,
     text,
     ticks,
 )
 from vdl.errors import VdlError
 from vdl.kafka.context import KafkaOptions, ListenerOptions
+from vdl.kafka.security.audit import AuditOptions
 from vdl.kafka.security.protocol import SecurityProtocol
 from vdl.log import LogOptions
 from vdl.logstream.options import HostOptions
@@ -123,6 +126,7 @@ class Config:
     tls: TlsFiles = field(default_factory=TlsFiles)
     first_users: Path | None = None
     """See `vdl/server/first_users.py`."""
+    audit: AuditOptions = field(default_factory=AuditOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +284,13 @@ KEYS: dict[str, Key] = {
     "kafka.transaction.remove.expired.transaction.cleanup.interval.ms": Key(
         "kafka.transactional_id_check_ms", milliseconds(100, DAY_MS)
     ),
+    # --- permission
+    "security.authorizer": Key("kafka.authorizer", boolean),
+    "kafka.super.users": Key("kafka.super_users", principals),
+    "kafka.allow.everyone.if.no.acl.found": Key("kafka.allow_if_no_acl", boolean),
+    "audit.file": Key("audit.file", path_or_off),
+    "audit.file_bytes": Key("audit.bytes_max", size(64 * KIB, TIB)),
+    "audit.files": Key("audit.files_max", integer(1, 1_000)),
     # --- limits of one client connection that Kafka does not name
     "connection.frame_deadline": Key("kafka.frame_deadline_ms", duration(100, 600_000)),
     "connection.requests_in_flight": Key("kafka.requests_in_flight_max", integer(1, 10_000)),
@@ -349,7 +360,7 @@ KEYS: dict[str, Key] = {
 }
 """Every key a file may have besides `cluster.seeds` and `[[listeners]]`."""
 
-_OPTIONS = ("kafka", "host", "store", "log", "tls")
+_OPTIONS = ("kafka", "host", "store", "log", "tls", "audit")
 _SHOWN_MAX = 100
 """Characters of a wrong value that a message repeats."""
 

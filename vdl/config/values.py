@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from vdl.kafka.security.principal import ANONYMOUS, Principal, parse_principal
 from vdl.logstream.options import TICK_NS
 
 TICK_MS = TICK_NS // 1_000_000
@@ -186,10 +187,24 @@ def cluster_name(raw: Scalar) -> str:
     return raw
 
 
+def principals(raw: Scalar) -> tuple[Principal, ...]:
+    """Names such as "User:alice", with semicolons between them, as Kafka has them."""
+    if not isinstance(raw, str):
+        raise ValueError('principals such as "User:alice;User:bob"')
+    found = tuple(parse_principal(part.strip()) for part in raw.split(";") if part.strip())
+    if ANONYMOUS in found:
+        raise ValueError(f"principals, but {ANONYMOUS} is anybody")
+    return found
+
+
 def path(raw: Scalar) -> Path:
     if not isinstance(raw, str) or not raw or "\0" in raw:
         raise ValueError("a path")
     return Path(raw)
+
+
+def path_or_off(raw: Scalar) -> Path | None:
+    return None if raw == "off" else path(raw)
 
 
 def choice(*allowed: str) -> Parse:

@@ -165,6 +165,18 @@ ROWS = (
         "handle_offset_for_leader_epoch",
         "fail_offset_for_leader_epoch",
     ),
+    Api(29, "DescribeAcls", 1, 3, "acls", "handle_describe_acls", large_answer=True),
+    Api(30, "CreateAcls", 1, 3, "acls", "handle_create_acls", "fail_create_acls"),
+    Api(
+        31,
+        "DeleteAcls",
+        1,
+        3,
+        "acls",
+        "handle_delete_acls",
+        "fail_delete_acls",
+        large_answer=True,
+    ),
     Api(
         24,
         "AddPartitionsToTxn",

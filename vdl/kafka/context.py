@@ -28,6 +28,8 @@ from vdl.kafka.log_sizes import LogSizes
 from vdl.kafka.memory import AnswerAccount, AnswerMemory, RequestMemory
 from vdl.kafka.read_throttle import ReadThrottle
 from vdl.kafka.record_checks import Compute, RecordChecks, at_once
+from vdl.kafka.security.audit import AuditLog
+from vdl.kafka.security.authorizer import Authorizer, Grants
 from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.security.protocol import SecurityProtocol
 from vdl.log import Log
@@ -163,6 +165,14 @@ class KafkaOptions:
     """How long a request without a timeout of its own waits for a quorum round."""
     topic_create_wait_ms: int = 1_000
     """How long Metadata waits for the leaders of a topic it has just had created."""
+
+    # --- permission --------------------------------------------------------------------------
+    authorizer: bool = False
+    """Whether clients may do only what the ACLs in the catalog allow."""
+    super_users: tuple[Principal, ...] = ()
+    """`super.users`: who may do everything, whatever the ACLs say."""
+    allow_if_no_acl: bool = False
+    """`allow.everyone.if.no.acl.found`: of a resource that has no ACL."""
 
     # --- consumer groups -----------------------------------------------------------------------
     group_min_session_timeout_ms: int = 6_000
@@ -520,6 +530,10 @@ class Context:
     log_sizes: LogSizes = field(init=False)
     login_compute: Compute = at_once
     """Where a password is checked."""
+    authorizer: Authorizer | None = field(init=False)
+    """Who decides what clients may do; None: everybody may do everything."""
+    audit: AuditLog | None = None
+    """Where that is noted."""
 
     def stream(self, group_id: GroupId) -> LogStream | None:
         """The partition replica here, or the view of a coordinator's commits."""
@@ -536,6 +550,13 @@ class Context:
         )
         self.read_throttle = ReadThrottle(self.config.cold_read_bytes_per_second)
         self.log_sizes = LogSizes(self.host)
+        self.authorizer = None
+        if config.authorizer:
+            self.authorizer = Authorizer(
+                lambda: self.host.catalog.acls,
+                super_users=config.super_users,
+                allow_if_no_acl=config.allow_if_no_acl,
+            )
 
 
 @dataclass(slots=True)
@@ -552,6 +573,8 @@ class ConnectionInfo:
     """Who the client is, as far as it has shown. May change once a login ends."""
     login: Login | None = None
     """Where clients log in."""
+    grants: Grants | None = field(default=None, repr=False)
+    """What the authorizer answered this connection, where there is one."""
     client_software_name: str = "unknown"
     client_software_version: str = "unknown"
     loss_reported_ns: int = 0

@@ -60,7 +60,9 @@ from vdl.kafka.memory import (
     passed_on_bytes,
 )
 from vdl.kafka.security.login import LOGIN_APIS, LoginState
+from vdl.kafka.security.permissions import check_request, finished
 from vdl.kafka.security.principal import ANONYMOUS, Principal
+from vdl.kafka.security.rules import Finish, Refused
 from vdl.kafka.turn_budget import (
     LONG_ANSWER_BYTES,
     READ_BYTES_MIN,
@@ -132,6 +134,7 @@ class Exchange:
         "bytes",
         "correlation_id",
         "counted",
+        "finishes",
         "request",
         "started_ns",
         "version",
@@ -146,6 +149,8 @@ class Exchange:
         self.started_ns = started_ns
         self.answer: Any = None
         """A response, Encoded, Reply, an exception, or a Later that becomes one of them."""
+        self.finishes: tuple[Finish, ...] = ()
+        """What the answer goes through before it is sent, because of what its client may not do."""
         self.request: Any = None
         """The decoded request, to answer a failure in its shape. Not kept for pipelined ones,
         whose frames are large: they answer for themselves."""
@@ -686,7 +691,10 @@ class ClientSession:
             frontend.context.requests.change(more)
         ctx = self._context_of(exchange, request)
         try:
-            answer = api.handler(ctx, message)
+            if frontend.context.authorizer is None:
+                answer = api.handler(ctx, message)
+            else:
+                answer = self._start_permitted(exchange, ctx, message)
         except Exception as error:  # noqa: BLE001 - the connection edge: a request never ends a server
             exchange.request = message
             answer = error
@@ -735,6 +743,16 @@ class ClientSession:
         elif login.state is LoginState.DONE:
             connection.bytes_max = self._frontend.context.config.request_bytes_max
 
+    def _start_permitted(self, exchange: Exchange, ctx: RequestContext, message: Any) -> Any:
+        """Start what the client may do of a request."""
+        authorizer = self._frontend.context.authorizer
+        assert authorizer is not None, "asked before"
+        outcome = check_request(authorizer, exchange.api, ctx, message)
+        if isinstance(outcome, Refused):
+            return outcome.answer
+        exchange.finishes = outcome
+        return exchange.api.handler(ctx, message)
+
     def _answered(self, later: Later) -> None:
         del later
         self.mark()
@@ -766,6 +784,8 @@ class ClientSession:
             self._frontend.context.requests.finished(self)
         if isinstance(answer, BaseException):
             answer = self._frontend.handler_failed(exchange, answer)
+        if exchange.finishes:
+            answer = self._finish(exchange, answer)
         size = self._emit(exchange, answer) if not isinstance(answer, Reply) else 0
         self.last_active_ns = self._frontend.finished(exchange, size)
         if self.info.login is not None and exchange.api.key in LOGIN_APIS:
@@ -773,6 +793,13 @@ class ClientSession:
         if answer is Reply.CLOSE:
             self.end(f"{exchange.api.name} failed, and its protocol has no answer to say so")
         return True
+
+    def _finish(self, exchange: Exchange, answer: Any) -> Any:
+        """Make of the handler's answer what its client may see."""
+        try:
+            return finished(answer, exchange.finishes)
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            return self._frontend.handler_failed(exchange, error)
 
     def _emit(self, exchange: Exchange, answer: Any) -> int:
         """Queue the frame of one answer; its size."""

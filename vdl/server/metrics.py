@@ -114,6 +114,13 @@ HELP: dict[str, str] = {
     "vdl_server_replicas": "Replicas of partitions that run here.",
     "vdl_server_replicas_max": "Replicas of partitions that a server may have.",
     "vdl_server_topics_refused_total": "Topics not created, or not enlarged, because of that.",
+    "vdl_server_acls": "ACL bindings in the catalog.",
+    "vdl_server_acl_bytes": "What they take of the room there is for them.",
+    "vdl_server_authorizer_decisions_total": "Decisions on what clients may do, beside those that"
+    " their connections remembered.",
+    "vdl_server_authorizer_denials_total": "Those that denied.",
+    "vdl_server_audit_lines_total": "Lines of the audit log.",
+    "vdl_server_audit_lines_left_out_total": "Lines it counted instead, because they were many.",
     "vdl_server_fetch_sessions": "Fetch sessions there are.",
     "vdl_server_fetch_session_partitions": "Partitions in them.",
     "vdl_server_fetch_sessions_evicted_total": "Fetch sessions that gave way to others.",

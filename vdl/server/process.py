@@ -39,10 +39,12 @@ from segments.store import DiskStore
 from vdl.config.settings import ADMIN_LISTENER, Config, ConfigError
 from vdl.kafka.api import load as load_apis
 from vdl.kafka.listener import Listener
+from vdl.kafka.security.audit import AuditLog
 from vdl.listening import listening_socket
 from vdl.log import EventLog, start_logging
 from vdl.records.walk import IS_NATIVE
 from vdl.server.administration import Administration
+from vdl.server.audit_file import AuditFile
 from vdl.server.first_users import read_first_users
 from vdl.server.http import HttpServer
 from vdl.server.loop import Doorbell, LoopClock, TurnLoop
@@ -110,6 +112,8 @@ class Process:
         self._logins = SideThread("login", self._doorbell.ring)
         self._tls = ServerTls(config)
         self._admin: AdminService | None = None
+        self._audit_file: AuditFile | None = None
+        self._audit: AuditLog | None = None
         self._next_warning = 0.0
         self._next_refusal_warning = 0.0
 
@@ -157,6 +161,7 @@ class Process:
                 meaning="no C compiler was there at the set-up: to check a record costs 2 µs",
             )
         self._on_open()
+        self._open_audit()
         recovery.ended(len(store.logs))
         if store.strays:
             self._warn_of_strays(store.strays)
@@ -173,6 +178,7 @@ class Process:
             log=self._log,
             login_compute=self._logins.run,
             first_users=users,
+            audit=self._audit,
         )
         server.on_serving = self._open_listeners
         server.on_closing = self._close_listeners
@@ -196,6 +202,19 @@ class Process:
         for name, problem in result.problems.items():
             self._log.warning("certificates_not_loaded", name=name, problem=problem)
         self._loop.call_later(_CERTIFICATES_SECONDS, self._follow_certificates)
+
+    def _open_audit(self) -> None:
+        """Raises OSError: a server that is to note what clients do does not serve without."""
+        options = self._config.audit
+        if options.file is None:
+            return
+        self._audit_file = AuditFile(
+            self._config.data_dir / options.file,
+            bytes_max=options.bytes_max,
+            files_max=options.files_max,
+            on_loss=lambda cause: self._log.error("audit_lines_lost", cause=cause),
+        )
+        self._audit = AuditLog(self._audit_file.write, self._clock)
 
     def _warn_of_strays(self, paths: Sequence[str]) -> None:
         """What lies in the data directory and is not the store's is let be, and said once."""
@@ -336,6 +355,9 @@ class Process:
     def _stopped(self) -> None:
         if self._http is not None:
             self._http.close()
+        if self._audit is not None and self._audit_file is not None:
+            self._audit.close()
+            self._audit_file.close()
         if not self._ended.done():
             self._ended.set_result(EXIT_OK)
 

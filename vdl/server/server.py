@@ -38,6 +38,7 @@ from vdl.kafka.frontend import Frontend
 from vdl.kafka.group_coordinator import GroupCoordinator
 from vdl.kafka.offsets_topic import CommitLog
 from vdl.kafka.record_checks import Compute, at_once
+from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS
 from vdl.kafka.transaction_coordinator import TransactionCoordinator
 from vdl.log import Log
@@ -96,6 +97,7 @@ class Server:
         log: Log,
         login_compute: Compute = at_once,
         first_users: Sequence[ScramUpsert] = (),
+        audit: AuditLog | None = None,
     ) -> None:
         """`advertised`: listener name → address that clients are told. `login_compute`: where
         passwords are checked. `first_users`: those of a cluster that never had any."""
@@ -117,6 +119,7 @@ class Server:
         self._login_compute = login_compute
         self._first_users = first_users
         self._log = log
+        self._audit = audit
         self._digest = configuration_digest(
             {server: str(address) for server, address in config.seeds.items()}
         )
@@ -302,6 +305,7 @@ class Server:
             log_directory=str(config.data_dir.absolute()),
             compute=self.store.workers.compute,
             login_compute=self._login_compute,
+            audit=self._audit,
         )
         context.groups = GroupCoordinator(
             host=host,
@@ -497,6 +501,17 @@ class Server:
             "at_min_isr_partitions": at_min,
         }
 
+    def _permission_numbers(self, context: Context) -> dict[str, float]:
+        authorizer, audit = context.authorizer, context.audit
+        return {
+            "acls": len(context.host.catalog.acls),
+            "acl_bytes": context.host.catalog.acls.bytes,
+            "authorizer_decisions_total": authorizer.decisions if authorizer else 0,
+            "authorizer_denials_total": authorizer.denials if authorizer else 0,
+            "audit_lines_total": audit.lines if audit else 0,
+            "audit_lines_left_out_total": audit.lines_left_out if audit else 0,
+        }
+
     def numbers(self) -> dict[str, float]:
         """Counters and gauges of the log-stream layer and the front end, for `/metrics`."""
         host, frontend = self.host, self.frontend
@@ -521,6 +536,7 @@ class Server:
             "overloaded": int(host.overload.is_overloaded),
             "overloaded_total": host.overload.times,
             "loop_late_seconds_total": host.loop_time.late_total_ns / 1e9,
+            **self._permission_numbers(frontend.context),
             "client_connections": len(frontend),
             "client_connections_waiting": len(frontend.start_budget),
             "client_connections_accepted_total": frontend.connections_accepted,

@@ -25,13 +25,16 @@ from vdl.kafka.wire.alter_replica_log_dirs import (
     AlterReplicaLogDirTopic,
 )
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
+from vdl.kafka.wire.create_acls import AclCreation, CreateAclsRequest
 from vdl.kafka.wire.create_partitions import (
     CreatePartitionsAssignment,
     CreatePartitionsRequest,
     CreatePartitionsTopic,
 )
 from vdl.kafka.wire.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from vdl.kafka.wire.delete_acls import DeleteAclsFilter, DeleteAclsRequest
 from vdl.kafka.wire.delete_topics import DeleteTopicsRequest
+from vdl.kafka.wire.describe_acls import DescribeAclsRequest
 from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from vdl.kafka.wire.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
@@ -80,6 +83,9 @@ def sound_requests(version: int) -> dict[int, object]:
         23: OffsetForLeaderEpochRequest(
             -1, [OffsetForLeaderTopic("t", [OffsetForLeaderPartition(0, -1, 5)])]
         ),
+        29: DescribeAclsRequest(1, None, 1, None, None, 1, 1),
+        30: CreateAclsRequest([AclCreation(2, "t", 3, "User:a", "*", 3, 3)]),
+        31: DeleteAclsRequest([DeleteAclsFilter(2, "t", 3, None, None, 1, 1)]),
         32: DescribeConfigsRequest([DescribeConfigsResource(2, "t", None)]),
         33: AlterConfigsRequest(
             [AlterConfigsResource(32, "g", [AlterableConfig("consumer.session.timeout.ms", "5")])]

@@ -53,6 +53,7 @@ from vdl.kafka.handlers.partitions import (
 )
 from vdl.kafka.memory import UNCOUNTED_BYTES
 from vdl.kafka.read_throttle import REQUEST_WAIT_NS_MAX, Admission
+from vdl.kafka.security.topic_rules import may_read
 from vdl.kafka.wire.fetch import (
     AbortedTransaction,
     EpochEndOffset,
@@ -75,7 +76,11 @@ _HINTS_FROM = 12
 _TOPIC_IDS_FROM = 13
 _ENDPOINTS_FROM = 16
 _READ_COMMITTED = 1
-_UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+_UNKNOWN = (
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+)
 _FIRST_EPOCH = 0
 _FULL_EPOCHS = frozenset((_FIRST_EPOCH, -1))
 """Of requests that name all their partitions: to begin a session, or without one."""
@@ -115,6 +120,7 @@ class _Target:
         "preferred",
         "reported",
         "stream",
+        "topic",
         "unknown",
         "wait",
     )
@@ -132,6 +138,8 @@ class _Target:
         """Final once it is not NONE."""
         self.unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         """What to answer when the topic is gone."""
+        self.topic = ""
+        """The topic's name; empty: of that id there is none."""
         self.stream: LogStream | None = None
         self.preferred = -1
         """The server to read this partition from, in place of this one; -1: this one."""
@@ -221,6 +229,8 @@ class _Poll:
         target.unknown = (
             ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         )
+        name = target.key[0]
+        target.topic = topic.name if topic is not None else name if isinstance(name, str) else ""
         if topic is None:
             target.error = target.unknown
         elif 0 <= partition < len(topic.partitions):
@@ -267,7 +277,9 @@ class _Poll:
         self.state = _State.RUNNING
         if self.session is not None:
             self.targets = [_target(cached) for cached in self.session.ready.values()]
-        if self.woken and self.share_key is not None:
+        if self.ctx.server.authorizer is not None:
+            self._check_permission()
+        if self.woken and self.share_key is not None and not self.targets[0].error:
             shared = self.ctx.server.shared.get(self.share_key)
             if shared is not None and self._take_shared(shared):
                 return
@@ -291,6 +303,13 @@ class _Poll:
             self._answer(size)
         else:
             self._subscribe(has_room=room > 0)
+
+    def _check_permission(self) -> None:
+        """At each attempt: what a client may read can be taken from it while it waits, or has a
+        session. Whether a topic exists is not told to who may not read it."""
+        for target in self.targets:
+            if target.topic and not may_read(self.ctx, target.topic):
+                target.error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
     def _take_shared(self, shared: Shared) -> bool:
         """Answer as another request of this turn, if there is room for its bytes."""

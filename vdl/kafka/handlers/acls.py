@@ -1,0 +1,237 @@
+"""DescribeAcls (key 29), CreateAcls (30), DeleteAcls (31): who may do what, decided by the catalog.
+
+v1 patterns of names (KIP-290), v2 flexible, v3 users as resources (KIP-373). As with Kafka they are
+refused with SECURITY_DISABLED where there is no authorizer: bindings that nobody looks at would
+promise what is not so.
+
+Filters of DeleteAcls that leave the resource open make every server look at all bindings, so one
+command has few of them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from vdl.errors import ErrorCode
+from vdl.kafka.answer import Gathering, Later, Unbuilt
+from vdl.kafka.context import RequestContext
+from vdl.kafka.handlers.topics import undecided
+from vdl.kafka.wire.create_acls import (
+    AclCreationResult,
+    CreateAclsRequest,
+    CreateAclsResponse,
+)
+from vdl.kafka.wire.delete_acls import (
+    DeleteAclsFilterResult,
+    DeleteAclsMatchingAcl,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+)
+from vdl.kafka.wire.describe_acls import (
+    AclDescription,
+    DescribeAclsRequest,
+    DescribeAclsResource,
+    DescribeAclsResponse,
+)
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.state.acls import complaint_about, filter_complaint, is_scan
+from vdl.state.commands import AclBinding, AclFilter, CreateAcls, DeleteAcls
+
+_TIMEOUT_MS = 30_000
+"""These requests have no time-out of their own."""
+BINDINGS_PER_COMMAND = 1_000
+SCANS_PER_COMMAND = 4
+"""Filters of one command that look at all bindings: some 10 ms each where there are many."""
+_DISABLED = "No Authorizer is configured."
+_TOO_MANY = "the bindings take as much room as they may"
+
+
+def handle_describe_acls(
+    ctx: RequestContext, request: DescribeAclsRequest
+) -> DescribeAclsResponse | Unbuilt:
+    """The bindings that a filter selects, by resource."""
+    if ctx.server.authorizer is None:
+        return DescribeAclsResponse(
+            error_code=ErrorCode.SECURITY_DISABLED,
+            error_message="No Authorizer is configured on the broker",
+        )
+    wanted = AclFilter(
+        request.resource_type_filter,
+        request.resource_name_filter,
+        request.pattern_type_filter,
+        request.principal_filter,
+        request.host_filter,
+        request.operation,
+        request.permission_type,
+    )
+    if complaint := filter_complaint(wanted):
+        return DescribeAclsResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=complaint)
+    return Unbuilt(lambda: _described(ctx, wanted))
+
+
+def _described(ctx: RequestContext, wanted: AclFilter) -> DescribeAclsResponse:
+    resources: dict[tuple[int, str, int], DescribeAclsResource] = {}
+    for binding in ctx.server.host.catalog.acls.matching(wanted):
+        pattern = binding.resource_type, binding.name, binding.pattern_type
+        resource = resources.get(pattern)
+        if resource is None:
+            resource = resources[pattern] = DescribeAclsResource(*pattern)
+        resource.acls.append(
+            AclDescription(binding.principal, binding.host, binding.operation, binding.permission)
+        )
+    return DescribeAclsResponse(error_message=None, resources=list(resources.values()))
+
+
+def handle_create_acls(
+    ctx: RequestContext, request: CreateAclsRequest
+) -> CreateAclsResponse | Later:
+    """Each binding has its own answer."""
+    if ctx.server.authorizer is None:
+        return _creation_failed(request, ErrorCode.SECURITY_DISABLED, _DISABLED)
+    parts = Gathering(CreateAclsResponse())
+    wanted: list[tuple[AclBinding, AclCreationResult]] = []
+    for asked in request.creations:
+        result = AclCreationResult(error_message=None)
+        parts.response.results.append(result)
+        binding = AclBinding(
+            asked.resource_type,
+            asked.resource_name,
+            asked.resource_pattern_type,
+            asked.principal,
+            asked.host,
+            asked.operation,
+            asked.permission_type,
+        )
+        if complaint := complaint_about(binding):
+            result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, complaint
+        else:
+            wanted.append((binding, result))
+    for start in range(0, len(wanted), BINDINGS_PER_COMMAND):
+        some = wanted[start : start + BINDINGS_PER_COMMAND]
+        parts.expect()
+        ctx.server.host.propose_catalog(
+            CreateAcls([binding for binding, _ in some]),
+            deadline_ns=ctx.deadline_ns(_TIMEOUT_MS),
+            done=partial(_created, parts, [result for _, result in some]),
+        )
+    return parts.result()
+
+
+def _created(
+    parts: Gathering[CreateAclsResponse], results: list[AclCreationResult], outcome: Outcome
+) -> None:
+    def fill() -> None:
+        if outcome.kind is OutcomeKind.APPLIED:
+            for error, result in zip(outcome.result.errors, results, strict=True):
+                result.error_code = error
+                if error is ErrorCode.POLICY_VIOLATION:
+                    result.error_message = _TOO_MANY
+        else:
+            for result in results:
+                result.error_code, result.error_message = undecided(outcome)
+        parts.arrived()
+
+    parts.later.run(fill)
+
+
+def fail_create_acls(
+    request: CreateAclsRequest, _version: int, code: ErrorCode
+) -> CreateAclsResponse:
+    """`code` for each binding."""
+    return _creation_failed(request, code, None)
+
+
+def _creation_failed(
+    request: CreateAclsRequest, code: ErrorCode, message: str | None
+) -> CreateAclsResponse:
+    return CreateAclsResponse(results=[AclCreationResult(code, message) for _ in request.creations])
+
+
+def handle_delete_acls(
+    ctx: RequestContext, request: DeleteAclsRequest
+) -> DeleteAclsResponse | Later:
+    """Each filter has its own answer: the bindings it removed."""
+    if ctx.server.authorizer is None:
+        return _deletion_failed(request, ErrorCode.SECURITY_DISABLED, _DISABLED)
+    parts = Gathering(DeleteAclsResponse())
+    some: list[tuple[AclFilter, DeleteAclsFilterResult]] = []
+    scans = 0
+    for asked in request.filters:
+        result = DeleteAclsFilterResult(error_message=None)
+        parts.response.filter_results.append(result)
+        wanted = AclFilter(
+            asked.resource_type_filter,
+            asked.resource_name_filter,
+            asked.pattern_type_filter,
+            asked.principal_filter,
+            asked.host_filter,
+            asked.operation,
+            asked.permission_type,
+        )
+        if complaint := filter_complaint(wanted):
+            result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, complaint
+            continue
+        scans += is_scan(wanted)
+        if scans > SCANS_PER_COMMAND or len(some) >= BINDINGS_PER_COMMAND:
+            _propose_deletion(ctx, parts, some)
+            some, scans = [], int(is_scan(wanted))
+        some.append((wanted, result))
+    if some:
+        _propose_deletion(ctx, parts, some)
+    return parts.result()
+
+
+def _propose_deletion(
+    ctx: RequestContext,
+    parts: Gathering[DeleteAclsResponse],
+    wanted: list[tuple[AclFilter, DeleteAclsFilterResult]],
+) -> None:
+    parts.expect()
+    ctx.server.host.propose_catalog(
+        DeleteAcls([one for one, _ in wanted]),
+        deadline_ns=ctx.deadline_ns(_TIMEOUT_MS),
+        done=partial(_deleted, parts, [result for _, result in wanted]),
+    )
+
+
+def _deleted(
+    parts: Gathering[DeleteAclsResponse], results: list[DeleteAclsFilterResult], outcome: Outcome
+) -> None:
+    def fill() -> None:
+        if outcome.kind is OutcomeKind.APPLIED:
+            for bindings, result in zip(outcome.result.deleted, results, strict=True):
+                result.matching_acls = [_match(binding) for binding in bindings]
+        else:
+            for result in results:
+                result.error_code, result.error_message = undecided(outcome)
+        parts.arrived()
+
+    parts.later.run(fill)
+
+
+def _match(binding: AclBinding) -> DeleteAclsMatchingAcl:
+    return DeleteAclsMatchingAcl(
+        error_message=None,
+        resource_type=binding.resource_type,
+        resource_name=binding.name,
+        pattern_type=binding.pattern_type,
+        principal=binding.principal,
+        host=binding.host,
+        operation=binding.operation,
+        permission_type=binding.permission,
+    )
+
+
+def fail_delete_acls(
+    request: DeleteAclsRequest, _version: int, code: ErrorCode
+) -> DeleteAclsResponse:
+    """`code` for each filter."""
+    return _deletion_failed(request, code, None)
+
+
+def _deletion_failed(
+    request: DeleteAclsRequest, code: ErrorCode, message: str | None
+) -> DeleteAclsResponse:
+    return DeleteAclsResponse(
+        filter_results=[DeleteAclsFilterResult(code, message) for _ in request.filters]
+    )

@@ -1,0 +1,116 @@
+"""The audit log's files: lines go to a thread, which appends them and rotates by size.
+
+    audit.log, audit.log.1 (the one before), ... audit.log.N (the oldest)
+
+The loop never waits for the disk: lines that the thread has not written are kept up to
+`QUEUE_BYTES`. Beyond that, and when the disk refuses, lines are lost; how many, the next line that
+is written says, and the server's own log. The files are readable by their owner alone.
+
+Must not know: what the lines say.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+QUEUE_BYTES = 4 << 20
+
+
+class AuditFile:
+    """See the module. `write` and `close` belong to the loop."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        bytes_max: int,
+        files_max: int,
+        on_loss: Callable[[str], None],
+    ) -> None:
+        """`files_max`: older ones that are kept beside the present one. `on_loss` is told, in the
+        thread, why lines were lost. Raises OSError if the file cannot be opened."""
+        self._path = path
+        self._bytes_max = bytes_max
+        self._older_max = files_max
+        self._on_loss = on_loss
+        self._lines: deque[bytes] = deque()
+        self._queued = 0
+        self._lost = 0
+        """Lines that were lost and not reported yet."""
+        self._closing = False
+        self._changed = threading.Condition()
+        self._file = self._open()
+        self._size = os.fstat(self._file).st_size
+        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
+        self._thread.start()
+
+    def _open(self) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        return os.open(self._path, flags, 0o600)
+
+    def write(self, line: bytes) -> None:
+        """Have a line written."""
+        with self._changed:
+            if self._queued + len(line) > QUEUE_BYTES:
+                self._lost += 1
+                return
+            self._lines.append(line)
+            self._queued += len(line)
+            self._changed.notify()
+
+    def close(self, timeout_seconds: float = 1.0) -> None:
+        """Write what is left, as far as the disk takes it in time."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout_seconds)
+
+    # --- the thread ----------------------------------------------------------------------------
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._lines and not self._closing:
+                    self._changed.wait()
+                if not self._lines:
+                    break
+                data = b"".join(self._lines)
+                count = len(self._lines)
+                lost, self._lost = self._lost, 0
+                self._lines.clear()
+                self._queued = 0
+            if lost:
+                data = b'{"event": "lost", "count": %d}\n' % lost + data
+            try:
+                self._append(data)
+            except OSError as error:
+                with self._changed:
+                    self._lost += lost + count
+                self._on_loss(f"{type(error).__name__}: {error.strerror or error}")
+        os.close(self._file)
+
+    def _append(self, data: bytes) -> None:
+        if self._size and self._size + len(data) > self._bytes_max:
+            self._rotate()
+        rest = memoryview(data)
+        while rest:
+            written = os.write(self._file, rest)
+            self._size += written
+            rest = rest[written:]
+
+    def _rotate(self) -> None:
+        """Raises OSError; the present file is written on then."""
+        names = [self._path, *(self._numbered(n + 1) for n in range(self._older_max))]
+        for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
+            if newer.exists():
+                newer.replace(older)
+        file = self._open()
+        os.close(self._file)
+        self._file = file
+        self._size = os.fstat(file).st_size
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
