@@ -22,6 +22,7 @@ from enum import IntEnum
 from typing import Any
 
 from ids import ServerId
+from vdl.kafka.client_quotas import ClientQuotas
 from vdl.kafka.context import Context, KafkaOptions
 from vdl.kafka.topic_configs import DEFAULTS, KNOWN, ConfigType, TopicConfig
 from vdl.logstream.membership.reassignment import LEADER_THROTTLED_RATE, UNTHROTTLED
@@ -202,12 +203,17 @@ def effective(
 
 
 def follow(context: Context) -> None:
-    """Have a server's front end work by the settings in its applied catalog."""
+    """Have a server's front end work by the settings and the quotas in its applied catalog."""
     host = context.host
     resources = host.catalog.resources
     if resources.revision != context.resources_revision:
         context.resources_revision = resources.revision
         context.config = effective(context.file_config, resources, host.server_id)
+    quotas = host.catalog.quotas
+    if not quotas:
+        context.quotas = None
+    elif context.quotas is None:
+        context.quotas = ClientQuotas(quotas)
 
 
 @dataclass(frozen=True, slots=True)

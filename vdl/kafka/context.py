@@ -22,6 +22,7 @@ from segments.api import Slices, StorageError
 from vdl.clock import MS, NEVER, Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.client_metrics import ClientMetrics
+from vdl.kafka.client_quotas import ClientQuotas
 from vdl.kafka.down_conversion import DownConversion
 from vdl.kafka.fetch_sessions import FetchSessions
 from vdl.kafka.log_sizes import LogSizes
@@ -534,6 +535,8 @@ class Context:
     """Who decides what clients may do; None: everybody may do everything."""
     audit: AuditLog | None = None
     """Where that is noted."""
+    quotas: ClientQuotas | None = None
+    """What clients may use; None while the catalog has no quota. Set by `broker_configs.follow`."""
 
     def stream(self, group_id: GroupId) -> LogStream | None:
         """The partition replica here, or the view of a coordinator's commits."""

@@ -22,6 +22,8 @@ or a simulated network) passes it the bytes that arrive and sends what it wants 
   theirs for long. The rest starts in later turns, in fair order of the connections, and no more is
   read of these meanwhile. Long requests are received and long answers sent in parts, and stalled
   connections are closed one by one.
+* Where clients have quotas (`vdl.kafka.client_quotas`), one that used more is told so in its
+  answer, and its connection is not read for as long.
 * Answers that become known in one turn leave with one call per connection. What the socket does not
   take stays here. If it is a small slice of a large chunk of the tail cache, it is copied, or it
   would keep the whole chunk in memory.
@@ -46,6 +48,7 @@ from vdl.clock import MS, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Encoded, Later, Reply, Unbuilt
 from vdl.kafka.api import API, Api
+from vdl.kafka.client_quotas import REQUEST_THROTTLE_MS_MAX, Quota
 from vdl.kafka.connection import BARE_TOKEN, Connection, Request
 from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.handlers.api_versions import unsupported_version
@@ -59,6 +62,7 @@ from vdl.kafka.memory import (
     partitions_bytes,
     passed_on_bytes,
 )
+from vdl.kafka.mutation_quota import STRICT_FROM, take
 from vdl.kafka.security.login import LOGIN_APIS, LoginState
 from vdl.kafka.security.permissions import check_request, finished
 from vdl.kafka.security.principal import ANONYMOUS, Principal
@@ -135,8 +139,11 @@ class Exchange:
         "correlation_id",
         "counted",
         "finishes",
+        "measured",
         "request",
         "started_ns",
+        "throttle_ms",
+        "used_ns",
         "version",
     )
 
@@ -151,6 +158,12 @@ class Exchange:
         """A response, Encoded, Reply, an exception, or a Later that becomes one of them."""
         self.finishes: tuple[Finish, ...] = ()
         """What the answer goes through before it is sent, because of what its client may not do."""
+        self.measured: RequestContext | None = None
+        """Whose quotas it counts against; None where there are none."""
+        self.used_ns = 0
+        """Time of the loop that it took."""
+        self.throttle_ms = 0
+        """For how long its connection is to wait, as far as was known at its start."""
         self.request: Any = None
         """The decoded request, to answer a failure in its shape. Not kept for pipelined ones,
         whose frames are large: they answer for themselves."""
@@ -172,6 +185,8 @@ class ClientSession:
         "_last_progress",
         "_marked",
         "_moderate",
+        "_mute_timer",
+        "_muted_until_ns",
         "_out",
         "_out_bytes",
         "_queued",
@@ -246,6 +261,9 @@ class ClientSession:
         self._held_back = False
         self._queued = False
         """Its requests wait for `StartBudget`."""
+        self._mute_timer: Timer | None = None
+        self._muted_until_ns = 0
+        """Until when it is not read, because its client has used more than it may; 0: it is."""
         self._reads_ahead = False
         """More has arrived meanwhile: reading stops until they start."""
 
@@ -355,6 +373,9 @@ class ClientSession:
         if self.closed:
             return
         self.closed = True
+        if self._mute_timer is not None:
+            self._mute_timer.cancel()
+            self._mute_timer = None
         self._waiting.clear()
         self._out.clear()
         self._unsent = ()
@@ -483,8 +504,9 @@ class ClientSession:
 
     @property
     def busy(self) -> bool:
-        """Whether a request has started and waits for an answer, not for the client to read."""
-        return bool(self._started) and self._writable
+        """Whether a request has started and waits for an answer, not for the client to read; or the
+        client waits as it was told to."""
+        return (bool(self._started) and self._writable) or self._muted_until_ns > 0
 
     def mark(self) -> None:
         """Have `proceed` run at the end of the turn."""
@@ -691,10 +713,10 @@ class ClientSession:
             frontend.context.requests.change(more)
         ctx = self._context_of(exchange, request)
         try:
-            if frontend.context.authorizer is None:
+            if frontend.context.authorizer is None and frontend.context.quotas is None:
                 answer = api.handler(ctx, message)
             else:
-                answer = self._start_permitted(exchange, ctx, message)
+                answer = self._start_checked(exchange, ctx, message)
         except Exception as error:  # noqa: BLE001 - the connection edge: a request never ends a server
             exchange.request = message
             answer = error
@@ -743,15 +765,28 @@ class ClientSession:
         elif login.state is LoginState.DONE:
             connection.bytes_max = self._frontend.context.config.request_bytes_max
 
-    def _start_permitted(self, exchange: Exchange, ctx: RequestContext, message: Any) -> Any:
-        """Start what the client may do of a request."""
-        authorizer = self._frontend.context.authorizer
-        assert authorizer is not None, "asked before"
-        outcome = check_request(authorizer, exchange.api, ctx, message)
-        if isinstance(outcome, Refused):
-            return outcome.answer
-        exchange.finishes = outcome
-        return exchange.api.handler(ctx, message)
+    def _start_checked(self, exchange: Exchange, ctx: RequestContext, message: Any) -> Any:
+        """Start what the client may do of a request, and has quotas for."""
+        context, api = ctx.server, exchange.api
+        if context.authorizer is not None:
+            outcome = check_request(context.authorizer, api, ctx, message)
+            if isinstance(outcome, Refused):
+                return outcome.answer
+            exchange.finishes = outcome
+        quotas = context.quotas
+        if quotas is None:
+            return api.handler(ctx, message)
+        exchange.measured = ctx
+        if api.key in STRICT_FROM:
+            exchange.throttle_ms, change = take(quotas, api, ctx, message)
+            if isinstance(change, Refused):
+                return change.answer
+            if change is not None:
+                exchange.finishes = (*exchange.finishes, change)
+        try:
+            return api.handler(ctx, message)
+        finally:
+            exchange.used_ns = context.clock.now_ns() - exchange.started_ns
 
     def _answered(self, later: Later) -> None:
         del later
@@ -773,6 +808,9 @@ class ClientSession:
                 answer = answer.build()
             except Exception as error:  # noqa: BLE001 - the connection edge
                 answer = error
+            if exchange.measured is not None:
+                now_ns = self._frontend.context.clock.now_ns()
+                exchange.used_ns += now_ns - self._frontend.start_budget.started_ns
         self._started.popleft()
         self._bytes_in_flight -= exchange.counted
         if self._decoded:
@@ -786,6 +824,8 @@ class ClientSession:
             answer = self._frontend.handler_failed(exchange, answer)
         if exchange.finishes:
             answer = self._finish(exchange, answer)
+        if exchange.measured is not None:
+            self._throttle(exchange, exchange.measured, answer)
         size = self._emit(exchange, answer) if not isinstance(answer, Reply) else 0
         self.last_active_ns = self._frontend.finished(exchange, size)
         if self.info.login is not None and exchange.api.key in LOGIN_APIS:
@@ -800,6 +840,41 @@ class ClientSession:
             return finished(answer, exchange.finishes)
         except Exception as error:  # noqa: BLE001 - the connection edge
             return self._frontend.handler_failed(exchange, error)
+
+    def _throttle(self, exchange: Exchange, ctx: RequestContext, answer: Any) -> None:
+        """Count what a request used. If that is more than its client may, the answer says so, and
+        the connection is not read for a while (KIP-219)."""
+        context = self._frontend.context
+        quotas, user, client_id = context.quotas, ctx.principal.name, ctx.client_id
+        can_say = hasattr(answer, "throttle_time_ms")
+        # What a Fetch read has been counted, and is in its answer.
+        wait_ms = max(exchange.throttle_ms, answer.throttle_time_ms if can_say else 0)
+        if quotas is not None:
+            now_ns = context.clock.now_ns()
+            percent = exchange.used_ns * 100 / _SECOND_NS
+            waits_ms = quotas.use(Quota.REQUEST, user, client_id, percent, now_ns)
+            wait_ms = max(wait_ms, min(waits_ms, REQUEST_THROTTLE_MS_MAX))
+            if exchange.api.pipelined:
+                waits_ms = quotas.use(Quota.PRODUCE, user, client_id, exchange.bytes, now_ns)
+                wait_ms = max(wait_ms, waits_ms)
+            if wait_ms:
+                quotas.note_throttle(wait_ms)
+        if not wait_ms:
+            return
+        if can_say:
+            answer.throttle_time_ms = wait_ms
+        until_ns = context.clock.now_ns() + wait_ms * MS
+        if until_ns > self._muted_until_ns:
+            self._muted_until_ns = until_ns
+            if self._mute_timer is not None:
+                self._mute_timer.cancel()
+            self._mute_timer = context.clock.call_later(wait_ms * MS, self._unmute)
+
+    def _unmute(self) -> None:
+        """The client has waited: it is read again."""
+        self._mute_timer = None
+        self._muted_until_ns = 0
+        self.mark()
 
     def _emit(self, exchange: Exchange, answer: Any) -> int:
         """Queue the frame of one answer; its size."""
@@ -837,7 +912,7 @@ class ClientSession:
         """Stop reading at a bound; read again when half of it is free."""
         config = self._frontend.context.config
         requests = len(self._waiting) + len(self._started)
-        if self.ending or not self._writable or self._reads_ahead:
+        if self.ending or not self._writable or self._reads_ahead or self._muted_until_ns:
             may_read = False
         elif self._reading:
             may_read = (
@@ -964,6 +1039,10 @@ class Frontend:
             or len(self._sessions) >= config.connections_max
             or self._by_host[peer[0]] >= config.connections_per_ip_max
         ):
+            self.connections_refused += 1
+            return None
+        quotas = self.context.quotas
+        if quotas is not None and not quotas.may_connect(peer[0], self.context.clock.now_ns()):
             self.connections_refused += 1
             return None
         answers = self.context.answers.account()

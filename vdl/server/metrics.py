@@ -121,6 +121,13 @@ HELP: dict[str, str] = {
     "vdl_server_authorizer_denials_total": "Those that denied.",
     "vdl_server_audit_lines_total": "Lines of the audit log.",
     "vdl_server_audit_lines_left_out_total": "Lines it counted instead, because they were many.",
+    "vdl_server_quota_entities": "Users, client ids and addresses with quotas in the catalog.",
+    "vdl_server_quota_buckets": "Clients of which it is known here what they have used.",
+    "vdl_server_quota_buckets_evicted_total": "Those forgotten too soon, because they were many.",
+    "vdl_server_requests_throttled_total": "Requests whose connection had to wait.",
+    "vdl_server_throttle_seconds_total": "For how long, all together.",
+    "vdl_server_client_connections_over_quota_total": "Connections refused because an address made"
+    " more than it may in a time.",
     "vdl_server_fetch_sessions": "Fetch sessions there are.",
     "vdl_server_fetch_session_partitions": "Partitions in them.",
     "vdl_server_fetch_sessions_evicted_total": "Fetch sessions that gave way to others.",

@@ -502,8 +502,14 @@ class Server:
         }
 
     def _permission_numbers(self, context: Context) -> dict[str, float]:
-        authorizer, audit = context.authorizer, context.audit
+        authorizer, audit, quotas = context.authorizer, context.audit, context.quotas
         return {
+            "quota_entities": len(context.host.catalog.quotas),
+            "quota_buckets": len(quotas) if quotas else 0,
+            "quota_buckets_evicted_total": quotas.evicted if quotas else 0,
+            "requests_throttled_total": quotas.throttled if quotas else 0,
+            "throttle_seconds_total": quotas.throttled_ms / 1_000 if quotas else 0,
+            "client_connections_over_quota_total": quotas.connections_refused if quotas else 0,
             "acls": len(context.host.catalog.acls),
             "acl_bytes": context.host.catalog.acls.bytes,
             "authorizer_decisions_total": authorizer.decisions if authorizer else 0,

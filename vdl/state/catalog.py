@@ -30,10 +30,11 @@ import msgspec
 
 from ids import NO_REPLICA, DirectoryId, GroupId, Index, ReplicaNumber, ServerId
 from vdl.errors import ErrorCode
-from vdl.state import acls, commands
+from vdl.state import acls, commands, quotas
 from vdl.state.acls import Acls
 from vdl.state.features import Features
 from vdl.state.placement import Load, place
+from vdl.state.quotas import Quotas
 from vdl.state.reassignment import (
     NEVER_MOVED,
     Move,
@@ -237,7 +238,7 @@ class TopicsDeleted:
 
 @dataclass(slots=True)
 class ConfigsAltered:
-    """Answer to AlterTopicConfigs: an error for each change, in the order asked."""
+    """Answer to AlterTopicConfigs and AlterQuotas: an error for each change, in the order asked."""
 
     errors: list[ErrorCode]
     events: list[CatalogEvent] = field(default_factory=list)
@@ -313,6 +314,8 @@ class Catalog:
         self.scram = ScramCredentials()
         self.acls = Acls()
         """Who may do what."""
+        self.quotas = Quotas()
+        """How much clients may use."""
         self.noted_ms = 0
         """What time it was when it was noted last (ms since 1970); 0: never."""
         self.renumbered = 0
@@ -343,6 +346,7 @@ class Catalog:
             commands.AlterScramCredentials: self._alter_scram_credentials,
             commands.CreateAcls: self._create_acls,
             commands.DeleteAcls: self._delete_acls,
+            commands.AlterQuotas: self._alter_quotas,
         }
 
     def understands(self, command: Any) -> bool:
@@ -992,6 +996,15 @@ class Catalog:
             self._dirty.add(self.acls.remove(binding))
         return AclsDeleted(deleted)
 
+    def _alter_quotas(self, command: commands.AlterQuotas) -> ConfigsAltered:
+        answer = ConfigsAltered([])
+        for change in command.changes:
+            error, key = self.quotas.alter(change)
+            answer.errors.append(error)
+            if error is ErrorCode.NONE:
+                self._dirty.add(key)
+        return answer
+
     # --- producer ids ----------------------------------------------------------------------
     def _allocate_producer_ids(self, command: commands.AllocateProducerIds) -> ProducerIdBlock:
         block = ProducerIdBlock(self.next_producer_id, command.count)
@@ -1012,6 +1025,7 @@ class Catalog:
         keys.extend(self.resources.keys())
         keys.extend(self.scram.keys())
         keys.extend(self.acls.keys())
+        keys.extend(self.quotas.keys())
         keys.extend(map(_group_key, self.groups))
         keys.extend(map(_move_key, self.moves))
         keys.extend(map(_server_key, self.servers))
@@ -1026,7 +1040,7 @@ class Catalog:
         """The number of items, at no cost."""
         named = len(self.groups) + len(self.servers) + len(self.topics)
         several = len(self.features.levels) + len(self.retired) + len(self._numbers)
-        of_clients = len(self.acls) + len(self.scram)
+        of_clients = len(self.acls) + len(self.quotas) + len(self.scram)
         return 1 + named + several + len(self.moves) + len(self.resources) + of_clients
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
@@ -1048,6 +1062,7 @@ class Catalog:
         self._dirty = set()
         self.resources.load([value for key, value in items if key[:1] == KEY_PREFIX])
         self.scram.load([item for item in items if item[0][:1] == SCRAM_PREFIX])
+        self.quotas.load([value for key, value in items if key[:1] == quotas.KEY_PREFIX])
         self.acls.load([value for key, value in items if key[:1] == acls.KEY_PREFIX])
         for key, value in items:
             match key[:1]:
@@ -1072,7 +1087,7 @@ class Catalog:
                 case b"s":
                     server = decode_value(value, ServerInfo)
                     self.servers[server.server_id] = server
-                case b"a" | b"u" | b"x":
+                case b"a" | b"q" | b"u" | b"x":
                     continue  # loaded above
                 case b"t":
                     topic = decode_value(value, TopicInfo)
@@ -1104,6 +1119,8 @@ class Catalog:
                 value = self.retired.get(DirectoryId(key[1:]))
             case b"a":
                 return self.acls.stored(key)
+            case b"q":
+                return self.quotas.stored(key)
             case b"x":
                 return self.resources.stored(key)
             case b"u":

@@ -309,6 +309,21 @@ class DeleteAcls(Command, frozen=True, tag=31):
     filters: list[AclFilter]
 
 
+class QuotaChange(Part, frozen=True):
+    """What changes about the quotas of one entity."""
+
+    entity: list[tuple[str, str | None]]
+    """(kind, name); a name of None stands for all that have none of their own."""
+    set: dict[str, float] = {}
+    unset: list[str] = []
+
+
+class AlterQuotas(Command, frozen=True, tag=35):
+    """Change quotas of clients, each entity on its own (KIP-546)."""
+
+    changes: list[QuotaChange]
+
+
 # --- coordinator: tags 100..199 --------------------------------------------------------------
 
 

@@ -9,6 +9,12 @@ import pytest
 from tests.unit.kafka.twin import Client, World, batch, fill
 from vdl.kafka.api import ROWS, Api
 from vdl.kafka.wire import incremental_alter_configs as incremental
+from vdl.kafka.wire.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    EntityData,
+    EntryData,
+    OpData,
+)
 from vdl.kafka.wire.alter_configs import (
     AlterableConfig,
     AlterConfigsRequest,
@@ -35,6 +41,7 @@ from vdl.kafka.wire.create_topics import CreatableTopic, CreatableTopicConfig, C
 from vdl.kafka.wire.delete_acls import DeleteAclsFilter, DeleteAclsRequest
 from vdl.kafka.wire.delete_topics import DeleteTopicsRequest
 from vdl.kafka.wire.describe_acls import DescribeAclsRequest
+from vdl.kafka.wire.describe_client_quotas import ComponentData, DescribeClientQuotasRequest
 from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from vdl.kafka.wire.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
@@ -105,6 +112,10 @@ def sound_requests(version: int) -> dict[int, object]:
             100, True, [ReassignableTopic("t", [ReassignablePartition(0, [3, 1])])]
         ),
         46: ListPartitionReassignmentsRequest(100, [ListPartitionReassignmentsTopics("t", [0])]),
+        48: DescribeClientQuotasRequest([ComponentData("user", 0, "u")]),
+        49: AlterClientQuotasRequest(
+            [EntryData([EntityData("user", "u")], [OpData("producer_byte_rate", 1.0)])]
+        ),
         55: DescribeQuorumRequest([TopicData("__cluster_metadata", [PartitionData(0)])]),
         57: UpdateFeaturesRequest(1_000, [FeatureUpdateKey("f", 1)]),
         60: DescribeClusterRequest(),

@@ -131,6 +131,8 @@ NEEDED: dict[int, list[tuple[AclOperation, AclResource]]] = {
     45: [(Do.ALTER, CLUSTER)],
     46: [(Do.DESCRIBE, CLUSTER)],
     47: [(Do.DELETE, GROUP), (Do.READ, TOPIC)],
+    48: [(Do.DESCRIBE_CONFIGS, CLUSTER)],
+    49: [(Do.ALTER_CONFIGS, CLUSTER)],
     55: [(Do.DESCRIBE, CLUSTER)],
     57: [(Do.ALTER, CLUSTER)],
     61: [(Do.READ, TOPIC)],

@@ -73,6 +73,9 @@ EXAMPLES = [
     ),
     commands.ExpireConsumers("g", [("m", -1), ("n", 4)]),
     commands.CreateAcls([commands.AclBinding(2, "t", 4, "User:ü", "*", 3, 2)]),
+    commands.AlterQuotas(
+        [commands.QuotaChange([("user", None), ("client-id", "c")], {"a": 0.5}, ["b"])]
+    ),
     commands.DeleteAcls([commands.AclFilter(1, None, 2, None, "10.0.0.1", 1, 1)]),
 ]  # fmt: skip
 

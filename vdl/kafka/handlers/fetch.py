@@ -40,6 +40,7 @@ from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import MS, NEVER, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Encoded, Later
+from vdl.kafka.client_quotas import REQUEST_THROTTLE_MS_MAX, Quota
 from vdl.kafka.context import LogStream, RequestContext, Wait
 from vdl.kafka.down_conversion import BYTES_MAX, Outcome, ToConvert
 from vdl.kafka.error_map import code_of
@@ -254,7 +255,7 @@ class _Poll:
             self.topics.append(
                 (FetchableTopicResponse(asked_topic.topic, asked_topic.topic_id), targets)
             )
-        if len(self.targets) == 1:
+        if len(self.targets) == 1 and ctx.server.quotas is None:
             target = self.targets[0]
             topic_answer = self.topics[0][0]
             asked = target.asked
@@ -724,9 +725,33 @@ class _Poll:
             self.later.run(self.attempt)
 
     # --- the end -----------------------------------------------------------------------------
+    def throttled(self) -> bool:
+        """Whether the client has used all that it may: then it is answered without records, at once
+        (KIP-219). Else it gets no more than an unused quota allows."""
+        quotas, ctx = self.ctx.server.quotas, self.ctx
+        if quotas is None:
+            return False
+        user, client_id, now_ns = ctx.principal.name, ctx.client_id, ctx.server.clock.now_ns()
+        wait_ms = quotas.wait_ms(Quota.REQUEST, user, client_id, now_ns)
+        wait_ms = min(wait_ms, REQUEST_THROTTLE_MS_MAX)
+        wait_ms = max(wait_ms, quotas.wait_ms(Quota.FETCH, user, client_id, now_ns))
+        if wait_ms:
+            session_id = 0 if self.session is None else self.session.id
+            self.finish(FetchResponse(throttle_time_ms=wait_ms, session_id=session_id))
+            return True
+        burst = quotas.burst(Quota.FETCH, user, client_id)
+        if burst is not None:
+            self.request.max_bytes = min(self.request.max_bytes, max(1, int(burst)))
+        return False
+
     def _answer(self, size: int) -> None:
         """`size`: bytes of records in it."""
         response = FetchResponse()
+        quotas, ctx = self.ctx.server.quotas, self.ctx
+        if quotas is not None:
+            response.throttle_time_ms = quotas.use(
+                Quota.FETCH, ctx.principal.name, ctx.client_id, size, ctx.server.clock.now_ns()
+            )
         if self.session is None:
             endpoints = self._answer_all(response)
             if self.opens_session:
@@ -889,7 +914,8 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
     later = poll.later
     later.on_cancel = poll.release
     later.answer_early = poll.answer_early
-    poll.attempt()
+    if not poll.throttled():
+        poll.attempt()
     return later
 
 

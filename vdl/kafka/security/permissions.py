@@ -114,6 +114,8 @@ PERMISSIONS: Mapping[int, tuple[Rule, ...]] = {
     45: (Needs(_O.ALTER),),
     46: (Needs(_O.DESCRIBE),),
     47: (needs_group(_O.DELETE), each_topic(_O.READ, refusals=offset_delete_refusals)),
+    48: (Needs(_O.DESCRIBE_CONFIGS),),
+    49: (Needs(_O.ALTER_CONFIGS),),
     55: (Needs(_O.DESCRIBE),),
     57: (Needs(_O.ALTER),),
     60: (described_cluster,),

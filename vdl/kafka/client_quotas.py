@@ -1,0 +1,227 @@
+"""What clients may use of this server, and how long they wait who used more (KIP-13, KIP-219).
+
+Quotas are in the catalog and enforced by each server for itself, as in Kafka. Without any there is
+no `ClientQuotas`, and nothing is counted. Peers are no clients: what servers send each other is
+never counted.
+
+Which quota counts is decided for each kind of quota by itself; the first that there is:
+
+    user and client id; user and the default client id; user; the default user and client id;
+    the defaults of both; the default user; client id; the default client id
+
+A quota of users that names no client id is shared by all clients of that user, one without a user
+by all users of that client id; every other pair has its own.
+
+Each is a bucket of tokens that fills at the rate of the quota. It holds ten seconds' worth: Kafka
+averages over as long. It may be overdrawn by one request. Then the answer says for how long the
+bucket will be empty, and the connection is not read for that long; what was read before is
+answered. A Fetch that finds the bucket empty is answered without records, at once.
+
+Clients may use any number of names. The buckets are bounded: full ones tell nothing and go first.
+
+Must not know: connections, requests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from enum import Enum
+
+from vdl.clock import MS
+from vdl.state.quotas import (
+    CLIENT_ID,
+    CONNECTION_RATE,
+    CONSUMER_BYTE_RATE,
+    IP,
+    MUTATION_RATE,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    USER,
+    Entity,
+    Quotas,
+)
+
+BURST_SECONDS = 10
+"""How much of its rate an unused quota holds. Kafka: `quota.window.num` less one, of a second."""
+REQUEST_THROTTLE_MS_MAX = 1_000
+"""No connection waits longer for the time that requests took, as with Kafka."""
+THROTTLE_MS_MAX = (1 << 31) - 1
+BUCKETS_MAX = 10_000
+LIMITS_MAX = 10_000
+"""Look-ups that are remembered."""
+_SECOND_NS = 1_000 * MS
+_LOOKED_AT_MAX = 8
+"""Oldest buckets that are looked at to find one that is full."""
+
+
+class Quota(Enum):
+    """What is limited, under the name of its setting."""
+
+    PRODUCE = PRODUCER_BYTE_RATE
+    FETCH = CONSUMER_BYTE_RATE
+    REQUEST = REQUEST_PERCENTAGE
+    MUTATION = MUTATION_RATE
+    CONNECTION = CONNECTION_RATE
+
+
+class Bucket:
+    """Tokens that come at a rate; fewer than none while it is overdrawn."""
+
+    __slots__ = ("burst", "filled_ns", "rate", "tokens")
+
+    def __init__(self, rate: float, now_ns: int) -> None:
+        self.rate = rate
+        """Tokens a second."""
+        self.burst = rate * BURST_SECONDS
+        self.tokens = self.burst
+        self.filled_ns = now_ns
+
+    def fill(self, rate: float, now_ns: int) -> None:
+        """Bring it up to now; the rate may have changed."""
+        if rate != self.rate:
+            self.tokens *= rate / self.rate
+            self.rate = rate
+            self.burst = rate * BURST_SECONDS
+        passed_ns = now_ns - self.filled_ns
+        if passed_ns > 0:
+            self.tokens = min(self.burst, self.tokens + rate * passed_ns / _SECOND_NS)
+            self.filled_ns = now_ns
+
+    @property
+    def wait_ms(self) -> int:
+        """For how long it will be overdrawn; 0: it is not."""
+        if self.tokens >= 0:
+            return 0
+        return min(THROTTLE_MS_MAX, max(1, round(-self.tokens / self.rate * 1_000)))
+
+    def is_full(self, now_ns: int) -> bool:
+        """Whether it is as one that was never used."""
+        passed_ns = now_ns - self.filled_ns
+        return self.tokens + self.rate * passed_ns / _SECOND_NS >= self.burst
+
+
+_BucketKey = tuple[Quota, str, str]
+"""(what is limited, user, client id); empty where a quota is shared by all."""
+_Limit = tuple[float, _BucketKey]
+
+
+class ClientQuotas:
+    """See the module."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+        self._revision = quotas.revision
+        self._limits: dict[tuple[Quota, str, str], _Limit | None] = {}
+        self._buckets: OrderedDict[_BucketKey, Bucket] = OrderedDict()
+        """The one used last is the last."""
+        self.throttled = 0
+        """Requests whose connection has to wait."""
+        self.throttled_ms = 0
+        """For how long, all together."""
+        self.connections_refused = 0
+        self.evicted = 0
+        """Buckets that had to go before they were full."""
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def use(self, quota: Quota, user: str, client_id: str, amount: float, now_ns: int) -> int:
+        """Take tokens; for how many milliseconds the client is to wait (0: it is not)."""
+        bucket = self._bucket(quota, user, client_id, now_ns)
+        if bucket is None:
+            return 0
+        bucket.tokens -= amount
+        return bucket.wait_ms
+
+    def wait_ms(self, quota: Quota, user: str, client_id: str, now_ns: int) -> int:
+        """For how long the client has nothing left; 0: it has."""
+        bucket = self._bucket(quota, user, client_id, now_ns)
+        return 0 if bucket is None else bucket.wait_ms
+
+    def burst(self, quota: Quota, user: str, client_id: str) -> float | None:
+        """The most that a client may use at once; None: it has no quota."""
+        found = self._limit(quota, user, client_id)
+        return None if found is None else found[0] * BURST_SECONDS
+
+    def may_connect(self, host: str, now_ns: int) -> bool:
+        """Count a connection from an address, unless it makes too many."""
+        bucket = self._bucket(Quota.CONNECTION, host, "", now_ns)
+        if bucket is None:
+            return True
+        if bucket.tokens < 1:
+            self.connections_refused += 1
+            return False
+        bucket.tokens -= 1
+        return True
+
+    def note_throttle(self, wait_ms: int) -> None:
+        """A connection is made to wait."""
+        self.throttled += 1
+        self.throttled_ms += wait_ms
+
+    # --- buckets -------------------------------------------------------------------------------
+    def _bucket(self, quota: Quota, user: str, client_id: str, now_ns: int) -> Bucket | None:
+        found = self._limit(quota, user, client_id)
+        if found is None:
+            return None
+        rate, key = found
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            if len(self._buckets) >= BUCKETS_MAX:
+                self._evict(now_ns)
+            bucket = self._buckets[key] = Bucket(rate, now_ns)
+        else:
+            self._buckets.move_to_end(key)
+            bucket.fill(rate, now_ns)
+        return bucket
+
+    def _evict(self, now_ns: int) -> None:
+        """Forget a full one of the oldest, or the oldest."""
+        oldest: list[_BucketKey] = []
+        for key, bucket in self._buckets.items():
+            if bucket.is_full(now_ns):
+                del self._buckets[key]
+                return
+            oldest.append(key)
+            if len(oldest) >= _LOOKED_AT_MAX:
+                break
+        self.evicted += 1
+        del self._buckets[oldest[0]]
+
+    def _limit(self, quota: Quota, user: str, client_id: str) -> _Limit | None:
+        if self._revision != self._quotas.revision:
+            self._revision = self._quotas.revision
+            self._limits.clear()
+        question = quota, user, client_id
+        try:
+            return self._limits[question]
+        except KeyError:
+            if len(self._limits) >= LIMITS_MAX:
+                self._limits.clear()
+            found = self._limits[question] = self._find(quota, user, client_id)
+            return found
+
+    def _find(self, quota: Quota, user: str, client_id: str) -> _Limit | None:
+        for entity, key in _levels(quota, user, client_id):
+            rate = self._quotas.of(entity).get(quota.value)
+            if rate is not None:
+                return rate, key
+        return None
+
+
+def _levels(quota: Quota, user: str, client_id: str) -> list[tuple[Entity, _BucketKey]]:
+    """The entities whose quota may count, the strongest first, and whose bucket that would be."""
+    if quota is Quota.CONNECTION:
+        key = quota, user, ""
+        return [(((IP, user),), key), (((IP, None),), key)]
+    pair, shared, anybody = (quota, user, client_id), (quota, user, ""), (quota, "", client_id)
+    return [
+        (((CLIENT_ID, client_id), (USER, user)), pair),
+        (((CLIENT_ID, None), (USER, user)), pair),
+        (((USER, user),), shared),
+        (((CLIENT_ID, client_id), (USER, None)), pair),
+        (((CLIENT_ID, None), (USER, None)), pair),
+        (((USER, None),), shared),
+        (((CLIENT_ID, client_id),), anybody),
+        (((CLIENT_ID, None),), anybody),
+    ]

@@ -1,0 +1,206 @@
+"""DescribeClientQuotas (key 48), AlterClientQuotas (49): how much clients may use.
+
+KIP-546, KIP-612. v1 of both is flexible. Decided by the catalog, each entity by itself; answered
+from this server's own applied catalog.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.answer import Gathering, Later, Unbuilt
+from vdl.kafka.context import RequestContext
+from vdl.kafka.handlers.topics import undecided
+from vdl.kafka.wire.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    EntryDataResponse,
+)
+from vdl.kafka.wire.alter_client_quotas import EntityData as ChangedEntity
+from vdl.kafka.wire.alter_client_quotas import EntryData as Change
+from vdl.kafka.wire.describe_client_quotas import (
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+    EntityData,
+    EntryData,
+    ValueData,
+)
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.state.commands import AlterQuotas, QuotaChange
+from vdl.state.quotas import (
+    CLIENT_ID,
+    IP,
+    USER,
+    Entity,
+    entity_complaint,
+    entity_of,
+    value_complaint,
+)
+
+_TIMEOUT_MS = 30_000
+"""These requests have no time-out of their own."""
+CHANGES_PER_COMMAND = 1_000
+_EXACT, _DEFAULT, _ANY = 0, 1, 2
+
+
+def handle_describe_client_quotas(
+    ctx: RequestContext, request: DescribeClientQuotasRequest
+) -> DescribeClientQuotasResponse | Unbuilt:
+    """The entities that match all components; `strict`: and have no others."""
+    try:
+        exact, any_of = _filter(request)
+    except KafkaError as error:
+        return _failed(error.code, error.message)
+
+    def build() -> DescribeClientQuotasResponse:
+        response = DescribeClientQuotasResponse(error_message=None, entries=[])
+        entries = response.entries
+        assert entries is not None
+        for entity, values in ctx.server.host.catalog.quotas.entities.items():
+            names = dict(entity)
+            if (
+                (not request.strict or len(names) == len(exact) + len(any_of))
+                and all(kind in names and names[kind] == name for kind, name in exact.items())
+                and any_of <= names.keys()
+            ):
+                entries.append(
+                    EntryData(
+                        [EntityData(kind, name) for kind, name in entity],
+                        [ValueData(key, value) for key, value in sorted(values.items())],
+                    )
+                )
+        return response
+
+    return Unbuilt(build)
+
+
+def fail_describe_client_quotas(
+    _request: DescribeClientQuotasRequest, _version: int, code: ErrorCode
+) -> DescribeClientQuotasResponse:
+    """`code` for the request."""
+    return _failed(code, "")
+
+
+def _failed(code: ErrorCode, message: str) -> DescribeClientQuotasResponse:
+    return DescribeClientQuotasResponse(
+        error_code=code, error_message=message or None, entries=None
+    )
+
+
+def _filter(request: DescribeClientQuotasRequest) -> tuple[dict[str, str | None], set[str]]:
+    """Names by kind that an entity must have, and kinds of which it must have any. Raises
+    KafkaError."""
+    exact: dict[str, str | None] = {}
+    any_of: set[str] = set()
+    for component in request.components:
+        kind = component.entity_type
+        if not kind:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Invalid empty entity type.")
+        if kind in exact or kind in any_of:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"Entity type {kind} cannot appear more than once in the filter.",
+            )
+        if kind not in (USER, CLIENT_ID, IP):
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"Unsupported entity type {kind}")
+        if component.match_type == _EXACT and component.match is not None:
+            exact[kind] = component.match
+        elif component.match_type == _DEFAULT and component.match is None:
+            exact[kind] = None
+        elif component.match_type == _ANY and component.match is None:
+            any_of.add(kind)
+        else:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "the match does not go with its type")
+    kinds = exact.keys() | any_of
+    if IP in kinds and len(kinds) > 1:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            "Invalid entity filter component combination. IP filter component should not be used "
+            "with user or clientId filter component.",
+        )
+    return exact, any_of
+
+
+def handle_alter_client_quotas(
+    ctx: RequestContext, request: AlterClientQuotasRequest
+) -> AlterClientQuotasResponse | Later:
+    """Each entity has its own answer; one that is named twice is not changed."""
+    parts = Gathering(AlterClientQuotasResponse())
+    times: Counter[Entity] = Counter(_entity(entry) for entry in request.entries)
+    wanted: list[tuple[QuotaChange, EntryDataResponse]] = []
+    for entry in request.entries:
+        result = _result(entry, ErrorCode.NONE)
+        parts.response.entries.append(result)
+        try:
+            if times[_entity(entry)] > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "the entity is named more than once")
+            wanted.append((_change(entry), result))
+        except KafkaError as error:
+            result.error_code, result.error_message = error.code, error.message
+    if request.validate_only:
+        wanted.clear()
+    for start in range(0, len(wanted), CHANGES_PER_COMMAND):
+        some = wanted[start : start + CHANGES_PER_COMMAND]
+        parts.expect()
+        ctx.server.host.propose_catalog(
+            AlterQuotas([change for change, _ in some]),
+            deadline_ns=ctx.deadline_ns(_TIMEOUT_MS),
+            done=partial(_decided, parts, [result for _, result in some]),
+        )
+    return parts.result()
+
+
+def fail_alter_client_quotas(
+    request: AlterClientQuotasRequest, _version: int, code: ErrorCode
+) -> AlterClientQuotasResponse:
+    """`code` for each entity."""
+    return AlterClientQuotasResponse(entries=[_result(entry, code) for entry in request.entries])
+
+
+def _entity(entry: Change) -> Entity:
+    return entity_of((part.entity_type, part.entity_name) for part in entry.entity)
+
+
+def _result(entry: Change, code: ErrorCode) -> EntryDataResponse:
+    names = [ChangedEntity(part.entity_type, part.entity_name) for part in entry.entity]
+    return EntryDataResponse(code, None, names)
+
+
+def _change(entry: Change) -> QuotaChange:
+    """Raises KafkaError for what needs no catalog to be wrong."""
+    parts = [(part.entity_type, part.entity_name) for part in entry.entity]
+    if complaint := entity_complaint(parts):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, complaint)
+    values: dict[str, float] = {}
+    unset: list[str] = []
+    for change in entry.ops:
+        if change.key in values or change.key in unset:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Duplicate quota key {change.key[:100]}")
+        if change.remove:
+            unset.append(change.key)
+            continue
+        if complaint := value_complaint(entity_of(parts), change.key, change.value):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, complaint)
+        values[change.key] = change.value
+    return QuotaChange(parts, values, unset)
+
+
+def _decided(
+    parts: Gathering[AlterClientQuotasResponse],
+    results: list[EntryDataResponse],
+    outcome: Outcome,
+) -> None:
+    def fill() -> None:
+        if outcome.kind is OutcomeKind.APPLIED:
+            for error, result in zip(outcome.result.errors, results, strict=True):
+                result.error_code = error
+                if error is ErrorCode.POLICY_VIOLATION:
+                    result.error_message = "the quotas take as much room as they may"
+        else:
+            for result in results:
+                result.error_code, result.error_message = undecided(outcome)
+        parts.arrived()
+
+    parts.later.run(fill)
