@@ -429,6 +429,10 @@ def _build(
         key=_beside(folder, files.key),
         ca=_beside(folder, files.ca),
     )
+    audit = changes.get("audit", base.audit)
+    assert isinstance(audit, AuditOptions), audit
+    if audit.file is not None:
+        changes["audit"] = replace(audit, file=folder / audit.file)
     config = replace(base, **changes)  # type: ignore[arg-type]  # values follow KEYS' targets
     own_seed = seeds.get(config.server_id)
     if seeds and own_seed is None and "listen" not in peer:

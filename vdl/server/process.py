@@ -209,7 +209,7 @@ class Process:
         if options.file is None:
             return
         self._audit_file = AuditFile(
-            self._config.data_dir / options.file,
+            options.file,
             bytes_max=options.bytes_max,
             files_max=options.files_max,
             on_loss=lambda cause: self._log.error("audit_lines_lost", cause=cause),

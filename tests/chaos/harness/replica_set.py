@@ -249,7 +249,7 @@ def _toml(settings: Mapping[str, object]) -> str:
     tables: dict[str, list[str]] = defaultdict(list)
     for name, value in settings.items():
         table, _, key = name.partition(".")
-        text = f'"{value}"' if isinstance(value, str) else str(value)
+        text = f'"{value}"' if isinstance(value, str) else str(value).lower()
         tables[table].append(f"{key} = {text}")
     return "".join(f"\n[{name}]\n" + "\n".join(rows) + "\n" for name, rows in tables.items())
 

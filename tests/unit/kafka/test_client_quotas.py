@@ -286,7 +286,7 @@ def test_session_loses_nothing_while_its_client_waits() -> None:
 
 def test_time_that_requests_take_counts_and_a_wait_for_it_is_short() -> None:
     """`request_percentage`: a hundred is the whole loop; a second at most, as with Kafka."""
-    world = limited(({"user": None}, "request_percentage", 10))
+    world = limited(({"user": None}, "request_percentage", 5))
     client = world.client()
     world.context.clock = SlowClock(world.clock)
     answer = client.ask(METADATA, 9, MetadataRequest(None))

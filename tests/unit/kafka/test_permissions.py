@@ -19,6 +19,8 @@ from vdl.kafka.context import KafkaOptions, RequestContext
 from vdl.kafka.security.permissions import PERMISSIONS, check_request, described, finished
 from vdl.kafka.security.principal import Principal
 from vdl.kafka.security.rules import Refused
+from vdl.kafka.wire.consumer_group_describe import ConsumerGroupDescribeRequest
+from vdl.kafka.wire.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from vdl.kafka.wire.create_acls import AclCreation, CreateAclsRequest
 from vdl.kafka.wire.create_topics import CreatableTopic, CreateTopicsRequest
 from vdl.kafka.wire.delete_acls import DeleteAclsFilter, DeleteAclsRequest
@@ -95,6 +97,8 @@ OPEN_TO_ALL = {18, 60, 71, 72}
 """What every client needs, or what tells nothing that it does not know."""
 SAYS_NOTHING = {(35, 1), (35, 2)}
 """APIs in whose version there is no place for an error: the answer is empty, as Kafka's."""
+NEEDS_COORDINATOR = {8, 9, 10, 11, 12, 13, 14, 15, 16, 42, 47, 68, 69}
+"""APIs that ask for a coordinator, which the twin does not have."""
 FILTERED = {16}
 """What one may not see is left out of the answer; nothing is refused."""
 
@@ -137,6 +141,8 @@ NEEDED: dict[int, list[tuple[AclOperation, AclResource]]] = {
     57: [(Do.ALTER, CLUSTER)],
     61: [(Do.READ, TOPIC)],
     64: [(Do.ALTER, CLUSTER)],
+    68: [(Do.READ, GROUP), (Do.DESCRIBE, TOPIC)],
+    69: [(Do.DESCRIBE, GROUP)],
     74: [(Do.DESCRIBE_CONFIGS, CLUSTER)],
     75: [(Do.DESCRIBE, TOPIC)],
 }
@@ -187,6 +193,8 @@ def _requests(version: int) -> dict[int, Any]:
             "g", [OffsetDeleteRequestTopic("t", [OffsetDeleteRequestPartition(0)])]
         ),
         60: DescribeClusterRequest(include_cluster_authorized_operations=True),
+        68: ConsumerGroupHeartbeatRequest("g", "m", subscribed_topic_names=["t"]),
+        69: ConsumerGroupDescribeRequest(["g"]),
     }
 
 
@@ -321,8 +329,8 @@ def test_super_user_passes_and_everybody_does_without_an_authorizer() -> None:
         if "t" not in world.host.catalog.topics:
             world.topic("t")
         for key, api in API.items():
-            if key in (8, 9, 10, 11, 12, 13, 14, 15, 16, 42, 47):
-                continue  # they ask for a coordinator, which the twin does not have
+            if key in NEEDS_COORDINATOR:
+                continue
             answer = client(world, who).ask(
                 key, api.max_version, requests(api.max_version)[key], 500
             )

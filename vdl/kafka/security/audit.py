@@ -54,7 +54,7 @@ class AuditOptions:
     """Where the audit log is, and how much of it is kept."""
 
     file: Path | None = None
-    """None: none is kept. Relative paths are relative to the data directory."""
+    """None: none is kept."""
     bytes_max: int = 64 << 20
     """A file of this size is put aside, and a new one begun."""
     files_max: int = 8

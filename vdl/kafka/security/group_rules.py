@@ -12,6 +12,8 @@ from vdl.kafka.security.rules import NO_ID, REFUSAL, Check, Finish, Need, Refuse
 from vdl.kafka.security.topic_rules import NOT_ASKED, may_describe
 from vdl.state.acls import CLUSTER_NAME, AclOperation, AclResource
 
+_HIDDEN_TOPICS = "The group has described topic(s) that the client is not authorized to describe."
+
 # --- groups --------------------------------------------------------------------------------------
 
 _GROUP_KEY, _TRANSACTION_KEY, _SHARE_KEY = 0, 1, 2
@@ -173,3 +175,52 @@ def offset_delete_refusals(check: Check, topics: list[Any], code: ErrorCode) -> 
         )
         for topic in topics
     ]
+
+
+# --- groups whose assignments the coordinator computes (KIP-848) ---------------------------------
+
+
+def subscribed_topics(check: Check) -> Finish | Refused | None:
+    """DESCRIBE on each topic that is subscribed to, or that a pattern matches.
+
+    A member that subscribes by a pattern is not told of topics that it may not describe.
+    """
+    names = check.request.subscribed_topic_names or ()
+    if not all(may_describe(check, name) for name in names):
+        return check.refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+    def finish(answer: Any) -> Any:
+        if answer.assignment is not None:
+            answer.assignment.topic_partitions = [
+                topic
+                for topic in answer.assignment.topic_partitions
+                if (name := check.topic_name(None, topic.topic_id)) is None
+                or may_describe(check, name, quietly=True)
+            ]
+        return answer
+
+    return finish
+
+
+def assigned_topics(check: Check) -> Finish:
+    """DESCRIBE on each topic that members of the group are assigned."""
+
+    def finish(answer: Any) -> Any:
+        described = check.api.wire.DescribedGroup
+        for position, group in enumerate(answer.groups):
+            names = {
+                topic.topic_name
+                for member in group.members
+                for assignment in (member.assignment, getattr(member, "target_assignment", None))
+                if assignment is not None
+                for topic in assignment.topic_partitions
+            }
+            if not all(may_describe(check, name) for name in sorted(names)):
+                answer.groups[position] = described(
+                    group_id=group.group_id,
+                    error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                    error_message=_HIDDEN_TOPICS,
+                )
+        return answer
+
+    return finish

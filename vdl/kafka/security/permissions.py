@@ -16,12 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vdl.kafka.security.group_rules import (
+    assigned_topics,
     coordinator_need,
     fetched_offsets,
     group_operations,
     listed_groups,
     offset_delete_refusals,
     one_coordinator,
+    subscribed_topics,
 )
 from vdl.kafka.security.rules import (
     Check,
@@ -121,6 +123,8 @@ PERMISSIONS: Mapping[int, tuple[Rule, ...]] = {
     60: (described_cluster,),
     61: (each_topic(_O.READ),),
     64: (Needs(_O.ALTER),),
+    68: (needs_group(_O.READ), subscribed_topics),
+    69: (each_group(_O.DESCRIBE, "group_ids", "groups"), assigned_topics, group_operations),
     71: OPEN,
     72: OPEN,
     74: (Needs(_O.DESCRIBE_CONFIGS),),
