@@ -251,10 +251,13 @@ def test_acls_change_under_load_and_nobody_else_notices(
         host, _, port = secured.address(server_id).partition(":")
         asked = ListOffsetsTopic(revoked, [ListOffsetsPartition(0, -1, -1)])
         connection = RawConnection((host, int(port)))
-        while not stop.wait(0.005):
-            answer = connection.ask(ListOffsetsRequest(-1, 0, [asked]), key=2, version=4)
-            code = answer.topics[0].partitions[0].error_code
-            refusals.append((time.monotonic(), code == ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+        try:
+            while not stop.wait(0.005):
+                answer = connection.ask(ListOffsetsRequest(-1, 0, [asked]), key=2, version=4)
+                code = answer.topics[0].partitions[0].error_code
+                refusals.append((time.monotonic(), code == ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+        finally:
+            connection.close()
 
     threads = [threading.Thread(target=produce)]
     threads += [threading.Thread(target=ask, args=(server,)) for server in secured.server_ids]

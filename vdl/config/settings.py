@@ -432,7 +432,7 @@ def _build(
     audit = changes.get("audit", base.audit)
     assert isinstance(audit, AuditOptions), audit
     if audit.file is not None:
-        changes["audit"] = replace(audit, file=folder / audit.file)
+        changes["audit"] = replace(audit, file=_beside(folder, audit.file))
     config = replace(base, **changes)  # type: ignore[arg-type]  # values follow KEYS' targets
     own_seed = seeds.get(config.server_id)
     if seeds and own_seed is None and "listen" not in peer:

@@ -34,7 +34,9 @@ from vdl.kafka.security.rules import (
     Rule,
     each_group,
     each_topic,
+    each_transactional_id,
     needs_group,
+    needs_transactional_id,
     of_topics,
     text_of,
 )
@@ -49,6 +51,12 @@ from vdl.kafka.security.topic_rules import (
     producer_id,
     transactional_batches,
     unmade_topics,
+)
+from vdl.kafka.security.transaction_rules import (
+    added_partitions,
+    described_transactions,
+    listed_transactions,
+    written_markers,
 )
 from vdl.state.acls import AclOperation
 
@@ -85,6 +93,7 @@ PERMISSIONS: Mapping[int, tuple[Rule, ...]] = {
         group_operations,
     ),
     16: (listed_groups,),
+    17: OPEN,
     18: OPEN,
     19: (
         each_topic(_O.CREATE, unless=_O.CREATE, refusals=unmade_topics),
@@ -102,6 +111,11 @@ PERMISSIONS: Mapping[int, tuple[Rule, ...]] = {
             unless=_O.CLUSTER_ACTION,
         ),
     ),
+    24: (added_partitions,),
+    25: (needs_transactional_id(), needs_group(_O.READ)),
+    26: (needs_transactional_id(),),
+    27: (written_markers,),
+    28: (needs_transactional_id(), needs_group(_O.READ), each_topic(_O.READ)),
     29: (Needs(_O.DESCRIBE),),
     30: (Needs(_O.ALTER),),
     31: (Needs(_O.ALTER),),
@@ -109,6 +123,7 @@ PERMISSIONS: Mapping[int, tuple[Rule, ...]] = {
     33: (each_config(_O.ALTER_CONFIGS, "responses"),),
     34: (Needs(_O.ALTER),),
     35: (Needs(_O.DESCRIBE),),
+    36: OPEN,
     37: (each_topic(_O.ALTER, "results"),),
     42: (each_group(_O.DELETE, "groups_names", "results"),),
     43: (Needs(_O.ALTER),),
@@ -118,11 +133,18 @@ PERMISSIONS: Mapping[int, tuple[Rule, ...]] = {
     47: (needs_group(_O.DELETE), each_topic(_O.READ, refusals=offset_delete_refusals)),
     48: (Needs(_O.DESCRIBE_CONFIGS),),
     49: (Needs(_O.ALTER_CONFIGS),),
+    50: (Needs(_O.DESCRIBE),),
+    51: (Needs(_O.ALTER),),
     55: (Needs(_O.DESCRIBE),),
     57: (Needs(_O.ALTER),),
     60: (described_cluster,),
     61: (each_topic(_O.READ),),
     64: (Needs(_O.ALTER),),
+    65: (
+        each_transactional_id(_O.DESCRIBE, "transactional_ids", "transaction_states"),
+        described_transactions,
+    ),
+    66: (listed_transactions,),
     68: (needs_group(_O.READ), subscribed_topics),
     69: (each_group(_O.DESCRIBE, "group_ids", "groups"), assigned_topics, group_operations),
     71: OPEN,

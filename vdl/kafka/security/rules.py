@@ -253,6 +253,12 @@ def each_group(operation: AclOperation, asked: str, answered: str) -> Each:
     return Each(text, asked, answered, of_names(operation, AclResource.GROUP))
 
 
+def each_transactional_id(operation: AclOperation, asked: str, answered: str) -> Each:
+    """Each of a list of transactional ids needs an operation on it."""
+    text = f"{operation.name} on each transactional id"
+    return Each(text, asked, answered, of_names(operation, AclResource.TRANSACTIONAL_ID))
+
+
 def needs_group(operation: AclOperation) -> Needs:
     """The group of the request."""
     return Needs(operation, AclResource.GROUP, "group_id")
