@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from vdl.kafka.answer import Encoded
     from vdl.kafka.group_coordinator import GroupCoordinator
     from vdl.kafka.security.login import Login
+    from vdl.kafka.security.oauth import Validator
     from vdl.kafka.transaction_coordinator import TransactionCoordinator
     from vdl.logstream.group.state_group import Outcome, StateGroup
     from vdl.records.batch import BatchHeader
@@ -520,6 +521,8 @@ class Context:
     log_sizes: LogSizes = field(init=False)
     login_compute: Compute = at_once
     """Where a password is checked."""
+    tokens: Validator | None = None
+    """Who judges tokens of OAUTHBEARER; None: nobody can log in by one."""
 
     def stream(self, group_id: GroupId) -> LogStream | None:
         """The partition replica here, or the view of a coordinator's commits."""

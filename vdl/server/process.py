@@ -39,6 +39,7 @@ from segments.store import DiskStore
 from vdl.config.settings import ADMIN_LISTENER, Config, ConfigError
 from vdl.kafka.api import load as load_apis
 from vdl.kafka.listener import Listener
+from vdl.kafka.security.oauth import Validator
 from vdl.listening import listening_socket
 from vdl.log import EventLog, start_logging
 from vdl.records.walk import IS_NATIVE
@@ -59,6 +60,7 @@ from vdl.server.recovery_progress import RecoveryProgress
 from vdl.server.server import Server, ServerState
 from vdl.server.server_tls import Refreshed, ServerTls
 from vdl.server.side_thread import SideThread
+from vdl.server.token_keys import TokenKeys
 
 if TYPE_CHECKING:
     from rpc.admin_service import AdminService
@@ -137,6 +139,10 @@ class Process:
         config = self._config
         self._tls.load()
         users = read_first_users(config.first_users) if config.first_users is not None else ()
+        tokens = Validator(config.oauth) if config.oauth.is_complete else None
+        if tokens is not None:
+            fetching = SideThread("jwks", self._doorbell.ring)
+            TokenKeys(tokens, fetching.run, self._clock, self._log).start()
         workers = ThreadWorkers(
             self._doorbell.ring,
             lambda delay_ms, fn: loop.call_later(delay_ms / 1_000, fn),
@@ -173,6 +179,7 @@ class Process:
             log=self._log,
             login_compute=self._logins.run,
             first_users=users,
+            tokens=tokens,
         )
         server.on_serving = self._open_listeners
         server.on_closing = self._close_listeners

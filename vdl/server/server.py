@@ -38,6 +38,7 @@ from vdl.kafka.frontend import Frontend
 from vdl.kafka.group_coordinator import GroupCoordinator
 from vdl.kafka.offsets_topic import CommitLog
 from vdl.kafka.record_checks import Compute, at_once
+from vdl.kafka.security.oauth import Validator
 from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS
 from vdl.kafka.transaction_coordinator import TransactionCoordinator
 from vdl.log import Log
@@ -96,9 +97,11 @@ class Server:
         log: Log,
         login_compute: Compute = at_once,
         first_users: Sequence[ScramUpsert] = (),
+        tokens: Validator | None = None,
     ) -> None:
         """`advertised`: listener name → address that clients are told. `login_compute`: where
-        passwords are checked. `first_users`: those of a cluster that never had any."""
+        passwords are checked. `first_users`: those of a cluster that never had any.
+        `tokens`: who judges those of OAUTHBEARER."""
         self.config = config
         self.store = store
         self.clock = clock
@@ -116,6 +119,7 @@ class Server:
         self._advertised = advertised
         self._login_compute = login_compute
         self._first_users = first_users
+        self._tokens = tokens
         self._log = log
         self._digest = configuration_digest(
             {server: str(address) for server, address in config.seeds.items()}
@@ -302,6 +306,7 @@ class Server:
             log_directory=str(config.data_dir.absolute()),
             compute=self.store.workers.compute,
             login_compute=self._login_compute,
+            tokens=self._tokens,
         )
         context.groups = GroupCoordinator(
             host=host,
@@ -381,6 +386,7 @@ class Server:
         assert self.host is not None
         if self.frontend is not None:
             follow(self.frontend.context)
+            self.frontend.credentials_changed()
         if self.state is ServerState.WAITING and self.host.is_known:
             self.state = ServerState.STARTING
             self._log.info("directory_known", server=self.config.server_id)
