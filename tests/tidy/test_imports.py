@@ -15,7 +15,12 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.commands",),
     ("vdl.sim", "vdl.server.process"),
     ("vdl.server.administration", "vdl.server.recovery_progress", "vdl.server.loop"),
-    ("vdl.server.first_users", "vdl.server.server_tls", "vdl.server.side_thread"),
+    (
+        "vdl.server.first_users",
+        "vdl.server.server_tls",
+        "vdl.server.side_thread",
+        "vdl.server.token_keys",
+    ),
     ("vdl.server.server",),
     ("vdl.server.front",),
     ("vdl.config.settings",),

@@ -58,7 +58,8 @@ from vdl.config.values import (
 from vdl.errors import VdlError
 from vdl.kafka.context import KafkaOptions, ListenerOptions
 from vdl.kafka.security.audit import AuditOptions
-from vdl.kafka.security.protocol import SecurityProtocol
+from vdl.kafka.security.oauth_options import OauthOptions
+from vdl.kafka.security.protocol import OAUTHBEARER, SecurityProtocol
 from vdl.log import LogOptions
 from vdl.logstream.options import HostOptions
 
@@ -124,6 +125,7 @@ class Config:
     store: StoreOptions = field(default_factory=StoreOptions)
     log: LogOptions = field(default_factory=LogOptions)
     tls: TlsFiles = field(default_factory=TlsFiles)
+    oauth: OauthOptions = field(default_factory=OauthOptions)
     first_users: Path | None = None
     """See `vdl/server/first_users.py`."""
     audit: AuditOptions = field(default_factory=AuditOptions)
@@ -352,6 +354,15 @@ KEYS: dict[str, Key] = {
     "tls.cluster": Key("tls.cluster", cluster_name),
     "tls.version_min": Key("tls.version_min", choice(*VERSIONS)),
     "tls.ciphers": Key("tls.ciphers", text),
+    "kafka.sasl.oauthbearer.jwks.endpoint.url": Key("oauth.jwks_url", text),
+    "kafka.sasl.oauthbearer.jwks.endpoint.refresh.ms": Key(
+        "oauth.jwks_refresh_ms", milliseconds(10_000, INT32_MAX)
+    ),
+    "kafka.sasl.oauthbearer.expected.audience": Key("oauth.audience", text),
+    "kafka.sasl.oauthbearer.expected.issuer": Key("oauth.issuer", text),
+    "kafka.sasl.oauthbearer.clock.skew.seconds": Key("oauth.clock_skew_s", integer(0, 3_600)),
+    "kafka.sasl.oauthbearer.sub.claim.name": Key("oauth.subject_claim", text),
+    "security.jwks_ca": Key("oauth.ca", text),
     "security.first_users": Key("first_users", path),
     # --- the server's own log
     "log.format": Key("log.format", choice("logfmt", "json")),
@@ -360,7 +371,7 @@ KEYS: dict[str, Key] = {
 }
 """Every key a file may have besides `cluster.seeds` and `[[listeners]]`."""
 
-_OPTIONS = ("kafka", "host", "store", "log", "tls", "audit")
+_OPTIONS = ("kafka", "host", "store", "log", "tls", "oauth", "audit")
 _SHOWN_MAX = 100
 """Characters of a wrong value that a message repeats."""
 
@@ -494,8 +505,23 @@ def _parse_listeners(
     return tuple(listeners)
 
 
+def _check_tokens(config: Config) -> None:
+    """Tokens that nobody can judge are not asked for."""
+    url = config.oauth.jwks_url
+    key = "kafka.sasl.oauthbearer.jwks.endpoint.url"
+    if url and not url.startswith(("https://", "file:///")):
+        raise ConfigError(config.source, key, "expected https://… or file:///…")
+    if any(OAUTHBEARER in one.mechanisms for one in config.listeners) and (
+        not config.oauth.is_complete
+    ):
+        raise ConfigError(
+            config.source, key, "required for OAUTHBEARER, with expected.audience and .issuer"
+        )
+
+
 def _check_identities(config: Config) -> None:
     """Once clients have to say who they are, nobody else comes in by another port."""
+    _check_tokens(config)
     files = config.tls
     if (files.certificate is None) != (files.key is None):
         raise ConfigError(config.source, "tls.key", "expected beside tls.certificate, and it here")

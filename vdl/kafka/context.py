@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from vdl.kafka.answer import Encoded
     from vdl.kafka.group_coordinator import GroupCoordinator
     from vdl.kafka.security.login import Login
+    from vdl.kafka.security.oauth import Validator
     from vdl.kafka.transaction_coordinator import TransactionCoordinator
     from vdl.logstream.group.state_group import Outcome, StateGroup
     from vdl.records.batch import BatchHeader
@@ -537,6 +538,8 @@ class Context:
     """Where that is noted."""
     quotas: ClientQuotas | None = None
     """What clients may use; None while the catalog has no quota. Set by `broker_configs.follow`."""
+    tokens: Validator | None = None
+    """Who judges tokens of OAUTHBEARER; None: nobody can log in by one."""
 
     def stream(self, group_id: GroupId) -> LogStream | None:
         """The partition replica here, or the view of a coordinator's commits."""

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from vdl.kafka.security.login import Login
 from vdl.kafka.security.mechanism import Mechanism
+from vdl.kafka.security.oauth import OauthLogin
 from vdl.kafka.security.plain import PlainLogin
 from vdl.kafka.security.principal import Principal
-from vdl.kafka.security.protocol import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
+from vdl.kafka.security.protocol import OAUTHBEARER, PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
 from vdl.kafka.security.scram import ClientFirst, ScramLogin, Verifier
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def begin_login(context: Context, mechanisms: tuple[str, ...]) -> Login:
         mechanisms,
         lambda name: _MAKERS[name](context, name),
         context.clock,
+        context.host.agreed_ms,
         context.config.session_ms_max,
     )
 
@@ -62,8 +64,14 @@ def _decoy_key(context: Context) -> bytes:
     return context.host.catalog.scram.decoy_key or context.host.cluster_id.encode()
 
 
+def _oauth(context: Context, mechanism: str) -> Mechanism:
+    assert context.tokens is not None, mechanism
+    return OauthLogin(context.tokens, context.host.agreed_ms, context.login_compute)
+
+
 _MAKERS: Mapping[str, Callable[[Context, str], Mechanism]] = {
     SCRAM_SHA_256: _scram,
     SCRAM_SHA_512: _scram,
     PLAIN: _plain,
+    OAUTHBEARER: _oauth,
 }

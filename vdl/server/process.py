@@ -40,6 +40,7 @@ from vdl.config.settings import ADMIN_LISTENER, Config, ConfigError
 from vdl.kafka.api import load as load_apis
 from vdl.kafka.listener import Listener
 from vdl.kafka.security.audit import AuditLog
+from vdl.kafka.security.oauth import Validator
 from vdl.listening import listening_socket
 from vdl.log import EventLog, start_logging
 from vdl.records.walk import IS_NATIVE
@@ -61,6 +62,7 @@ from vdl.server.recovery_progress import RecoveryProgress
 from vdl.server.server import Server, ServerState
 from vdl.server.server_tls import Refreshed, ServerTls
 from vdl.server.side_thread import SideThread
+from vdl.server.token_keys import TokenKeys
 
 if TYPE_CHECKING:
     from rpc.admin_service import AdminService
@@ -141,6 +143,10 @@ class Process:
         config = self._config
         self._tls.load()
         users = read_first_users(config.first_users) if config.first_users is not None else ()
+        tokens = Validator(config.oauth) if config.oauth.is_complete else None
+        if tokens is not None:
+            fetching = SideThread("jwks", self._doorbell.ring)
+            TokenKeys(tokens, fetching.run, self._clock, self._log).start()
         workers = ThreadWorkers(
             self._doorbell.ring,
             lambda delay_ms, fn: loop.call_later(delay_ms / 1_000, fn),
@@ -179,6 +185,7 @@ class Process:
             login_compute=self._logins.run,
             first_users=users,
             audit=self._audit,
+            tokens=tokens,
         )
         server.on_serving = self._open_listeners
         server.on_closing = self._close_listeners

@@ -39,6 +39,7 @@ from vdl.kafka.group_coordinator import GroupCoordinator
 from vdl.kafka.offsets_topic import CommitLog
 from vdl.kafka.record_checks import Compute, at_once
 from vdl.kafka.security.audit import AuditLog
+from vdl.kafka.security.oauth import Validator
 from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS
 from vdl.kafka.transaction_coordinator import TransactionCoordinator
 from vdl.log import Log
@@ -98,9 +99,11 @@ class Server:
         login_compute: Compute = at_once,
         first_users: Sequence[ScramUpsert] = (),
         audit: AuditLog | None = None,
+        tokens: Validator | None = None,
     ) -> None:
         """`advertised`: listener name → address that clients are told. `login_compute`: where
-        passwords are checked. `first_users`: those of a cluster that never had any."""
+        passwords are checked. `first_users`: those of a cluster that never had any.
+        `tokens`: who judges those of OAUTHBEARER."""
         self.config = config
         self.store = store
         self.clock = clock
@@ -118,6 +121,7 @@ class Server:
         self._advertised = advertised
         self._login_compute = login_compute
         self._first_users = first_users
+        self._tokens = tokens
         self._log = log
         self._audit = audit
         self._digest = configuration_digest(
@@ -306,6 +310,7 @@ class Server:
             compute=self.store.workers.compute,
             login_compute=self._login_compute,
             audit=self._audit,
+            tokens=self._tokens,
         )
         context.groups = GroupCoordinator(
             host=host,
@@ -385,6 +390,7 @@ class Server:
         assert self.host is not None
         if self.frontend is not None:
             follow(self.frontend.context)
+            self.frontend.credentials_changed()
         if self.state is ServerState.WAITING and self.host.is_known:
             self.state = ServerState.STARTING
             self._log.info("directory_known", server=self.config.server_id)

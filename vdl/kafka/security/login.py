@@ -69,6 +69,7 @@ class Login:
         "_make",
         "_mechanism",
         "_mechanism_name",
+        "_now_ms",
         "_session_ms_max",
         "bare_tokens",
         "credential",
@@ -85,9 +86,11 @@ class Login:
         mechanisms: tuple[str, ...],
         make: Callable[[str], Mechanism],
         clock: Clock,
+        now_ms: Callable[[], int],
         session_ms_max: int,
     ) -> None:
-        """`make`: one login by a mechanism. `session_ms_max`: of a session; 0: it does not end."""
+        """`make`: one login by a mechanism. `now_ms`: what time it is, by which credentials end.
+        `session_ms_max`: of a session; 0: it does not end."""
         self.mechanisms = mechanisms
         self.state = LoginState.CHOOSING
         self.principal: Principal = ANONYMOUS
@@ -102,6 +105,7 @@ class Login:
         """When the session ends; 0: it does not."""
         self.since_ns = clock.now_ns()
         self._clock = clock
+        self._now_ms = now_ms
         self._make = make
         self._session_ms_max = session_ms_max
         self._mechanism: Mechanism | None = None
@@ -167,7 +171,7 @@ class Login:
             return self._refused(Refused("another principal than that of the session"))
         lifetime_ms = self._session_ms_max
         if step.expires_ms >= 0:
-            left_ms = step.expires_ms - self._clock.wall_ms()
+            left_ms = step.expires_ms - self._now_ms()
             if left_ms <= 0:
                 return self._refused(Refused("the credential has expired", is_credential=True))
             lifetime_ms = min(lifetime_ms or left_ms, left_ms)

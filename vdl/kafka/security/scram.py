@@ -189,7 +189,7 @@ class ScramLogin:
         if not is_same or self._principal is None:
             return Refused("wrong user or password", is_credential=True)
         answer = base64.b64encode(hmac.digest(verifier.server_key, exchanged, name))
-        return Accepted(self._principal, b"v=" + answer)
+        return Accepted(self._principal, b"v=" + answer, credential=first.name)
 
 
 def _text(token: bytes) -> str:

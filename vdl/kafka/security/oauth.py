@@ -1,0 +1,201 @@
+"""OAUTHBEARER (RFC 7628): the client shows a token that an issuer has signed.
+
+* Only asymmetric signatures are taken, by keys of the issuer's set (JWKS): never `none`, and never
+  a key of the token's own (`jwk`, `jku`, `x5u` are not looked at). Without keys no token is good.
+* A token must name the issuer, one of our audiences, a user, and an end. Where it also says when it
+  begins or was issued, that must be past.
+* The session ends with the token, whatever else it is bounded by.
+* A refusal is the mechanism's own: an error in JSON, then the client says that it has read it.
+
+Judging a token takes a tenth of a millisecond, in the thread where passwords are checked. joserfc
+is loaded with the first keys.
+
+Must not know: connections, where keys come from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vdl.kafka.security.mechanism import Accepted, Challenge, Refused, Step
+from vdl.kafka.security.oauth_options import OauthOptions
+from vdl.kafka.security.principal import Principal
+
+ALGORITHMS = (
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
+)  # fmt: skip
+"""Signatures by a private key. Those of a shared secret are not among them: a public key could be
+taken for one."""
+KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
+TOKEN_BYTES_MAX = 16 << 10
+_KEYS_MAX = 100
+_NAME_CHARS_MAX = 256
+_SECONDS_MAX = 1 << 40
+
+_INITIAL = re.compile(
+    rb"n,(?:a=(?P<authzid>[^,\x00\x01]+))?,\x01(?P<pairs>(?:[A-Za-z]+=[^\x00\x01]*\x01)*)\x01"
+)
+_BEARER = re.compile(r"Bearer +([A-Za-z0-9._~+/=-]+) *", re.IGNORECASE)
+_ERROR = b'{"status":"invalid_token"}'
+
+Compute = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+
+
+class TokenRefused(Exception):
+    """Why a token is not good, with nothing of what is in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """Whose a token is, and until when (ms since 1970)."""
+
+    user: str
+    expires_ms: int
+
+
+class KeysRefused(ValueError):
+    """A set of keys that cannot be used."""
+
+
+class Validator:
+    """Judges tokens. Keys are replaced as a whole; everything else may be called in any thread."""
+
+    def __init__(self, options: OauthOptions) -> None:
+        self.options = options
+        self._keys: Any = None
+        self.unknown_keys = 0
+        """Tokens signed with a key that is not in the set."""
+
+    @property
+    def has_keys(self) -> bool:
+        return self._keys is not None
+
+    def take_keys(self, document: bytes) -> None:
+        """Use the keys of this set from now on. Raises KeysRefused."""
+        from joserfc import jwk
+
+        try:
+            found = json.loads(document)["keys"]
+            assert isinstance(found, list)
+            public = [
+                jwk.import_key(key)
+                for key in found[:_KEYS_MAX]
+                if key.get("kty") in KEY_TYPES and key.get("use", "sig") == "sig"
+            ]
+        except Exception as error:  # noqa: BLE001 - whatever somebody else's document does to a parser
+            raise KeysRefused(f"no set of keys: {type(error).__name__}") from None
+        if not public:
+            raise KeysRefused("no key for signatures in it")
+        self._keys = jwk.KeySet(public)
+
+    def validate(self, token: str, now_ms: int) -> Bearer:
+        """Raises TokenRefused."""
+        claims = self._claims(token)
+        options = self.options
+        if claims.get("iss") != options.issuer:
+            raise TokenRefused("issued by somebody else")
+        audience = claims.get("aud")
+        named = audience if isinstance(audience, list) else [audience]
+        if not any(one in options.audiences for one in named if isinstance(one, str)):
+            raise TokenRefused("for somebody else")
+        skew_ms = options.clock_skew_s * 1_000
+        expires_ms = _time_ms(claims, "exp")
+        if expires_ms is None:
+            raise TokenRefused("without an end")
+        if expires_ms + skew_ms <= now_ms:
+            raise TokenRefused("expired")
+        for name in ("nbf", "iat"):
+            begins_ms = _time_ms(claims, name)
+            if begins_ms is not None and begins_ms - skew_ms > now_ms:
+                raise TokenRefused("not valid yet")
+        user = claims.get(options.subject_claim)
+        if not isinstance(user, str) or not 0 < len(user) <= _NAME_CHARS_MAX:
+            raise TokenRefused("without a user")
+        return Bearer(user, expires_ms + skew_ms)
+
+    def _claims(self, token: str) -> dict[str, Any]:
+        from joserfc import jwt
+        from joserfc.errors import InvalidKeyIdError, JoseError
+
+        if self._keys is None or not self.options.is_complete:
+            raise TokenRefused("there are no keys to check it with")
+        if len(token) > TOKEN_BYTES_MAX or token.count(".") != 2:
+            raise TokenRefused("not a signed token")
+        try:
+            return dict(jwt.decode(token, self._keys, algorithms=list(ALGORITHMS)).claims)
+        except InvalidKeyIdError:
+            self.unknown_keys += 1
+            raise TokenRefused("signed with a key that is not in the set") from None
+        except JoseError as error:
+            raise TokenRefused(f"not good: {type(error).__name__}") from None
+        except Exception as error:  # noqa: BLE001 - whatever a stranger's bytes do to a parser
+            raise TokenRefused(f"not read: {type(error).__name__}") from None
+
+
+def _time_ms(claims: dict[str, Any], name: str) -> int | None:
+    """A time of a token; None if it does not say. Raises TokenRefused for what is no time."""
+    value = claims.get(name)
+    if value is None:
+        return None
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not (0 <= value <= _SECONDS_MAX)
+    ):
+        raise TokenRefused(f"{name} is no time")
+    return int(value * 1_000)
+
+
+class OauthLogin:
+    """One login."""
+
+    def __init__(self, validator: Validator, now_ms: Callable[[], int], compute: Compute) -> None:
+        self._validator = validator
+        self._now_ms = now_ms
+        self._compute = compute
+        self._refusal = ""
+
+    def step(self, token: bytes, done: Callable[[Step], None]) -> None:
+        """See `Mechanism.step`."""
+        if self._refusal:
+            done(Refused(self._refusal, is_credential=True, message=_ERROR.decode()))
+            return
+        match = _INITIAL.fullmatch(token)
+        if match is None:
+            done(Refused("malformed message"))
+            return
+        pairs = dict(pair.split(b"=", 1) for pair in match["pairs"].split(b"\1") if pair)
+        bearer = _BEARER.fullmatch(pairs.get(b"auth", b"").decode("latin-1"))
+        if bearer is None:
+            done(Refused("no bearer token"))
+            return
+        authzid = (match["authzid"] or b"").decode("utf-8", "replace")
+        value, now_ms = bearer[1], self._now_ms()
+
+        def checked(result: Bearer | BaseException) -> None:
+            if isinstance(result, TokenRefused):
+                self._refuse(str(result), done)
+            elif isinstance(result, BaseException):
+                raise result
+            elif authzid not in ("", result.user):
+                self._refuse("to act for somebody else is not supported", done)
+            else:
+                done(Accepted(Principal(result.user), expires_ms=result.expires_ms))
+
+        self._compute(lambda: _judged(self._validator, value, now_ms), checked)
+
+    def _refuse(self, reason: str, done: Callable[[Step], None]) -> None:
+        self._refusal = f"token {reason}"
+        done(Challenge(_ERROR))
+
+
+def _judged(validator: Validator, token: str, now_ms: int) -> Bearer | TokenRefused:
+    """As a value, for those who compute at once."""
+    try:
+        return validator.validate(token, now_ms)
+    except TokenRefused as error:
+        return error

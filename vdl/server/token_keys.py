@@ -1,0 +1,67 @@
+"""Keeps the keys of tokens fresh: at the start, every so often, and soon after a token came that is
+signed with one that is not known.
+
+Must not know: how keys are fetched, tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vdl.clock import MS, Clock
+from vdl.kafka.security.jwks import KeysUnavailable, fetch_keys
+from vdl.kafka.security.oauth import KeysRefused, Validator
+from vdl.log import Log
+
+RETRY_MS = 10_000
+"""Between two fetches at least: a flood of tokens with unknown keys is none of fetches."""
+
+Run = Callable[[Callable[[], str], Callable[[str | BaseException], None]], None]
+
+
+class TokenKeys:
+    """Of one server."""
+
+    def __init__(self, validator: Validator, run: Run, clock: Clock, log: Log) -> None:
+        """`run`: where fetching may take its time."""
+        self._validator = validator
+        self._run = run
+        self._clock = clock
+        self._log = log
+        self._seen_unknown = 0
+        self._fetched_ns = 0
+        self._problem = ""
+
+    def start(self) -> None:
+        """Fetch them, and go on."""
+        self._fetched_ns = self._clock.now_ns()
+        self._run(self._refresh, self._refreshed)
+
+    def _refresh(self) -> str:
+        """In a thread. What went wrong; empty if nothing did."""
+        try:
+            self._validator.take_keys(fetch_keys(self._validator.options))
+        except (KeysUnavailable, KeysRefused) as error:
+            return str(error)
+        return ""
+
+    def _refreshed(self, result: str | BaseException) -> None:
+        if isinstance(result, BaseException):
+            raise result
+        if result and result != self._problem:
+            self._log.warning(
+                "token_keys_unavailable", url=self._validator.options.jwks_url, problem=result
+            )
+        elif not result and (self._problem or not self._seen_unknown):
+            self._log.info("token_keys_loaded", url=self._validator.options.jwks_url)
+        self._problem = result
+        self._seen_unknown = self._validator.unknown_keys
+        self._clock.call_later(RETRY_MS * MS, self._look)
+
+    def _look(self) -> None:
+        age_ns = self._clock.now_ns() - self._fetched_ns
+        is_old = age_ns >= self._validator.options.jwks_refresh_ms * MS
+        if is_old or self._problem or self._validator.unknown_keys != self._seen_unknown:
+            self.start()
+        else:
+            self._clock.call_later(RETRY_MS * MS, self._look)
