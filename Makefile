@@ -8,7 +8,7 @@
 #   make gen            regenerate the Kafka codec and the gRPC modules
 #   make sim SEEDS=100 FIRST=1 [MINUTES=8]
 #   make chaos          real servers and disks, mistreated at length; CUTS=200, FLIPS=300, SYNCS=20,
-#                       FAILOVERS=10 one kind only
+#                       FAILOVERS=10, CHURN=300 one kind only
 #   make mutants        bugs planted on purpose: the simulator must find each; ONLY=name, RECORD=1
 #   make cost           calls, system calls and bytes a record, counted in the simulator; ONLY=single,
 #                       TOP=40 for where they are, RECORD=1
@@ -109,12 +109,12 @@ conformance: $(DEV)
 sim: $(DEV)
 	@exec $(BIN)/vdl sim --seeds $(SEEDS) --first $(FIRST) --minutes $(MINUTES)
 
-# CUTS, FLIPS, SYNCS and FAILOVERS choose a test each and say how much of it; without any of them
+# CUTS, FLIPS, SYNCS, FAILOVERS and CHURN choose a test each and say how much of it; without any of them
 # everything runs in its full form, about an hour. SEED draws the same again.
 CHAOS_TESTS := $(if $(CUTS),tests/chaos/test_power_cut.py) \
   $(if $(FLIPS),tests/chaos/test_bit_flips.py) $(if $(SYNCS),tests/chaos/test_failed_sync.py) \
-  $(if $(FAILOVERS),tests/chaos/test_failover.py)
-CHAOS_FULL := CUTS=200 FLIPS=300 SYNCS=20 FAILOVERS=10
+  $(if $(FAILOVERS),tests/chaos/test_failover.py) $(if $(CHURN),tests/chaos/test_consumer_churn.py)
+CHAOS_FULL := CUTS=200 FLIPS=300 SYNCS=20 FAILOVERS=10 CHURN=300
 
 chaos: $(DEV)
 	@exec env $(if $(strip $(CHAOS_TESTS)),,$(CHAOS_FULL)) $(BIN)/python -m pytest -q -s \
