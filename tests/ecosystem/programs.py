@@ -170,6 +170,11 @@ class Program:
             self._process.send_signal(signal.SIGTERM)
         self._end()
 
+    def kill(self) -> None:
+        """End it as a machine that fails does."""
+        self._process.kill()
+        self._end()
+
     def end_input(self) -> int:
         """Close its standard input and wait until it ends; its exit code."""
         return self._end()

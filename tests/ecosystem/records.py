@@ -95,14 +95,16 @@ class Topics:
         assert producer.flush(TIMEOUT_SECONDS) == 0
         assert not failures, failures[0]
 
-    def read(self, topic: str) -> list[Record]:
-        """All that is in a topic, in the order of each partition."""
+    def read(self, topic: str, *, committed: bool = False) -> list[Record]:
+        """All that is in a topic, in the order of each partition; `committed`: nothing of
+        transactions that are open or aborted."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap,
                 "group.id": f"read-{topic}",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
+                "isolation.level": "read_committed" if committed else "read_uncommitted",
             }
         )
         partitions = self._partitions(topic)

@@ -1,7 +1,9 @@
-"""Kafka Streams: a word count and a windowed join, whose state is in changelog topics."""
+"""Kafka Streams: a word count and a windowed join, whose state is in changelog topics; and exactly
+once, over kill -9."""
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections import Counter
@@ -16,6 +18,8 @@ LINES = 2_000
 WORDS = 300
 PAIRS = 400
 KEYS = 20
+ONCE_LINES = int(os.environ.get("VDL_STREAMS_LINES", "2000"))
+KILLS = int(os.environ.get("VDL_STREAMS_KILLS", "2"))
 WINDOW_MS = 10_000
 """As in Topology.java."""
 FIRST_MS = 1_700_000_000_000
@@ -36,6 +40,7 @@ def test_streams_counts_words_and_joins_over_a_restart(
     command = java(
         classes("java"), "vdl.Topology",
         topics.bootstrap, "topology", str(state), str(topics.replication),
+        "at_least_once", "",
     )  # fmt: skip
     for begin, end in ((0.0, 0.5), (0.5, 1.0)):
         topics.produce("lines", _records(lines[int(begin * LINES) : int(end * LINES)]))
@@ -55,6 +60,39 @@ def test_streams_counts_words_and_joins_over_a_restart(
         "topology-KSTREAM-AGGREGATE-STATE-STORE-0000000003-changelog", "cleanup.policy"
     )
     assert policy == "compact"
+
+
+def test_streams_counts_each_word_exactly_once_over_kills(
+    topics: Topics, tmp_path: Path, log: Path
+) -> None:
+    """`exactly_once_v2`: the program is killed again and again in the middle of its transactions.
+    Each count of each word is told once, in order: none is lost, none is told twice."""
+    rng = random.Random(8)
+    topics.create(*(f"once-{name}" for name in ("lines", "counts", "left", "right", "joined")))
+    lines = [" ".join(f"w{rng.randrange(WORDS)}" for _ in range(8)) for _ in range(ONCE_LINES)]
+    counted = Counter(word for line in lines for word in line.split())
+    state = tmp_path / "once-state"
+    command = java(
+        classes("java"), "vdl.Topology",
+        topics.bootstrap, "once", str(state), str(topics.replication), "exactly_once_v2", "once-",
+    )  # fmt: skip
+    topics.produce("once-lines", _records(lines))
+    for share in range(1, KILLS + 1):
+        enough = sum(counted.values()) * share // (KILLS + 1)
+        with Program(command, log) as program:
+            program.wait_for("words are counted", partial(_has_told, topics, enough))
+            program.kill()
+    with Program(command, log) as program:
+        program.wait_for("all words are counted", partial(_has_told, topics, counted.total()))
+        assert program.end_input() == 0
+    told: dict[bytes | None, list[int]] = {}
+    for record in topics.read("once-counts", committed=True):
+        told.setdefault(record.key, []).append(int(record.value or b"0"))
+    assert told == {word.encode(): list(range(1, n + 1)) for word, n in counted.items()}
+
+
+def _has_told(topics: Topics, count: int) -> bool:
+    return len(topics.read("once-counts", committed=True)) >= count
 
 
 def _records(lines: Sequence[str]) -> list[Record]:

@@ -19,8 +19,9 @@ import org.apache.kafka.streams.kstream.Produced;
  * into "joined" where their times differ by ten seconds at most. Both keep state in RocksDB and in
  * changelog topics.
  *
- * Topology BOOTSTRAP APPLICATION STATE_DIRECTORY REPLICATION. Says "running" when it does; ends, and
- * commits what it did, when its standard input ends.
+ * Topology BOOTSTRAP APPLICATION STATE_DIRECTORY REPLICATION GUARANTEE PREFIX. The names of all
+ * topics begin with the prefix. With "exactly_once_v2" every count is told, not only the last ones.
+ * Says "running" when it does; ends, and commits what it did, when its standard input ends.
  */
 public final class Topology {
     private static final Duration WINDOW = Duration.ofSeconds(10);
@@ -35,22 +36,27 @@ public final class Topology {
         settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
         settings.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, 200);
         settings.put("auto.offset.reset", "earliest");
+        settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, args[4]);
+        if (args[4].equals(StreamsConfig.EXACTLY_ONCE_V2)) {
+            settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, 0);
+        }
+        String prefix = args[5];
 
         StreamsBuilder builder = new StreamsBuilder();
-        builder.stream("lines", Consumed.with(Serdes.String(), Serdes.String()))
+        builder.stream(prefix + "lines", Consumed.with(Serdes.String(), Serdes.String()))
             .flatMapValues(line -> Arrays.asList(line.split(" ")))
             .groupBy((key, word) -> word, Grouped.with(Serdes.String(), Serdes.String()))
             .count()
             .toStream()
             .mapValues(count -> Long.toString(count))
-            .to("counts", Produced.with(Serdes.String(), Serdes.String()));
-        KStream<String, String> left = builder.stream("left");
-        KStream<String, String> right = builder.stream("right");
+            .to(prefix + "counts", Produced.with(Serdes.String(), Serdes.String()));
+        KStream<String, String> left = builder.stream(prefix + "left");
+        KStream<String, String> right = builder.stream(prefix + "right");
         left.join(
                 right,
                 (one, other) -> one + "|" + other,
                 JoinWindows.ofTimeDifferenceAndGrace(WINDOW, Duration.ofHours(1)))
-            .to("joined");
+            .to(prefix + "joined");
 
         KafkaStreams streams = new KafkaStreams(builder.build(), settings);
         CountDownLatch failed = new CountDownLatch(1);
