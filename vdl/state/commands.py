@@ -629,6 +629,100 @@ class ExpireConsumers(Command, frozen=True, tag=123):
     may_downgrade: bool = False
 
 
+# --- coordinator, share groups: tags 130..139 ------------------------------------------------
+
+
+class ShareTopic(Part, frozen=True):
+    """A topic as the coordinator's leader knew it when it proposed."""
+
+    name: str
+    topic_id: bytes
+    partition_groups: list[GroupId]
+    """The group id of each partition, in order: given out once, so it tells a deleted topic from
+    its successor."""
+
+
+class JoinShareGroup(Command, frozen=True, tag=130):
+    """A member of a share group joins, or says something new of itself (KIP-932)."""
+
+    group_id: str
+    member_id: str
+    rack_id: str
+    client_id: str
+    client_host: str
+    topic_names: list[str]
+    """What it subscribes to, sorted."""
+    topics: list[ShareTopic]
+    """Of what all members then subscribe to, those that exist, by name."""
+    members_max: int
+
+
+class LeaveShareGroup(Command, frozen=True, tag=131):
+    """Members of a share group leave, or were silent for too long."""
+
+    group_id: str
+    member_ids: list[str]
+    topics: list[ShareTopic]
+    """As in `JoinShareGroup`, for the members that stay."""
+
+
+class RefreshShareGroup(Command, frozen=True, tag=132):
+    """Topics that a share group subscribes to have come, gone or grown."""
+
+    group_id: str
+    topics: list[ShareTopic]
+
+
+class ClaimSharePartition(Command, frozen=True, tag=133):
+    """The leader of a partition wants to deliver its records to a share group. Whoever claimed it
+    before writes no more; what it had given out is to be given out again."""
+
+    group_id: str
+    topic_id: bytes
+    partition: int
+    leader_epoch: int
+    claim: int
+    """Grows with each claim of one leader. (leader epoch, claim) is what writes are fenced by."""
+
+
+class ShareWrite(Part, frozen=True):
+    """What changed of one share-partition."""
+
+    group_id: str
+    topic_id: bytes
+    partition: int
+    state_epoch: int
+    leader_epoch: int
+    claim: int
+    number: int
+    """Of the write, from 1 after each claim: a write that comes again changes nothing."""
+    start_offset: int
+    """All records below are done with."""
+    changes: list[tuple[int, int, int, int]]
+    """(first offset, last offset, state, delivery count), the later one counts."""
+
+
+class WriteShareState(Command, frozen=True, tag=134):
+    """Records were given out, acknowledged, given back or given up. Each write on its own."""
+
+    writes: list[ShareWrite]
+
+
+class AlterShareOffsets(Command, frozen=True, tag=135):
+    """Set where a share group without members goes on, each partition on its own."""
+
+    group_id: str
+    offsets: list[tuple[bytes, int, GroupId, Offset]]
+    """(topic id, partition, the partition's group id, offset)."""
+
+
+class DeleteShareOffsets(Command, frozen=True, tag=136):
+    """Forget what a share group without members was given of topics, each on its own."""
+
+    group_id: str
+    topic_ids: list[bytes]
+
+
 if TYPE_CHECKING:
     AnyCommand = Command
 else:

@@ -39,6 +39,8 @@ from vdl.state.modern.groups import (
 from vdl.state.modern.migration import CONSUMER_PROTOCOL, downgraded, upgraded
 from vdl.state.offsets import NO_EXPIRY, Offsets
 from vdl.state.pending_offsets import PendingOffset, PendingOffsets
+from vdl.state.share_coordination import ShareCoordination
+from vdl.state.share_groups import ShareGroupChanged
 from vdl.state.subscription import subscribed_topics
 from vdl.state.table import text_bytes
 from vdl.state.transactions import TransactionAnswer, Transactions
@@ -94,12 +96,16 @@ class Coordinator:
     def __init__(self) -> None:
         self.groups = ConsumerGroups()
         self.consumer = ModernGroups()
+        self.share = ShareCoordination()
         self.offsets = Offsets()
         self.pending = PendingOffsets()
         self.transactions = Transactions()
         self._index = 0
         """Of the entry that is applied."""
-        self.tables: dict[GroupKind, GroupTable] = {GroupKind.CONSUMER: self.consumer}
+        self.tables: dict[GroupKind, GroupTable] = {
+            GroupKind.CONSUMER: self.consumer,
+            GroupKind.SHARE: self.share,
+        }
         """The groups of each kind but the classic one."""
         groups = self.groups
         transactions = self.transactions
@@ -125,6 +131,13 @@ class Coordinator:
             commands.LeaveConsumerGroup: self._leave_consumer_group,
             commands.AssignTargets: self._assign_targets,
             commands.ExpireConsumers: self._expire_consumers,
+            commands.JoinShareGroup: self._join_share_group,
+            commands.LeaveShareGroup: self.share.leave,
+            commands.RefreshShareGroup: self._of_share(self.share.refresh),
+            commands.ClaimSharePartition: self.share.claim,
+            commands.WriteShareState: self._of_share(self.share.write),
+            commands.AlterShareOffsets: self._of_share(self.share.alter),
+            commands.DeleteShareOffsets: self.share.delete,
         }
 
     def understands(self, command: Any) -> bool:
@@ -170,10 +183,13 @@ class Coordinator:
         return COORDINATOR_BYTES_MAX - self.bytes_held + held
 
     def is_barred(self, group_id: str, kind: GroupKind) -> bool:
-        """Whether nobody can join a group of this kind: it is of another one, and has members."""
+        """Whether nobody can join a group of this kind: it is of another one, and has members.
+        Share groups and others never give way to one another, as in Kafka."""
         present = self.kind_of(group_id)
         if present is None or present is kind:
             return False
+        if GroupKind.SHARE in (present, kind):
+            return True
         if present is GroupKind.CLASSIC:
             return self.groups.groups[group_id].state is not GroupState.EMPTY
         return not self.tables[present].is_empty(group_id)
@@ -282,6 +298,21 @@ class Coordinator:
     def _assign_targets(self, command: commands.AssignTargets, now_ms: int) -> TargetsAssigned:
         self.consumer.bytes_max = self._room(self.consumer.bytes_held)
         return self.consumer.assign(command, now_ms)
+
+    def _of_share(self, apply: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+        """`apply`, once share groups know how much they may take."""
+
+        def bounded(command: Any, now_ms: int) -> Any:
+            self.share.bytes_max = self._room(self.share.bytes_held)
+            return apply(command, now_ms)
+
+        return bounded
+
+    def _join_share_group(self, command: commands.JoinShareGroup, now_ms: int) -> ShareGroupChanged:
+        if self.is_barred(command.group_id, GroupKind.SHARE):
+            return ShareGroupChanged(ErrorCode.GROUP_ID_NOT_FOUND)
+        self.share.bytes_max = self._room(self.share.bytes_held)
+        return self.share.join(command, now_ms)
 
     def _has_room(self, command: commands.CommitOffsets) -> bool:
         """Whether these offsets fit. Those that need no more than before always do."""
@@ -462,6 +493,7 @@ class Coordinator:
         deleted = set(command.deleted_partitions)
         expired = OffsetsExpired(self.offsets.remove_partitions(deleted))
         self.pending.remove_partitions(deleted)
+        self.share.states.remove_partitions(deleted)
         until_ms = now_ms if command.now_ms < 0 else command.now_ms
         for group, positions in self.expirable(until_ms, command.retention_ms):
             self._expire(group.group_id, positions, expired)
@@ -590,6 +622,7 @@ class Coordinator:
         for kind, table in self.tables.items():
             prefix = KEY_PREFIXES[kind]
             table.load([value for key, value in items if key[:1] == prefix])
+        self.share.states.load([value for key, value in items if key[:1] == b"q"])
 
 
 def _subscribed_topics(group: ConsumerGroup) -> set[str] | None:

@@ -30,6 +30,8 @@ METADATA_VERSION = "metadata.version"
 GROUP_VERSION = "group.version"
 """1: groups of the newer protocol (KIP-848)."""
 TRANSACTION_VERSION = "transaction.version"
+SHARE_VERSION = "share.version"
+"""1: share groups (KIP-932)."""
 
 SUPPORTED: Levels = {
     # What administration means here is what it means to Kafka 4.4 (4.4-IV2). There is one level
@@ -40,6 +42,7 @@ SUPPORTED: Levels = {
     # bumps it, and partitions are added by the first batch (KIP-890). Servers speak both at once:
     # the level only says what clients begin with.
     TRANSACTION_VERSION: (0, 2, 2),
+    SHARE_VERSION: (0, 1, 1),
 }
 """What this version's servers understand."""
 

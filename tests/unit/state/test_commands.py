@@ -77,6 +77,17 @@ EXAMPLES = [
         [commands.QuotaChange([("user", None), ("client-id", "c")], {"a": 0.5}, ["b"])]
     ),
     commands.DeleteAcls([commands.AclFilter(1, None, 2, None, "10.0.0.1", 1, 1)]),
+    commands.JoinShareGroup(
+        "g", "m", "r", "c", "/h", ["t"], [commands.ShareTopic("t", b"i" * 16, [11, 12])], 5
+    ),
+    commands.LeaveShareGroup("g", ["m"], []),
+    commands.RefreshShareGroup("g", [commands.ShareTopic("t", b"i" * 16, [11])]),
+    commands.ClaimSharePartition("g", b"i" * 16, 1, 7, 3),
+    commands.WriteShareState(
+        [commands.ShareWrite("g", b"i" * 16, 1, 2, 7, 3, 1, 40, [(41, 45, 1, 2), (46, 46, 2, 0)])]
+    ),
+    commands.AlterShareOffsets("g", [(b"i" * 16, 1, 12, 40)]),
+    commands.DeleteShareOffsets("g", [b"i" * 16]),
 ]  # fmt: skip
 
 

@@ -13,8 +13,12 @@ from vdl.state import commands
 from vdl.state.consumer_group import ConsumerGroup, GroupState
 from vdl.state.consumer_groups import JoinCompleted, RebalanceStarted, SyncCompleted
 from vdl.state.coordinator import Coordinator
+from vdl.state.group_kinds import GroupKind
+from vdl.state.share_states import DONE, RecordState, ShareState, WrittenShareStates
+from vdl.state.table import decode_value
 
 GROUPS = ["g", "h"]
+TOPIC = b"t" * 16
 PROTOCOLS = [
     [commands.Protocol("range", b"1"), commands.Protocol("sticky", b"1")],
     [commands.Protocol("sticky", b"2")],
@@ -70,7 +74,14 @@ class Life:
         groups = [group for name in GROUPS if (group := self.machine.group(name)) is not None]
         members = sum(len(group.members) for group in groups)
         transactions = len(self.machine.pending) + len(self.machine.transactions)
-        assert self.machine.item_count == len(groups) + members + len(positions) + transactions
+        share = self.machine.share
+        shared = [share.groups.groups[name] for name in GROUPS if name in share]
+        states = [state for name in GROUPS for state in share.states.of(name).values()]
+        shares = sum(1 + len(group.members) for group in shared) + len(states)
+        assert share.states.bytes == sum(state.bytes for state in states)
+        assert share.groups.bytes_held == sum(group.bytes for group in shared)
+        counted = len(groups) + members + len(positions) + transactions + shares
+        assert self.machine.item_count == counted
         held = self.machine.bytes_held
         copy = Coordinator()
         copy.load(self.machine.items())
@@ -264,6 +275,48 @@ def run(life: Life, step: tuple[str, int, int, int]) -> None:
             )
         case "end offsets":
             life.apply(commands.EndTransactionOffsets(choice, 0, number, where == 0))
+        case "share join" | "share leave":
+            topics = [commands.ShareTopic("t", TOPIC, list(range(11, 12 + number % 3)))]
+            share_member = f"s{choice}"
+            barred = life.machine.is_barred(name, GroupKind.SHARE)
+            if kind == "share join":
+                command: Any = commands.JoinShareGroup(
+                    name, share_member, "", "c", "/h", ["t"], topics, 3
+                )
+            else:
+                command = commands.LeaveShareGroup(name, [share_member], topics)
+            result = life.apply(command)
+            if kind == "share join" and result.error is ErrorCode.NONE:
+                assert not barred
+                assert life.machine.share.states.get(name, TOPIC, 0) is not None
+                places = life.machine.share.groups.groups[name].assignment
+                assert {one for some in places.values() for one in some} == {
+                    (TOPIC, index)
+                    for index in range(
+                        len(life.machine.share.groups.groups[name].topics["t"].partition_groups)
+                    )
+                }
+        case "claim":
+            result = life.apply(commands.ClaimSharePartition(name, TOPIC, 0, choice, number))
+            state = life.machine.share.states.get(name, TOPIC, 0)
+            if result.error is ErrorCode.NONE:
+                assert state is not None
+                assert all(value[0] != RecordState.ACQUIRED for _, _, value in state.runs)
+        case "write":
+            state = life.machine.share.states.get(name, TOPIC, 0)
+            if state is not None:
+                write_share(life, state, number, choice)
+        case "alter share":
+            group_before = life.machine.share.groups.groups.get(name)
+            result = life.apply(commands.AlterShareOffsets(name, [(TOPIC, 0, 11, number)]))
+            if result.error is ErrorCode.NONE:
+                assert group_before is not None
+                assert not group_before.members
+                altered = life.machine.share.states.get(name, TOPIC, 0)
+                assert altered is not None
+                assert altered.start_offset == number
+        case "delete share":
+            life.apply(commands.DeleteShareOffsets(name, [TOPIC]))
         case "checkpoint":
             life.checkpoint()
         case "restart":
@@ -272,11 +325,36 @@ def run(life: Life, step: tuple[str, int, int, int]) -> None:
             raise AssertionError(kind)
 
 
+def write_share(life: Life, state: ShareState, number: int, choice: int) -> None:
+    """A write of a share-partition, in order or not: what is done with stays so, and its start
+    never moves back."""
+    start = state.start_offset
+    done = [(first, last) for first, last, value in state.runs if value == DONE]
+    write = commands.ShareWrite(
+        *state.key,
+        state.state_epoch,
+        state.leader_epoch - (choice == 3),
+        state.claim,
+        state.number + (number != 9),
+        max(0, start) + (number == 8),
+        [(max(0, start) + number, max(0, start) + number + 2, choice % 3, 1 + number % 4)],
+    )
+    answer = decode_value(life.apply(commands.WriteShareState([write])).data, WrittenShareStates)
+    assert state.start_offset >= start
+    if answer.errors == [ErrorCode.NONE] and number != 9:
+        assert state.number == write.number
+    for first, last in done:
+        first = max(first, state.start_offset)
+        if first <= last:
+            assert all(value == DONE for _, _, value in state.runs.within(first, last))
+
+
 KINDS = [
     "join new", "join new", "join", "join", "join", "sync", "sync", "leave", "leave instance",
     "expire", "complete join", "complete join", "commit", "delete", "delete offsets",
     "expire offsets", "checkpoint", "restart", "init", "init", "add", "add", "end",
-    "complete", "abort", "pend", "end offsets",
+    "complete", "abort", "pend", "end offsets", "share join", "share join", "share leave",
+    "claim", "claim", "write", "write", "write", "alter share", "delete share",
 ]  # fmt: skip
 
 

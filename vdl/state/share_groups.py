@@ -1,0 +1,304 @@
+"""The share groups of one coordinator: who is in them, and which partitions each member reads
+(KIP-932).
+
+A partition may be read by several members, so nobody has to give anything up before another one
+reads it. A group's epoch grows when a member comes, goes or subscribes to something else, and when
+a topic comes, goes or grows. Who reads what follows from members and topics alone. A member that
+has the group's epoch has its assignment; one with an older epoch is told the new one at its next
+heartbeat. So heartbeats that change nothing are no commands.
+
+The assignment shares partitions out evenly. With more members than partitions each partition has
+several; with fewer, each member has several. Every partition that somebody subscribes to has a
+member.
+
+Must not know: records, share-partitions, sessions, requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ids import GroupId
+from vdl.errors import ErrorCode
+from vdl.state.commands import (
+    JoinShareGroup,
+    LeaveShareGroup,
+    RefreshShareGroup,
+    ShareTopic,
+)
+from vdl.state.consumer_groups import GROUP_BYTES_MAX, GroupEvent
+from vdl.state.group_kinds import GroupKind, GroupTouched
+from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
+
+KEY_PREFIX = b"s"
+GROUP_BYTES = 64
+MEMBER_BYTES = 64
+TOPIC_BYTES = 32
+PARTITION_BYTES = 6
+"""What a group, a member, a topic and a partition take in a snapshot beside their names."""
+
+Place = tuple[bytes, int]
+"""(topic id, partition)."""
+Members = dict[str, "ShareMember"]
+"""By member id, in the order they came."""
+Topics = dict[str, ShareTopic]
+"""By name."""
+
+
+class ShareMember(msgspec.Struct, frozen=True, array_like=True):
+    """A member, as it last described itself."""
+
+    member_id: str
+    rack_id: str
+    client_id: str
+    client_host: str
+    topic_names: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in a snapshot, about."""
+        names = (self.member_id, self.rack_id, self.client_id, self.client_host)
+        return MEMBER_BYTES + sum(map(text_bytes, names)) + sum(map(text_bytes, self.topic_names))
+
+
+class StoredShareGroup(msgspec.Struct, frozen=True, array_like=True):
+    """A group as it is stored. Members in the order they came."""
+
+    group_id: str
+    epoch: int
+    members: list[ShareMember]
+    topics: list[ShareTopic]
+
+
+class ShareGroup:
+    """One share group."""
+
+    __slots__ = ("_assignment", "bytes", "epoch", "group_id", "members", "topics")
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.epoch = 0
+        self.members: Members = {}
+        self.topics: Topics = {}
+        """What members subscribe to, as far as it exists."""
+        self._assignment: dict[str, tuple[Place, ...]] | None = None
+        self.bytes = 0
+
+    @property
+    def state_name(self) -> str:
+        """Kafka's name of its state. A group that does not exist is Dead."""
+        return "Stable" if self.members else "Empty"
+
+    @property
+    def topic_names(self) -> set[str]:
+        """What members subscribe to."""
+        return {name for member in self.members.values() for name in member.topic_names}
+
+    @property
+    def assignment(self) -> dict[str, tuple[Place, ...]]:
+        """Member id → the partitions it reads, in order. Derived."""
+        if self._assignment is None:
+            self._assignment = assign(self.members.values(), self.topics)
+        return self._assignment
+
+    @property
+    def partitions(self) -> list[tuple[bytes, int, GroupId]]:
+        """(topic id, partition, its group id) of all that is subscribed to."""
+        topics = [self.topics[name] for name in sorted(self.topics)]
+        return [
+            (topic.topic_id, index, group)
+            for topic in topics
+            for index, group in enumerate(topic.partition_groups)
+        ]
+
+    def changed(self) -> None:
+        """Members or topics are others now: a new epoch begins."""
+        self.epoch += 1
+        self.count()
+
+    def count(self) -> None:
+        """Count anew what it takes, and forget what was derived."""
+        self._assignment = None
+        self.bytes = group_bytes(self.group_id, self.members, self.topics)
+
+    def stored(self) -> StoredShareGroup:
+        return StoredShareGroup(
+            self.group_id,
+            self.epoch,
+            list(self.members.values()),
+            [self.topics[name] for name in sorted(self.topics)],
+        )
+
+
+def group_bytes(group_id: str, members: Members, topics: Topics) -> int:
+    """What a group takes in a snapshot, about."""
+    total = GROUP_BYTES + text_bytes(group_id)
+    total += sum(member.bytes for member in members.values())
+    for topic in topics.values():
+        total += TOPIC_BYTES + text_bytes(topic.name)
+        total += PARTITION_BYTES * len(topic.partition_groups)
+    return total
+
+
+def assign(members: Iterable[ShareMember], topics: Topics) -> dict[str, tuple[Place, ...]]:
+    """Share partitions out evenly, by those who subscribe to the same topics."""
+    found: dict[str, list[Place]] = {member.member_id: [] for member in members}
+    subscribers: dict[str, list[str]] = {}
+    for member in members:
+        for name in member.topic_names:
+            if name in topics:
+                subscribers.setdefault(name, []).append(member.member_id)
+    places_of: dict[tuple[str, ...], list[Place]] = {}
+    for name in sorted(subscribers):
+        topic = topics[name]
+        places = places_of.setdefault(tuple(sorted(subscribers[name])), [])
+        places += [(topic.topic_id, index) for index in range(len(topic.partition_groups))]
+    for readers, places in places_of.items():
+        for turn in range(max(len(readers), len(places))):
+            found[readers[turn % len(readers)]].append(places[turn % len(places)])
+    return {member_id: tuple(sorted(places)) for member_id, places in found.items()}
+
+
+@dataclass(slots=True)
+class ShareGroupChanged:
+    """Answer to the commands of members: an error, or the group as it is then."""
+
+    error: ErrorCode
+    events: list[GroupEvent] = field(default_factory=list)
+
+
+class ShareGroups:
+    """All share groups of one coordinator. `bytes_max`: how much they may take."""
+
+    __slots__ = ("_bytes", "_dirty", "_members", "bytes_max", "groups")
+
+    def __init__(self) -> None:
+        self.bytes_max = 1 << 62
+        self.groups: dict[str, ShareGroup] = {}
+        """By id; read-only to others."""
+        self._members = 0
+        self._bytes = 0
+        self._dirty: set[str] = set()
+
+    def __len__(self) -> int:
+        """How many groups there are, and members in them."""
+        return len(self.groups) + self._members
+
+    @property
+    def bytes_held(self) -> int:
+        """What all groups take in a snapshot, about."""
+        return self._bytes
+
+    def drop(self, group_id: str) -> None:
+        """Forget a group that has no members."""
+        group = self.groups.pop(group_id)
+        assert not group.members, group_id
+        self._bytes -= group.bytes
+        self._dirty.add(group_id)
+
+    # --- commands --------------------------------------------------------------------------
+    def join(self, command: JoinShareGroup, now_ms: int) -> ShareGroupChanged:
+        """A member comes, or describes itself anew."""
+        group = self.groups.get(command.group_id) or ShareGroup(command.group_id)
+        before = group.members.get(command.member_id)
+        member = ShareMember(
+            command.member_id,
+            command.rack_id,
+            command.client_id,
+            command.client_host,
+            tuple(command.topic_names),
+        )
+        if before is None and len(group.members) >= command.members_max:
+            return ShareGroupChanged(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        members = {**group.members, member.member_id: member}
+        topics = topics_after(group, members, command.topics)
+        if members == group.members and topics == group.topics:
+            return ShareGroupChanged(ErrorCode.NONE)
+        if not self._has_room(group, members, topics):
+            return ShareGroupChanged(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        return self._change(group, members, topics)
+
+    def leave(self, command: LeaveShareGroup, now_ms: int) -> ShareGroupChanged:
+        """Members go. Those that are not there are gone already."""
+        group = self.groups.get(command.group_id)
+        gone = [] if group is None else [m for m in command.member_ids if m in group.members]
+        if group is None or not gone:
+            return ShareGroupChanged(ErrorCode.UNKNOWN_MEMBER_ID)
+        members = {name: one for name, one in group.members.items() if name not in gone}
+        return self._change(group, members, topics_after(group, members, command.topics))
+
+    def refresh(self, command: RefreshShareGroup, now_ms: int) -> ShareGroupChanged:
+        """Topics have changed."""
+        group = self.groups.get(command.group_id)
+        if group is None:
+            return ShareGroupChanged(ErrorCode.GROUP_ID_NOT_FOUND)
+        topics = topics_after(group, group.members, command.topics)
+        if topics == group.topics or not self._has_room(group, group.members, topics):
+            return ShareGroupChanged(ErrorCode.NONE)
+        return self._change(group, group.members, topics)
+
+    def _has_room(self, group: ShareGroup, members: Members, topics: Topics) -> bool:
+        after = group_bytes(group.group_id, members, topics)
+        more = after - group.bytes
+        return more <= 0 or (after <= GROUP_BYTES_MAX and self._bytes + more <= self.bytes_max)
+
+    def _change(self, group: ShareGroup, members: Members, topics: Topics) -> ShareGroupChanged:
+        self._bytes -= group.bytes
+        self._members += len(members) - len(group.members)
+        group.members, group.topics = members, topics
+        group.changed()
+        self._bytes += group.bytes
+        self.groups[group.group_id] = group
+        self._dirty.add(group.group_id)
+        return ShareGroupChanged(ErrorCode.NONE, [GroupTouched(group.group_id, GroupKind.SHARE)])
+
+    # --- storing ---------------------------------------------------------------------------
+    def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
+        """(key, value) of every group that changed since the last call, None where it went."""
+        dirty, self._dirty = self._dirty, set()
+        taken: list[tuple[bytes, bytes | None]] = []
+        for group_id in dirty:
+            group = self.groups.get(group_id)
+            value = None if group is None else encode_value(group.stored())
+            taken.append((digest_key(KEY_PREFIX, group_id), value))
+        taken.sort()
+        return taken
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """Everything, in key order."""
+        return sorted(
+            (digest_key(KEY_PREFIX, group_id), encode_value(group.stored()))
+            for group_id, group in self.groups.items()
+        )
+
+    def load(self, values: list[bytes]) -> None:
+        """Replace everything. Raises msgspec.DecodeError for what was never stored."""
+        self.groups, self._members, self._bytes, self._dirty = {}, 0, 0, set()
+        for value in values:
+            stored = decode_value(value, StoredShareGroup)
+            group = ShareGroup(stored.group_id)
+            group.epoch = stored.epoch
+            group.members = {member.member_id: member for member in stored.members}
+            group.topics = {topic.name: topic for topic in stored.topics}
+            group.count()
+            self.groups[group.group_id] = group
+            self._members += len(group.members)
+            self._bytes += group.bytes
+
+
+def topics_after(group: ShareGroup, members: Members, known: list[ShareTopic]) -> Topics:
+    """What members subscribe to of `known`. A catalog that lags behind the one that was seen before
+    does not make a topic smaller."""
+    names = {name for member in members.values() for name in member.topic_names}
+    found: Topics = {}
+    for topic in known:
+        if topic.name in names:
+            before = group.topics.get(topic.name, topic)
+            is_older = before.topic_id == topic.topic_id and (
+                len(before.partition_groups) > len(topic.partition_groups)
+            )
+            found[topic.name] = before if is_older else topic
+    return found
