@@ -386,6 +386,31 @@ ROWS = (
         "fail_describe_topic_partitions",
         large_answer=True,
     ),
+    Api(76, "ShareGroupHeartbeat", 1, 1, "share_groups", "handle_share_group_heartbeat"),
+    Api(
+        77,
+        "ShareGroupDescribe",
+        1,
+        1,
+        "share_groups",
+        "handle_share_group_describe",
+        "fail_share_group_describe",
+        large_answer=True,
+    ),
+    Api(78, "ShareFetch", 1, 2, "share_fetch", "handle_share_fetch", large_answer=True),
+    Api(79, "ShareAcknowledge", 1, 2, "share_fetch", "handle_share_acknowledge"),
+    Api(
+        90,
+        "DescribeShareGroupOffsets",
+        0,
+        1,
+        "share_offsets",
+        "handle_describe_share_group_offsets",
+        "fail_describe_share_group_offsets",
+        large_answer=True,
+    ),
+    Api(91, "AlterShareGroupOffsets", 0, 0, "share_offsets", "handle_alter_share_group_offsets"),
+    Api(92, "DeleteShareGroupOffsets", 0, 0, "share_offsets", "handle_delete_share_group_offsets"),
 )
 
 API: dict[int, Api] = {row.key: row for row in ROWS}

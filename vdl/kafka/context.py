@@ -33,6 +33,8 @@ from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.authorizer import Authorizer, Grants
 from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.security.protocol import SecurityProtocol
+from vdl.kafka.share.live_partitions import LivePartitions
+from vdl.kafka.share.sessions import ShareSessions
 from vdl.log import Log
 
 if TYPE_CHECKING:
@@ -255,6 +257,9 @@ class AbortedRange(Protocol):
     def producer_id(self) -> int: ...
     @property
     def first_offset(self) -> Offset: ...
+    @property
+    def last_offset(self) -> Offset:
+        """Of the marker that ended it."""
 
 
 Verify = Callable[[Callable[[ErrorCode], None]], None]
@@ -525,6 +530,8 @@ class Context:
     """Memory of answers that are not sent."""
     fetch_sessions: FetchSessions = field(init=False)
     client_metrics: ClientMetrics = field(default_factory=ClientMetrics)
+    share_sessions: ShareSessions = field(default_factory=ShareSessions)
+    share_partitions: LivePartitions = field(init=False)
     file_config: KafkaOptions = field(init=False)
     """What the server's file says; `config` is with what was changed at run time."""
     resources_revision: int = -1
@@ -556,6 +563,7 @@ class Context:
         )
         self.read_throttle = ReadThrottle(self.config.cold_read_bytes_per_second)
         self.log_sizes = LogSizes(self.host)
+        self.share_partitions = LivePartitions(self)
         self.authorizer = None
         if config.authorizer:
             self.authorizer = Authorizer(
@@ -585,6 +593,8 @@ class ConnectionInfo:
     client_software_version: str = "unknown"
     loss_reported_ns: int = 0
     """The latest loss of a leader that Metadata has reported to this client."""
+    on_lost: Callable[[], None] | None = field(default=None, repr=False)
+    """Runs once when the connection is gone: what it opened ends with it."""
 
 
 @dataclass(slots=True)

@@ -392,6 +392,9 @@ class ClientSession:
             self._charged -= kept
             answer.detach(partial(requests.change, -kept))
         self._started.clear()
+        on_lost, self.info.on_lost = self.info.on_lost, None
+        if on_lost is not None:
+            on_lost()
         self.info.answers.close()
         requests.change(-self._charged)
         self._charged = 0

@@ -29,6 +29,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
 from vdl.kafka.led_consumer_groups import LedConsumerGroups
 from vdl.kafka.record_checks import Compute, at_once
+from vdl.kafka.share.led_share_groups import LedShareGroups
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
 from vdl.state.catalog import Catalog
@@ -391,6 +392,7 @@ class LedCoordinator:
             if group.members or group.pending:
                 self.live(group_id).resume()
         self.consumer = LedConsumerGroups(self)
+        self.share = LedShareGroups(machine.share.groups, clock, catalog, self.propose)
         self._offsets_timer = self._check_offsets_later()
 
     def live(self, group_id: str) -> LiveGroup:
@@ -402,6 +404,7 @@ class LedCoordinator:
     def close(self) -> None:
         self._offsets_timer.cancel()
         self.consumer.close()
+        self.share.close()
         groups, self._live = self._live, {}
         for live in groups.values():
             live.close(ErrorCode.NOT_COORDINATOR)
@@ -454,7 +457,9 @@ class LedCoordinator:
                 if self.machine.group(event.group_id) is not None:
                     # It was downgraded: sessions of members begin.
                     self.live(event.group_id).resume()
-            case GroupKind.CLASSIC | GroupKind.SHARE:
+            case GroupKind.SHARE:
+                self.share.touched(event.group_id)
+            case GroupKind.CLASSIC:
                 raise AssertionError(event)
             case _:
                 assert_never(event.kind)
@@ -494,7 +499,8 @@ class LedCoordinator:
         return self.clock.call_later(delay_ns, self._expire_offsets)
 
     def _deleted_partitions(self) -> list[GroupId]:
-        """Group ids of deleted partitions with committed offsets, as many as one check removes."""
+        """Group ids of deleted partitions with committed offsets or share-partitions, as many as
+        one check removes."""
         found: list[GroupId] = []
         count = 0
         for partition_group, positions in self.machine.offsets.by_partition.items():
@@ -503,7 +509,9 @@ class LedCoordinator:
                 count += positions
                 if count >= DELETED_MAX:
                     break
-        return sorted(found)
+        shared = set(self.machine.share.states.partition_groups())
+        gone = [group for group in sorted(shared) if self.catalog.has_deleted(group)]
+        return sorted({*found, *gone[:DELETED_MAX]})
 
 
 def undecided(led: LedCoordinator, outcome: Outcome) -> ErrorCode:

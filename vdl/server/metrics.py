@@ -132,6 +132,13 @@ HELP: dict[str, str] = {
     "vdl_server_fetch_session_partitions": "Partitions in them.",
     "vdl_server_fetch_sessions_evicted_total": "Fetch sessions that gave way to others.",
     "vdl_server_fetch_sessions_refused_total": "Fetch sessions there was no place for.",
+    "vdl_server_share_sessions": "Sessions of members of share groups there are.",
+    "vdl_server_share_sessions_refused_total": "Sessions of such members there was no place for.",
+    "vdl_server_share_partitions": "Share-partitions that are given out here.",
+    "vdl_server_share_writes_total": "Commands that made changes of share-partitions durable.",
+    "vdl_server_share_locks_expired_total": (
+        "Records whose member said nothing about them in time, and that were free again."
+    ),
     "vdl_server_client_connections_stalled_total": (
         "Connections that held memory others waited for, did not get on, and were closed."
     ),

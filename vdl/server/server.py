@@ -574,6 +574,11 @@ class Server:
             "fetch_session_partitions": frontend.context.fetch_sessions.partitions,
             "fetch_sessions_evicted_total": frontend.context.fetch_sessions.evicted,
             "fetch_sessions_refused_total": frontend.context.fetch_sessions.refused,
+            "share_sessions": len(frontend.context.share_sessions),
+            "share_sessions_refused_total": frontend.context.share_sessions.refused,
+            "share_partitions": len(frontend.context.share_partitions),
+            "share_writes_total": frontend.context.share_partitions.writes,
+            "share_locks_expired_total": frontend.context.share_partitions.locks_expired,
             "client_connections_stalled_total": frontend.connections_ended["stalled:"],
         }
 

@@ -49,6 +49,7 @@ from vdl.state import commands
 from vdl.state.aborted import AbortedRange
 from vdl.state.answer import CommandAnswer
 from vdl.state.catalog import Catalog
+from vdl.state.coordinator import Coordinator
 from vdl.state.producers import ActiveProducer
 
 LISTENER = "PLAINTEXT"
@@ -379,6 +380,8 @@ class TwinHost:
         """Sent to other groups."""
         self.command_outcome = Outcome(OutcomeKind.APPLIED, CommandAnswer(ErrorCode.NONE))
         self.quorum: Quorum | None = None
+        self.coordinator: Coordinator | None = None
+        """All coordinators."""
         self._applied = 0
         self.on_catalog_change: Callable[[], None] = lambda: None
         for server_id in (1, 2, 3):
@@ -398,9 +401,23 @@ class TwinHost:
     def command_group(
         self, group_id: int, data: bytes, *, deadline_ns: int, done: Callable[[Outcome], None]
     ) -> None:
-        """The command is kept; `self.command_outcome` is its fate, at the next turn."""
-        self.commands.append(commands.decode_command(data))
-        self.clock.call_soon(lambda: done(self.command_outcome))
+        """The command is kept; `self.command_outcome` is its fate, at the next turn. With a
+        coordinator it is applied there instead, a moment later."""
+        command = commands.decode_command(data)
+        self.commands.append(command)
+        coordinator = self.coordinator
+
+        def decide() -> None:
+            outcome = self.command_outcome
+            if coordinator is not None and outcome.kind is OutcomeKind.APPLIED:
+                result = coordinator.apply(command, WALL_MS, len(self.commands))
+                outcome = Outcome(OutcomeKind.APPLIED, result)
+            done(outcome)
+
+        if coordinator is None:
+            self.clock.call_soon(decide)
+        else:
+            self.clock.call_later(MS, decide)
 
     def apply(self, command: Any) -> Any:
         self._applied += 1

@@ -50,6 +50,7 @@ TRANSACTION_KEY = 1
 """The one for transactional ids."""
 NO_TRANSACTIONS = "not all servers of the cluster know transactions yet"
 
+SHARE_PROTOCOL = "share"
 GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 """Read, delete, describe, and the same of its configs, as a bit field: what anybody may do with a
 group (KIP-430)."""
@@ -471,6 +472,13 @@ def _listed(machine: Coordinator) -> Iterator[list_wire.ListedGroup]:
             protocol_type=CONSUMER_PROTOCOL,
             group_state=modern.state.value,
             group_type=GroupKind.CONSUMER,
+        )
+    for group_id, share in sorted(machine.share.groups.groups.items()):
+        yield list_wire.ListedGroup(
+            group_id=group_id,
+            protocol_type=SHARE_PROTOCOL,
+            group_state=share.state_name,
+            group_type=GroupKind.SHARE,
         )
 
 

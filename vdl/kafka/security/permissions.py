@@ -40,6 +40,13 @@ from vdl.kafka.security.rules import (
     of_topics,
     text_of,
 )
+from vdl.kafka.security.share_rules import (
+    altered_refusals,
+    deleted_refusals,
+    described_group,
+    described_share_topics,
+    each_share_topic,
+)
 from vdl.kafka.security.topic_rules import (
     created_topics,
     deleted_topics,
@@ -151,10 +158,22 @@ PERMISSIONS: Mapping[int, tuple[Rule, ...]] = {
     72: OPEN,
     74: (Needs(_O.DESCRIBE_CONFIGS),),
     75: (described_topics,),
+    76: (needs_group(_O.READ), subscribed_topics),
+    77: (each_group(_O.DESCRIBE, "group_ids", "groups"), assigned_topics, group_operations),
+    78: (needs_group(_O.READ), fetched_partitions),
+    79: (needs_group(_O.READ), fetched_partitions),
+    90: (
+        Each("DESCRIBE on each group", "groups", "groups", described_group),
+        described_share_topics,
+    ),
+    91: (needs_group(_O.READ), each_share_topic(altered_refusals)),
+    92: (needs_group(_O.DELETE), each_share_topic(deleted_refusals)),
 }
 """API key → its rules."""
 
-CHANGES = frozenset({19, 20, 21, 29, 30, 31, 33, 34, 37, 42, 43, 44, 45, 47, 49, 51, 57, 64})
+CHANGES = frozenset(
+    {19, 20, 21, 29, 30, 31, 33, 34, 37, 42, 43, 44, 45, 47, 49, 51, 57, 64, 91, 92}
+)
 """APIs of which each use is noted in the audit log; of the others, the first by a connection."""
 
 

@@ -1,0 +1,453 @@
+"""The share-partitions that this server gives out: those whose partition it leads (KIP-932).
+
+    CLAIMING ──claimed──▶ STARTING ──start known──▶ READY
+        └──────────────refused, deposed, write failed──────▶ GONE
+
+A share-partition is claimed from its coordinator when a member first reads it here, under the
+leader's epoch. It lives while this replica leads in this epoch and a session reads it. Whatever may
+make memory and durable state differ ends it: it is GONE for good, with all its locks, and the next
+request claims the state anew. So nothing is ever undone.
+
+What changed is written when the turn ends, for all share-partitions of one coordinator in one
+command. The next write of a coordinator waits for the one before. Whoever must not answer before a
+change is durable passes `written` a callback.
+
+Must not know: requests, sessions, records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ids import GroupId
+from vdl.clock import MS, NEVER, Timer
+from vdl.errors import ERRORS_BY_CODE, ErrorCode
+from vdl.kafka.share.group_settings import EARLIEST, LATEST, GroupSettings
+from vdl.kafka.share.share_partition import SharePartition
+from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.state.answer import CommandAnswer
+from vdl.state.commands import (
+    ClaimSharePartition,
+    ShareWrite,
+    WriteShareState,
+    encode_command,
+)
+from vdl.state.share_states import (
+    ClaimedShareState,
+    ShareKey,
+    WrittenShareStates,
+)
+from vdl.state.table import decode_value
+
+if TYPE_CHECKING:
+    from segments.api import StorageError
+    from vdl.kafka.context import Context, LogStream, TimedOffset, Wait
+
+Written = Callable[[ErrorCode], None]
+
+WRITES_MAX = 200
+"""Share-partitions in one command."""
+CHANGES_MAX = 20_000
+"""Changed runs in one command, from which on the next share-partition waits for the next one."""
+FULL_NS = 5_000 * MS
+"""How long nothing is given out after the coordinator had no room for what was."""
+CLAIM_AGAIN_NS = 500 * MS
+REFUSED_MAX = 10_000
+"""Refused claims that are remembered."""
+
+GROUP_IS_FULL = ErrorCode.MESSAGE_TOO_LARGE
+
+
+class Phase(Enum):
+    """See the module."""
+
+    CLAIMING = "waits for the coordinator"
+    STARTING = "waits for the log"
+    READY = "gives records out"
+    GONE = "does nothing any more"
+
+
+class LivePartition:
+    """One share-partition. See the module."""
+
+    __slots__ = (
+        "_owner", "_timer", "_timer_ns", "_watch", "claim", "coordinator", "error", "key",
+        "number", "phase", "readers", "settings", "share", "state_epoch", "stream", "term",
+        "waiters", "written", "written_by_next",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        owner: LivePartitions,
+        key: ShareKey,
+        stream: LogStream,
+        settings: GroupSettings,
+        claim: int,
+    ) -> None:
+        self._owner = owner
+        self.key = key
+        self.stream = stream
+        self.term = stream.term
+        self.settings = settings
+        self.claim = claim
+        self.coordinator = owner.ctx.host.coordinator_group(key[0])
+        self.phase = Phase.CLAIMING
+        self.error = ErrorCode.NONE
+        """Why it is GONE."""
+        self.share: SharePartition | None = None
+        """Once it is READY."""
+        self.state_epoch = -1
+        self.number = 0
+        """Of the newest write."""
+        self.readers: set[tuple[str, str]] = set()
+        """Sessions that read it."""
+        self.waiters: dict[object, Callable[[], None]] = {}
+        """Polls that look again when there may be something to give out, or it is GONE."""
+        self.written: list[Written] = []
+        """Wait for the write that is on its way."""
+        self.written_by_next: list[Written] = []
+        """Wait for the write after that."""
+        self._timer: Timer | None = None
+        self._timer_ns = 0
+        self._watch: Wait | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this replica still leads in the epoch it was claimed in."""
+        return self.stream.is_leader and self.stream.term == self.term
+
+    # --- beginning ---------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Claim the state."""
+        ctx = self._owner.ctx
+        command = ClaimSharePartition(*self.key, self.term, self.claim)
+        self._watch = self.stream.wait_for(NEVER, self._leadership_changed)
+        ctx.host.command_group(
+            self.coordinator,
+            encode_command(command),
+            deadline_ns=ctx.clock.now_ns() + ctx.config.read_timeout_ms * MS,
+            done=self._claimed,
+        )
+
+    def _leadership_changed(self) -> None:
+        self._watch = None
+        if not self.is_current:
+            self.end(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        elif self.phase is not Phase.GONE:
+            self._watch = self.stream.wait_for(NEVER, self._leadership_changed)
+
+    def _claimed(self, outcome: Outcome) -> None:
+        if self.phase is not Phase.CLAIMING:
+            return
+        if outcome.kind is not OutcomeKind.APPLIED:
+            self.end(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            return
+        answer: CommandAnswer = outcome.result
+        if answer.error is not ErrorCode.NONE:
+            self._owner.refused(self)
+            self.end(answer.error)
+            return
+        try:
+            claimed = decode_value(answer.data, ClaimedShareState)
+        except msgspec.DecodeError:
+            self.end(ErrorCode.UNKNOWN_SERVER_ERROR)
+            return
+        self.phase = Phase.STARTING
+        self.state_epoch = claimed.state_epoch
+        ctx = self._owner.ctx
+        self.stream.when_serving(
+            deadline_ns=ctx.clock.now_ns() + ctx.config.read_timeout_ms * MS,
+            done=partial(self._serving, claimed),
+        )
+
+    def _serving(self, claimed: ClaimedShareState, serves: bool) -> None:
+        if self.phase is not Phase.STARTING:
+            return
+        if not serves or not self.is_current:
+            self.end(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        elif claimed.start_offset >= 0 or self.settings.reset == EARLIEST:
+            self._start(claimed, self.stream.log_start_offset)
+        elif self.settings.reset == LATEST:
+            self._start(claimed, self.stream.high_watermark)
+        else:
+            since_ms = self._owner.ctx.host.agreed_ms() - self.settings.reset_ms
+            self.stream.offset_for_time(since_ms, partial(self._found, claimed))
+
+    def _found(self, claimed: ClaimedShareState, found: TimedOffset | StorageError) -> None:
+        if self.phase is not Phase.STARTING:
+            return
+        if isinstance(found, Exception):
+            self.end(ErrorCode.KAFKA_STORAGE_ERROR)
+        else:
+            self._start(claimed, self.stream.high_watermark if found.offset < 0 else found.offset)
+
+    def _start(self, claimed: ClaimedShareState, start_offset: int) -> None:
+        share = SharePartition(claimed, start_offset, self.settings.limits)
+        share.move_start(self.stream.log_start_offset)
+        self.share = share
+        self.phase = Phase.READY
+        if share.has_changes:
+            self._owner.changed(self)
+        self.wake()
+
+    # --- while it lives ----------------------------------------------------------------------
+    def changed(self, written: Written | None = None) -> None:
+        """Something was given out or said of: write it; `written` once that is durable, or GONE."""
+        share = self.share
+        assert share is not None, self.phase
+        if written is not None:
+            if share.has_changes:
+                self.written_by_next.append(written)
+            elif self.written:
+                self.written.append(written)
+            else:
+                written(ErrorCode.NONE)
+        if share.has_changes:
+            self._owner.changed(self)
+        self._arm()
+
+    def wake(self) -> None:
+        """There may be something to give out, or it is GONE."""
+        waiters, self.waiters = self.waiters, {}
+        for waiter in waiters.values():
+            waiter()
+
+    def _arm(self) -> None:
+        """Be woken when the next lock ends."""
+        share = self.share
+        due_ns = -1 if share is None else share.due_ns
+        if due_ns < 0 or (self._timer is not None and self._timer_ns <= due_ns):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        clock = self._owner.ctx.clock
+        self._timer_ns = due_ns
+        self._timer = clock.call_later(max(0, due_ns - clock.now_ns()), self._locks_due)
+
+    def _locks_due(self) -> None:
+        self._timer = None
+        share = self.share
+        if share is None or self.phase is not Phase.READY:
+            return
+        freed = share.expire(self._owner.ctx.clock.now_ns())
+        if freed:
+            self._owner.locks_expired += freed
+            self.wake()
+        self.changed()
+
+    def release_member(self, member_id: str) -> None:
+        """A member's session ended."""
+        if self.share is not None and self.share.release_member(member_id):
+            self.wake()
+            self.changed()
+
+    def end(self, error: ErrorCode) -> None:
+        """It is of no use any more, and everybody who waits for it is told so."""
+        if self.phase is Phase.GONE:
+            return
+        self.phase = Phase.GONE
+        self.error = error
+        self.share = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self._owner.forget(self)
+        written = self.written + self.written_by_next
+        self.written, self.written_by_next = [], []
+        for done in written:
+            done(error)
+        self.wake()
+
+
+class _Coordinator:
+    """The writes to one coordinator."""
+
+    __slots__ = ("dirty", "is_due", "writing")
+
+    def __init__(self) -> None:
+        self.dirty: dict[LivePartition, None] = {}
+        self.writing: list[LivePartition] = []
+        """Of the command that is on its way."""
+        self.is_due = False
+        """The end of this turn writes."""
+
+
+class LivePartitions:
+    """All share-partitions of one server."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self._live: dict[ShareKey, LivePartition] = {}
+        self._coordinators: dict[int, _Coordinator] = {}
+        self._claims = 0
+        self._refused: dict[ShareKey, tuple[LivePartition, int]] = {}
+        """Claims that the coordinator refused, and until when none is made again."""
+        self.full_until_ns: dict[int, int] = {}
+        """Coordinator → until when it is given nothing more to keep."""
+        self.locks_expired = 0
+        """Records whose lock ended before their member said anything."""
+        self.writes = 0
+        """Commands that made something durable."""
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def existing(self, key: ShareKey, stream: LogStream | None = None) -> LivePartition | None:
+        """A share-partition that lives here now. `stream`: the replica here, if that is known; it
+        may have been replaced."""
+        live = self._live.get(key)
+        if live is None:
+            return None
+        if not live.is_current or stream not in (None, live.stream):
+            live.end(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return None
+        return live
+
+    def get(self, key: ShareKey, stream: LogStream, settings: GroupSettings) -> LivePartition:
+        """A share-partition whose partition leads here, with the group's settings as they are now;
+        it may be GONE at once."""
+        live = self.existing(key, stream)
+        if live is None:
+            refused = self._refused.get(key)
+            if refused is not None and refused[1] > self.ctx.clock.now_ns():
+                return refused[0]
+            self._refused.pop(key, None)
+            self._claims += 1
+            live = self._live[key] = LivePartition(self, key, stream, settings, self._claims)
+            live.begin()
+        elif live.settings != settings:
+            live.settings = settings
+            if live.share is not None:
+                live.share.limits = settings.limits
+        return live
+
+    def refused(self, live: LivePartition) -> None:
+        """The coordinator does not know the share-partition: it is not asked again at once."""
+        now_ns = self.ctx.clock.now_ns()
+        if len(self._refused) >= REFUSED_MAX:
+            self._refused = {k: one for k, one in self._refused.items() if one[1] > now_ns}
+        if len(self._refused) < REFUSED_MAX:
+            self._refused[live.key] = live, now_ns + CLAIM_AGAIN_NS
+
+    def forget(self, live: LivePartition) -> None:
+        """It is GONE, or nobody reads it."""
+        if self._live.get(live.key) is live:
+            del self._live[live.key]
+        coordinator = self._coordinators.get(live.coordinator)
+        if coordinator is not None:
+            coordinator.dirty.pop(live, None)
+
+    def left(self, live: LivePartition, reader: tuple[str, str]) -> None:
+        """A session does not read it any more."""
+        live.readers.discard(reader)
+        if not live.readers and live.phase is not Phase.GONE:
+            self._end_if_idle(live)
+
+    def _end_if_idle(self, live: LivePartition) -> None:
+        """Nobody reads it, and everything is written: its memory is free."""
+        share = live.share
+        is_busy = bool(live.written or live.written_by_next)
+        if live.readers or is_busy or (share is not None and share.has_changes):
+            return
+        live.end(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def is_full(self, live: LivePartition) -> bool:
+        """Whether the coordinator had no room a moment ago."""
+        return self.full_until_ns.get(live.coordinator, 0) > self.ctx.clock.now_ns()
+
+    # --- writing -----------------------------------------------------------------------------
+    def changed(self, live: LivePartition) -> None:
+        """It has changes that are to be written."""
+        coordinator = self._coordinators.get(live.coordinator)
+        if coordinator is None:
+            coordinator = self._coordinators[live.coordinator] = _Coordinator()
+        coordinator.dirty[live] = None
+        self._write_later(coordinator)
+
+    def _write_later(self, coordinator: _Coordinator) -> None:
+        if not coordinator.is_due and not coordinator.writing and coordinator.dirty:
+            coordinator.is_due = True
+            self.ctx.defer(partial(self._write, coordinator))
+
+    def _write(self, coordinator: _Coordinator) -> None:
+        coordinator.is_due = False
+        writes: list[ShareWrite] = []
+        group = GroupId(-1)
+        count = 0
+        for live in list(coordinator.dirty):
+            if len(writes) >= WRITES_MAX or count >= CHANGES_MAX:
+                break
+            del coordinator.dirty[live]
+            share = live.share
+            if share is None or not live.is_current:
+                continue
+            start_offset, changes = share.take_changes()
+            live.number += 1
+            count += len(changes)
+            group = live.coordinator
+            live.written, live.written_by_next = live.written_by_next, []
+            coordinator.writing.append(live)
+            writes.append(
+                ShareWrite(
+                    *live.key, live.state_epoch, live.term, live.claim, live.number, start_offset,
+                    changes,
+                )
+            )  # fmt: skip
+        if not writes:
+            return
+        self.writes += 1
+        ctx = self.ctx
+        ctx.host.command_group(
+            group,
+            encode_command(WriteShareState(writes)),
+            deadline_ns=ctx.clock.now_ns() + ctx.config.read_timeout_ms * MS,
+            done=partial(self._done, coordinator),
+        )
+
+    def _done(self, coordinator: _Coordinator, outcome: Outcome) -> None:
+        writing, coordinator.writing = coordinator.writing, []
+        for live, error in zip(writing, _errors(outcome, len(writing)), strict=True):
+            if live.phase is Phase.GONE:
+                continue
+            if error is not ErrorCode.NONE:
+                if error is GROUP_IS_FULL:
+                    until_ns = self.ctx.clock.now_ns() + FULL_NS
+                    self.full_until_ns[live.coordinator] = until_ns
+                live.end(error)
+                continue
+            written, live.written = live.written, []
+            for done in written:
+                done(ErrorCode.NONE)
+            if not live.readers:
+                self._end_if_idle(live)
+        self._write_later(coordinator)
+
+    def close(self) -> None:
+        """The server stops: nobody is answered any more."""
+        for live in list(self._live.values()):
+            live.end(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+
+def _errors(outcome: Outcome, count: int) -> list[ErrorCode]:
+    """What became of each write."""
+    if outcome.kind is not OutcomeKind.APPLIED:
+        full = outcome.kind is OutcomeKind.TOO_LARGE
+        return [GROUP_IS_FULL if full else ErrorCode.COORDINATOR_NOT_AVAILABLE] * count
+    answer: CommandAnswer = outcome.result
+    if answer.error is not ErrorCode.NONE:
+        return [answer.error] * count
+    try:
+        codes = decode_value(answer.data, WrittenShareStates).errors
+    except msgspec.DecodeError:
+        codes = []
+    if len(codes) != count:
+        return [ErrorCode.UNKNOWN_SERVER_ERROR] * count
+    return [ERRORS_BY_CODE.get(code, ErrorCode.UNKNOWN_SERVER_ERROR) for code in codes]
