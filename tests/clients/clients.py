@@ -37,23 +37,28 @@ def _python(module: str) -> list[str]:
     return [sys.executable, "-m", f"tests.clients.drivers.{module}"]
 
 
-def _java(version: str) -> list[str]:
-    """The driver compiled against the client library of this version."""
-    libraries = _java_libraries(version)
-    sources = sorted((DRIVERS / "java").rglob("*.java"))
+def java_classes(folder: Path, version: str) -> Path:
+    """The programs of a folder, compiled against the client library of this version."""
+    libraries = java_libraries(version)
+    sources = sorted(folder.rglob("*.java"))
     classes = CACHE / f"java-{version}-{digest(sources)}"
     if not classes.exists():
         partial = _fresh(classes)
         command = ["javac", "-d", str(partial), "-cp", f"{libraries}/*", *map(str, sources)]
         subprocess.run(command, check=True, timeout=BUILD_SECONDS_MAX)
         partial.rename(classes)
+    return classes
+
+
+def _java(version: str) -> list[str]:
+    classes, libraries = java_classes(DRIVERS / "java", version), java_libraries(version)
     # The serial collector and the first compiler only: these processes live for seconds.
     flags = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx256m"]
     flags += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
     return ["java", *flags, "-cp", f"{classes}:{libraries}/*", "vdl.ClientDriver"]
 
 
-def _java_libraries(version: str) -> Path:
+def java_libraries(version: str) -> Path:
     """The folder with the client library and what it needs, filled once."""
     folder = CACHE / f"java-{version}-libraries"
     if not folder.exists():

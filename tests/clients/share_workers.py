@@ -1,0 +1,126 @@
+"""Java share consumers in processes that can be killed, and what they say happened.
+
+Each process is one `ShareWorker` with some `KafkaShareConsumer`s, which write to files what was
+delivered and what was acknowledged. A delivery is named by partition, offset and its count, so the
+files of all processes can be put together without any clock: whoever acknowledged a record had its
+last delivery.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.clients.clients import DRIVERS, java_classes, java_libraries
+
+SOURCES = DRIVERS / "share"
+VERSION = "4.4.0"
+SECONDS = 60.0
+
+Record = tuple[int, int]
+"""(partition, offset)."""
+
+
+class ShareWorker:
+    """One process with some consumers of a group."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        group: str,
+        topic: str,
+        log: Path,
+        *,
+        consumers: int,
+        releases_percent: int = 0,
+        rejects_percent: int = 0,
+    ) -> None:
+        self.log = log
+        flags = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx256m"]
+        flags += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
+        classes = java_classes(SOURCES, VERSION)
+        command = ["java", *flags, "-cp", f"{classes}:{java_libraries(VERSION)}/*"]
+        command += ["vdl.ShareWorker", bootstrap, group, topic, str(consumers), str(log)]
+        command += [str(releases_percent), str(rejects_percent)]
+        self._errors = log.with_suffix(".err").open("wb")
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"started\n", self.log
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self._reap()
+
+    def stop(self) -> None:
+        """Let the consumers close; what they hold is given back."""
+        if self.process.poll() is None:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+            self.process.wait(SECONDS)
+        self._reap()
+
+    def _reap(self) -> None:
+        self.process.wait(SECONDS)
+        for stream in (self.process.stdin, self.process.stdout, self._errors):
+            if stream is not None:
+                stream.close()
+
+
+@dataclass(slots=True)
+class ShareHistory:
+    """What the consumers of a group wrote."""
+
+    delivered: dict[Record, list[int]] = field(default_factory=dict)
+    """Delivery counts of each record, as they came in the files."""
+    accepted: Counter[Record] = field(default_factory=Counter)
+    rejected: Counter[Record] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    """Acknowledgements of partitions that failed, by why."""
+
+    @property
+    def redeliveries(self) -> int:
+        """Deliveries beyond the first one."""
+        return sum(len(counts) - 1 for counts in self.delivered.values())
+
+    def problems(self, *, limit: int) -> list[str]:
+        """What a share group must never do. A process that was killed may have acknowledged more
+        than it wrote, so a record without an acknowledgement is none by itself."""
+        found = []
+        done = self.accepted + self.rejected
+        for record, count in done.items():
+            if count > 1:
+                found.append(f"{record} acknowledged {count} times")
+        for record, counts in self.delivered.items():
+            if len(set(counts)) < len(counts):
+                found.append(f"{record} delivered twice with one count: {counts}")
+            if max(counts) > limit:
+                found.append(f"{record} delivered past its limit: {counts}")
+        return found
+
+
+def read_history(folder: Path) -> ShareHistory:
+    """All that was written below a folder. A line that was cut off by a kill is left out."""
+    history = ShareHistory()
+    for path in sorted(folder.glob("*-[0-9]*")):
+        text = path.read_text(encoding="ascii")
+        for line in text[: text.rfind("\n") + 1].splitlines():
+            kind, number, *rest = line.split(" ")
+            partition = int(number)
+            if kind == "F":
+                history.failures[rest[0]] += 1
+                continue
+            first, last = map(int, rest[0].split("-"))
+            for offset in range(first, last + 1):
+                record = (partition, offset)
+                if kind == "D":
+                    history.delivered.setdefault(record, []).append(int(rest[1]))
+                elif kind == "A":
+                    history.accepted[record] += 1
+                elif kind == "X":
+                    history.rejected[record] += 1
+    return history
