@@ -245,6 +245,7 @@ class LedTransactions:
                 self.state_group.term,
                 ending.commits,
                 ending.version,
+                number,
             )
         )
 

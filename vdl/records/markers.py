@@ -2,8 +2,13 @@
 
 ```
 key     version i16 (0), type i16: 0 abort, 1 commit
-value   version i16 (0), coordinator epoch i32
+value   version i16 (0), coordinator epoch i32, and behind these fields of Kafka's:
+        the transaction's number i64
 ```
+
+By its number a replica knows the marker of a transaction that has ended from that of the next one
+of the same epoch, however late it comes and whoever leads by then. Clients read no further than the
+fields they know.
 
 Clients get it like any other batch; it takes an offset, and no client shows it to its user. It has
 its producer's id and epoch, and no sequence number.
@@ -27,6 +32,8 @@ from vdl.records.batch import (
 
 _KEY = Struct(">hh")
 _VALUE = Struct(">hi")
+_NUMBER = Struct(">q")
+NO_NUMBER = 0
 _VERSION = 0
 _ABORT = 0
 _COMMIT = 1
@@ -41,12 +48,16 @@ class Marker(NamedTuple):
     commit: bool
     timestamp: int
     """ms since 1970, of the leader that appended it."""
+    number: int = NO_NUMBER
+    """Of the transaction among those of its transactional id; 0: nobody said."""
 
 
 def build_marker(marker: Marker) -> bytearray:
     """The batch, without its place in the log."""
     key = _KEY.pack(_VERSION, _COMMIT if marker.commit else _ABORT)
     value = _VALUE.pack(_VERSION, marker.coordinator_epoch)
+    if marker.number != NO_NUMBER:
+        value += _NUMBER.pack(marker.number)
     fields = BatchFields(
         producer_id=marker.producer_id,
         producer_epoch=marker.producer_epoch,
@@ -69,10 +80,14 @@ def read_marker(batch: memoryview) -> Marker | None:
     if record.value is None or len(record.value) < _VALUE.size:
         raise CorruptBatch("marker", len(batch))
     _, coordinator_epoch = _VALUE.unpack_from(record.value)
+    number = NO_NUMBER
+    if len(record.value) >= _VALUE.size + _NUMBER.size:
+        (number,) = _NUMBER.unpack_from(record.value, _VALUE.size)
     return Marker(
         header.producer_id,
         header.producer_epoch,
         coordinator_epoch,
         kind == _COMMIT,
         record.timestamp,
+        number,
     )

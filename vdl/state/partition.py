@@ -69,6 +69,9 @@ class EndTransactionMarker(
     commit: bool
     transaction_version: int
     """The level of `transaction.version` that the transaction was begun under (KIP-1228)."""
+    number: int = 0
+    """Of the transaction among those of its transactional id: a marker that comes again, or late,
+    does not end the next one. 0: not said, by an administrator."""
 
 
 PartitionCommand = AdvanceLogStart | ExpireProducers | Compact | EndTransactionMarker
@@ -134,10 +137,11 @@ class PartitionState:
         offset: Offset,
         index: Index,
         timestamp: int,
+        number: int = 0,
     ) -> None:
         """A marker is committed at `offset`, in the entry at `index`."""
         first_offset = self.producers.apply_marker(
-            producer_id, epoch, coordinator_epoch, index, timestamp
+            producer_id, epoch, coordinator_epoch, index, timestamp, number
         )
         if first_offset != NO_TRANSACTION and not commit:
             self.aborted.add(AbortedRange(producer_id, first_offset, offset, index))

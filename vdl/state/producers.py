@@ -106,6 +106,7 @@ class StoredTransactional(msgspec.Struct, frozen=True, array_like=True):
     coordinator_epoch: int = NO_COORDINATOR_EPOCH
     first_offset: Offset = NO_TRANSACTION
     first_index: Index = NO_INDEX
+    number: int = 0
 
 
 class Producer:
@@ -114,7 +115,7 @@ class Producer:
 
     __slots__ = (
         "coordinator_epoch", "epoch", "first_index", "first_offset", "index", "last_timestamp",
-        "window",
+        "number", "window",
     )  # fmt: skip
 
     def __init__(self, epoch: int) -> None:
@@ -131,6 +132,8 @@ class Producer:
         batch is of a transaction."""
         self.first_index = NO_INDEX
         """The entry at `first_offset`."""
+        self.number = 0
+        """Of the newest transaction that a marker has ended; 0: none said."""
 
     @property
     def has_transaction(self) -> bool:
@@ -190,10 +193,11 @@ class Overlay:
             producer.first_offset = base_offset
 
     def append_marker(
-        self, producer_id: int, epoch: int, coordinator_epoch: int, index: Index
+        self, producer_id: int, epoch: int, coordinator_epoch: int, index: Index, number: int = 0
     ) -> None:
         """A marker that ends the producer's transaction was appended."""
         producer = self._newest(producer_id, epoch, index)
+        producer.number = max(producer.number, number)
         producer.coordinator_epoch = coordinator_epoch
         producer.first_offset = NO_TRANSACTION
 
@@ -293,6 +297,7 @@ class Producers:
         coordinator_epoch: int,
         *,
         transaction_version: int,
+        number: int = 0,
     ) -> bool | ErrorCode:
         """What to do with a marker: True to append it, False where there is nothing that it ends,
         or the error to answer (KIP-98, KIP-1228).
@@ -304,9 +309,12 @@ class Producers:
         newest = overlay.producers.get(producer_id) or committed
         if newest is None:
             return False
-        known = newest.coordinator_epoch
+        known, ended = newest.coordinator_epoch, newest.number
         if committed is not None:
             known = max(known, committed.coordinator_epoch)
+            ended = max(ended, committed.number)
+        if 0 < number <= ended:
+            return False
         if coordinator_epoch < known:
             return ErrorCode.TRANSACTION_COORDINATOR_FENCED
         if epoch < newest.epoch:
@@ -386,12 +394,19 @@ class Producers:
             self.open[producer_id] = producer
 
     def apply_marker(
-        self, producer_id: int, epoch: int, coordinator_epoch: int, index: Index, timestamp: int
+        self,
+        producer_id: int,
+        epoch: int,
+        coordinator_epoch: int,
+        index: Index,
+        timestamp: int,
+        number: int = 0,
     ) -> Offset:
         """A marker of this producer is committed in the entry at `index`. The first offset of the
         transaction that it ends; NO_TRANSACTION if none was open."""
         producer = self._heard(producer_id, epoch, index, timestamp)
         producer.coordinator_epoch = max(producer.coordinator_epoch, coordinator_epoch)
+        producer.number = max(producer.number, number)
         first_offset = producer.first_offset
         if first_offset != NO_TRANSACTION:
             producer.first_offset, producer.first_index = NO_TRANSACTION, NO_INDEX
@@ -463,6 +478,7 @@ class Producers:
             producer.coordinator_epoch = stored.coordinator_epoch
             producer.first_offset = stored.first_offset
             producer.first_index = stored.first_index
+            producer.number = stored.number
             loaded.append((_KEY.unpack(key)[1], producer))
         # Who was heard of last is told by the entries: an entry has one producer.
         loaded.sort(key=lambda pair: pair[1].index)
@@ -500,5 +516,6 @@ def _encode(producer: Producer) -> bytes:
             coordinator_epoch=producer.coordinator_epoch,
             first_offset=producer.first_offset,
             first_index=producer.first_index,
+            number=producer.number,
         )
     )

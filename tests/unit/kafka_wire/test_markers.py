@@ -8,6 +8,7 @@ from vdl.records.batch import (
     Record,
     build_batch,
     crc_matches,
+    iter_records,
     read_header,
 )
 from vdl.records.markers import Marker, build_marker, read_marker
@@ -25,6 +26,15 @@ def test_marker_is_a_control_batch_of_one_record(commit: bool) -> None:
     key = bytes([0, 0, 0, int(commit)])
     assert bytes(batch[-17:]) == bytes([32, 0, 0, 0, 8]) + key + bytes([12, 0, 0, 0, 0, 1, 2, 0])
     assert read_marker(batch) == marker
+
+
+def test_number_of_a_transaction_stands_behind_what_clients_read() -> None:
+    """Kafka's fields are where they were."""
+    marker = Marker(9, 3, 258, True, 1_700_000_000_000, 1 << 40)
+    batch = memoryview(build_marker(marker))
+    assert read_marker(batch) == marker
+    record = next(iter_records(batch))
+    assert bytes(record.value or b"") == bytes([0, 0, 0, 0, 1, 2]) + (1 << 40).to_bytes(8)
 
 
 def test_control_batch_about_something_else_is_no_marker() -> None:

@@ -52,7 +52,7 @@ def verdict(
 
 
 def test_marker_command_survives_its_bytes() -> None:
-    command = EndTransactionMarker(7, 3, 12, commit=True, transaction_version=2)
+    command = EndTransactionMarker(7, 3, 12, commit=True, transaction_version=2, number=9)
     assert decode_command(encode_command(command)) == command
 
 
@@ -295,3 +295,29 @@ def test_aborted_list_is_what_a_look_at_all_of_it_says(seed: int) -> None:
     assert again.ranges == aborted.ranges
     assert again.items() == aborted.items()
     assert again.between(0, offset) == aborted.between(0, offset)
+
+
+def test_marker_that_comes_again_does_not_end_the_next_transaction() -> None:
+    """Under the first version both have one epoch: a marker is known by its transaction's number.
+    Also by a replica that has it from its log, or from what is stored."""
+    state = PartitionState()
+    write(state, 7, 0)
+    state.apply_marker(7, 0, 5, commit=True, offset=1, index=2, timestamp=0, number=3)
+    write(state, 7, 2, sequence=1)
+    restarted = PartitionState()
+    restarted.load(state.items())
+    for one in (state, restarted):
+        told = [
+            one.producers.check_marker(Overlay(), 7, 0, 5, transaction_version=1, number=number)
+            for number in (2, 3, 4, 0)
+        ]
+        assert told == [False, False, True, True], "an administrator says no number"
+
+
+def test_marker_that_is_not_committed_yet_is_known_by_its_number() -> None:
+    state, overlay = PartitionState(), Overlay()
+    write(state, 7, 0)
+    overlay.append_marker(7, 0, 5, 2, 3)
+    overlay.append(7, 0, 1, 1, 2, 3, 0, is_transactional=True)
+    again = state.producers.check_marker(overlay, 7, 0, 5, transaction_version=1, number=3)
+    assert again is False

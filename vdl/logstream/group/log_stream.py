@@ -628,6 +628,7 @@ class LogStream:
             command.producer_epoch,
             command.coordinator_epoch,
             transaction_version=command.transaction_version,
+            number=command.number,
         )
         pending = self._overlay.producers.get(producer_id)
         if len(self._endings) >= COMMANDS_MAX:
@@ -677,6 +678,7 @@ class LogStream:
                 command.coordinator_epoch,
                 command.commit,
                 self._agreed_ms(),
+                command.number,
             )
         )
         # The log's largest timestamps are those of records that somebody may look for.
@@ -688,7 +690,11 @@ class LogStream:
             return
         patch_position(memoryview(batch), base_offset=entry.base_offset, leader_epoch=entry.term)
         self._overlay.append_marker(
-            command.producer_id, command.producer_epoch, command.coordinator_epoch, entry.index
+            command.producer_id,
+            command.producer_epoch,
+            command.coordinator_epoch,
+            entry.index,
+            command.number,
         )
         self._endings.append(Pending(deadline_ns, done, index=entry.index))
         self._outbox.mark_dirty(self.group)
@@ -1196,6 +1202,7 @@ class LogStream:
             offset=entry.base_offset,
             index=entry.index,
             timestamp=marker.timestamp,
+            number=marker.number,
         )
         self._overlay.committed(marker.producer_id, entry.index)
         self._answer_endings(entry.index)
