@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
 
 from tests.clients.clients import Client
 from tests.clients.conftest import Drivers
@@ -17,12 +21,32 @@ DELETED = 5
 SECONDS = 90.0
 
 
-def test_reader_of_a_compacted_topic_gets_the_newest_value_of_each_key(
-    client: Client, drivers: Drivers, topics: Topics
-) -> None:
-    """From the beginning to the end, over all that is gone in between; sooner or later less than
-    half of what was written."""
-    driver = drivers.of(client, 1)[0]
+@dataclass
+class Written:
+    """What one client wrote, and where."""
+
+    topic: str
+    newest: dict[bytes, bytes | None]
+
+
+Writing = Callable[[Client], Written]
+
+
+@pytest.fixture(scope="module")
+def writing(drivers: Drivers, topics: Topics) -> Writing:
+    """Each client writes once: while one is looked at, the others' topics are compacted, too."""
+    done: dict[str, Written] = {}
+
+    def write(client: Client) -> Written:
+        if client.name not in done:
+            done[client.name] = written(drivers.of(client, 1)[0], topics)
+        return done[client.name]
+
+    return write
+
+
+def written(driver: Driver, topics: Topics) -> Written:
+    """Values of the same keys again and again, and at last some deletions."""
     topic = topics.create(
         "compacted", cleanup_policy="compact", segment_bytes="65536",
         min_cleanable_dirty_ratio="0.0", delete_retention_ms="0",
@@ -36,18 +60,40 @@ def test_reader_of_a_compacted_topic_gets_the_newest_value_of_each_key(
             records.append(Record(topic, 0, b"k%d" % key, value, BASE_TIMESTAMP + n))
             newest[b"k%d" % key] = value
         driver.produce(records)
+    return Written(topic, newest)
+
+
+def test_reader_of_a_topic_that_is_being_compacted_gets_the_newest_value_of_each_key(
+    client: Client, drivers: Drivers, writing: Writing
+) -> None:
+    """Right behind the last record, whatever is gone by then."""
+    one = writing(client)
+    assert_newest(read_all(drivers.of(client, 1)[0], one.topic), one.newest)
+
+
+def test_reader_of_a_compacted_topic_gets_the_newest_value_of_each_key(
+    client: Client, drivers: Drivers, writing: Writing
+) -> None:
+    """From the beginning to the end, over all that is gone in between; sooner or later less than
+    half of what was written."""
+    one, driver = writing(client), drivers.of(client, 1)[0]
     deadline = time.monotonic() + SECONDS
     while True:
-        found = read_all(driver, topic)
-        offsets = [offset for offset, _ in found]
-        assert offsets == sorted(set(offsets))
-        seen = {record.key: record.value for _, record in found}
-        for key, value in newest.items():
-            assert seen.get(key) == value
+        found = read_all(driver, one.topic)
+        assert_newest(found, one.newest)
         if len(found) < ROUNDS * KEYS // 2:
             return
         assert time.monotonic() < deadline, f"{len(found)} records are still there"
         time.sleep(1.0)
+
+
+def assert_newest(found: list[tuple[int, Record]], newest: dict[bytes, bytes | None]) -> None:
+    """Offsets rise; the last value of each key is the newest."""
+    offsets = [offset for offset, _ in found]
+    assert offsets == sorted(set(offsets))
+    seen = {record.key: record.value for _, record in found}
+    for key, value in newest.items():
+        assert seen.get(key) == value
 
 
 def read_all(driver: Driver, topic: str) -> list[tuple[int, Record]]:
