@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from confluent_kafka import Producer
 
@@ -25,6 +25,10 @@ from tests.bench.topics import CALL_SECONDS_MAX, create_topic
 PEER_ROUNDS = 3
 FIRST_TOPIC = "first"
 
+Settings = dict[str, dict[str, str]]
+Row = Callable[[System, argparse.Namespace], Figures]
+"""Measure a running system; what is found is named after the row."""
+
 OnePass = Callable[[System, str], Figures]
 """Measure a running system; topics are named with the second argument, the pass."""
 
@@ -36,11 +40,23 @@ def set_peer_defaults(parser: argparse.ArgumentParser) -> None:
 
 
 def comparison(one_pass: OnePass, targets: Targets) -> Comparison:
+    return _compared(lambda system, settings: _passes(system, one_pass, settings), targets)
+
+
+def comparison_of_rows(rows: Mapping[str, Row], options: argparse.Namespace) -> Comparison:
+    """Each system is started once and measured row by row; `options.only`: some of them."""
+    return _compared(lambda system, settings: _rows(system, rows, options, settings), {})
+
+
+def _compared(
+    measure: Callable[[System, Settings], Figures | Passes], targets: Targets
+) -> Comparison:
+    """VDL, and the peer if one is named."""
     peer = peer_from_environment()
     settings = {"machine": machine_settings(), "client": client_settings()}
 
     def measured(make: Callable[[], System]) -> Run:
-        return lambda: _measured(make(), one_pass, settings)
+        return lambda: measure(make(), settings)
 
     runs = {Vdl.name: measured(Vdl)}
     if peer is not None:
@@ -48,7 +64,24 @@ def comparison(one_pass: OnePass, targets: Targets) -> Comparison:
     return Comparison(runs, peer.name if peer else "", targets, settings)
 
 
-def _measured(system: System, one_pass: OnePass, settings: dict[str, dict[str, str]]) -> Passes:
+def _rows(
+    system: System, rows: Mapping[str, Row], options: argparse.Namespace, settings: Settings
+) -> Figures:
+    figures: Figures = {}
+    try:
+        system.up()
+        settings[system.name] = system_settings(system)
+        for name in options.only or rows:
+            found = rows[name](system, options)
+            say(f"{system.name}: {name}: {found}")
+            figures |= {f"{name}_{key}": value for key, value in found.items()}
+        figures["rss_after_mb"] = rss_mb(system.pids())
+    finally:
+        system.down()
+    return figures
+
+
+def _passes(system: System, one_pass: OnePass, settings: Settings) -> Passes:
     try:
         start = _start(system)
         settings[system.name] = system_settings(system)

@@ -24,13 +24,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from confluent_kafka import KafkaError, TopicPartition
 
-from tests.bench.beside_peer import say, set_peer_defaults
+from tests.bench.beside_peer import comparison_of_rows, set_peer_defaults
+from tests.bench.client_process import ClientProcess
 from tests.bench.end_to_end import reader
 from tests.bench.load import (
     RECORD_BYTES,
@@ -40,9 +39,8 @@ from tests.bench.load import (
     send,
     throughput_producer,
 )
-from tests.bench.rounds import Comparison, Figures, Run, percentiles
-from tests.bench.settings import client_settings, machine_settings, system_settings
-from tests.bench.systems import System, Vdl, cpu_seconds, peer_from_environment, rss_mb
+from tests.bench.rounds import Comparison, Figures, percentiles
+from tests.bench.systems import System, cpu_seconds
 from tests.bench.topics import CALL_SECONDS_MAX, create_led_topic
 
 FETCH_RECORDS = 10_000
@@ -72,43 +70,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
-    peer = peer_from_environment()
-    settings = {"machine": machine_settings(), "client": client_settings()}
-
-    def measured(make: Callable[[], System]) -> Run:
-        return lambda: _measured(make(), options, settings)
-
-    runs = {Vdl.name: measured(Vdl)}
-    if peer is not None:
-        runs[peer.name] = measured(lambda: peer)
-    yield Comparison(runs, peer.name if peer else "", {}, settings)
+    yield comparison_of_rows({"just_written": _just_written, "behind": _behind}, options)
 
 
-def _measured(
-    system: System, options: argparse.Namespace, settings: dict[str, dict[str, str]]
-) -> Figures:
-    figures: Figures = {}
-    rows = options.only or ("just_written", "behind")
-    try:
-        system.up()
-        settings[system.name] = system_settings(system)
-        for row in rows:
-            is_behind = row == "behind"
-            found = _beside_producer(
-                system,
-                row,
-                megabytes=options.gigabytes * 1_000 if is_behind else options.megabytes,
-                rate=options.rate if is_behind else options.beside_rate,
-                alone_seconds=options.alone_seconds if is_behind else 0,
-                seconds_max=options.seconds_max,
-                to_the_end=is_behind,
-            )
-            say(f"{system.name}: {row}: {found}")
-            figures |= {f"{row}_{name}": value for name, value in found.items()}
-        figures["rss_after_mb"] = rss_mb(system.pids())
-    finally:
-        system.down()
-    return figures
+def _behind(system: System, options: argparse.Namespace) -> Figures:
+    return _beside_producer(
+        system,
+        "behind",
+        megabytes=options.gigabytes * 1_000,
+        rate=options.rate,
+        alone_seconds=options.alone_seconds,
+        seconds_max=options.seconds_max,
+        to_the_end=True,
+    )
+
+
+def _just_written(system: System, options: argparse.Namespace) -> Figures:
+    return _beside_producer(
+        system,
+        "just_written",
+        megabytes=options.megabytes,
+        rate=options.beside_rate,
+        alone_seconds=0,
+        seconds_max=options.seconds_max,
+        to_the_end=False,
+    )
 
 
 def _beside_producer(
@@ -136,7 +122,8 @@ def _beside_producer(
             figures |= percentiles("alone_ack", producing.taken())
             figures |= percentiles("alone_small", taken)
         producing.clear()
-        with Reading(system.bootstrap, topic) as reading:
+        with ClientProcess(_read_until, system.bootstrap, topic) as reading:
+            reading.wait_counting()
             began, sent = time.monotonic(), producing.acknowledged
             used = cpu_seconds(system.pids())
             taken = []
@@ -146,10 +133,10 @@ def _beside_producer(
                 goal = records
                 if to_the_end:
                     goal += producing.acknowledged - int(near)
-                if reading.records >= goal or time.monotonic() - began > seconds_max:
+                if reading.count >= goal or time.monotonic() - began > seconds_max:
                     break
             elapsed = time.monotonic() - began
-            read = reading.records
+            read = reading.count
             used = cpu_seconds(system.pids()) - used
         figures |= percentiles("beside_ack", producing.taken())
         figures |= percentiles("beside_small", taken)
@@ -166,53 +153,30 @@ def _beside_producer(
     return figures
 
 
-@dataclass(slots=True)
 class Producing:
     """A producer of so many MB/s in a process of its own. Use in a `with`."""
 
-    bootstrap: str
-    topic: str
-    rate: float
-    partitions: int = 1
-    _acknowledged: Any = field(init=False)
-    _ends: Any = field(init=False)
-    _taken: Any = field(init=False)
-    _process: SpawnProcess = field(init=False)
-
-    def __post_init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._acknowledged = context.Value("Q", 0, lock=False)
-        self._ends = context.Event()
-        self._taken = context.Queue()
-        self._process = context.Process(
-            target=_produce_until,
-            args=(
-                self.bootstrap,
-                self.topic,
-                self.rate,
-                self.partitions,
-                self._acknowledged,
-                self._taken,
-                self._ends,
-            ),
-            daemon=True,
+    def __init__(self, bootstrap: str, topic: str, rate: float, partitions: int = 1) -> None:
+        self._taken = multiprocessing.get_context("spawn").Queue()
+        self._client = ClientProcess(
+            _produce_until, bootstrap, topic, rate, partitions, self._taken
         )
 
     def __enter__(self) -> Producing:
-        self._process.start()
+        self._client.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        end_process(self._process, self._ends, self.clear)
+        self._client.end(self.clear)
 
     @property
     def acknowledged(self) -> int:
         """Records, about: they are counted in steps of `SAMPLE`."""
-        return int(self._acknowledged.value)
+        return self._client.count
 
     def wait_going(self) -> None:
         """Return when it has produced for a while."""
-        wait_for(lambda: self.acknowledged > 0, self._process)
+        self._client.wait_counting()
         time.sleep(WARM_UP_SECONDS)
 
     def clear(self) -> None:
@@ -232,8 +196,8 @@ def _produce_until(
     topic: str,
     rate: float,
     partitions: int,
-    acknowledged: Any,
     taken: Any,
+    acknowledged: Any,
     ends: Any,
 ) -> None:
     """The producer's process. Round robin over the partitions."""
@@ -247,7 +211,7 @@ def _produce_until(
         def report(error: KafkaError | None, message: Any) -> None:
             raise_failed(error, message)
             samples.append((time.monotonic() - sent) * 1_000)
-            acknowledged.value += SAMPLE
+            acknowledged[0] += SAMPLE
 
         return report
 
@@ -275,39 +239,6 @@ def _produce_until(
     assert producer.flush(CALL_SECONDS_MAX) == 0, "records were not acknowledged"
 
 
-@dataclass(slots=True)
-class Reading:
-    """A consumer in a process of its own that reads from the first record. Use in a `with`."""
-
-    bootstrap: str
-    topic: str
-    _read: Any = field(init=False)
-    _ends: Any = field(init=False)
-    _process: SpawnProcess = field(init=False)
-
-    def __post_init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._read = context.Value("Q", 0, lock=False)
-        self._ends = context.Event()
-        self._process = context.Process(
-            target=_read_until,
-            args=(self.bootstrap, self.topic, self._read, self._ends),
-            daemon=True,
-        )
-
-    def __enter__(self) -> Reading:
-        self._process.start()
-        wait_for(lambda: self.records > 0, self._process)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        end_process(self._process, self._ends, lambda: None)
-
-    @property
-    def records(self) -> int:
-        return int(self._read.value)
-
-
 def _read_until(bootstrap: str, topic: str, read: Any, ends: Any) -> None:
     """The consumer's process."""
     consumer = reader(bootstrap)
@@ -317,25 +248,6 @@ def _read_until(bootstrap: str, topic: str, read: Any, ends: Any) -> None:
             messages = consumer.consume(FETCH_RECORDS, timeout=POLL_SECONDS)
             for message in messages[:1]:
                 assert message.error() is None, message.error()
-            read.value += len(messages)
+            read[0] += len(messages)
     finally:
         consumer.close()
-
-
-def wait_for(condition: Callable[[], bool], process: SpawnProcess) -> None:
-    """Return when `condition` holds. `process`: whose work that is."""
-    deadline = time.monotonic() + CALL_SECONDS_MAX
-    while not condition():
-        assert process.is_alive(), "a client's process ended"
-        assert time.monotonic() < deadline, "a client does nothing"
-        time.sleep(POLL_SECONDS / 10)
-
-
-def end_process(process: SpawnProcess, ends: Any, drain: Callable[[], None]) -> None:
-    """Have a client's process end, and see that it did well."""
-    ends.set()
-    deadline = time.monotonic() + CALL_SECONDS_MAX
-    while process.is_alive() and time.monotonic() < deadline:
-        drain()  # what it still has to say would keep it
-        process.join(POLL_SECONDS)
-    assert process.exitcode == 0, f"a client's process ended with {process.exitcode}"

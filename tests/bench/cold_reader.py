@@ -15,18 +15,16 @@ for as long as latencies are taken. What the leader had from the disk proves tha
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
+from tests.bench.client_process import ClientProcess
 from tests.bench.load import (
     RECORD_BYTES,
     latency_producer,
@@ -38,14 +36,13 @@ from tests.bench.page_cache import forget
 from tests.bench.rounds import Comparison, Figures, Run, percentiles
 from tests.bench.servers import SETTLE_SECONDS, Servers
 from tests.bench.systems import io_bytes
-from tests.bench.topics import CALL_SECONDS_MAX, create_topic
+from tests.bench.topics import create_topic
 from tests.chaos.harness.cluster import leader
 
 BASELINE = "alone"
 TOPIC = "behind"
 WARM_UP_SECONDS = 2
 FETCH_RECORDS = 10_000
-POLL_SECONDS = 0.05
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -94,63 +91,21 @@ def _beside_reader(
 ) -> Figures:
     server_id = leader(servers.replica_set, TOPIC)
     pid = servers.pid(server_id)
-    reader = Reader(servers.bootstrap, records, servers.store(server_id) if is_cold else None)
-    try:
-        reader.wait_reading()
-        read, disk, began = reader.records, io_bytes(pid, "read_bytes"), time.monotonic()
+    cold = servers.store(server_id) if is_cold else None
+    with ClientProcess(_read_until, servers.bootstrap, records, cold) as reader:
+        reader.wait_counting()
+        read, disk, began = reader.count, io_bytes(pid, "read_bytes"), time.monotonic()
         figures = take()
         elapsed = time.monotonic() - began
-        read, disk = reader.records - read, io_bytes(pid, "read_bytes") - disk
-    finally:
-        reader.stop()
+        read, disk = reader.count - read, io_bytes(pid, "read_bytes") - disk
     figures["reader_mb_per_second"] = read * RECORD_BYTES / 1e6 / elapsed
     figures["leader_from_disk_mb_per_second"] = disk / 1e6 / elapsed
     return figures
 
 
-@dataclass(slots=True)
-class Reader:
-    """A consumer in a process of its own, reading the first `count` records again and again;
-    `cold`: a directory whose pages are dropped before each pass."""
-
-    bootstrap: str
-    count: int
-    cold: Path | None
-    _read: Any = field(init=False)
-    _ends: Any = field(init=False)
-    _process: SpawnProcess = field(init=False)
-
-    def __post_init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._read = context.Value("Q", 0)
-        self._ends = context.Event()
-        self._process = context.Process(
-            target=_read_until,
-            args=(self.bootstrap, self.count, self.cold, self._read, self._ends),
-            daemon=True,
-        )
-        self._process.start()
-
-    @property
-    def records(self) -> int:
-        """Read so far, over all passes."""
-        return int(self._read.value)
-
-    def wait_reading(self) -> None:
-        deadline = time.monotonic() + CALL_SECONDS_MAX
-        while not self.records:
-            assert self._process.is_alive(), "the reader ended"
-            assert time.monotonic() < deadline, "the reader reads nothing"
-            time.sleep(POLL_SECONDS)
-
-    def stop(self) -> None:
-        self._ends.set()
-        self._process.join(CALL_SECONDS_MAX)
-        assert self._process.exitcode == 0, f"the reader ended with {self._process.exitcode}"
-
-
 def _read_until(bootstrap: str, count: int, cold: Path | None, read: Any, ends: Any) -> None:
-    """The reader's process."""
+    """The reader's process: the first `count` records again and again. `cold`: a directory whose
+    pages are dropped before each pass."""
     while not ends.is_set():
         if cold is not None:
             forget(cold)
@@ -165,6 +120,6 @@ def _read_until(bootstrap: str, count: int, cold: Path | None, read: Any, ends: 
                 for message in messages[:1]:
                     assert message.error() is None, message.error()
                 left -= len(messages)
-                read.value += len(messages)
+                read[0] += len(messages)
         finally:
             consumer.close()

@@ -18,23 +18,21 @@ With PEER=NAME in the environment each round measures both systems (tests/bench/
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import selectors
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from multiprocessing.context import SpawnProcess
+from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
-from tests.bench.beside_peer import say, set_peer_defaults
-from tests.bench.catch_up import NEAR_SECONDS, POLL_SECONDS, Producing, end_process, wait_for
+from tests.bench.beside_peer import comparison_of_rows, set_peer_defaults
+from tests.bench.catch_up import NEAR_SECONDS, POLL_SECONDS, Producing
+from tests.bench.client_process import ClientProcess
 from tests.bench.frames import Connection, frame, leaders
 from tests.bench.load import RECORD_BYTES, send, throughput_producer
-from tests.bench.rounds import Comparison, Figures, Run, percentiles
-from tests.bench.settings import client_settings, machine_settings, system_settings
-from tests.bench.systems import System, Vdl, cpu_seconds, peer_from_environment, rss_mb
+from tests.bench.rounds import Comparison, Figures, percentiles
+from tests.bench.systems import System, cpu_seconds
 from tests.bench.tailing import (
     FETCH_KEY,
     FETCH_VERSION,
@@ -72,34 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
-    peer = peer_from_environment()
-    settings = {"machine": machine_settings(), "client": client_settings()}
-
-    def measured(make: Callable[[], System]) -> Run:
-        return lambda: _measured(make(), options, settings)
-
-    runs = {Vdl.name: measured(Vdl)}
-    if peer is not None:
-        runs[peer.name] = measured(lambda: peer)
-    yield Comparison(runs, peer.name if peer else "", {}, settings)
-
-
-def _measured(
-    system: System, options: argparse.Namespace, settings: dict[str, dict[str, str]]
-) -> Figures:
-    rows = {"ten": _ten, "tail": _tail}
-    figures: Figures = {}
-    try:
-        system.up()
-        settings[system.name] = system_settings(system)
-        for name in options.only or rows:
-            found = rows[name](system, options)
-            say(f"{system.name}: {name}: {found}")
-            figures |= {f"{name}_{key}": value for key, value in found.items()}
-        figures["rss_after_mb"] = rss_mb(system.pids())
-    finally:
-        system.down()
-    return figures
+    yield comparison_of_rows({"ten": _ten, "tail": _tail}, options)
 
 
 def _ten(system: System, options: argparse.Namespace) -> Figures:
@@ -115,7 +86,7 @@ def _ten(system: System, options: argparse.Namespace) -> Figures:
         producing.clear()
         time.sleep(options.alone_seconds)
         figures |= percentiles("alone_ack", producing.taken())
-        with Behind(system.bootstrap, topic, range(TEN)) as behind:
+        with behind_in(system.bootstrap, topic, range(TEN)) as behind:
             producing.clear()
             began, sent = time.monotonic(), producing.acknowledged
             used = cpu_seconds(system.pids())
@@ -125,13 +96,13 @@ def _ten(system: System, options: argparse.Namespace) -> Figures:
             while len(met) < TEN and time.monotonic() - began < options.seconds_max:
                 time.sleep(POLL_SECONDS)
                 end = (before + producing.acknowledged) / TEN - near
-                for number, read in enumerate(behind.records()):
+                for number, read in enumerate(behind.counts):
                     if read >= end:
                         met.setdefault(number, read / (time.monotonic() - began))
             elapsed = time.monotonic() - began
             written = (producing.acknowledged - sent) / elapsed
             is_caught_up = len(met) == TEN
-            for number, read in enumerate(behind.records()):
+            for number, read in enumerate(behind.counts):
                 met.setdefault(number, read / elapsed)
             used = cpu_seconds(system.pids()) - used
         figures |= percentiles("beside_ack", producing.taken())
@@ -169,11 +140,11 @@ def _tail(system: System, options: argparse.Namespace) -> Figures:
         producing.wait_going()
         taken = tailing.measured(system.pids(), options.seconds)
         figures |= {f"alone{_joined(name)}": value for name, value in taken.items()}
-        with Behind(system.bootstrap, far, here, again=True) as behind:
-            began, before = time.monotonic(), behind.records()
+        with behind_in(system.bootstrap, far, here, again=True) as behind:
+            began, before = time.monotonic(), behind.counts
             taken = tailing.measured(system.pids(), options.seconds)
             elapsed = time.monotonic() - began
-            read = [now - then for now, then in zip(behind.records(), before, strict=True)]
+            read = [now - then for now, then in zip(behind.counts, before, strict=True)]
         figures |= {f"beside{_joined(name)}": value for name, value in taken.items()}
     written = options.beside_rate * 1e6 / partitions
     return figures | {
@@ -186,47 +157,19 @@ def _joined(name: str) -> str:
     return name if name.startswith("_") else f"_{name}"
 
 
-@dataclass(slots=True)
-class Behind:
-    """Consumers that read from the first record of their partitions, in a process of their own.
-    `again`: who meets the end begins anew. Use in a `with`."""
-
-    bootstrap: str
-    topic: str
-    partitions: Sequence[int]
-    again: bool = False
-    _read: Any = field(init=False)
-    _ends: Any = field(init=False)
-    _process: SpawnProcess = field(init=False)
-
-    def __post_init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._read = context.Array("Q", len(self.partitions), lock=False)
-        self._ends = context.Event()
-        self._process = context.Process(
-            target=_read_until,
-            args=(
-                self.bootstrap,
-                self.topic,
-                list(self.partitions),
-                self.again,
-                self._read,
-                self._ends,
-            ),
-            daemon=True,
-        )
-
-    def __enter__(self) -> Behind:
-        self._process.start()
-        wait_for(lambda: any(self._read), self._process)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        end_process(self._process, self._ends, lambda: None)
-
-    def records(self) -> list[int]:
-        """How many each has read, over all passes."""
-        return list(self._read)
+@contextmanager
+def behind_in(
+    bootstrap: str, topic: str, partitions: Sequence[int], *, again: bool = False
+) -> Iterator[ClientProcess]:
+    """Consumers that read from the first record of their partitions, in a process of their own. It
+    counts the records that each has read, over all passes. `again`: who meets the end begins
+    anew."""
+    work = ClientProcess(
+        _read_until, bootstrap, topic, list(partitions), again, counts=len(partitions)
+    )
+    with work as behind:
+        behind.wait_counting()
+        yield behind
 
 
 @dataclass(slots=True)
