@@ -1,7 +1,7 @@
-"""What writing twice costs: this build, one that writes only its journal, one that syncs segments.
+"""What writing twice costs: this build, one that writes large appends once, and two that leave out.
 
-Every record is written to the journal and later to a segment. Beside the servers as they are stand
-two variants (tests/bench/variants.py says what each leaves out): `journal_only` is the most that
+Every record is written to the journal and later to a segment; `placed` is the same servers with
+`storage.place_bytes` set, which write large appends once. Beside them stand two variants (tests/bench/variants.py says what each leaves out): `journal_only` is the most that
 could be won if segments cost nothing; `segments_only` is the design without a journal, at its best.
 
 A run is three new servers, a topic, a warm-up, then records of 1,000 bytes as fast as librdkafka
@@ -25,7 +25,8 @@ from tests.bench.servers import COUNT, Servers
 from tests.bench.topics import create_topic
 
 BASELINE = "as_it_is"
-RUNS = (BASELINE, "journal_only", "segments_only")
+SETTINGS = {"placed": "[storage]\nplace_bytes = \"256KiB\"\n"}
+RUNS = (BASELINE, *SETTINGS, "journal_only", "segments_only")
 WARM_UP_MB = 300
 """Until the journal goes round in the files it has, instead of filling new ones with zeros."""
 TOPIC = "written"
@@ -34,17 +35,19 @@ TOPIC = "written"
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--megabytes", type=int, default=1_000, help="of payload, in each run")
     parser.add_argument("--partitions", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=RUNS, metavar="RUN")
     parser.set_defaults(rounds=5)
 
 
 @contextmanager
 def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
-    runs = {name: partial(run, name, options.megabytes, options.partitions) for name in RUNS}
-    yield Comparison(runs, BASELINE)
+    runs = {name: partial(run, name, options.megabytes, options.partitions) for name in options.only}
+    yield Comparison(runs, options.only[0])
 
 
 def run(variant: str, megabytes: int, partitions: int) -> Figures:
-    servers = Servers(variant)
+    settings = SETTINGS.get(variant)
+    servers = Servers(variant) if settings is None else Servers(settings=settings)
     try:
         servers.up()
         create_topic(servers.bootstrap, TOPIC, partitions)
