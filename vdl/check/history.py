@@ -8,11 +8,14 @@ Fields of a line (those that are empty may be left out):
 
     i      number of the operation                proc   who did it; a process is sequential
     node   the server that answered               f      send poll assign seek revoke rebalance
-    type   ok fail info                                  commit committed list_offsets fault
+    type   ok fail info                                  commit committed list_offsets fault txn
     t0 t1  invocation and return                  mops   what was done, a list of micro-operations
     err    Kafka error code                       group gen member  of a consumer group
     pid epoch  of an idempotent producer          final  a read of everything after the run
     hw     {key: [leader epoch, high watermark]} as a fetch was told
+    lso    {key: [leader epoch, last stable offset]} likewise
+    iso    "rc": a poll that reads committed records only
+    end    when a txn was asked to end; its sends are ok if it committed, fail if it aborted
     note   free text; "begin" and "heal" on faults
 
 Micro-operations:
@@ -101,6 +104,9 @@ class Op:
     keys: list[str] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     hw: dict[str, tuple[int, int]] = field(default_factory=dict)
+    lso: dict[str, tuple[int, int]] = field(default_factory=dict)
+    iso: str = ""
+    end: int = -1
 
     @property
     def ok(self) -> bool:
@@ -126,12 +132,15 @@ class _Line(msgspec.Struct, omit_defaults=True):
     epoch: int = -1
     final: bool = False
     hw: dict[str, tuple[int, int]] = {}
+    lso: dict[str, tuple[int, int]] = {}
+    iso: str = ""
+    end: int = -1
     note: str = ""
 
 
 _SCALARS = (
     "i", "proc", "f", "type", "t0", "t1", "node", "err", "group", "gen", "member", "pid", "epoch",
-    "final", "hw", "note",
+    "final", "hw", "lso", "iso", "end", "note",
 )  # fmt: skip
 _MARKS = {"commit", "committed", "seek"}
 

@@ -58,6 +58,11 @@ class Fetched:
     node: int
     asked_ns: int
     position: int
+    stable_offset: int = -1
+    end: int = -1
+    """Behind the last batch that came; -1 if none did."""
+    end_epoch: int = -1
+    """Leader epoch of that batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,9 @@ class ConsumerOptions:
     """A pause after each answer: a slow consumer."""
     fetch_sessions: bool = False
     """KIP-227, where the server's version has it."""
+    read_committed: bool = False
+    """`isolation.level`: records of aborted transactions are dropped, those of open ones do not
+    come (KIP-98)."""
 
 
 @dataclass(slots=True)
@@ -327,6 +335,7 @@ class Consumer:
                 max_wait_ms=options.max_wait_ms,
                 min_bytes=options.min_bytes,
                 max_bytes=options.fetch_bytes_max,
+                isolation_level=int(options.read_committed),
                 topics=list(topics.values()),
             )
             if options.fetch_sessions and version >= _FETCH_WITH_SESSIONS:
@@ -348,25 +357,33 @@ class Consumer:
             self._again()
             return
         fetched = Fetched(
-            want.tp, [], [], row.high_watermark, want.epoch, leader, asked_ns, want.position
-        )
+            want.tp, [], [], row.high_watermark, want.epoch, leader, asked_ns, want.position,
+            row.last_stable_offset,
+        )  # fmt: skip
+        dropping = _Dropping(row.aborted_transactions or [])
         for batch in split_batches(memoryview(_joined(row.records))):
             if not crc_matches(batch):
                 self.corrupt.append(f"{want.tp} from server {leader}")
                 return
             header = read_header(batch)
+            fetched.end, fetched.end_epoch = header.last_offset + 1, header.leader_epoch
+            if header.is_control:
+                dropping.ended(header)
+                continue
             records = _records_of(batch)
             if not _is_what_it_says(header, records):
                 self.corrupt.append(f"{want.tp} at {header.base_offset}: {header}")
                 return
+            if dropping.drops(header):
+                continue
             for record in records:
                 if record.offset >= want.position:
                     fetched.records.append(record)
                     fetched.epochs.append(header.leader_epoch)
         self.on_fetched(fetched)
-        if fetched.records and self._is_current(want.tp, want.incarnation, want.position):
-            last = fetched.records[-1].offset
-            self.subscription.consumed(want.tp, last + 1, fetched.epochs[-1])
+        is_further = fetched.end > want.position
+        if is_further and self._is_current(want.tp, want.incarnation, want.position):
+            self.subscription.consumed(want.tp, fetched.end, fetched.end_epoch)
 
     def _is_current(self, tp: TopicPartition, incarnation: int, position: int = -1) -> bool:
         """Whether the partition is still assigned, and still where it was."""
@@ -374,6 +391,26 @@ class Consumer:
         if state is None or state.incarnation != incarnation:
             return False
         return position < 0 or state.position == position
+
+
+class _Dropping:
+    """Which batches of one answer are of aborted transactions, as all clients of Kafka see it."""
+
+    def __init__(self, listed: Sequence[fetch.AbortedTransaction]) -> None:
+        self._coming = sorted(((one.first_offset, one.producer_id) for one in listed), reverse=True)
+        self._producers: set[int] = set()
+
+    def drops(self, header: BatchHeader) -> bool:
+        self._begin(header)
+        return header.is_transactional and header.producer_id in self._producers
+
+    def ended(self, header: BatchHeader) -> None:
+        self._begin(header)
+        self._producers.discard(header.producer_id)
+
+    def _begin(self, header: BatchHeader) -> None:
+        while self._coming and self._coming[-1][0] <= header.last_offset:
+            self._producers.add(self._coming.pop()[1])
 
 
 def _records_of(batch: memoryview) -> list[Record]:

@@ -45,6 +45,9 @@ CROWDED = 0.005
 QUIET_GROUPS = (200, 3_000)
 CROWDED_JOURNAL_KIB, CROWDED_CACHE_KIB = 16 << 10, 64 << 10
 
+TRANSACTIONAL = 0.25
+"""Chance that there are transactions."""
+
 GROWS = 0.2
 """Chance that the topic gets more partitions."""
 
@@ -216,6 +219,10 @@ class Options:
     keyed: bool = False
     """A compacted partition is written to beside the others (`keyed.py`)."""
 
+    transactional_producers: int = 0
+    """Producers of transactions, and readers of what they commit, in a topic of their own
+    (`transactional.py`)."""
+
     quiet_groups: int = 0
     """So many partitions nobody writes to, made at birth. Each is a group like any other: it must
     be led again after all that happens."""
@@ -357,7 +364,10 @@ def draw(rng: Random) -> Options:
     is_roomy = not (world.link_kib or world.behind_kib or world.small_cache_kib)
     if rng.random() < COMPACTED and is_roomy and not world.quiet_groups:
         world = replace(world, keyed=True)
-    return replace(world, place_bytes=spread(*PLACE_BYTES) if rng.random() < PLACING else 0)
+    world = replace(world, place_bytes=spread(*PLACE_BYTES) if rng.random() < PLACING else 0)
+    if rng.random() < TRANSACTIONAL and is_roomy and not world.quiet_groups:
+        world = replace(world, transactional_producers=rng.randint(1, 2))
+    return world
 
 
 def _moving(drawn: Options, rng: Random) -> Options:

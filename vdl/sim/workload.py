@@ -195,14 +195,18 @@ class ProducerLoad:
         self.producer.send(tp, records, done)
 
 
-def note_poll(env: Env, name: str, fetched: Fetched, member: GroupMember | None = None) -> None:
+def note_poll(
+    env: Env, name: str, fetched: Fetched, member: GroupMember | None = None, *, iso: str = ""
+) -> None:
     """Write down what one partition's part of a fetch brought. Nothing, short of the end that is
-    told with it, says only that there was no room for it in this answer."""
-    if not fetched.records and fetched.position < fetched.high_watermark:
+    told with it, says only that there was no room for it in this answer, or, to who reads committed
+    records only (`iso`), that nothing more is stable."""
+    if not fetched.records and fetched.position < fetched.high_watermark and not iso:
         return
     key = str(fetched.tp)
     op = env.recorder.happened(name, "poll", fetched.asked_ns)
     op.node = f"n{fetched.node}"
+    op.iso = iso
     if member is not None:
         op.group, op.gen, op.member = member.group, member.generation, member.member_id
     if fetched.records or fetched.high_watermark <= fetched.position:
@@ -210,6 +214,8 @@ def note_poll(env: Env, name: str, fetched: Fetched, member: GroupMember | None 
         op.polls.append((key, [Seen(r.offset, value_of(r)) for r in fetched.records]))
     if fetched.leader_epoch >= 0:
         op.hw[key] = (fetched.leader_epoch, fetched.high_watermark)
+        if iso:
+            op.lso[key] = (fetched.leader_epoch, fetched.stable_offset)
 
 
 class Reader:

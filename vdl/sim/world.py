@@ -67,6 +67,7 @@ from vdl.sim.producer import ProducerOptions
 from vdl.sim.recorder import Recorder, value_of
 from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartition
 from vdl.sim.trace import Trace
+from vdl.sim.transactional import TransactionalTopic
 from vdl.sim.workload import (
     Asker,
     Env,
@@ -169,6 +170,7 @@ class World:
             name: Random(root.getrandbits(64))
             for name in (
                 "net", "disk", "server", "client", "nemesis", "start", "ageing", "late", "keyed",
+                "transactional",
             )
         }  # fmt: skip
         weather = Weather(
@@ -200,6 +202,7 @@ class World:
         self._client_clocks: list[NodeClock] = []
         self._ageing: Ageing | None = None
         self._keyed: KeyedTopic | None = None
+        self._transactional: TransactionalTopic | None = None
         self._elections_at_birth = 0
         self._deaf: list[Deaf] = []
         self._readers: list[Reader] = []
@@ -553,6 +556,15 @@ class World:
             self._loads.append(OffsetAsker(self.env, "o0", host(), new_rng()))
         if options.keyed:
             self._begin_keyed()
+        if options.transactional_producers:
+            self._transactional = TransactionalTopic(
+                self.env,
+                self.machines,
+                self._fresh_client("transactional"),
+                CLIENT_HOSTS[0],
+                Random(self._rng["transactional"].getrandbits(64)),
+                count=options.transactional_producers,
+            )
         if self._ageing is not None:
             self._ageing.start()
             self._loads.append(self._ageing)
@@ -591,6 +603,28 @@ class World:
         checked: list[bool] = []
         keyed.check(
             lambda text: self.watch.violate("compacted-wrongly", text),
+            lambda: checked.append(True),
+        )
+        return self.wait(SETTLE_NS, lambda: bool(checked))
+
+    def _transactions_end(self, topic: TransactionalTopic) -> bool:
+        """All of them, on all replicas; then all that was committed is read."""
+        if not self.wait(SETTLE_NS, lambda: not topic.unfinished()):
+            self.watch.violate("transaction-hangs", topic.unfinished())
+            return False
+        topic.drain()
+        if not self.wait(SETTLE_NS, lambda: not topic.undrained()):
+            self.watch.violate("not-drained", topic.undrained())
+            return False
+        topic.finish()
+        self.note(f"transactions: {sum(producer.ended for producer in topic.producers)}")
+        return True
+
+    def _transactions_agree(self, topic: TransactionalTopic) -> bool:
+        """No replica has other transactions than its log says."""
+        checked: list[bool] = []
+        topic.check(
+            lambda text: self.watch.violate("transactions-differ", text),
             lambda: checked.append(True),
         )
         return self.wait(SETTLE_NS, lambda: bool(checked))
@@ -649,6 +683,10 @@ class World:
             consumer.close()
         if self._keyed is not None:
             self._keyed.end()
+        if self._transactional is not None:
+            self._transactional.end()
+            if not self._transactions_end(self._transactional):
+                return False
         if self._ageing is not None and not self._aged(self._ageing):
             return False
         if self.options.producer_expiry_ms and not self._forgotten():
@@ -794,6 +832,8 @@ class World:
     def _drain(self) -> bool:
         """Read everything, with a fresh client and from every replica's disk."""
         if self._keyed is not None and not (self._keyed_settles(self._keyed) and self._settles()):
+            return False
+        if self._transactional is not None and not self._transactions_agree(self._transactional):
             return False
         drain = Drain(self)
         compared: list[bool] = []

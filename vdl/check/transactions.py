@@ -1,0 +1,79 @@
+"""Anomalies of transactions: what who reads committed records must never see.
+
+A transaction is one operation (`txn`): ok when it committed, fail when it can never have, and `end`
+says when it was asked to commit. That records of one that failed were read is an aborted-read of
+`anomalies.py`.
+
+Must not know: how transactions are kept.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from vdl.check.anomalies import Evidence
+from vdl.check.findings import Anomaly
+from vdl.check.history import Op
+
+READ_COMMITTED = "rc"
+"""`Op.iso` of who reads committed records only."""
+
+
+def stable_offsets(evidence: Evidence) -> Iterator[Anomaly]:
+    """A last stable offset fell, under one leader epoch or a later one. Who has been deposed and
+    does not know it tells what was so before."""
+    told: dict[str, list[tuple[Op, int, int]]] = defaultdict(list)
+    for op in evidence.ops:
+        for name, (epoch, stable) in op.lso.items():
+            if op.ok and epoch >= 0:
+                told[name].append((op, epoch, stable))
+    for name, by_return in sorted(told.items()):
+        highest: dict[int, tuple[int, int]] = {}  # epoch -> (last stable offset, who was told)
+        i = 0
+        for op, epoch, stable in sorted(by_return, key=lambda row: row[0].t0):
+            while i < len(by_return) and by_return[i][0].t1 < op.t0:
+                before, its_epoch, its_stable = by_return[i]
+                if its_stable > highest.get(its_epoch, (-1, -1))[0]:
+                    highest[its_epoch] = its_stable, before.i
+                i += 1
+            known, witness = max(
+                (row for its, row in highest.items() if its <= epoch), default=(-1, -1)
+            )
+            if stable < known:
+                detail = f"{stable} after {known} in leader epoch {epoch}"
+                yield Anomaly("lso-regress", name, detail, [witness, op.i])
+
+
+def dirty_reads(evidence: Evidence) -> Iterator[Anomaly]:
+    """A record was read before its transaction was asked to commit."""
+    for name, key in evidence.by_key():
+        for op, record in key.reads:
+            writer = key.writer.get(record.value)
+            if op.iso != READ_COMMITTED or writer is None or writer.f != "txn":
+                continue
+            if writer.end < 0 or op.t1 < writer.end:
+                detail = f"value {record.value} at {record.offset} was read, and not yet committed"
+                yield Anomaly("dirty-read", name, detail, [writer.i, op.i])
+
+
+def torn_transactions(evidence: Evidence) -> Iterator[Anomaly]:
+    """The read of everything after the run has a part of a transaction."""
+    finals = {name for op in evidence.ops if op.final for name, _ in op.polls}
+    seen = {
+        name: {record.value for _, record in evidence.keys[name].final.values()} for name in finals
+    }
+    for op in evidence.ops:
+        if op.f != "txn" or any(send.key not in finals for send in op.sends):
+            continue
+        missing = [send for send in op.sends if send.value not in seen[send.key]]
+        if missing and len(missing) < len(op.sends):
+            detail = f"value {missing[0].value} is not there, others of its transaction are"
+            yield Anomaly("torn-transaction", missing[0].key, detail, [op.i])
+
+
+CHECKS: tuple[Callable[[Evidence], Iterator[Anomaly]], ...] = (
+    stable_offsets,
+    dirty_reads,
+    torn_transactions,
+)
