@@ -1,8 +1,9 @@
 """What writing twice costs: this build, one that writes large appends once, and two that leave out.
 
 Every record is written to the journal and later to a segment; `placed` is the same servers with
-`storage.place_bytes` set, which write large appends once. Beside them stand two variants (tests/bench/variants.py says what each leaves out): `journal_only` is the most that
-could be won if segments cost nothing; `segments_only` is the design without a journal, at its best.
+`storage.place_bytes` set, which write large appends once. Beside them stand two variants
+(tests/bench/variants.py says what each leaves out): `journal_only` is the most that could be won if
+segments cost nothing; `segments_only` is the design without a journal, at its best.
 
 A run is three new servers, a topic, a warm-up, then records of 1,000 bytes as fast as librdkafka
 sends them, acks=all. Bytes written are what the servers' processes made dirty, divided by three
@@ -25,7 +26,7 @@ from tests.bench.servers import COUNT, Servers
 from tests.bench.topics import create_topic
 
 BASELINE = "as_it_is"
-SETTINGS = {"placed": "[storage]\nplace_bytes = \"256KiB\"\n"}
+SETTINGS = {"placed": '[storage]\nplace_bytes = "256KiB"\n'}
 RUNS = (BASELINE, *SETTINGS, "journal_only", "segments_only")
 WARM_UP_MB = 300
 """Until the journal goes round in the files it has, instead of filling new ones with zeros."""
@@ -41,7 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
-    runs = {name: partial(run, name, options.megabytes, options.partitions) for name in options.only}
+    runs = {
+        name: partial(run, name, options.megabytes, options.partitions) for name in options.only
+    }
     yield Comparison(runs, options.only[0])
 
 
