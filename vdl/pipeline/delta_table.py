@@ -42,6 +42,7 @@ from deltalake.transaction import (
 )
 
 from vdl.pipeline.account import Account, added_up
+from vdl.pipeline.delta_rules import check_not_null, check_rules
 from vdl.pipeline.errors import CommitConflict, SinkInconsistent, TopicRecreated
 from vdl.pipeline.positions import Positions, TopicPositions
 from vdl.pipeline.table import (
@@ -214,7 +215,9 @@ class DeltaSink:
             raise CommitConflict(self.path, "the batch does not begin where the table ends")
         self._check_unchanged()
         if self._table is not None:
+            check_rules(self.path, self._table)
             self._check_columns(self._table.schema(), Schema.from_arrow(arrow_schema))
+            check_not_null(self.path, self._table, arrow_schema, commit.files)
 
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
         self.check(commit, arrow_schema)

@@ -1,0 +1,134 @@
+"""What a Delta table asks of whoever writes to it, and whether this sink does it.
+
+Delta's protocol has rules that only a writer can keep: values of partition columns stand in the log
+and not in the files, CHECK constraints and NOT NULL hold for every row, mapped columns have other
+names in files. delta-rs commits files as they are told it, without a look at such rules, so what is
+not kept is silent damage. Everything asked for by a table is therefore either kept here or refused
+by its name. A feature that nobody here has heard of is refused too.
+
+Must not know: Spark, Kafka, how commits are made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.table import DataFile
+
+CONSTRAINT_PREFIX = "delta.constraints."
+IDLE_FEATURES = frozenset(
+    {
+        "appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz", "v2Checkpoint",
+        "vacuumProtocolCheck",
+        # Those below ask for something only where a column or a property does: see `_asked`.
+        "checkConstraints", "columnMapping", "generatedColumns", "identityColumns", "invariants",
+        "allowColumnDefaults",
+    }
+)  # fmt: skip
+"""Features of which a writer that only adds files of all columns has nothing to do."""
+LEGACY_VERSION_MAX = 6
+"""Writer versions up to this stand for sets of features, all of them idle ones."""
+FEATURES_VERSION = 7
+COLUMN_RULES = {
+    "delta.invariants": "an invariant",
+    "delta.generationExpression": "a generated value",
+    "delta.identity.start": "an identity value",
+}
+MAPPING = "delta.columnMapping.mode"
+
+
+class DeltaRefused(PipelineError):
+    """The table asks for what this sink does not do; `reasons` are all that were found."""
+
+    def __init__(self, path: str, reasons: list[str]) -> None:
+        super().__init__(f"{path}: cannot be written by this sink: {'; '.join(reasons)}")
+        self.path = path
+        self.reasons = reasons
+
+
+def check_rules(path: str, table: DeltaTable) -> None:
+    """Raises DeltaRefused where files added to the table as they are would damage it."""
+    protocol, metadata = table.protocol(), table.metadata()
+    reasons = _unknown_features(int(protocol.min_writer_version), protocol.writer_features or ())
+    columns = list(metadata.partition_columns)
+    if columns:
+        reasons.append(f"it is partitioned by {', '.join(columns)}")
+    reasons += _asked(dict(metadata.configuration), json.loads(table.schema().to_json()))
+    if reasons:
+        raise DeltaRefused(path, reasons)
+
+
+def _unknown_features(version: int, features: Iterable[str]) -> list[str]:
+    if version > FEATURES_VERSION:
+        return [f"it wants writers of version {version}"]
+    if version > LEGACY_VERSION_MAX:
+        unknown = sorted(set(features) - IDLE_FEATURES)
+        return [f"it has the feature {name}" for name in unknown]
+    return []
+
+
+def _asked(properties: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
+    """What properties of the table and its columns ask for."""
+    found = [
+        f"it has the constraint {name.removeprefix(CONSTRAINT_PREFIX)} ({text})"
+        for name, text in sorted(properties.items())
+        if name.startswith(CONSTRAINT_PREFIX)
+    ]
+    if properties.get(MAPPING) not in {None, "none"}:
+        found.append(f"its columns are mapped by {properties[MAPPING]}")
+    for column in schema["fields"]:
+        told = column.get("metadata") or {}
+        found += [
+            f"its column {column['name']} has {what}"
+            for name, what in COLUMN_RULES.items()
+            if name in told
+        ]
+    return found
+
+
+def check_not_null(
+    path: str, table: DeltaTable, rows: pa.Schema, files: Iterable[DataFile]
+) -> None:
+    """That no file has a NULL where the table allows none. Raises DeltaRefused.
+
+    Only columns that may be NULL in the rows are looked up, in the files' own statistics. A NOT
+    NULL within a struct, list or map is not told by these, so such a column must have the same
+    promise in the rows.
+    """
+    wanted = [
+        column["name"]
+        for column in json.loads(table.schema().to_json())["fields"]
+        if not column["nullable"]
+        and (column["name"] not in rows.names or rows.field(column["name"]).nullable)
+    ]
+    if not wanted:
+        return
+    bad = {name: count for file in files for name, count in _nulls(file, wanted).items() if count}
+    if bad:
+        raise DeltaRefused(
+            path, [f"its column {name} is NOT NULL, and NULL in rows" for name in sorted(bad)]
+        )
+
+
+def _nulls(file: DataFile, columns: Iterable[str]) -> dict[str, int]:
+    """Column → how many NULLs a file has of it; a column that is missing is NULL everywhere, and so
+    may be one without statistics."""
+    found = dict.fromkeys(columns, file.rows)
+    told = pq.ParquetFile(file.path).metadata
+    for name in found:
+        counts = [
+            chunk.statistics.null_count if chunk.is_stats_set else file.rows
+            for group in map(told.row_group, range(told.num_row_groups))
+            for chunk in map(group.column, range(group.num_columns))
+            if chunk.path_in_schema == name
+        ]
+        if counts or not file.rows:
+            found[name] = sum(counts)
+    return found
