@@ -12,6 +12,7 @@ because there should be few.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,9 @@ CORRUPT = "_corrupt"
 NO_VALUE = "the record has no value"
 NOT_UTF8 = "the value is not UTF-8"
 NOT_JSON = "the value is not a JSON object of the schema"
+RANGE = "offsets ["
+"""What the reason begins with where a letter stands for several offsets (`unreadable_text`)."""
+RANGE_END = re.compile(r"offsets \[\d+, (\d+)\): ")
 DETAIL_MAX = 200
 UNREADABLE = (ValueError, RecursionError)
 """What Python's JSON raises: what is nested too deep for it is no ValueError."""
@@ -40,35 +44,50 @@ def decode(frame: Any, *, form: str, schema: str, topics: int) -> Any:
     ]
     if topics > 1:
         origin.append(f.col("topic").alias("_topic"))
+    # The source's word for offsets that it cannot read: a header without a name (`read.letter`).
+    first = f.get(f.col("headers"), f.lit(0))
+    is_letter = (f.size("headers") == 1) & first["key"].isNull()
+    unreadable = f.when(is_letter, first["value"].cast("string"))
     if form == "raw":
-        nothing = f.lit(None)
-        dead = [
-            nothing.cast("string").alias("_error"),
-            nothing.cast("binary").alias("_key"),
-            nothing.cast("binary").alias("_value"),
-            nothing.cast("array<struct<key:string,value:binary>>").alias("_headers"),
-            nothing.cast("string").alias("_dead_topic"),
-        ]
-        return frame.select("key", "value", "headers", *origin, *dead)
+        staged = frame.select("*", unreadable.alias("_error"))
+        return staged.select("key", "value", "headers", *origin, "_error", *_dead_columns())
     wanted = StructType.fromDDL(schema)
     names = [field.name for field in wanted.fields]
     with_corrupt = StructType([*wanted.fields]).add(CORRUPT, "string")
     text = f.col("value").cast("string")
     parsed = f.from_json(text, with_corrupt, {"columnNameOfCorruptRecord": CORRUPT})
     error = (
-        f.when(f.col("value").isNull(), NO_VALUE)
+        f.when(is_letter, unreadable)
+        .when(f.col("value").isNull(), NO_VALUE)
         .when(~f.is_valid_utf8(text), NOT_UTF8)
         .when(f.col("_json").isNull() | f.col(f"_json.{CORRUPT}").isNotNull(), NOT_JSON)
     )
     staged = frame.select("*", parsed.alias("_json")).select("*", error.alias("_error"))
-    is_dead = f.col("_error").isNotNull()
     return staged.select(
         *[f.col("_json").getField(name).alias(name) for name in names],
         *origin,
         "_error",
-        *[f.when(is_dead, f.col(n)).alias(f"_{n}") for n in ("key", "value", "headers")],
-        f.when(is_dead, f.col("topic")).alias("_dead_topic"),
+        *_dead_columns(),
     )
+
+
+def _dead_columns() -> list[Any]:
+    """Of DEAD_ONLY those beside `_error`, null where there is none."""
+    from pyspark.sql import functions as f
+
+    is_dead = f.col("_error").isNotNull()
+    is_record = is_dead & ~f.startswith(f.col("_error"), f.lit(RANGE))
+    return [
+        *[f.when(is_dead, f.col(n)).alias(f"_{n}") for n in ("key", "value")],
+        f.when(is_record, f.col("headers")).alias("_headers"),
+        f.when(is_dead, f.col("topic")).alias("_dead_topic"),
+    ]
+
+
+def range_end(error: str) -> int | None:
+    """The offset behind those that a dead letter stands for; None where it is of one record."""
+    found = RANGE_END.match(error)
+    return None if found is None else int(found[1])
 
 
 def explain(error: str, value: bytes | None, kinds: Mapping[str, str]) -> str:

@@ -108,6 +108,31 @@ class UndecodableBatch(PipelineError):
     """Bytes that are no record batch, or one whose records must not be shown as they are."""
 
 
+class TooLarge(UndecodableBatch):
+    """Records that could not be decompressed: damaged, or larger than there is room for here."""
+
+
+class BatchUnreadable(PipelineError):
+    """A batch that is what its producer sent, as its CRC says, and still cannot be read. `end`: the
+    offset behind it, -1 where that is not known; `data`: its bytes, as far as they are known."""
+
+    def __init__(
+        self, topic: str, partition: int, *, start: int, end: int, reason: str, data: bytes = b""
+    ) -> None:
+        super().__init__(f"{topic}/{partition}: {unreadable_text(start, end, reason)}")
+        self.topic = topic
+        self.partition = partition
+        self.start = start
+        self.end = end
+        self.reason = reason
+        self.data = data
+
+
+def unreadable_text(start: int, end: int, reason: str) -> str:
+    """What is said of offsets [start, end) that have no readable record."""
+    return f"offsets [{start}, {end if end >= 0 else '?'}): {reason}"
+
+
 def reason_of(error: BaseException) -> str:
     """The line of an exception of Spark's that says what went wrong: the last of ours in the Python
     traceback that it quotes, or its own, without what only says that something did."""

@@ -5,7 +5,9 @@ it. Here a Fetch answer's batches become columns as they are (`columns.py`), as 
 files do. It is a reader for the good case only: one connection to the partition's leader, nothing
 repeated. Whatever is not as it should be ends it (`FAILURES`): a leader that moved, an offset that
 is gone, a transaction's batch, an answer with nothing in it. What was not read yet is then had with
-librdkafka (`source.py`), which knows what to do about it.
+librdkafka (`source.py`), which knows what to do about it. It does not know what to do about a batch
+whose CRC holds and whose records are garbage: it waits for ever, or goes on behind it and says
+nothing. So such a batch is named here, by its offsets (`BatchUnreadable`).
 
 Must not know: Spark, what comes after a failure.
 """
@@ -21,7 +23,7 @@ from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
 from vdl.pipeline.columns import Gathered, open_lane
-from vdl.pipeline.errors import PipelineError, UndecodableBatch
+from vdl.pipeline.errors import BatchUnreadable, PipelineError, UndecodableBatch
 from vdl.pipeline.inflated import Inflated
 from vdl.pipeline.positions import OffsetRange
 from vdl.records.batch import CorruptBatch, crc_matches, split_batches
@@ -49,34 +51,98 @@ FAILURES = (Unreachable, NotFetched, UndecodableBatch, CorruptBatch)
 def read_batches(
     wanted: OffsetRange, *, bootstrap: str, columns: Sequence[str], isolation: str
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(the offset behind it, records of the range), as far as it goes. Raises FAILURES."""
+    """(the offset behind it, records of the range), as far as it goes. Raises FAILURES, and
+    BatchUnreadable at the first batch that nobody can read; one that may only be too large for this
+    reader has a TooLarge as its cause."""
     topic_id, leader = _leader(wanted, bootstrap)
-    position = wanted.start
-    gathered = Gathered(wanted, columns, Inflated())
+    chunk = _Chunk(wanted, columns)
     with _client(*leader) as client:
         try:
-            while position < wanted.end:
-                asked = position
-                for batch in _fetch(client, wanted, topic_id, position, ISOLATION[isolation]):
-                    (base,) = _BASE.unpack_from(batch)
-                    (delta,) = _LAST_DELTA.unpack_from(batch, _LAST_DELTA_AT)
-                    behind = base + delta + 1
-                    if behind <= position or position >= wanted.end:
-                        continue
-                    lane = open_lane(batch)
-                    if lane is not None and lane.count:
-                        gathered.add(lane)
-                    position = behind
-                    if gathered.is_enough:
-                        yield min(position, wanted.end), gathered.take()
-                if position == asked:
+            while chunk.position < wanted.end:
+                asked = chunk.position
+                for batch in _fetch(client, wanted, topic_id, asked, ISOLATION[isolation]):
+                    chunk.add(batch)
+                    if chunk.is_enough:
+                        yield from chunk.take()
+                if chunk.position == asked:
                     raise NotFetched(f"{wanted.topic} {wanted.partition}: nothing from {asked} on")
-        except FAILURES:
-            if gathered:  # whole batches, all good
-                yield min(position, wanted.end), gathered.take()
+        except BatchUnreadable:
+            yield from chunk.take()  # none when it was this that found the batch
             raise
-    if gathered:
-        yield min(position, wanted.end), gathered.take()
+        except FAILURES:
+            yield from chunk.take()
+            raise
+    yield from chunk.take()
+
+
+class _Chunk:
+    """Whole batches, one behind the other, that are decoded together. `position`: behind the last
+    one that was added."""
+
+    def __init__(self, wanted: OffsetRange, columns: Sequence[str]) -> None:
+        self.position = wanted.start
+        self._wanted = wanted
+        self._gathered = Gathered(wanted, columns, Inflated())
+        self._batches: list[memoryview] = []
+
+    @property
+    def is_enough(self) -> bool:
+        return self._gathered.is_enough
+
+    def add(self, batch: memoryview) -> None:
+        """Unless it lies outside the range. Raises BatchUnreadable, UndecodableBatch."""
+        behind = _behind(batch)
+        if behind <= self.position or self.position >= self._wanted.end:
+            return
+        lane = open_lane(batch)
+        if lane is not None and lane.count:
+            try:
+                self._gathered.add(lane)
+            except UndecodableBatch as error:
+                raise self._unreadable(batch, self.position, error) from error
+            self._batches.append(batch)
+        self.position = behind
+
+    def take(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(the offset behind, records) of what was added since. Raises BatchUnreadable after those
+        that come before such a batch."""
+        batches, self._batches = self._batches, []
+        if not batches:
+            return
+        try:
+            found = self._gathered.take()
+        except UndecodableBatch:
+            yield from self._one_by_one(batches)
+        else:
+            yield min(self.position, self._wanted.end), found
+
+    def _one_by_one(self, batches: Sequence[memoryview]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for batch in batches:
+            lane = open_lane(batch)
+            assert lane is not None, batch.nbytes
+            self._gathered.add(lane)
+            try:
+                found = self._gathered.take()
+            except UndecodableBatch as error:
+                (base,) = _BASE.unpack_from(batch)
+                raise self._unreadable(batch, base, error) from error
+            yield min(_behind(batch), self._wanted.end), found
+
+    def _unreadable(
+        self, batch: memoryview, start: int, error: UndecodableBatch
+    ) -> BatchUnreadable:
+        (base,) = _BASE.unpack_from(batch)
+        return BatchUnreadable(
+            self._wanted.topic, self._wanted.partition, start=max(base, start, self._wanted.start),
+            end=min(_behind(batch), self._wanted.end), reason=str(error), data=bytes(batch),
+        )  # fmt: skip
+
+
+def _behind(batch: memoryview) -> int:
+    """The offset behind a batch."""
+    (base,) = _BASE.unpack_from(batch)
+    (delta,) = _LAST_DELTA.unpack_from(batch, _LAST_DELTA_AT)
+    return int(base + delta + 1)
 
 
 def _client(host: str, port: int) -> KafkaClient:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vdl.pipeline.decode import DEAD_ONLY, explain
+from vdl.pipeline.decode import DEAD_ONLY, explain, range_end
 from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.read import HEADERS
 
@@ -54,9 +54,11 @@ DEAD_SCHEMA = pa.schema(
         ("value", pa.binary()),
         ("headers", HEADERS),
         ("error", pa.string()),
+        ("offset_end", pa.int64()),
     ]
 )
-"""Of the dead-letter table."""
+"""Of the dead-letter table. `offset_end`: of a letter that stands for offsets which nobody can
+read, the one behind them; null where it is one record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,10 @@ def _letters(bad: pa.RecordBatch, spec: WriteSpec) -> pa.RecordBatch:
             ("_dead_topic", "_partition", "_offset", "_timestamp", "_key", "_value", "_headers")
         )
     ]
-    return pa.RecordBatch.from_arrays([*columns, pa.array(errors, pa.string())], schema=DEAD_SCHEMA)
+    ends = pa.array(map(range_end, errors), pa.int64())
+    return pa.RecordBatch.from_arrays(
+        [*columns, pa.array(errors, pa.string()), ends], schema=DEAD_SCHEMA
+    )
 
 
 def _spans(batch: pa.RecordBatch, topic: str) -> list[OffsetRange]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import cramjam
 
-from vdl.pipeline.errors import UndecodableBatch
+from vdl.pipeline.errors import TooLarge, UndecodableBatch
 
 BATCH_BYTES_MAX = 16 << 20
 """What the records of one batch may be when they are decompressed."""
@@ -60,7 +60,7 @@ class Inflated:
             else:
                 raise UndecodableBatch(f"codec {codec}")
         except cramjam.DecompressionError as error:
-            raise UndecodableBatch(f"compressed records: {error}") from error
+            raise TooLarge(f"compressed records: {error}") from error
         self.size += added
         self.memory[self.size : self.size + len(PADDING)] = PADDING
         return added
@@ -80,7 +80,7 @@ class Inflated:
 
     def _copy(self, data: memoryview) -> int:
         if len(data) > BATCH_BYTES_MAX:
-            raise UndecodableBatch("more than a batch may hold")
+            raise TooLarge("more than a batch may hold")
         self._room(len(data))[: len(data)] = data
         return len(data)
 
@@ -111,5 +111,5 @@ class Inflated:
     def _snappy_block(self, data: memoryview, behind: int) -> int:
         size = int(cramjam.snappy.decompress_raw_len(data))
         if size > BATCH_BYTES_MAX - behind:
-            raise UndecodableBatch("more than a batch may hold")
+            raise TooLarge("more than a batch may hold")
         return int(cramjam.snappy.decompress_raw_into(data, self._room(size, behind=behind)))

@@ -118,6 +118,7 @@ class Source:
             "maxRows": str(self.max_rows),
             "maxBytes": str(self.max_bytes),
             "segments": ",".join(self.segments),
+            "unreadable": "letter",
         }
         return {**given, **(self.options if self.kind == "vdl" else {})}
 

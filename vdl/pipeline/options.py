@@ -15,6 +15,7 @@
 | isolation | read_committed | or `read_uncommitted` |
 | segments | | data directories of servers: sealed segments are read from there |
 | allowLoss | false | go on at the log's start when retention was quicker, instead of failing |
+| unreadable | fail | of a batch that nobody can read: `fail`, or `letter`, one row for it |
 | client.* | | any setting of librdkafka, which reads everything then |
 
 Must not know: Spark, Kafka clients.
@@ -38,7 +39,7 @@ CLIENT_PREFIX = "client."
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 """As the official connector has them; `headers` is the eighth, where it is asked for."""
 
-_TEXT = ("bootstrap", "topics", "start", "end", "isolation", "segments", "columns")
+_TEXT = ("bootstrap", "topics", "start", "end", "isolation", "segments", "columns", "unreadable")
 _NUMBERS = ("maxRows", "maxBytes", "minPartitions", "stallSeconds")
 _SWITCHES = ("headers", "allowLoss")
 NAMES = (*_TEXT, *_NUMBERS, *_SWITCHES)
@@ -92,6 +93,8 @@ class ReadOptions:
     isolation: str = "read_committed"
     segments: tuple[str, ...] = ()
     allow_loss: bool = False
+    letters: bool = False
+    """Whether a range without readable records becomes a row (`read.letter`)."""
     client: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -118,6 +121,7 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
         isolation=isolation,
         segments=tuple(_list(given.get("segments", ""))),
         allow_loss=_switch(given, "allowLoss"),
+        letters=_letters(given),
         client={
             name.removeprefix(CLIENT_PREFIX): value
             for name, value in given.items()
@@ -167,6 +171,13 @@ def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
     if named:
         return tuple(name for name in every if name in named)
     return every if _switch(given, "headers") else COLUMNS
+
+
+def _letters(given: Mapping[str, str]) -> bool:
+    text = given.get("unreadable", "fail")
+    if text not in {"fail", "letter"}:
+        raise OptionError(f"unreadable: {text!r} is neither fail nor letter")
+    return text == "letter"
 
 
 def _needed(given: Mapping[str, str], name: str) -> str:

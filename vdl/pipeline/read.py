@@ -4,6 +4,10 @@ A consumer of an unmodified librdkafka is assigned to one partition, without a g
 with the record before `end`, or where the broker says that the partition ends: the last offsets of
 a range may be control records or compacted away, and then no record says so.
 
+A batch that is unreadable stops the reading at once (`BatchUnreadable`): librdkafka reports it
+again and again, and what comes behind it is not all there is. Of a batch whose records make no
+sense librdkafka says nothing and waits; that is a range without progress.
+
 A range that makes no progress for `stall_seconds` fails instead of waiting for ever, and the job
 stops with the reason: with local cores at once, because there Spark tries a task once (with
 `local[2,4]` four times), on a cluster when the task has failed four times.
@@ -24,7 +28,14 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from vdl.pipeline.errors import LogShrank, RowsGone, Stalled
+from vdl.pipeline.errors import (
+    BatchUnreadable,
+    LogShrank,
+    PipelineError,
+    RowsGone,
+    Stalled,
+    unreadable_text,
+)
 from vdl.pipeline.positions import OffsetRange
 
 BATCH_ROWS = 10_000
@@ -36,6 +47,11 @@ FETCH_BYTES = 4 << 20
 WATERMARKS_SECONDS = 5.0
 GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 """What librdkafka says of an offset that the broker does not have; it reads no further then."""
+
+BAD = frozenset({KafkaError._BAD_COMPRESSION, KafkaError._BAD_MSG})
+"""What librdkafka says of a batch that it cannot read."""
+BAD_SEEN = 3
+"""So often in a row, at one offset, before it is believed: a bit may have flipped on the way."""
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TYPES: dict[str, pa.DataType] = {
@@ -79,19 +95,21 @@ def read_range(
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range, with `allow_loss` those that are left of it. Raises RowsGone,
-    LogShrank, Stalled."""
+    LogShrank, Stalled, BatchUnreadable; BatchDamaged where the CRC does not hold."""
     consumer = Consumer(_settings(wanted, bootstrap, isolation, client or {}))
     try:
         consumer.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
         make = _Columns(wanted, columns)
         position, heard = wanted.start, clock()
-        reason = ""
+        reason, bad_seen = "", 0
         while position < wanted.end:
             count = min(BATCH_ROWS, wanted.end - position)
+            if bad_seen:
+                count = BAD_SEEN - bad_seen  # to wait no longer than it takes to be sure
             messages = consumer.consume(count, timeout=POLL_SECONDS)
             records, problem = _split(messages)
             if records:
-                heard, reason = clock(), ""
+                heard, reason, bad_seen = clock(), "", 0
                 position = int(records[-1].offset() or 0) + 1
                 if position > wanted.end:
                     records = list(takewhile(lambda m: (m.offset() or 0) < wanted.end, records))
@@ -103,6 +121,10 @@ def read_range(
                         return
                     continue  # The follower of a new leader: what is missing comes.
                 reason = str(problem)
+                errors = [e for m in messages if (e := m.error()) is not None]
+                bad_seen += sum(error.code() in BAD for error in errors)
+                if bad_seen >= BAD_SEEN:
+                    raise _unreadable(wanted, position, problem)
                 if problem.code() in GONE:
                     position = _first_left(consumer, wanted, position, allow_loss=allow_loss)
                     consumer.assign([TopicPartition(wanted.topic, wanted.partition, position)])
@@ -115,12 +137,45 @@ def read_range(
         consumer.close()
 
 
+class BatchDamaged(PipelineError):
+    """A batch is not what its producer sent. Another copy of it may be good, so this is no reason
+    to go on without it."""
+
+
+def _unreadable(wanted: OffsetRange, position: int, problem: KafkaError) -> PipelineError:
+    # librdkafka has one code for a CRC that is wrong and for what it cannot parse.
+    if problem.code() == KafkaError._BAD_MSG and "CRC" in problem.str():
+        return BatchDamaged(f"{wanted.topic}/{wanted.partition} at {position}: {problem.str()}")
+    return BatchUnreadable(
+        wanted.topic, wanted.partition, start=position, end=-1, reason=problem.str()
+    )
+
+
+def letter(
+    wanted: OffsetRange, reason: str, columns: Sequence[str], data: bytes = b""
+) -> pa.RecordBatch:
+    """A row that stands for a range without readable records, at its first offset: its only header
+    has no name, which no record of Kafka's can have, and says why."""
+    told = unreadable_text(wanted.start, wanted.end, reason).encode()
+    row = {
+        "value": data or None,
+        "topic": wanted.topic,
+        "partition": wanted.partition,
+        "offset": wanted.start,
+        "timestampType": 0,
+        "headers": [{"key": None, "value": told}],
+    }
+    schema = schema_of(columns)
+    return pa.RecordBatch.from_pylist([{n: row.get(n) for n in columns}], schema=schema)
+
+
 def _settings(
     wanted: OffsetRange, bootstrap: str, isolation: str, client: Mapping[str, str]
 ) -> dict[str, Any]:
     return {
         "fetch.message.max.bytes": FETCH_BYTES,
         "fetch.wait.max.ms": 100,
+        "fetch.error.backoff.ms": 100,
         "queued.max.messages.kbytes": QUEUE_KIBIBYTES,
         # What is fetched behind the range is thrown away.
         "queued.min.messages": max(1, min(100_000, wanted.count)),

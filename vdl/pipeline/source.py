@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from vdl.pipeline.errors import UndecodableBatch
+from vdl.pipeline.errors import BatchUnreadable, TooLarge, UndecodableBatch
 from vdl.pipeline.filters import Pushed, push
 from vdl.pipeline.options import AtTime, ReadOptions, parse
 from vdl.pipeline.positions import (
@@ -44,6 +44,8 @@ from vdl.pipeline.segment_read import SealedSegment, SegmentTask
 from vdl.pipeline.topics import Topics
 from vdl.pipeline.worker import exempt_modules_from_collection
 
+NAMES_BATCH = "of message at"
+"""In what librdkafka says when the batch is named by its first offset."""
 SAMPLES_EVERY = 16
 """Batches between two looks at how large records are."""
 
@@ -90,37 +92,108 @@ def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[
 
 def read_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
     """Whole batches as long as all is well, and the rest as a client library reads it; all of it
-    when there are settings for that library."""
+    when there are settings for that library. A batch that nobody can read fails, or is a `letter`
+    with which the range goes on behind it. Raises what `read_range` does."""
     from vdl.pipeline.fetch import FAILURES, read_batches
-    from vdl.pipeline.read import read_range
 
     position = wanted.start
-    if not options.client:
+    while position < wanted.end:
+        rest = OffsetRange(wanted.topic, wanted.partition, position, wanted.end)
+        doubtful: BatchUnreadable | None = None
+        if not options.client:
+            try:
+                for behind, batch in read_batches(
+                    rest,
+                    bootstrap=options.bootstrap,
+                    columns=options.columns,
+                    isolation=options.isolation,
+                ):
+                    yield batch
+                    position = behind
+            except BatchUnreadable as error:
+                position = error.start
+                if not isinstance(error.__cause__, TooLarge):
+                    yield _letter(error, options)
+                    position = error.end
+                    continue
+                doubtful = error  # librdkafka may have more room
+            except FAILURES:
+                pass
+            else:
+                return
+        end = wanted.end if doubtful is None else doubtful.end
+        rest = OffsetRange(wanted.topic, wanted.partition, position, end)
         try:
-            for behind, batch in read_batches(
-                wanted,
-                bootstrap=options.bootstrap,
-                columns=options.columns,
-                isolation=options.isolation,
-            ):
+            for offset, batch in read_library(rest, options):
                 yield batch
-                position = behind
-        except FAILURES:
-            pass
+                position = offset
+        except BatchUnreadable as error:
+            found = doubtful or behind_unreadable(error, rest, options)
+            yield _letter(found, options)
+            position = found.end
         else:
-            return
-    rest = OffsetRange(wanted.topic, wanted.partition, position, wanted.end)
-    if not rest.count:
-        return
-    yield from read_range(
-        rest,
+            position = end
+
+
+def read_library(wanted: OffsetRange, options: ReadOptions) -> Iterator[tuple[int, Any]]:
+    """(the offset behind it, records of the range) as librdkafka reads them."""
+    from vdl.pipeline.read import read_range
+
+    columns = options.columns if "offset" in options.columns else (*options.columns, "offset")
+    for batch in read_range(
+        wanted,
         bootstrap=options.bootstrap,
-        columns=options.columns,
+        columns=columns,
         stall_seconds=options.stall_seconds,
         isolation=options.isolation,
         client=options.client,
         allow_loss=options.allow_loss,
+    ):
+        yield batch.column("offset")[-1].as_py() + 1, batch.select(list(options.columns))
+
+
+def behind_unreadable(
+    found: BatchUnreadable, wanted: OffsetRange, options: ReadOptions
+) -> BatchUnreadable:
+    """The same with its end, where only librdkafka can ask. It does not say how far the batch goes,
+    but at which offset a batch begins that it cannot decompress: so the first offset is looked for
+    of which it says something else. Of other batches the end is the next offset. Raises
+    PipelineError."""
+    if not options.letters:
+        raise found
+
+    def is_inside(offset: int) -> bool:
+        piece = OffsetRange(wanted.topic, wanted.partition, offset, wanted.end)
+        try:
+            next(read_library(piece, options), None)
+        except BatchUnreadable as error:
+            return error.reason == found.reason
+        return False
+
+    low, step = found.start, 1
+    if NAMES_BATCH in found.reason:
+        while low + step < wanted.end and is_inside(low + step):
+            low, step = low + step, step * 2
+    high = min(low + step, wanted.end)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_inside(middle):
+            low = middle
+        else:
+            high = middle
+    return BatchUnreadable(
+        found.topic, found.partition, start=found.start, end=high, reason=found.reason
     )
+
+
+def _letter(found: BatchUnreadable, options: ReadOptions) -> Any:
+    """Raises what was found where that is wanted."""
+    from vdl.pipeline.read import letter
+
+    if not options.letters:
+        raise found
+    wanted = OffsetRange(found.topic, found.partition, found.start, found.end)
+    return letter(wanted, found.reason, options.columns, found.data)
 
 
 def read_segments(task: SegmentTask, options: ReadOptions) -> Iterator[Any]:
