@@ -14,7 +14,7 @@ from vdl.commands.app import run_app
 from vdl.pipeline.account import Account, account_of
 from vdl.pipeline.errors import CommitConflict, SinkInconsistent, TopicRecreated
 from vdl.pipeline.open_table import open_table
-from vdl.pipeline.parquet_table import ParquetSink
+from vdl.pipeline.parquet_table import ParquetSink, commit_folder
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
 from vdl.pipeline.table import Commit, DataFile, TableSink, schema_lines
 
@@ -228,28 +228,125 @@ def test_table_takes_new_columns_and_refuses_lost_ones(tmp_path: Path, kind: str
     assert rows_of(again) == list(range(8))
 
 
-def test_parquet_commit_without_its_renames_is_finished(tmp_path: Path) -> None:
-    """Killed between the commit and the renames: the next run shows the batch, once."""
+def seen(folder: Path) -> list[int]:
+    """What a reader of folders finds, who knows nothing of commits."""
+    found = pq.read_table(folder)
+    return sorted(found["n"].to_pylist()) if "n" in found.column_names else []
+
+
+def of_two_files(table: TableSink, run: str, first: int, end: int) -> Commit:
+    """A batch of [first, end) of partition 0 in two files."""
+    middle = (first + end) // 2
+    files = (stage(table, run, "low", first, middle), stage(table, run, "high", middle, end))
+    lines = schema_lines(COLUMNS)
+    start, stop = at(first, 0), at(end, 0)
+    return Commit("job", run, 0, start, stop, end - first, 0, files, lines)
+
+
+@pytest.mark.parametrize("calls", range(6))
+def test_parquet_batch_is_shown_whole_wherever_a_run_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """Before or after any rename, who lists the folder sees all of the batch or nothing; the next
+    run finishes what was committed, once."""
+    table = open_table("parquet", str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    table.commit(of_two_files(table, "a", 0, 4), COLUMNS)
+    made = 0
+    rename, link = Path.rename, os.link
+
+    def count() -> None:
+        nonlocal made
+        if made == calls:
+            raise KeyboardInterrupt
+        made += 1
+
+    def renamed(source: Path, target: Path) -> Path:
+        count()
+        return rename(source, target)
+
+    def linked(source: Path, target: Path) -> None:
+        count()
+        link(source, target)
+
+    batch_of_two = of_two_files(table, "a", 4, 8)
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "rename", renamed)
+        killed.setattr(os, "link", linked)
+        try:
+            table.commit(batch_of_two, COLUMNS)
+        except KeyboardInterrupt:
+            assert made == calls
+    assert seen(tmp_path / "t") in ([*range(4)], [*range(8)])
+    again = open_table("parquet", str(tmp_path / "t"), "job")
+    assert again.open(TOPICS) in (at(4, 0), at(8, 0))
+    assert rows_of(again) == seen(tmp_path / "t")
+    assert len(rows_of(again)) == again.open(TOPICS).offset("t", 0)
+
+
+def test_parquet_commit_without_its_rename_is_finished(tmp_path: Path) -> None:
+    """Killed between the commit and the rename: the next run shows the batch, once."""
     table = open_table("parquet", str(tmp_path / "t"), "job")
     table.open(TOPICS)
     table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
-    (shown,) = (tmp_path / "t").glob("*.parquet")
+    (shown,) = (tmp_path / "t").glob("vdl_part=*/vdl_commit=*")
     commit = json.loads((tmp_path / "t/_vdl/commits/000000001.json").read_text())
     staged = tmp_path / "t" / commit["files"][0]["staged"]
-    shown.rename(staged)
-    assert list((tmp_path / "t").glob("*.parquet")) == []
+    shown.rename(staged.parent)
+    assert seen(tmp_path / "t") == []
     again = open_table("parquet", str(tmp_path / "t"), "job")
     assert again.open(TOPICS) == at(5, 0)
-    assert rows_of(again) == list(range(5))
-    assert shown.exists()
+    assert rows_of(again) == seen(tmp_path / "t") == list(range(5))
+
+
+def test_parquet_files_of_tries_that_failed_are_not_shown(tmp_path: Path) -> None:
+    """They lie beside those that the commit names."""
+    table = open_table("parquet", str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    wanted = batch(table, "a", at(0, 0), at(5, 0))
+    stage(table, "a", "failed", 0, 5)
+    table.commit(wanted, COLUMNS)
+    assert seen(tmp_path / "t") == list(range(5))
+
+
+def test_parquet_table_of_an_older_release_keeps_its_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers find its files in one way, all of them; a rename that is missing is made."""
+    table = ParquetSink(str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    monkeypatch.setattr(table, "_version", 1)
+    table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
+    (first,) = (tmp_path / "t").glob("*.parquet")
+    data = json.loads((tmp_path / "t/_vdl/commits/000000001.json").read_text())
+    first.rename(tmp_path / "t" / data["files"][0]["staged"])
+    again = open_table("parquet", str(tmp_path / "t"), "job")
+    again.open(TOPICS)
+    again.commit(batch(again, "b", at(5, 0), at(9, 0)), COLUMNS)
+    assert len(list((tmp_path / "t").glob("*.parquet"))) == 2
+    assert rows_of(again) == list(range(9))
+
+
+def test_parquet_table_refuses_columns_named_as_its_folders(tmp_path: Path) -> None:
+    """Readers would take the folder's number for the column's value."""
+    table = open_table("parquet", str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    columns = COLUMNS.append(pa.field("vdl_commit", pa.int64()))
+    with pytest.raises(SinkInconsistent, match="vdl_commit is a name of folders"):
+        table.commit(batch(table, "a", at(0, 0), at(5, 0), 0, columns), columns)
 
 
 def test_parquet_names_say_the_offsets(tmp_path: Path) -> None:
     table = open_table("parquet", str(tmp_path / "t"), "job")
     table.open(TOPICS)
     table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
-    (name,) = [path.name for path in (tmp_path / "t").glob("*.parquet")]
-    assert name == f"000000001-t-0-{0:020d}-{5:020d}-0000.parquet"
+    (path,) = (tmp_path / "t").rglob("*.parquet")
+    assert str(path.relative_to(tmp_path / "t")) == (
+        f"vdl_part=00001/vdl_commit=000000001/000000001-t-0-{0:020d}-{5:020d}-0000.parquet"
+    )
+    assert [commit_folder(n) for n in (1000, 1001)] == [
+        "vdl_part=00001/vdl_commit=000001000/", "vdl_part=00002/vdl_commit=000001001/",
+    ]  # fmt: skip
 
 
 def test_parquet_table_without_a_commit_is_refused(tmp_path: Path) -> None:

@@ -1,17 +1,27 @@
 """A folder of Parquet files that only ever shows whole batches.
 
 ```
-<path>/000000007-flights-3-…0500-…0900-0000.parquet   rows of offsets [500, 900) of partition 3
-<path>/_vdl/commits/000000007.json                     commit 7: its files, the offsets, the columns
-<path>/_vdl/staging/<run>/…                            files of a batch under way
-<path>/_vdl/windows/<job>/…                            open windows, as `window_files` has them
+<path>/vdl_part=00001/vdl_commit=000000007/000000007-flights-3-…0500-…0900-0000.parquet
+                                           rows of offsets [500, 900) of partition 3
+<path>/_vdl/commits/000000007.json         commit 7: its files, the offsets, the columns
+<path>/_vdl/staging/<run>/…                files of a batch under way
+<path>/_vdl/windows/<job>/…                open windows, as `window_files` has them
 ```
 
 A commit is its JSON file, put there by `link`, which fails when there is one of that number: of two
-runs only one can write commit 7. Before it, all files are written and synced; after it, they are
-renamed out of the staging folder. Who opens the table finishes the renames of the last commit, so a
-crash leaves a batch late, never half, and never twice. Readers who list the folder see no file that
-is not committed: names with an underscore are skipped by Spark, Arrow and Hive.
+runs only one can write commit 7. Before it, all files are written and synced, and those that count
+are put into a folder of the commit's own; after it, this folder is renamed to its place. So all
+files of a batch are shown by one rename: who lists the table sees all of them or none, whenever a
+run is killed. Who opens the table finishes the rename of the last commit, so a crash leaves a batch
+late, never half, and never twice. Readers who list the folder see no file that is not committed:
+names with an underscore are skipped by Spark, Arrow and Hive.
+
+Folders are named as Hive names partitions, because readers of such folders find them by themselves:
+they see two columns more, `vdl_part` and `vdl_commit`. A part has PART_COMMITS commits.
+
+Tables that were begun by a release before this keep their layout, so that all files of a table are
+found in one way. There files lie in `<path>` and are renamed one by one: a reader may see a part of
+the last batch, until the next run.
 
 Needs a file system with atomic rename and hard links that all executors share.
 
@@ -23,7 +33,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +42,7 @@ from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
 from vdl.pipeline.table import (
     Commit,
     CommitNote,
+    DataFile,
     WindowState,
     file_name,
     schema_problem,
@@ -39,7 +50,10 @@ from vdl.pipeline.table import (
 )
 from vdl.pipeline.window_files import WindowFiles
 
-FORMAT_VERSION = 1
+FLAT, FOLDERS = 1, 2
+"""Versions of the format: files in the table's own folder, or commits in folders of theirs."""
+PART, COMMIT = "vdl_part", "vdl_commit"
+PART_COMMITS = 1000
 
 
 class ParquetSink:
@@ -53,6 +67,7 @@ class ParquetSink:
         self._sequence = 0
         self._positions = Positions()
         self._schema = ""
+        self._version = FOLDERS
         self._has_committed = False
         self._window_files = WindowFiles(self._root, job)
         self._windows: WindowState | None = None
@@ -80,6 +95,7 @@ class ParquetSink:
             if last["job"] != self._job:
                 raise SinkInconsistent(f"{self.path} is written by the job {last['job']}")
             self._sequence = numbers[-1]
+            self._version = int(last["version"])
             self._positions = Positions.from_json(last["end"])
             self._schema = str(last["schema"])
             found = {name: TopicPositions(topic_id, {}) for name, (topic_id, _) in topics.items()}
@@ -100,7 +116,9 @@ class ParquetSink:
         return str(folder)
 
     def check(self, commit: Commit, arrow_schema: Any) -> None:
-        del arrow_schema
+        taken = {PART, COMMIT} & set(arrow_schema.names)
+        if taken and self._version == FOLDERS:
+            raise SinkInconsistent(f"{self.path}: {', '.join(sorted(taken))} is a name of folders")
         problem = schema_problem(self._schema, commit.schema)
         if problem:
             raise SinkInconsistent(f"{self.path}: {problem}")
@@ -113,7 +131,7 @@ class ParquetSink:
         self.check(commit, arrow_schema)
         sequence = self._sequence + 1
         data = {
-            "version": FORMAT_VERSION,
+            "version": self._version,
             "sequence": sequence,
             "job": commit.job,
             "run": commit.run,
@@ -125,24 +143,8 @@ class ParquetSink:
             "late": commit.late,
             "windows": None if commit.windows is None else commit.windows.to_json(),
             "schema": commit.schema,
-            "files": [
-                {
-                    "staged": str(Path(file.path).relative_to(self._root)),
-                    "name": file_name(sequence, number, file.spans),
-                    "rows": file.rows,
-                    "bytes": file.bytes,
-                    "spans": [[s.topic, s.partition, s.start, s.end] for s in file.spans],
-                }
-                for number, file in enumerate(commit.files)
-            ],
+            "files": self._prepared(commit.files, commit.run, sequence),
         }
-        # The names of what is about to be committed must be durable before the commit is.
-        for folder in sorted({Path(file.path).parent for file in commit.files}):
-            try:
-                sync_folder(folder)
-            except FileNotFoundError:
-                what = "another run has committed, and removed what this one had written"
-                raise CommitConflict(self.path, what) from None
         # Listed before the commit: whoever has begun by now will be refused. Removed after it, when
         # others may have begun that will not be.
         scrap = [] if self._has_committed else self._left_by_others(commit.run)
@@ -161,6 +163,38 @@ class ParquetSink:
         self._has_committed = True
         self._sequence, self._positions = sequence, commit.end
         self._schema, self._windows = commit.schema, commit.windows
+
+    def _prepared(self, files: Sequence[DataFile], run: str, sequence: int) -> list[dict[str, Any]]:
+        """What a commit says of its files, which lie where they are published from, durably. Raises
+        CommitConflict."""
+        names = [file_name(sequence, number, file.spans) for number, file in enumerate(files)]
+        staged = [Path(file.path) for file in files]
+        folder = ""
+        try:
+            if self._version == FOLDERS and files:
+                # What failed tries of tasks have left in the staging folder stays there.
+                folder = commit_folder(sequence)
+                ready = Path(self.staging(run)) / f"{COMMIT}={sequence:09d}"
+                ready.mkdir(exist_ok=True)
+                for path, name in zip(staged, names, strict=True):
+                    path.rename(ready / name)
+                staged = [ready / name for name in names]
+                sync_folder(ready.parent)
+            for parent in sorted({path.parent for path in staged}):
+                sync_folder(parent)
+        except FileNotFoundError:
+            what = "another run has committed, and removed what this one had written"
+            raise CommitConflict(self.path, what) from None
+        return [
+            {
+                "staged": str(path.relative_to(self._root)),
+                "name": f"{folder}{name}",
+                "rows": file.rows,
+                "bytes": file.bytes,
+                "spans": [[s.topic, s.partition, s.start, s.end] for s in file.spans],
+            }
+            for file, path, name in zip(files, staged, names, strict=True)
+        ]
 
     def _left_by_others(self, run: str) -> list[Path]:
         """Staged files, and commits that were written and not put in their place."""
@@ -195,14 +229,19 @@ class ParquetSink:
         return CommitConflict(self.path, f"commit {sequence} is there already")
 
     def _publish(self, data: Mapping[str, Any]) -> None:
-        """Rename the files of a commit to their names, as far as that has not been done."""
-        for file in data["files"]:
-            target = self._root / file["name"]
+        """Show the files of a commit, as far as that has not been done."""
+        moves = {self._root / file["staged"]: self._root / file["name"] for file in data["files"]}
+        if data["version"] == FOLDERS:
+            moves = {staged.parent: target.parent for staged, target in moves.items()}
+            for part in {target.parent for target in moves.values()}:
+                part.mkdir(exist_ok=True)
+        for staged, target in moves.items():
             try:
-                (self._root / file["staged"]).rename(target)
+                staged.rename(target)
             except FileNotFoundError:
                 if not target.exists():
                     raise SinkInconsistent(f"{target} of a commit is missing") from None
+            sync_folder(target.parent)
         sync_folder(self._root)
 
     def notes(self) -> list[CommitNote]:
@@ -237,6 +276,11 @@ class ParquetSink:
             data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise SinkInconsistent(f"{path} cannot be read: {error}") from error
-        if data.get("version") != FORMAT_VERSION:
+        if data.get("version") not in {FLAT, FOLDERS}:
             raise SinkInconsistent(f"{path} has version {data.get('version')}")
         return data
+
+
+def commit_folder(sequence: int) -> str:
+    """Below the table, where the files of a commit are shown; with a slash behind it."""
+    return f"{PART}={(sequence - 1) // PART_COMMITS + 1:05d}/{COMMIT}={sequence:09d}/"
