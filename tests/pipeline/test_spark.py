@@ -176,13 +176,20 @@ def test_command_that_spark_refuses_says_so_in_one_line(
 
 
 def test_backfill_and_stream_meet_without_gap(spark: Any, bootstrap: str, tmp_path: Path) -> None:
+    """Also where the job has got a column since, in front of the others."""
     create(bootstrap, "meeting")
     fill(bootstrap, "meeting", 0, 300, broken=False)
     job = job_of(tmp_path, bootstrap, "meeting")
     assert backfill(job, spark).rows == 300
     fill(bootstrap, "meeting", 300, 400, broken=False)
+    file = tmp_path / "job.toml"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace('"n bigint,', '"more double, n bigint,'), encoding="utf-8")
+    job = load_job(file)
     assert run_once(job, spark).rows == 100
     assert verify(job, spark).is_good
+    table = spark.read.option("mergeSchema", "true").parquet(job.sink.path)
+    assert table.filter("more is null and n >= 0").count() == 400
 
 
 def test_job_with_too_many_dead_letters_writes_nothing(

@@ -16,7 +16,8 @@ from vdl.pipeline.errors import CommitConflict, SinkInconsistent, TopicRecreated
 from vdl.pipeline.open_table import open_table
 from vdl.pipeline.parquet_table import ParquetSink, commit_folder
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
-from vdl.pipeline.table import Commit, DataFile, TableSink, schema_lines
+from vdl.pipeline.table import Commit, DataFile, TableSink
+from vdl.pipeline.table_columns import schema_lines
 
 pa = pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the `spark` extra")
@@ -218,14 +219,40 @@ def test_table_takes_new_columns_and_refuses_lost_ones(tmp_path: Path, kind: str
     table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
     other = pa.schema([COLUMNS.field(0).with_type(pa.string()), *list(COLUMNS)[1:]])
     changed = batch(table, "a", at(5, 0), at(6, 0), 1, other)
-    with pytest.raises(SinkInconsistent, match="columns have changed"):
+    with pytest.raises(SinkInconsistent, match="n is int64 in the table and string in the rows"):
         table.commit(changed, other)
-    wider = COLUMNS.append(pa.field("more", pa.string()))
+    fewer = pa.schema(list(COLUMNS)[:2])
+    with pytest.raises(SinkInconsistent, match=r"_offset \(int64\) is in the table and not in"):
+        table.commit(batch(table, "a", at(5, 0), at(6, 0), 1, fewer), fewer)
+    # As with a column that was added to `decode.schema`: it comes before those of the place.
+    wider = pa.schema([pa.field("more", pa.string()), *COLUMNS])
     table.commit(batch(table, "a", at(5, 0), at(7, 0), 1, wider), wider)
     again = open_table(kind, str(tmp_path / "t"), "job")
     again.open(TOPICS)
     again.commit(batch(again, "b", at(7, 0), at(8, 0), 0, wider), wider)
     assert rows_of(again) == list(range(8))
+    assert again.columns().splitlines() == [
+        "n: int64", "_partition: int32", "_offset: int64", "more: string",
+    ]  # fmt: skip
+
+
+def test_parquet_table_takes_wider_types_and_delta_says_that_it_cannot(tmp_path: Path) -> None:
+    """A wider type stays the table's, whatever comes later."""
+    wider = pa.schema([COLUMNS.field(0), pa.field("_partition", pa.int64()), COLUMNS.field(2)])
+    for kind in ("parquet", "delta"):
+        table = open_table(kind, str(tmp_path / kind), "job")
+        table.open(TOPICS)
+        table.commit(batch(table, "a", at(0, 0), at(5, 0)), COLUMNS)
+        more = batch(table, "a", at(5, 0), at(6, 0), 1, wider)
+        if kind == "delta":
+            with pytest.raises(SinkInconsistent, match="_partition: int64 is wider"):
+                table.commit(more, wider)
+            continue
+        table.commit(more, wider)
+        assert "_partition: int64" in table.columns()
+        back = batch(table, "a", at(6, 0), at(7, 0), 2)
+        with pytest.raises(SinkInconsistent, match="_partition is int64 in the table and int32"):
+            table.commit(back, COLUMNS)
 
 
 def seen(folder: Path) -> list[int]:

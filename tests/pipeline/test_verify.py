@@ -27,7 +27,8 @@ from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.open_table import open_table
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
 from vdl.pipeline.producing import Target
-from vdl.pipeline.table import Commit, DataFile, TableSink, schema_lines
+from vdl.pipeline.table import Commit, DataFile, TableSink
+from vdl.pipeline.table_columns import schema_lines
 from vdl.pipeline.topic_sink import Mark, TopicSink, produce_file
 from vdl.pipeline.verify import verify
 

@@ -50,10 +50,9 @@ from vdl.pipeline.table import (
     CommitNote,
     DataFile,
     WindowState,
-    schema_lines,
-    schema_problem,
     sync_folder,
 )
+from vdl.pipeline.table_columns import change_of, problem_of, schema_lines
 from vdl.pipeline.window_files import WindowFiles
 
 ATTEMPTS = 5
@@ -319,9 +318,14 @@ class DeltaSink:
 
     def _check_columns(self, known: Schema, found: Schema) -> None:
         """Raises SinkInconsistent."""
-        problem = schema_problem(_lines(known), _lines(found))
-        if problem:
-            raise SinkInconsistent(f"{self.path}: {problem}")
+        change = change_of(_lines(known), _lines(found))
+        if change.breaking:
+            raise SinkInconsistent(f"{self.path}: {problem_of(change)}")
+        if change.widened:
+            raise SinkInconsistent(
+                f"{self.path}: its columns have changed: {', '.join(change.widened)} is wider than "
+                "in the table, whose files hold the narrower type: rewrite it, or cast in a step"
+            )
 
     def _check_unchanged(self) -> None:
         """That nobody has committed for this job since. Raises CommitConflict."""
@@ -366,6 +370,9 @@ class DeltaSink:
                 found.append(facts)
         return found
 
+    def columns(self) -> str:
+        return "" if self._table is None else _lines(self._table.schema())
+
     def files(self) -> list[str]:
         table = self._load()
         if table is None:
@@ -376,6 +383,6 @@ class DeltaSink:
 
 
 def _lines(schema: Schema) -> str:
-    """Columns as `table.schema_lines` has them, in Delta's types: names inside nested ones differ
+    """Columns as `table_columns` has them, in Delta's types: names inside nested ones differ
     from Arrow's."""
     return schema_lines(pa.schema(schema.to_arrow()))

@@ -45,9 +45,9 @@ from vdl.pipeline.table import (
     DataFile,
     WindowState,
     file_name,
-    schema_problem,
     sync_folder,
 )
+from vdl.pipeline.table_columns import change_of, grown, problem_of
 from vdl.pipeline.window_files import WindowFiles
 
 FLAT, FOLDERS = 1, 2
@@ -119,9 +119,9 @@ class ParquetSink:
         taken = {PART, COMMIT} & set(arrow_schema.names)
         if taken and self._version == FOLDERS:
             raise SinkInconsistent(f"{self.path}: {', '.join(sorted(taken))} is a name of folders")
-        problem = schema_problem(self._schema, commit.schema)
-        if problem:
-            raise SinkInconsistent(f"{self.path}: {problem}")
+        change = change_of(self._schema, commit.schema)
+        if change.breaking:
+            raise SinkInconsistent(f"{self.path}: {problem_of(change)}")
         if not commit.start.goes_on_from(self._positions):
             raise CommitConflict(self.path, "the batch does not begin where the table ends")
         if self._place(self._sequence + 1).exists():
@@ -130,6 +130,8 @@ class ParquetSink:
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
         self.check(commit, arrow_schema)
         sequence = self._sequence + 1
+        known = self._schema or commit.schema
+        columns = grown(known, change_of(known, commit.schema))
         data = {
             "version": self._version,
             "sequence": sequence,
@@ -142,7 +144,7 @@ class ParquetSink:
             "dead": commit.dead,
             "late": commit.late,
             "windows": None if commit.windows is None else commit.windows.to_json(),
-            "schema": commit.schema,
+            "schema": columns,
             "files": self._prepared(commit.files, commit.run, sequence),
         }
         # Listed before the commit: whoever has begun by now will be refused. Removed after it, when
@@ -162,7 +164,7 @@ class ParquetSink:
                 path.unlink(missing_ok=True)
         self._has_committed = True
         self._sequence, self._positions = sequence, commit.end
-        self._schema, self._windows = commit.schema, commit.windows
+        self._schema, self._windows = columns, commit.windows
 
     def _prepared(self, files: Sequence[DataFile], run: str, sequence: int) -> list[dict[str, Any]]:
         """What a commit says of its files, which lie where they are published from, durably. Raises
@@ -257,6 +259,9 @@ class ParquetSink:
             for number in self._numbers()
             for data in [self._read(number)]
         ]
+
+    def columns(self) -> str:
+        return self._schema
 
     def files(self) -> list[str]:
         return [

@@ -54,8 +54,8 @@ from vdl.pipeline.table import (
     TableSink,
     WindowSink,
     WindowState,
-    schema_lines,
 )
+from vdl.pipeline.table_columns import schema_lines
 from vdl.pipeline.topic_sink import TopicSink, as_records, send_on_spark
 from vdl.pipeline.topics import Topics
 from vdl.pipeline.windows import Window, all_windows, check_same, window_batch

@@ -129,6 +129,9 @@ class TableSink(Protocol):
     def files(self) -> list[str]:
         """Absolute paths of the table's files."""
 
+    def columns(self) -> str:
+        """Of the table that was opened, as `table_columns` has them; "" where it has none yet."""
+
 
 @runtime_checkable
 class WindowSink(Protocol):
@@ -149,22 +152,6 @@ def file_name(sequence: int, number: int, spans: Sequence[OffsetRange]) -> str:
         where = f"{span.topic}-{span.partition}-{span.start:020d}-{span.end:020d}"
         return f"{sequence:09d}-{where}-{number:04d}.parquet"
     return f"{sequence:09d}-mixed-{number:04d}.parquet"
-
-
-def schema_lines(arrow_schema: Any) -> str:
-    """The columns as text, to be compared."""
-    return "\n".join(f"{f.name}: {f.type}" for f in arrow_schema)
-
-
-def schema_problem(known: str, found: str) -> str:
-    """Why rows of the columns `found` cannot be added to a table of the columns `known`; "" when
-    they can: columns may be added at the end."""
-    if not known or found == known or found.startswith(known + "\n"):
-        return ""
-    missing = sorted(set(known.splitlines()) - set(found.splitlines()))
-    if missing:
-        return f"its columns have changed; the table has also {missing}"
-    return "its columns have changed; new ones must come behind the table's, in its order"
 
 
 def sync_folder(folder: Path) -> None:

@@ -93,6 +93,9 @@ class TopicSink:
     def files(self) -> list[str]:
         return []
 
+    def columns(self) -> str:
+        return self._commits.columns()
+
 
 def send_on_spark(spark: Any, target: Target) -> Send:
     """A `Send` whose producers run on the executors, one a file."""

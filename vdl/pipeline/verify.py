@@ -28,11 +28,16 @@ from vdl.pipeline.job import TOPIC, Job
 from vdl.pipeline.open_table import open_table
 from vdl.pipeline.positions import Positions, TopicPositions
 from vdl.pipeline.table import TableSink
+from vdl.pipeline.table_columns import types_of
 from vdl.pipeline.topic_sink import JOB_HEADER, SOURCE_HEADER, deduplicated, header_text
 from vdl.pipeline.topics import Topics
 
 RANGE_OFFSETS = 100_000
 EXAMPLES_MAX = 20
+PLACE = ("_topic", "_partition", "_offset", "_row")
+SPARK_TYPES = {"int16": "smallint", "int32": "int", "int64": "bigint", "string": "string"}
+NO_PLACE = "_offset bigint"
+"""Of files whose rows do not say what they were made of: to be counted."""
 ROWS_DDL = "_partition int, _offset long"
 """Of a table without files."""
 PLACES_DDL = "topic string, partition int, offset long, number string, is_row long"
@@ -120,7 +125,7 @@ def verify(job: Job, spark: Any) -> Verdict:
         verdict.rows_committed = account.rows
         frame, is_numbered = spark.createDataFrame([], ROWS_DDL), False
         if files:
-            frame = spark.read.option("mergeSchema", "true").parquet(*files)
+            frame = _places_in(spark, files, table.columns())
             is_numbered = "_row" in frame.columns
         rows = _row_places(frame, only=_only_topic(job, account, end, frame.columns))
         if rows is None:
@@ -200,6 +205,16 @@ def _counted(placed: Any, *, is_numbered: bool) -> Any:
         f.sum(1 - f.col("is_row")).alias("dead"),
         (f.count(f.lit(1)) - expected).alias("duplicates"),
     )
+
+
+def _places_in(spark: Any, files: Sequence[str], columns: str) -> Any:
+    """The columns of files that say what rows were made of. They are named with the table's types:
+    files may differ, in columns that came later and in types that became wider."""
+    kinds = {name: kind for name, kind in types_of(columns).items() if name in PLACE}
+    if all(kind in SPARK_TYPES for kind in kinds.values()):
+        told = ", ".join(f"`{name}` {SPARK_TYPES[kind]}" for name, kind in kinds.items())
+        return spark.read.schema(told or NO_PLACE).parquet(*files)
+    return spark.read.option("mergeSchema", "true").parquet(*files)
 
 
 def _row_places(frame: Any, *, only: str) -> Any | None:
