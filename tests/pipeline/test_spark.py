@@ -161,6 +161,26 @@ steps = [
     assert (verdict.lost, verdict.absent) == (0, COUNT // 2)
 
 
+@pytest.mark.parametrize(
+    ("sql", "rows"),
+    [
+        ("select * from input limit 5", 5),
+        ("select * from input where false", 0),
+        ("select * from input union all select * from input", 2 * COUNT),
+    ],
+)
+def test_steps_that_read_a_part_keep_all_dead_letters(
+    spark: Any, bootstrap: str, topic: str, tmp_path: Path, sql: str, rows: int
+) -> None:
+    """What a step does not look at is a dead letter all the same; the share is of all records."""
+    steps = f'[transform]\nsteps = [{{ name = "some", sql = "{sql}" }}]\n'
+    share = len(BROKEN) / (COUNT + len(BROKEN)) + 0.001
+    job = job_of(tmp_path, bootstrap, topic, more=steps, share=share)
+    totals = backfill(job, spark)
+    assert (totals.rows, totals.dead) == (rows, len(BROKEN))
+    assert spark.read.parquet(job.errors.path).count() == len(BROKEN)
+
+
 def test_command_that_spark_refuses_says_so_in_one_line(
     spark: Any, bootstrap: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

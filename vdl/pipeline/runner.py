@@ -48,6 +48,7 @@ from vdl.pipeline.positions import (
     ranges,
 )
 from vdl.pipeline.producing import Target
+from vdl.pipeline.seen import is_whole, observed
 from vdl.pipeline.table import (
     Commit,
     DataFile,
@@ -308,7 +309,7 @@ class Runner:
             return  # Spark begins with a batch though there is nothing to read.
         clock = _Phases()
         decoded = self._decoded(frame)
-        written = self._write(decoded, number)
+        written = self._write(decoded, number, end)
         clock.lap("read and write")
         self._check_share(written)
         ends = self._topics.ends()
@@ -361,7 +362,7 @@ class Runner:
             found.createOrReplaceTempView(step.name)
         return found
 
-    def _write(self, decoded: Any, number: int) -> Written:
+    def _write(self, decoded: Any, number: int, end: Positions) -> Written:
         spec = WriteSpec(
             prefix=f"{self._run}-{number}",
             rows_folder=self._rows_table.staging(self._run),
@@ -380,9 +381,7 @@ class Runner:
         from pyspark.sql import functions as f
 
         seen = Observation(f"decoded-{number}")
-        watched = decoded.observe(
-            seen, f.count(f.lit(1)).alias("rows"), f.count("_error").alias("dead")
-        )
+        watched = decoded.observe(seen, *observed())
         rows = self._transformed(watched)
         spec = replace(spec, only=ROWS)
         if window is None:
@@ -390,11 +389,14 @@ class Runner:
         else:
             written = self._write_windows(rows, spec, window)
         counts = seen.get
-        dead = int(counts["dead"]) if "dead" in counts else 1
-        if dead:
-            letters = decoded.filter("_error is not null")
-            written = written.and_dead(self._collect([(letters, replace(spec, only=DEAD))], rows))
-        return written.of_total(int(counts.get("rows", written.rows + written.dead)))
+        # Steps may have looked at a part of the batch only, as LIMIT does, or at some of it twice.
+        if is_whole(counts, ranges(self._positions, end)) and not counts["dead"]:
+            return written.of_total(int(counts["rows"]))
+        again = Observation(f"letters-{number}")
+        letters = decoded.observe(again, f.count(f.lit(1)).alias("rows"))
+        letters = letters.filter("_error is not null")
+        written = written.and_dead(self._collect([(letters, replace(spec, only=DEAD))], rows))
+        return written.of_total(int(again.get["rows"]))
 
     def _dead_there(self) -> dict[str, frozenset[int]]:
         """Dead letters, by "topic/partition", of records whose rows are not committed. By their
