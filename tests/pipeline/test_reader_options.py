@@ -118,6 +118,8 @@ WANTED = [OffsetRange("t", 0, 10, 50), OffsetRange("t", 1, 0, 30), OffsetRange("
         ),
         ([EqualTo(("partition",), 0), EqualTo(("partition",), 1)], []),
         ([IsNotNull(("offset",))], WANTED),
+        ([In(("partition",), (0, None)), EqualTo(("topic",), "t")], [OffsetRange("t", 0, 10, 50)]),
+        ([In(("topic",), (None,))], []),
     ],
 )
 def test_filters_on_place_are_done_here(filters: list[Any], kept: list[OffsetRange]) -> None:

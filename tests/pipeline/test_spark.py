@@ -92,6 +92,16 @@ def test_batch_read_with_filters_reads_what_is_wanted(
     assert {int(r["n"]) for r in good.collect() if r["n"].isdigit()} == set(range(500, COUNT))
 
 
+def test_batch_read_of_nothing_has_no_rows(spark: Any, bootstrap: str, topic: str) -> None:
+    """An empty topic, and filters that leave nothing of one that is not."""
+    create(bootstrap, "empty")
+    empty = spark.read.format("vdl").options(**options(bootstrap, "empty")).load()
+    assert empty.collect() == []
+    frame = spark.read.format("vdl").options(**options(bootstrap, topic)).load()
+    assert frame.filter("offset > 1000000").count() == 0
+    assert frame.filter("partition in (7, null)").count() == 0
+
+
 def test_batch_read_in_many_tasks_is_the_same(spark: Any, bootstrap: str, topic: str) -> None:
     frame = spark.read.format("vdl").options(
         **options(bootstrap, topic, minPartitions="7", columns="partition,offset")

@@ -75,6 +75,8 @@ def _take(pushed: Pushed, one: Any) -> bool:
 
 
 def _take_names(pushed: Pushed, column: str, values: Iterable[Any]) -> bool:
+    # NULL equals nothing, and these columns never are NULL.
+    values = [value for value in values if value is not None]
     if column == "partition":
         numbers = frozenset(int(value) for value in values)
         pushed.partitions = numbers if pushed.partitions is None else pushed.partitions & numbers

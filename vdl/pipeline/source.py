@@ -81,8 +81,10 @@ class VdlDataSource(DataSource):
 
 def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[Any]:
     """The executor's side of both readers."""
-    assert isinstance(partition, RangePartition), partition
     task = partition.value
+    if task is None:
+        return  # Spark makes one such where there is nothing to read.
+    assert isinstance(partition, RangePartition), partition
     if isinstance(task, SegmentTask):
         yield from read_segments(task, options)
     else:
