@@ -412,6 +412,51 @@ def test_delta_table_is_shared_with_other_writers(tmp_path: Path) -> None:
     assert rows_of(again) == list(range(12))
 
 
+def of_job(folder: Path, job: str, run: str, name: str, first: int, end: int) -> Any:
+    """A table of the job after a commit of [first, end), in a file of this name."""
+    table: Any = open_table("delta", str(folder), job)
+    start = table.open(TOPICS) or at(first, 0)
+    assert start == at(first, 0)
+    files = (stage(table, name, "0-0", first, end),)
+    lines = schema_lines(COLUMNS)
+    commit = Commit(job, run, 0, start, at(end, 0), end - first, 0, files, lines)
+    table.commit(commit, COLUMNS)
+    return table
+
+
+@pytest.mark.parametrize("has_old_names", [False, True])
+def test_delta_files_of_another_job_are_not_this_ones(
+    tmp_path: Path, *, has_old_names: bool
+) -> None:
+    """Both read the same topic into one table. Older releases named files by the run only."""
+    import deltalake
+
+    for job, run in (("job", "0123456789ab"), ("other-job", "ba9876543210")):
+        name = f"{run}-0" if has_old_names else f"{job}-{run}-0"
+        of_job(tmp_path / "t", job, run, name, 0, 5)
+    for job in ("job", "other-job"):
+        table: Any = open_table("delta", str(tmp_path / "t"), job)
+        table.open(TOPICS)
+        assert rows_of(table) == list(range(5))
+        assert table.unclear_files() == []
+    deltalake.DeltaTable(str(tmp_path / "t")).optimize.compact()
+    again: Any = open_table("delta", str(tmp_path / "t"), "job")
+    again.open(TOPICS)
+    assert len(again.unclear_files()) == 1
+
+
+def test_delta_files_of_one_job_are_clear_whatever_their_names(tmp_path: Path) -> None:
+    import deltalake
+
+    of_job(tmp_path / "t", "job", "0123456789ab", "x", 0, 5)
+    of_job(tmp_path / "t", "job", "0123456789ab", "job-0123456789ab-1", 5, 9)
+    table: Any = open_table("delta", str(tmp_path / "t"), "job")
+    assert table.unclear_files() == []
+    deltalake.DeltaTable(str(tmp_path / "t")).optimize.compact()
+    assert table.unclear_files() == []
+    assert rows_of(table) == list(range(9))
+
+
 @KINDS
 def test_account_is_of_all_commits_that_the_table_had_when_it_was_opened(
     tmp_path: Path, kind: str

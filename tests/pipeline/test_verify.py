@@ -101,7 +101,8 @@ class Made:
 
     def commit(self, start: Positions, end: Positions, columns: Mapping[str, list[Any]]) -> None:
         rows = pa.table(columns)
-        path = f"{self.table.staging('run')}/{self.table.sequence}.parquet"
+        name = f"{self.job.name}-0123456789ab-{self.table.sequence}-0"
+        path = f"{self.table.staging('run')}/{name}.parquet"
         pq.write_table(rows, path)
         spans: tuple[OffsetRange, ...] = ()
         if "_offset" in columns:
@@ -242,6 +243,33 @@ def test_offsets_of_a_missing_file_are_named(
     verdict = verify(made.job, spark)
     assert (verdict.lost, verdict.missing_files) == (5, [path])
     assert [one.examples for one in verdict.differences] == [(0, 1, 2, 3, 4)]
+
+
+def test_table_of_two_jobs_is_recounted_for_each(
+    spark: Any, bootstrap: str, ids: dict[str, str], tmp_path: Path
+) -> None:
+    """Of one topic, into one table: rows of the other job are no duplicates."""
+    import deltalake
+
+    made = Made(tmp_path, bootstrap, ids, kind="delta")
+    made.halves()
+    text = (tmp_path / "job.toml").read_text(encoding="utf-8")
+    (tmp_path / "other.toml").write_text(text.replace('"job"', '"other"'), encoding="utf-8")
+    other = load_job(tmp_path / "other.toml")
+    table = open_table("delta", other.sink.path, other.name)
+    table.open({topic: (ids[topic], 1) for topic in ("recounted",)})
+    rows = pa.table(places(range(COUNT)))
+    path = f"{table.staging('run')}/other-0123456789ab-0-0.parquet"
+    pq.write_table(rows, path)
+    files = (DataFile(path, COUNT, Path(path).stat().st_size, ()),)
+    start, end, lines = made.at(0), made.at(COUNT), schema_lines(rows.schema)
+    commit = Commit("other", "run", 0, start, end, COUNT, 0, files, lines)
+    table.commit(commit, rows.schema)
+    verdict = verify(other, spark)
+    assert (verdict.is_good, verdict.rows, verdict.duplicates) == (True, COUNT, 0)
+    deltalake.DeltaTable(other.sink.path).optimize.compact()
+    with pytest.raises(PipelineError, match="do not say whose rows they have"):
+        verify(other, spark)
 
 
 def test_table_whose_beginning_nobody_knows_gets_no_verdict(

@@ -58,6 +58,8 @@ from vdl.pipeline.window_files import WindowFiles
 ATTEMPTS = 5
 """Other writers of the table may be quicker; another run of the same job may not."""
 HISTORY_MAX = 100_000
+WRITER = re.compile(r"(?:(?P<job>.+)-)?(?P<run>[0-9a-f]{12})-\d+-")
+"""Of a file's name, as runners choose them."""
 FACTS = "vdl"
 """Key of what a commit's metadata says about its batch."""
 WINDOWS = "windows"
@@ -80,6 +82,7 @@ class DeltaSink:
         self._window_files = WindowFiles(self._root, job)
         self._windows: WindowState | None = None
         self._account: Account | None = None
+        self._runs_known: Mapping[str, str] | None = None
         self._has_begin = False
         """Whether a transaction says where the first commit began: that never changes."""
 
@@ -99,7 +102,7 @@ class DeltaSink:
         self._sequence = self._version(self._app())
         self._positions = Positions()
         self._windows = None
-        self._account, self._has_begin = Account(), False
+        self._account, self._has_begin, self._runs_known = Account(), False, None
         if not self._sequence:
             return self._positions
         facts = self._last_facts()
@@ -374,12 +377,41 @@ class DeltaSink:
         return "" if self._table is None else _lines(self._table.schema())
 
     def files(self) -> list[str]:
+        """Without those that other jobs have written, as far as it can be told."""
+        return [path for path in self._all_files() if self._writer_of(path) in {"", self._job}]
+
+    def unclear_files(self) -> list[str]:
+        """Of a table that other jobs write to, too: files that do not say whose rows they have."""
+        paths = self._all_files()
+        writers = {self._writer_of(path) for path in paths} | set(self._runs().values())
+        if not writers - {"", self._job}:
+            return []
+        return [path for path in paths if not self._writer_of(path)]
+
+    def _all_files(self) -> list[str]:
         table = self._load()
         if table is None:
             return []
         # Names are as in URLs; `file_uris` would have the folder's so, and not those of its files.
         names = pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()
         return [str(self._root / re.sub(r"^file://", "", unquote(name))) for name in names]
+
+    def _writer_of(self, path: str) -> str:
+        """The job that has written a file; "" where nobody knows, as when it was compacted."""
+        found = WRITER.match(Path(path).name)
+        if found is None:
+            return ""
+        return found["job"] or self._runs().get(found["run"], "")
+
+    def _runs(self) -> Mapping[str, str]:
+        """Run → its job, as far as the history reaches back. Files of earlier releases have no more
+        than the run in their names."""
+        if self._runs_known is None:
+            table = self._load()
+            history = [] if table is None else table.history(HISTORY_MAX)
+            told = [json.loads(entry.get(FACTS, "{}")) for entry in history]
+            self._runs_known = {str(f["run"]): str(f["job"]) for f in told if "run" in f}
+        return self._runs_known
 
 
 def _lines(schema: Schema) -> str:

@@ -364,7 +364,7 @@ class Runner:
 
     def _write(self, decoded: Any, number: int, end: Positions) -> Written:
         spec = WriteSpec(
-            prefix=f"{self._run}-{number}",
+            prefix=f"{self._job.name}-{self._run}-{number}",
             rows_folder=self._rows_table.staging(self._run),
             dead_folder=self._dead_table.staging(self._run),
             topic=self._job.source.topics[0] if len(self._job.source.topics) == 1 else "",

@@ -145,6 +145,14 @@ class WindowSink(Protocol):
         """The folder that the files of open windows are written to."""
 
 
+@runtime_checkable
+class SharedSink(Protocol):
+    """A table that several jobs may write to."""
+
+    def unclear_files(self) -> list[str]:
+        """Where other jobs have written to it: files that do not say whose rows they have."""
+
+
 def file_name(sequence: int, number: int, spans: Sequence[OffsetRange]) -> str:
     """A file's name in its table: of one partition's rows, the offsets [first, end) it holds."""
     if len(spans) == 1:

@@ -27,7 +27,7 @@ from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import TOPIC, Job
 from vdl.pipeline.open_table import open_table
 from vdl.pipeline.positions import Positions, TopicPositions
-from vdl.pipeline.table import TableSink
+from vdl.pipeline.table import SharedSink, TableSink
 from vdl.pipeline.table_columns import types_of
 from vdl.pipeline.topic_sink import JOB_HEADER, SOURCE_HEADER, deduplicated, header_text
 from vdl.pipeline.topics import Topics
@@ -113,6 +113,8 @@ def verify(job: Job, spark: Any) -> Verdict:
             f"{table.path}: the commits that say where the job began are no longer in the table's "
             "log, so nobody can tell what is missing"
         )
+    for shared in (table, dead_table):
+        _check_whose(shared)
     begin, readable = account.begin, _readable(account.begin, firsts, end)
     verdict = Verdict(gone=_gone(begin, readable, end), dead_committed=account.dead)
     files, absent = _there(table.files())
@@ -308,6 +310,16 @@ def _there(paths: Sequence[str]) -> tuple[list[str], list[str]]:
     for path in paths:
         found[not Path(path).exists()].append(path)
     return found
+
+
+def _check_whose(table: TableSink) -> None:
+    """That the table's files are known to be this job's, or others'. Raises PipelineError."""
+    unclear = table.unclear_files() if isinstance(table, SharedSink) else []
+    if unclear:
+        raise PipelineError(
+            f"{table.path}: other jobs write to this table, too, and {len(unclear)} files, as "
+            f"{unclear[0]}, do not say whose rows they have: they were compacted, or are of neither"
+        )
 
 
 def _check_at_rest(job: Job, table: TableSink, ids: dict[str, tuple[str, int]]) -> None:
