@@ -104,6 +104,23 @@ def test_admit_until_the_end_takes_every_offset_once(
     assert total == 0
 
 
+def test_admit_takes_a_small_partition_beside_a_large_one_at_once() -> None:
+    """In proportion none of the thirty would be in the first batches, and all of them late."""
+    stop = admit(at({0: 0, 1: 0}), at({0: 30, 1: 10_000_000}), rows_max=200_000)
+    assert stop.offset("t", 0) == 30
+    assert stop.offset("t", 1) == 200_000 - 30
+
+
+def test_admit_of_more_partitions_than_rows_lets_none_wait_for_ever() -> None:
+    """Each has its turn, however much comes to others."""
+    count, rows_max = 25, 10
+    position = at(dict.fromkeys(range(count), 0))
+    for batch in range(10):
+        end = at({p: 2 + batch * (1 + 100 * (p == 0)) for p in range(count)})
+        position = admit(position, end, rows_max=rows_max)
+    assert all((position.offset("t", p) or 0) > 0 for p in range(count))
+
+
 def test_admit_by_bytes_takes_a_share() -> None:
     """Half of the bytes are half of each partition's records."""
     stop = admit(

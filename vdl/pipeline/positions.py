@@ -21,6 +21,8 @@ from vdl.pipeline.errors import LogShrank, RowsGone, TopicRecreated
 TASK_ROWS_MAX = 500_000
 """The most rows of a range that one task reads, unless there would be more than TASKS_MAX."""
 TASKS_MAX = 10_000
+EQUAL_PART = 10
+"""One in so many records of a batch is shared out to all partitions alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,9 @@ def admit(
     """Where a batch from `start` ends: at most `rows_max` offsets, about `bytes_max` bytes, shared
     out in proportion to what waits in each partition, at least one offset where anything waits.
 
+    A part of the batch is for all partitions alike (EQUAL_PART), so that a small one does not wait
+    until a large one beside it was read: its rows would come late to every window.
+
     `row_bytes`: bytes per record, by (topic, partition), as far as they are known; 0: no limit.
     """
     waiting = ranges(start, end)
@@ -177,10 +182,8 @@ def admit(
         share = min(share, bytes_max / size)
     if share >= 1.0:
         return end
-    taken = {(r.topic, r.partition): int(r.count * share) for r in waiting}
-    if waiting and not any(taken.values()):
-        fullest = max(waiting, key=lambda r: (r.count, r.topic, r.partition))
-        taken[fullest.topic, fullest.partition] = 1
+    counts = _shares([r.count for r in waiting], share, turn=sum(r.start for r in waiting))
+    taken = {(r.topic, r.partition): n for r, n in zip(waiting, counts, strict=True)}
     topics = {
         topic: TopicPositions(
             known.topic_id,
@@ -189,6 +192,23 @@ def admit(
         for topic, known in end.topics.items()
     }
     return Positions(topics)
+
+
+def _shares(counts: Sequence[int], share: float, *, turn: int) -> list[int]:
+    """How much is taken of each: about that share of all together, at least one. `turn` says where
+    to begin when there is less than one for each: another one in each batch."""
+    budget = max(1, int(sum(counts) * share))
+    if budget < len(counts):
+        first = turn % len(counts)
+        chosen = {(first + n) % len(counts) for n in range(budget)}
+        return [int(n in chosen) for n in range(len(counts))]
+    least = max(1, budget // EQUAL_PART // len(counts))
+    wanted = [max(int(count * share), min(count, least)) for count in counts]
+    excess = sum(wanted) - budget
+    if excess > 0:
+        spare = [max(0, n - least) for n in wanted]
+        wanted = [n - -(-excess * m // sum(spare)) for n, m in zip(wanted, spare, strict=True)]
+    return wanted
 
 
 def capped(end: Positions, limit: Positions) -> Positions:
