@@ -14,9 +14,9 @@ from vdl.commands.app import run_app
 from vdl.pipeline.account import Account, account_of
 from vdl.pipeline.errors import CommitConflict, SinkInconsistent, TopicRecreated
 from vdl.pipeline.open_table import open_table
-from vdl.pipeline.parquet_table import ParquetSink, commit_folder
+from vdl.pipeline.parquet_table import ParquetSink
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
-from vdl.pipeline.table import Commit, DataFile, TableSink
+from vdl.pipeline.table import Commit, DataFile, TableSink, commit_folder
 from vdl.pipeline.table_columns import schema_lines
 
 pa = pytest.importorskip("pyarrow", reason="needs the `spark` extra")

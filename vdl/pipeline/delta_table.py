@@ -127,6 +127,7 @@ class DeltaSink:
         if mark:
             self._windows = self._window_files.read_state(mark)
             self._window_files.check(self._windows)
+            self._window_files.show_late(self._sequence, self._windows)
         self._positions = known
         self._account = self._known_account()
         return known
@@ -251,7 +252,7 @@ class DeltaSink:
             mark = sequence << MARK_BITS | secrets.randbits(MARK_BITS)
             name = self._window_files.write_state(mark, commit.windows)
             self._window_files.sync()
-            outdated = self._window_files.others({name, *commit.windows.files})
+            outdated = self._window_files.others(commit.windows, name)
             transactions.append(Transaction(self._app(WINDOWS), mark, now))
         properties = CommitProperties(
             custom_metadata={FACTS: json.dumps(facts)},
@@ -261,6 +262,8 @@ class DeltaSink:
         sync_folder(self._root)
         self._write(actions, Schema.from_arrow(arrow_schema), properties)
         self._sync_log()
+        if commit.windows is not None:
+            self._window_files.show_late(sequence, commit.windows)
         self._window_files.remove(outdated)
         self._sequence, self._positions = sequence, commit.end
         self._windows, self._account = commit.windows, account

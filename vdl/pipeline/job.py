@@ -29,6 +29,8 @@ time = "departed"                   # a timestamp column of the last step's rows
 size = "1 hour"                     # milliseconds, seconds, minutes, hours, days, weeks
 slide = ""                          # from the start of one window to the next; the size by default
 late = "10 minutes"                 # how far the watermark is behind the latest time seen
+idle = "1 minute"                   # a partition silent for so long holds no window open
+future = "1 day"                    # a row may be so far ahead of the clock; one beyond is late
 keys = ["carrier"]                  # a row of the table for each, besides the window
 [window.values]                     # count(*); count, sum, min, max, avg of a column
 flights = "count(*)"
@@ -83,7 +85,7 @@ from vdl.pipeline.options import (
     parse,
     parse_where,
 )
-from vdl.pipeline.windows import Window
+from vdl.pipeline.windows import FUTURE, IDLE, Window
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -270,6 +272,8 @@ def _read_window(r: _Reader) -> Window:
         late=r.text("window", "late"),
         keys=tuple(r.texts("window", "keys", [])),
         aggregates=r.mapping("window", "values"),
+        idle=r.text("window", "idle", IDLE),
+        future=r.text("window", "future", FUTURE),
     )
 
 

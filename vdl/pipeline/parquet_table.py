@@ -17,7 +17,7 @@ late, never half, and never twice. Readers who list the folder see no file that 
 names with an underscore are skipped by Spark, Arrow and Hive.
 
 Folders are named as Hive names partitions, because readers of such folders find them by themselves:
-they see two columns more, `vdl_part` and `vdl_commit`. A part has PART_COMMITS commits.
+they see two columns more, `vdl_part` and `vdl_commit` (`table.commit_folder`).
 
 Tables that were begun by a release before this keep their layout, so that all files of a table are
 found in one way. There files lie in `<path>` and are renamed one by one: a reader may see a part of
@@ -40,10 +40,13 @@ from typing import Any
 from vdl.pipeline.errors import CommitConflict, SinkInconsistent
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
 from vdl.pipeline.table import (
+    COMMIT,
+    PART,
     Commit,
     CommitNote,
     DataFile,
     WindowState,
+    commit_folder,
     file_name,
     sync_folder,
 )
@@ -52,8 +55,6 @@ from vdl.pipeline.window_files import WindowFiles
 
 FLAT, FOLDERS = 1, 2
 """Versions of the format: files in the table's own folder, or commits in folders of theirs."""
-PART, COMMIT = "vdl_part", "vdl_commit"
-PART_COMMITS = 1000
 
 
 class ParquetSink:
@@ -104,6 +105,8 @@ class ParquetSink:
                 self._windows = WindowState.from_json(last["windows"])
                 self._window_files.check(self._windows)
             self._publish(last)
+            if self._windows is not None:
+                self._window_files.show_late(self._sequence, self._windows)
         return self._positions
 
     def staging(self, run: str) -> str:
@@ -153,9 +156,11 @@ class ParquetSink:
         outdated: list[Path] = []
         if commit.windows is not None:
             self._window_files.sync()
-            outdated = self._window_files.others(commit.windows.files)
+            outdated = self._window_files.others(commit.windows)
         self._link(data, sequence)
         self._publish(data)
+        if commit.windows is not None:
+            self._window_files.show_late(sequence, commit.windows)
         self._window_files.remove(outdated)
         for path in scrap:
             if path.is_dir():
@@ -284,8 +289,3 @@ class ParquetSink:
         if data.get("version") not in {FLAT, FOLDERS}:
             raise SinkInconsistent(f"{path} has version {data.get('version')}")
         return data
-
-
-def commit_folder(sequence: int) -> str:
-    """Below the table, where the files of a commit are shown; with a slash behind it."""
-    return f"{PART}={(sequence - 1) // PART_COMMITS + 1:05d}/{COMMIT}={sequence:09d}/"

@@ -59,6 +59,7 @@ from vdl.pipeline.table import (
 from vdl.pipeline.table_columns import schema_lines
 from vdl.pipeline.topic_sink import TopicSink, as_records, send_on_spark
 from vdl.pipeline.topics import Topics
+from vdl.pipeline.window_files import span_of
 from vdl.pipeline.windows import Window, all_windows, check_same, window_batch
 
 CHECKPOINT = re.compile(r"[0-9a-f]{12}-[0-9]+")
@@ -72,8 +73,9 @@ a machine with too much to do."""
 
 @dataclass(frozen=True, slots=True)
 class WindowReport:
-    """Of a batch of a job with windows. `late`: rows that missed a window; `open`: windows × keys
-    that are not written yet; `watermark_us`: event time, None before the first."""
+    """Of a batch of a job with windows. `late`: rows that missed a window; `open`: partial
+    aggregates that are kept, so windows × keys that are not written yet, at most; `watermark_us`:
+    event time, None before the first."""
 
     late: int
     open: int
@@ -123,6 +125,7 @@ class Runner:
         self._dead_positions = Positions()
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
+        self._clock: Callable[[], float] = time.time
         self._group = GroupOffsets(job)
         self.totals = Totals()
 
@@ -411,16 +414,27 @@ class Runner:
         table = self._rows_table
         assert isinstance(table, WindowSink), self._job.sink.kind
         folder = table.window_folder()
-        with window_batch(rows, window, table.windows, folder) as found:
-            passes = [(found.closed, spec)] if found.has_closed else []
-            written = self._collect(passes, found.closed)
-            spec = replace(spec, prefix=f"{spec.prefix}-open", rows_folder=folder)
-            kept = self._collect([(found.open, spec)] if found.has_open else [], found.open)
-        names = tuple(Path(file.path).name for file in kept.files)
-        written.windows = WindowState(window.definition(), found.columns, found.watermark_us, names)
-        written.late, written.open = found.late, kept.rows
+        now_us = int(self._clock() * 1_000_000)
+        with window_batch(rows, window, table.windows, folder, now_us=now_us) as found:
+            passes = [] if found.closed is None else [(found.closed, spec)]
+            # The table's columns are known without a row.
+            written = self._collect(passes, all_windows(rows, window))
+            beside = replace(spec, prefix=f"{spec.prefix}-open", rows_folder=folder)
+            kept = self._beside(found.open, beside)
+            late = self._beside(found.late_rows, replace(beside, prefix=f"{spec.prefix}-late"))
+        files = {Path(file.path).name: span_of(file.path) for file in kept}
+        written.windows = WindowState(
+            window.definition(), found.columns, found.watermark_us, {**found.kept, **files},
+            found.heard, tuple(Path(file.path).name for file in late),
+        )  # fmt: skip
+        written.late = found.late
+        written.open = sum(one.rows for one in written.windows.files.values())
         written.newest_ms = found.newest_ms
         return written
+
+    def _beside(self, frame: Any | None, spec: WriteSpec) -> list[DataFile]:
+        """The files of a frame that is no part of the table."""
+        return [] if frame is None else self._collect([(frame, spec)], frame).files
 
     def _collect(self, passes: list[tuple[Any, WriteSpec]], rows: Any) -> Written:
         from pyspark.sql.pandas.types import to_arrow_schema

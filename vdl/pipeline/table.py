@@ -17,9 +17,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from vdl.pipeline.positions import OffsetRange, Positions
+from vdl.pipeline.watermark import Heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +35,60 @@ class DataFile:
     stats: Mapping[str, Any] = field(default_factory=dict)
 
 
+class KeptWindows(NamedTuple):
+    """A file of partial aggregates: the starts of its first and last window, in microseconds, and
+    its rows. Some of its windows may be closed by now."""
+
+    first: int
+    last: int
+    rows: int
+
+
+UNKNOWN = KeptWindows(-(1 << 62), 1 << 62, 0)
+"""Of a file of a release that kept no such things."""
+
+
 @dataclass(frozen=True, slots=True)
 class WindowState:
     """What a job with windows knows after a commit, and part of it.
 
     `definition`: the job's windows, to be compared; `columns`: of the files, one `name: type` a
     line; `watermark_us`: event time in microseconds since 1970, None before the first event;
-    `files`: names, in the table's `window_folder`, of the partial aggregates of open windows.
+    `files`: the partial aggregates of open windows, oldest first, by their names in the table's
+    `window_folder`; `heard`: how far each partition is; `late_files`: names, there too, of this
+    commit's late rows, until they are shown.
     """
 
     definition: str
     columns: str
     watermark_us: int | None
-    files: tuple[str, ...]
+    files: Mapping[str, KeptWindows]
+    heard: Mapping[str, Heard] = field(default_factory=dict)
+    late_files: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
             "definition": self.definition,
             "columns": self.columns,
             "watermark_us": self.watermark_us,
-            "files": list(self.files),
+            "files": {name: list(one) for name, one in self.files.items()},
+            "heard": {source: list(one) for source, one in self.heard.items()},
+            "late_files": list(self.late_files),
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> WindowState:
-        """Raises KeyError."""
+        """Raises KeyError, TypeError."""
+        files = data["files"]
+        if isinstance(files, list):
+            files = {str(name): list(UNKNOWN) for name in files}
         return WindowState(
             str(data["definition"]),
             str(data["columns"]),
             None if data["watermark_us"] is None else int(data["watermark_us"]),
-            tuple(map(str, data["files"])),
+            {str(name): KeptWindows(*map(int, one)) for name, one in files.items()},
+            {str(s): Heard(*map(int, one)) for s, one in data.get("heard", {}).items()},
+            tuple(map(str, data.get("late_files", ()))),
         )
 
 
@@ -151,6 +176,16 @@ class SharedSink(Protocol):
 
     def unclear_files(self) -> list[str]:
         """Where other jobs have written to it: files that do not say whose rows they have."""
+
+
+PART, COMMIT = "vdl_part", "vdl_commit"
+"""Names of folders, as Hive names partitions."""
+PART_COMMITS = 1000
+
+
+def commit_folder(sequence: int) -> str:
+    """Where the files of a commit are shown, below a folder of commits; with a slash behind it."""
+    return f"{PART}={(sequence - 1) // PART_COMMITS + 1:05d}/{COMMIT}={sequence:09d}/"
 
 
 def file_name(sequence: int, number: int, spans: Sequence[OffsetRange]) -> str:

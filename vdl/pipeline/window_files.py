@@ -2,7 +2,9 @@
 
 ```
 <table>/_vdl/windows/<job>/<run>-<batch>-open-….parquet   partial aggregates of the open windows
+<table>/_vdl/windows/<job>/<run>-<batch>-late-….parquet   late rows of a batch under way
 <table>/_vdl/windows/<job>/<mark>.json                    of a Delta table: what a commit stands for
+<table>-late/<job>/vdl_part=…/vdl_commit=…/…              late rows, for readers
 ```
 
 A file is written and synced under a name of its own before the commit that names it, so a commit
@@ -12,6 +14,9 @@ named by commits up to n only, since a later one is written by a run that has se
 is taken for dead between its commit and the removal removes nothing of its successor's. Whatever a
 crash leaves is on the next commit's list.
 
+Late rows are named by the commit of their batch, too, and shown after it, all of a commit by one
+rename. Who opens the table does that again for the last commit, so they are shown once.
+
 Must not know: Spark, Kafka, formats of tables.
 """
 
@@ -19,11 +24,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from vdl.pipeline.errors import SinkInconsistent
-from vdl.pipeline.table import WindowState, sync_folder
+from vdl.pipeline.table import (
+    UNKNOWN,
+    KeptWindows,
+    WindowState,
+    commit_folder,
+    sync_folder,
+)
 
 
 class WindowFiles:
@@ -32,6 +43,7 @@ class WindowFiles:
     def __init__(self, root: Path, job: str) -> None:
         self._root = root
         self._folder = root / "_vdl" / "windows" / job
+        self._late = root.parent / f"{root.name}-late" / job
 
     def folder(self) -> Path:
         """Made, durably, where it is not there yet."""
@@ -49,6 +61,29 @@ class WindowFiles:
         missing = [name for name in state.files if not (self._folder / name).exists()]
         if missing:
             raise SinkInconsistent(f"{self._folder}: files of open windows are missing: {missing}")
+
+    def show_late(self, sequence: int, state: WindowState) -> None:
+        """Put the late rows of commit `sequence` where readers find them, as far as that has not
+        been done."""
+        if not state.late_files:
+            return
+        target = self._late / commit_folder(sequence)
+        ready = self.folder() / f"late-{sequence}"
+        if target.exists():
+            return
+        ready.mkdir(exist_ok=True)
+        for name in state.late_files:
+            staged = self._folder / name
+            if staged.exists():
+                staged.rename(ready / name)
+        sync_folder(ready)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        ready.rename(target)
+        above = target.parent
+        while above != self._root.parent:
+            sync_folder(above)
+            above = above.parent
+        sync_folder(self._root.parent)
 
     def sync(self) -> None:
         """Make the names durable, before a commit has them."""
@@ -68,14 +103,29 @@ class WindowFiles:
         path = self._folder / f"{mark}.json"
         try:
             return WindowState.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise SinkInconsistent(f"{path}: the table's windows cannot be read: {error}") from None
 
-    def others(self, names: Collection[str]) -> list[Path]:
-        """All but those; to be asked before the commit, see above."""
-        return [path for path in self.folder().iterdir() if path.name not in names]
+    def others(self, state: WindowState, *more: str) -> list[Path]:
+        """All files but those of a state; to be asked before the commit, see above."""
+        names = {*state.files, *state.late_files, *more}
+        return [p for p in self.folder().iterdir() if p.name not in names and p.is_file()]
 
     def remove(self, paths: Iterable[Path]) -> None:
         """Only once a commit that does without them is durable."""
         for path in paths:
             path.unlink(missing_ok=True)
+
+
+def span_of(path: str) -> KeptWindows:
+    """What a file of partial aggregates has, by its own statistics."""
+    import pyarrow.parquet as pq
+
+    told = pq.ParquetFile(path).metadata
+    groups = [told.row_group(n).column(0) for n in range(told.num_row_groups)]
+    assert all(one.path_in_schema == "window" for one in groups), path
+    if not told.num_rows or not all(one.is_stats_set for one in groups):
+        return UNKNOWN
+    low = min(int(one.statistics.min) for one in groups)
+    high = max(int(one.statistics.max) for one in groups)
+    return KeptWindows(low, high, int(told.num_rows))

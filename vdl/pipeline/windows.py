@@ -1,21 +1,24 @@
 """Windows over event time: what a job file says of them, and the frames of one batch.
 
 A window is [window_start, window_end) of a time column, aligned to 1970-01-01 00:00 UTC; with a
-`slide` smaller than its size a row is in several. The watermark is the latest event time of all
-batches so far, less `late`; it never goes back. A window is closed once its end is at or below the
-watermark. A batch
+`slide` smaller than its size a row is in several. Each partition of the source has its own latest
+event time; the watermark is the least of these, less `late` (`watermark.py`), and never goes back.
+A window is closed once its end is at or below the watermark. A batch
 
 1. counts its rows into windows that were open before it; one that misses a window, because that
-   was closed or because its time is NULL, is late: counted once, and in the windows still open,
-2. adds what earlier batches have counted of open windows: partial aggregates, from the files that
-   the table's last commit names,
-3. moves the watermark, and divides: closed windows become rows of the table, the partial
-   aggregates of the others files of the next state.
+   was closed, because its time is NULL or too far ahead, is late: counted once, kept in a folder of
+   late rows, and counted in the windows still open,
+2. moves the watermark,
+3. adds up windows that are closed by that, from its own partial aggregates and those of earlier
+   batches, and writes them into the table,
+4. writes what it has of the windows still open as one more file of partial aggregates. Files of
+   earlier batches stay as they are; a few small ones are merged with it, so that there are few
+   (`merge_choice`), and those of which all windows are closed are left out.
 
-All of it, the watermark too, becomes visible in the batch's commit or not at all, and no other
-state exists. So every window is written once, and every row is in its windows once or counted as
-late, whatever is killed. The columns of partial aggregates are named by number, since the names in
-a job are anyone's.
+So a batch writes about as much as it has read, however much is open. All of it, the watermark too,
+becomes visible in the batch's commit or not at all, and no other state exists. So every window is
+written once, and every row is in its windows once or counted as late, whatever is killed. The
+columns of partial aggregates are named by number, since the names in a job are anyone's.
 
 Must not know: tables, Kafka.
 """
@@ -25,12 +28,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vdl.pipeline.errors import PipelineError, SinkInconsistent
-from vdl.pipeline.table import WindowState
+from vdl.pipeline.table import KeptWindows, WindowState
+from vdl.pipeline.watermark import Heard, Sources
 
 START, END = "window_start", "window_end"
 UNITS_US = {
@@ -51,6 +55,13 @@ NONE_YET_US = -(1 << 62)
 """A watermark below every time."""
 FILE_GROUPS = 1_000_000
 """Windows × keys in one file, about: fewer files are fewer to read in the next batch."""
+MERGED_TIMES = 2
+"""An earlier file is merged with what is newer unless it is so many times as large."""
+IDLE, FUTURE = "1 minute", "1 day"
+SOURCE = "source"
+REASON = "_late"
+"""Column of late rows: LATE, NO_TIME or AHEAD."""
+LATE, NO_TIME, AHEAD = "late", "no time", "ahead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,10 @@ class Window:
     late: str
     keys: tuple[str, ...]
     aggregates: Mapping[str, str]
+    idle: str = IDLE
+    """A partition that has given no row for so long holds no window open."""
+    future: str = FUTURE
+    """Rows may be so far ahead of the clock; those beyond are late."""
 
     @property
     def size_us(self) -> int:
@@ -88,11 +103,20 @@ class Window:
         return duration_us(self.late)
 
     @property
+    def idle_us(self) -> int:
+        return duration_us(self.idle)
+
+    @property
+    def future_us(self) -> int:
+        return duration_us(self.future)
+
+    @property
     def values(self) -> list[Value]:
         return [parse_value(name, text) for name, text in self.aggregates.items()]
 
     def definition(self) -> str:
-        """What must stay the same while a table is written; "60 minutes" is "1 hour"."""
+        """What must stay the same while a table is written; "60 minutes" is "1 hour". How long to
+        wait for whom may change."""
         return json.dumps(
             {
                 "time": self.time,
@@ -138,6 +162,8 @@ def _time_problems(window: Window) -> list[str]:
         ("size", window.size),
         ("slide", window.slide or window.size),
         ("late", window.late),
+        ("idle", window.idle),
+        ("future", window.future),
     ):
         try:
             known[name] = duration_us(text)
@@ -201,15 +227,17 @@ def check_same(window: Window | None, state: WindowState | None, *, path: str) -
 @dataclass(frozen=True, slots=True)
 class BatchWindows:
     """What becomes of a batch. `closed` is a frame of the table's columns, `open` one of partial
-    aggregates; whether they have rows is known without looking again."""
+    aggregates, `late_rows` one of rows with their REASON; None where there are none."""
 
-    closed: Any
-    has_closed: bool
-    open: Any
-    has_open: bool
+    closed: Any | None
+    open: Any | None
+    late_rows: Any | None
+    kept: Mapping[str, KeptWindows]
+    """Earlier files that are part of the next state as they are."""
     columns: str
     """Of `open`, as `WindowState` keeps them."""
     watermark_us: int | None
+    heard: Mapping[str, Heard]
     late: int
     newest_ms: int
     """Of the records' timestamps, as far as the steps have kept them; -1: not known."""
@@ -217,58 +245,116 @@ class BatchWindows:
 
 @contextlib.contextmanager
 def window_batch(
-    rows: Any, window: Window, state: WindowState | None, folder: str
+    rows: Any, window: Window, state: WindowState | None, folder: str, *, now_us: int
 ) -> Iterator[BatchWindows]:
     """The windows of a batch's rows and of `state`, whose files are in `folder`. Frames are good
     until the context ends. Raises PipelineError where the rows have not the columns."""
     from pyspark.sql import functions as f
 
     before = None if state is None else state.watermark_us
-    fresh = _partials(rows, window, NONE_YET_US if before is None else before)
-    kept = [field for field in fresh.schema.fields if field.name not in ("rows", "at", "newest")]
+    bounds = Bounds(NONE_YET_US if before is None else before, now_us + window.future_us)
+    fresh = _partials(rows, window, bounds)
+    kept = [field for field in fresh.schema.fields if field.name not in OF_BATCH]
     columns = "\n".join(f"{field.name}: {field.dataType.simpleString()}" for field in kept)
     if state is not None and state.columns != columns:
         raise SinkInconsistent(
             f"types of the windows' columns have changed, from {state.columns.splitlines()} to "
             f"{columns.splitlines()}; begin a new table"
         )
-    paths = [] if state is None else [f"{folder}/{name}" for name in state.files]
     # Kept while the batch is: it is looked at up to three times, and costs a pass over the source.
-    merged = _merged(fresh, kept, paths, window).persist()
+    fresh = fresh.persist()
     try:
-        is_late = f.col("window").isNull()
-        seen = merged.agg(
-            f.max("at").alias("at"),
-            f.max("newest").alias("newest"),
-            f.sum(f.when(is_late, f.col("rows"))).alias("late"),
-            f.min("window").alias("first"),
-            f.max("window").alias("last"),
-            f.count(f.lit(1)).alias("groups"),
-        ).collect()[0]
-        watermark = before
-        if seen["at"] is not None:
-            watermark = max(NONE_YET_US if before is None else before, seen["at"] - window.late_us)
+        seen = _seen(fresh)
+        sources = Sources(window.late_us, window.idle_us, {} if state is None else state.heard)
+        heard = sources.after({s: row["at"] for s, row in seen.items()}, now_us=now_us)
+        watermark = sources.watermark(heard, before, now_us=now_us)
         closed_to = (NONE_YET_US if watermark is None else watermark) - window.size_us
-        is_closed = f.col("window") <= closed_to
-        files = -(-int(seen["groups"]) // FILE_GROUPS) or 1
+        files = {} if state is None else dict(state.files)
+        closing = [
+            name
+            for name, one in files.items()
+            if one.first <= closed_to and one.last > bounds.watermark_us - window.size_us
+        ]
+        firsts = [row["first"] for row in seen.values() if row["first"] is not None]
+        has_closed = bool(closing) or any(first <= closed_to for first in firsts)
+        merged = merge_choice(files, sum(int(row["groups"]) for row in seen.values()))
+        left = {n: one for n, one in files.items() if n not in merged and one.last > closed_to}
+        lasts = [row["last"] for row in seen.values() if row["last"] is not None]
+        has_open = any(last > closed_to for last in [*lasts, *(files[n].last for n in merged)])
+
+        def added_up(names: Sequence[str], which: Any) -> Any:
+            paths = [f"{folder}/{name}" for name in names]
+            # Files may still have windows that an earlier batch has closed.
+            is_after = f.col("window") > bounds.watermark_us - window.size_us
+            return _merged(fresh, kept, paths, window, is_after & which)
+
+        late = sum(int(row["late"] or 0) for row in seen.values())
+        closed = None
+        if has_closed:
+            found = added_up(closing, f.col("window") <= closed_to)
+            closed = _final(found, window, rows.schema).coalesce(_files_for(seen, files, closing))
+        still_open = None
+        if has_open:
+            found = added_up(merged, f.col("window") > closed_to)
+            still_open = found.select(*[field.name for field in kept])
+            still_open = still_open.coalesce(_files_for(seen, files, merged))
         yield BatchWindows(
-            closed=_final(merged.filter(is_closed), window, rows.schema).coalesce(files),
-            has_closed=seen["first"] is not None and seen["first"] <= closed_to,
-            open=merged.filter(~is_closed).select(*[field.name for field in kept]).coalesce(files),
-            has_open=seen["last"] is not None and seen["last"] > closed_to,
+            closed=closed,
+            open=still_open,
+            late_rows=_late_rows(rows, window, bounds) if late else None,
+            kept=left,
             columns=columns,
             watermark_us=watermark,
-            late=int(seen["late"] or 0),
-            newest_ms=-1 if seen["newest"] is None else int(seen["newest"]),
+            heard=heard,
+            late=late,
+            newest_ms=max((int(r["newest"]) for r in seen.values() if r["newest"]), default=-1),
         )
     finally:
-        merged.unpersist()
+        fresh.unpersist()
+
+
+def merge_choice(files: Mapping[str, KeptWindows], fresh_rows: int) -> list[str]:
+    """The newest of the files (in order, oldest first) that are written again with so many fresh
+    rows: each that is not much larger than all behind it. So what is written is read again a
+    logarithmic number of times, and there is a logarithmic number of files."""
+    chosen: list[str] = []
+    rows = fresh_rows
+    for name, one in reversed(list(files.items())):
+        if one.rows > MERGED_TIMES * rows:
+            break
+        chosen.append(name)
+        rows += one.rows
+    return chosen
+
+
+def _files_for(seen: Mapping[str, Any], files: Mapping[str, KeptWindows], names: Any) -> int:
+    groups = sum(int(row["groups"]) for row in seen.values())
+    return -(-(groups + sum(files[name].rows for name in names)) // FILE_GROUPS) or 1
+
+
+def _seen(fresh: Any) -> dict[str, Any]:
+    """Source → what its rows of this batch come to."""
+    from pyspark.sql import functions as f
+
+    found = fresh.groupBy(SOURCE).agg(
+        f.max("at").alias("at"),
+        f.max("newest").alias("newest"),
+        f.sum(f.when(f.col("window").isNull(), f.col("rows"))).alias("late"),
+        f.min("window").alias("first"),
+        f.max("window").alias("last"),
+        f.count("window").alias("groups"),
+    )
+    return {row[SOURCE]: row for row in found.collect()}
 
 
 def all_windows(rows: Any, window: Window) -> Any:
     """The table's rows as if every window were closed: to be looked at. Raises PipelineError."""
-    partials = _partials(rows, window, NONE_YET_US).filter("window is not null")
-    return _final(partials, window, rows.schema)
+    from pyspark.sql import functions as f
+
+    partials = _partials(rows, window, Bounds(NONE_YET_US, ALL_US))
+    kept = [field for field in partials.schema.fields if field.name not in OF_BATCH]
+    merged = _merged(partials, kept, [], window, f.col("window").isNotNull())
+    return _final(merged, window, rows.schema)
 
 
 def _check_columns(schema: Any, window: Window) -> None:
@@ -293,9 +379,19 @@ def _check_columns(schema: Any, window: Window) -> None:
         raise PipelineError(f"{'; '.join(problems)}; the rows have {', '.join(sorted(kinds))}")
 
 
-def _partials(rows: Any, window: Window, watermark_us: int) -> Any:
-    """One row for each window × keys of these rows; those of a NULL window count late rows. Times
-    are integers: `window`, its start, and `at`, the latest, in microseconds, `newest` in ms."""
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a row's time is held against: windows that end at or below `watermark_us` are closed,
+    and times above `future_us` are none of a row's."""
+
+    watermark_us: int
+    future_us: int
+
+
+def _partials(rows: Any, window: Window, bounds: Bounds) -> Any:
+    """One row for each source × window × keys of these rows; those of a NULL window count late
+    rows. Times are integers: `window`, its start, and `at`, the latest, in microseconds, `newest`
+    in ms."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import TimestampType
 
@@ -307,13 +403,14 @@ def _partials(rows: Any, window: Window, watermark_us: int) -> Any:
     taken = rows.select(
         f.unix_micros(_named(window.time)).alias("at"),
         newest.alias("newest"),
+        _source_of(rows.columns).alias(SOURCE),
         *[_named(name).alias(key) for name, key in zip(window.keys, keys, strict=True)],
         *[
             (f.lit(1) if v.column == "*" else _named(v.column)).alias(f"input_{n}")
             for n, v in enumerate(window.values)
         ],
     )
-    placed = taken.select("*", f.explode(_starts(window, watermark_us)).alias("window"))
+    placed = taken.select("*", f.explode(_starts(window, bounds)).alias("window"))
     partials = []
     for n, v in enumerate(window.values):
         column = f.col(f"input_{n}")
@@ -323,15 +420,30 @@ def _partials(rows: Any, window: Window, watermark_us: int) -> Any:
         else:
             aggregate = {"count": f.count, "sum": f.sum, "min": f.min, "max": f.max}[v.function]
             partials.append(aggregate(column).alias(f"value_{n}"))
-    return placed.groupBy("window", *keys).agg(
+    return placed.groupBy("window", *keys, SOURCE).agg(
         *partials,
         f.count(f.lit(1)).alias("rows"),
-        f.max("at").alias("at"),
+        # What is too far ahead must not move the watermark.
+        f.max(f.when(f.col("at") <= bounds.future_us, f.col("at"))).alias("at"),
         f.max("newest").alias("newest"),
     )
 
 
-def _starts(window: Window, watermark_us: int) -> Any:
+OF_BATCH = frozenset({SOURCE, "rows", "at", "newest"})
+"""Columns of `_partials` that no file keeps."""
+ALL_US = 1 << 62
+"""Above every time."""
+
+
+def _source_of(names: Sequence[str]) -> Any:
+    """Which partition a row is of; "" where the steps have dropped that: then all are one."""
+    from pyspark.sql import functions as f
+
+    parts = [f.col(name).cast("string") for name in ("_topic", "_partition") if name in names]
+    return f.coalesce(f.concat_ws("/", *parts), f.lit("")) if "_partition" in names else f.lit("")
+
+
+def _starts(window: Window, bounds: Bounds) -> Any:
     """The starts of the open windows that the time `at` is in, and a NULL where it misses one."""
     from pyspark.sql import functions as f
 
@@ -339,41 +451,57 @@ def _starts(window: Window, watermark_us: int) -> Any:
     count = -(-window.size_us // window.slide_us)
     last = at - f.pmod(at, slide)
     starts = f.transform(f.sequence(f.lit(0), f.lit(count - 1)), lambda n: last - n * slide)
-    is_open = f.filter(starts, lambda start: (start + size > at) & (start + size > watermark_us))
-    first_end = at - f.pmod(at - size, slide) + slide
-    is_late = f.coalesce(first_end <= watermark_us, f.lit(True))  # NULL: the time is NULL.
+    is_open = f.filter(
+        starts,
+        lambda start: (
+            (start + size > at) & (start + size > bounds.watermark_us) & (at <= bounds.future_us)
+        ),
+    )
     missed = f.array(f.lit(None).cast("long"))
     none = f.array().cast("array<bigint>")
+    is_late = _reason(at, window, bounds).isNotNull()
     return f.concat(f.coalesce(is_open, none), f.when(is_late, missed).otherwise(none))
 
 
-def _merged(fresh: Any, kept: list[Any], paths: list[str], window: Window) -> Any:
-    """The partial aggregates of a batch with those of earlier ones. Types stay as they are: a sum
-    that has no room in them is an error, as within one batch."""
+def _reason(at: Any, window: Window, bounds: Bounds) -> Any:
+    """Why a row of the time `at` misses a window of its; NULL where it does not."""
+    from pyspark.sql import functions as f
+
+    slide = f.lit(window.slide_us)
+    first_end = at - f.pmod(at - window.size_us, slide) + slide
+    return (
+        f.when(at.isNull(), NO_TIME)
+        .when(at > bounds.future_us, AHEAD)
+        .when(first_end <= bounds.watermark_us, LATE)
+    )
+
+
+def _late_rows(rows: Any, window: Window, bounds: Bounds) -> Any:
+    """Late rows as the job's steps have made them, which costs another pass over the source."""
+    from pyspark.sql import functions as f
+
+    reason = _reason(f.unix_micros(_named(window.time)), window, bounds)
+    return rows.select("*", reason.alias(REASON)).filter(f.col(REASON).isNotNull())
+
+
+def _merged(fresh: Any, kept: list[Any], paths: list[str], window: Window, which: Any) -> Any:
+    """The partial aggregates of a batch with those in files, of windows for which `which` holds.
+    Types stay as they are: a sum that has no room in them is an error, as within one batch."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
-    if not paths:
-        return fresh
-    earlier = fresh.sparkSession.read.schema(StructType(kept)).parquet(*paths)
-    earlier = earlier.select(
-        "*",
-        f.lit(0).cast("long").alias("rows"),
-        f.lit(None).cast("long").alias("at"),
-        f.lit(None).cast("long").alias("newest"),
-    )
+    names = [field.name for field in kept]
+    found = fresh.filter(which).select(*names)
+    if paths:
+        earlier = fresh.sparkSession.read.schema(StructType(kept)).parquet(*paths)
+        found = found.unionByName(earlier.filter(which).select(*names))
     kinds = {field.name: field.dataType for field in kept}
     merges = []
     for n, v in enumerate(window.values):
         for name in [f"value_{n}", f"value_{n}_count"] if v.function == "avg" else [f"value_{n}"]:
             merge = {"min": f.min, "max": f.max}.get(v.function, f.sum)
             merges.append(merge(name).cast(kinds[name]).alias(name))
-    return (
-        fresh.unionByName(earlier)
-        .groupBy("window", *_keys(window))
-        .agg(*merges, f.sum("rows").alias("rows"), f.max("at").alias("at"),
-             f.max("newest").alias("newest"))
-    )  # fmt: skip
+    return found.groupBy("window", *_keys(window)).agg(*merges)
 
 
 def _final(partials: Any, window: Window, schema: Any) -> Any:
