@@ -87,6 +87,16 @@ def test_session_of_spark_submit_is_told_neither_master_nor_address() -> None:
     assert told == {**SETTINGS, "spark.x": "y"}
 
 
+def test_session_of_spark_submit_keeps_what_that_was_given() -> None:
+    """A job's own settings are more than both."""
+    given = {"spark.sql.shuffle.partitions", "spark.sql.session.timeZone", "spark.app.name"}
+    own = {"spark.sql.session.timeZone": "CET"}
+    told = session_settings(master="", settings=own, is_submitted=True, given=given)
+    assert "spark.sql.shuffle.partitions" not in told
+    assert told["spark.sql.session.timeZone"] == "CET"
+    assert told.keys() | given == SETTINGS.keys() | given
+
+
 def test_local_sockets_are_in_a_folder_that_nobody_else_can_enter() -> None:
     """They have no password: whoever reaches one has a process run code."""
     told = local_sockets()

@@ -27,6 +27,7 @@ from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.read import HEADERS
 
 ROW_GROUP_ROWS = 128 * 1024
+UTC = "UTC"
 REPORT_DDL = (
     "kind string, path string, rows long, seen long, bytes long, spans string, "
     "newest long, example string"
@@ -83,7 +84,7 @@ def write_batches(batches: Iterator[pa.RecordBatch], spec: WriteSpec) -> Iterato
     rows = _File(f"{spec.rows_folder}/{spec.prefix}-{task}.parquet", ROWS)
     dead = _File(f"{spec.dead_folder}/{spec.prefix}-{task}-dead.parquet", DEAD)
     try:
-        for batch in batches:
+        for batch in map(in_utc, batches):
             good, bad = _split(batch, spec)
             if good is not None and good.num_rows:
                 rows.add(good, _spans(good, spec.topic))
@@ -100,6 +101,22 @@ def write_batches(batches: Iterator[pa.RecordBatch], spec: WriteSpec) -> Iterato
     found = [report for report in reports if report is not None]
     if found:
         yield pa.RecordBatch.from_pylist(found, schema=REPORT)
+
+
+def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same moments. Arrow names the session's time zone, and files of one table, which may be
+    of several sessions, are to have one type."""
+    if not any(
+        pa.types.is_timestamp(f.type) and f.type.tz not in {None, UTC} for f in batch.schema
+    ):
+        return batch
+    kinds = [
+        pa.field(f.name, pa.timestamp(f.type.unit, UTC), f.nullable, f.metadata)
+        if pa.types.is_timestamp(f.type) and f.type.tz is not None
+        else f
+        for f in batch.schema
+    ]
+    return batch.cast(pa.schema(kinds))
 
 
 def _split(

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,15 +138,27 @@ def is_local(master: str) -> bool:
 
 
 def session_settings(
-    *, master: str, settings: Mapping[str, str], is_submitted: bool
+    *,
+    master: str,
+    settings: Mapping[str, str],
+    is_submitted: bool,
+    given: Collection[str] = (),
 ) -> dict[str, str]:
     """What a new session is told; `settings` have the last word. `is_submitted`: spark-submit has
-    said which master, and where the driver is."""
+    said which master, and where the driver is; `given`: what else it was told, which stays."""
     if is_submitted:
-        return {**SETTINGS, **settings}
+        return {**{name: v for name, v in SETTINGS.items() if name not in given}, **settings}
     chosen = {"spark.master": master or MASTER_DEFAULT, **settings}
     nearby = LOOPBACK if is_local(chosen["spark.master"]) else {}
     return {**nearby, **SETTINGS, **chosen}
+
+
+def _submitted() -> frozenset[str]:
+    """Names of the settings that spark-submit was given, on its line or in its file of defaults."""
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()  # SparkConf asks the JVM, which is there already
+    return frozenset(name for name, _ in SparkConf().getAll())
 
 
 def make_session(
@@ -173,7 +185,12 @@ def make_session(
         builder: Any = SparkSession.builder
         builder = builder.appName(name)
         is_submitted = "SPARK_ENV_LOADED" in os.environ
-        wanted = session_settings(master=master, settings=settings or {}, is_submitted=is_submitted)
+        wanted = session_settings(
+            master=master,
+            settings=settings or {},
+            is_submitted=is_submitted,
+            given=_submitted() if is_submitted else (),
+        )
         if not is_submitted and is_local(wanted["spark.master"]):
             wanted = {**local_sockets(), **wanted}
         if jars:
