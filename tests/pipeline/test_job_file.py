@@ -47,6 +47,17 @@ def test_job_file_with_steps_keeps_their_order(tmp_path: Path) -> None:
     assert job.tables["lines"].path == str(tmp_path / "l.csv")
 
 
+def test_job_file_paths_may_be_urls_where_only_spark_reads(tmp_path: Path) -> None:
+    text = GOOD.replace('"out"', f'"file://{tmp_path}/elsewhere"') + (
+        "[transform]\ntables = {"
+        'a = {path = "s3a://b/t"}, b = {path = "file:///t"}, c = {path = "t"}}\n'
+    )
+    job = load_job(write(tmp_path, text))
+    assert job.sink.path == f"{tmp_path}/elsewhere"
+    paths = [table.path for table in job.tables.values()]
+    assert paths == ["s3a://b/t", "file:///t", str(tmp_path / "t")]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
@@ -66,6 +77,9 @@ def test_job_file_with_steps_keeps_their_order(tmp_path: Path) -> None:
         ('path = "out"', 'path = "out"\n[errors]\npath = "./a/../out"', "errors.path"),
         ('path = "out"', 'path = "out"\n[run]\ncheckpoint = "a/../out"', "hold nor lie in sink"),
         ('path = "out"', 'path = "out"\n[run]\ncheckpoint = "."', "hold nor lie in sink.path"),
+        ('path = "out"', 'path = "s3://b/t"', "sink.path: 's3://b/t' is not on a file system"),
+        ('path = "out"', 'path = "o"\n[errors]\npath = "s3a://b/d"', "errors.path: 's3a://b/d'"),
+        ('path = "out"', 'path = "o"\n[run]\ncheckpoint = "hdfs://n/c"', "run.checkpoint: 'hdfs:"),
         ('path = "out"', 'path = "out"\n[run]\ncheckpoint = "out/c"', "hold nor lie in sink.path"),
         (
             'path = "out"',

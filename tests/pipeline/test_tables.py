@@ -65,6 +65,7 @@ def test_table_that_is_new_has_no_positions(tmp_path: Path, kind: str) -> None:
     assert not table.open(TOPICS)
     assert table.sequence == 0
     assert table.files() == []
+    assert list(tmp_path.iterdir()) == []  # Who only asks leaves nothing behind.
 
 
 @KINDS

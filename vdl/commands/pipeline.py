@@ -324,6 +324,7 @@ def jars() -> int:
 
 
 def _run(job: Job, act: Callable[[Runner], Totals], *, quiet: bool) -> int:
+    from vdl.pipeline.lag import LagWatch
     from vdl.pipeline.metrics import JobMetrics
 
     spark = _session(job)
@@ -337,8 +338,10 @@ def _run(job: Job, act: Callable[[Runner], Totals], *, quiet: bool) -> int:
         runner = _runner(job, spark, on_batch)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: runner.stop())
+        watch = LagWatch(job.source.read_options(), runner.positions, metrics.on_lag)
         try:
-            totals = act(runner)
+            with watch if job.metrics_listen else contextlib.nullcontext():
+                totals = act(runner)
         finally:
             runner.close()
             spark.stop()

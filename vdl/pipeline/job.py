@@ -60,7 +60,8 @@ listen = ""                         # "127.0.0.1:9400": Prometheus
 [spark]                             # settings of the session; "master" for spark.master
 ```
 
-Paths are relative to the file's folder. Every problem of a file is found before anything is begun.
+Paths are relative to the file's folder; only those of tables to join with may be URLs, as Spark
+reads them. Every problem of a file is found before anything is begun.
 
 Must not know: Spark, Kafka clients.
 """
@@ -91,6 +92,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 LISTEN = re.compile(r"(?:.*:)?([0-9]{1,5})")
 STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 SOURCES = ("vdl", "kafka")
 TOPIC = "topic"
 SINKS = ("parquet", "delta", TOPIC)
@@ -208,11 +210,21 @@ def parse_job(data: Mapping[str, Any], name: str, folder: Path) -> Job:
 
 
 def _read(r: _Reader, folder: Path) -> Job:
-    def path_of(text: str) -> str:
-        return str(folder / text) if text else ""
+    def path_of(text: str, what: str) -> str:
+        """Of a folder that files are renamed and synced in."""
+        found = URL.match(text)
+        if found is not None and found[1].lower() != "file":
+            r.problems.append(
+                f"{what}: {text!r} is not on a file system: {found[1]}:// is not known"
+            )
+        return str(folder / text.removeprefix("file://")) if text else ""
+
+    def read_from(text: str) -> str:
+        """Of what Spark reads, wherever it is."""
+        return text if URL.match(text) else path_of(text, "")
 
     name = r.text("job", "name")
-    sink_path = path_of(r.text("sink", "path"))
+    sink_path = path_of(r.text("sink", "path"), "sink.path")
     source = Source(
         kind=r.text("source", "kind", "vdl"),
         bootstrap=r.text("source", "bootstrap"),
@@ -220,13 +232,15 @@ def _read(r: _Reader, folder: Path) -> Job:
         start=r.text("source", "start", "earliest"),
         max_rows=r.count("source", "max_rows", MAX_ROWS_DEFAULT),
         max_bytes=r.count("source", "max_bytes", MAX_BYTES_DEFAULT),
-        segments=tuple(path_of(text) for text in r.texts("source", "segments", [])),
+        segments=tuple(
+            path_of(text, "source.segments") for text in r.texts("source", "segments", [])
+        ),
         options=r.mapping("source", "options"),
     )
     tables = {
         name: Table(
             r.text(table, "format", "parquet"),
-            path_of(r.text(table, "path", "")),
+            read_from(r.text(table, "path", "")),
             r.mapping(table, "options"),
         )
         for name, table in r.tables("transform", "tables").items()
@@ -251,12 +265,13 @@ def _read(r: _Reader, folder: Path) -> Job:
             options=r.mapping("sink", "options"),
         ),
         errors=Errors(
-            path_of(r.text("errors", "path", "")) or f"{sink_path}-dead",
+            path_of(r.text("errors", "path", ""), "errors.path") or f"{sink_path}-dead",
             r.number("errors", "share_max", 0.01),
             r.count("errors", "rows_min", 1000),
         ),
         interval_seconds=r.number("run", "interval_seconds", 1.0),
-        checkpoint=path_of(r.text("run", "checkpoint", "")) or f"{sink_path}-checkpoint",
+        checkpoint=path_of(r.text("run", "checkpoint", ""), "run.checkpoint")
+        or f"{sink_path}-checkpoint",
         group=r.text("run", "group", "") or f"vdl-pipeline-{name}",
         metrics_listen=r.text("metrics", "listen", ""),
         spark=r.whole("spark"),

@@ -6,7 +6,7 @@ Registered in a registry of its own: several jobs in one driver do not mix. Must
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vdl.pipeline.runner import BatchReport
@@ -57,6 +57,10 @@ class JobMetrics:
             "vdl_pipeline_watermark_timestamp_seconds", "Windows that end later are open.",
             ["job"], registry=registry,
         )  # fmt: skip
+        self._lag_asked = Gauge(
+            "vdl_pipeline_lag_asked_timestamp_seconds",
+            "When the servers told last where the topics end.", ["job"], registry=registry,
+        )  # fmt: skip
         if listen:
             host, _, port = listen.rpartition(":")
             start_http_server(int(port), addr=host or "127.0.0.1", registry=registry)
@@ -69,8 +73,7 @@ class JobMetrics:
         self._last.labels(self._job).set(now)
         for phase, millis in report.phases_ms.items():
             self._phase.labels(self._job, phase).set(millis / 1000)
-        for (topic, partition), lag in report.lag.items():
-            self._lag.labels(self._job, topic, str(partition)).set(lag)
+        self.on_lag(report.lag)
         if report.newest_ms >= 0:
             self._time_lag.labels(self._job).set(max(0.0, now - report.newest_ms / 1000))
         if report.windows is not None:
@@ -78,3 +81,9 @@ class JobMetrics:
             self._open.labels(self._job).set(report.windows.open)
             if report.windows.watermark_us is not None:
                 self._watermark.labels(self._job).set(report.windows.watermark_us / 1e6)
+
+    def on_lag(self, lag: Mapping[tuple[str, int], int]) -> None:
+        """By (topic, partition); from any thread."""
+        self._lag_asked.labels(self._job).set(self._clock())
+        for (topic, partition), offsets in lag.items():
+            self._lag.labels(self._job, topic, str(partition)).set(offsets)

@@ -85,7 +85,6 @@ class ParquetSink:
         return str(self._window_files.folder())
 
     def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
-        self._commits.mkdir(parents=True, exist_ok=True)
         numbers = self._numbers()
         self._sequence, self._positions, self._schema = 0, Positions(), ""
         self._windows = None
@@ -213,6 +212,10 @@ class ParquetSink:
         """Put the commit in its place, if nobody did. Raises CommitConflict."""
         # By the run: processes of two containers may have one number, and from the link on a file
         # of this name is the commit.
+        if not self._commits.exists():
+            self._commits.mkdir(parents=True)
+            for above in (self._commits.parent, self._root, self._root.parent):
+                sync_folder(above)
         temporary = self._root / "_vdl" / f"commit-{data['run']}-{sequence}.tmp"
         with temporary.open("x", encoding="utf-8") as file:
             json.dump(data, file)

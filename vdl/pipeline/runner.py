@@ -37,6 +37,7 @@ from vdl.pipeline.decode import COLUMNS, DEAD_ONLY, decode
 from vdl.pipeline.errors import PipelineError, TooManyDeadLetters, reason_of
 from vdl.pipeline.files import DEAD, DEAD_SCHEMA, REPORT_DDL, ROWS, WriteSpec, write_batches
 from vdl.pipeline.job import INPUT, TOPIC, Job
+from vdl.pipeline.lag import Lag, lag_of
 from vdl.pipeline.open_table import open_table
 from vdl.pipeline.options import At, parse_where
 from vdl.pipeline.positions import (
@@ -91,7 +92,7 @@ class BatchReport:
     rows: int
     dead: int
     end: Positions
-    lag: dict[tuple[str, int], int]
+    lag: Lag
     newest_ms: int
     phases_ms: dict[str, float] = field(default_factory=dict)
     windows: WindowReport | None = None
@@ -206,6 +207,10 @@ class Runner:
         """Let go of the connections to the cluster."""
         self._group.close()
         self._topics.close()
+
+    def positions(self) -> Positions:
+        """Where the rows' table ends; nothing before a run has begun. From any thread."""
+        return self._positions
 
     def stop(self) -> None:
         """Ask a run to end; what was begun and not committed is done again next time."""
@@ -329,13 +334,9 @@ class Runner:
         self.totals.rows += written.rows
         self.totals.dead += written.dead
         self.totals.late += written.late
-        lag = {
-            (topic, partition): max(0, stop - (end.offset(topic, partition) or 0))
-            for topic, partition, stop in ends.partitions()
-        }
         self._on_batch(
             BatchReport(
-                number, written.rows, written.dead, end, lag, written.newest_ms,
+                number, written.rows, written.dead, end, lag_of(end, ends), written.newest_ms,
                 clock.laps_ms, written.window_report(),
             )
         )  # fmt: skip
