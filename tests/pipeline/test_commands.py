@@ -2,43 +2,117 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.pipeline.test_job_file import GOOD
-from vdl.pipeline.errors import reason_of
+from vdl.commands.app import run_app
+from vdl.pipeline.errors import PipelineError, TopicMissing, reason_of
+from vdl.pipeline.job import Job, load_job
+from vdl.pipeline.preflight import check_cluster, check_folders
+from vdl.pipeline.session import NotInstalled, check_installed, pass_on
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "vdl.cli", "pipeline", *arguments],
-        capture_output=True, text=True, check=False, cwd=ROOT, timeout=120,
-    )  # fmt: skip
+Shown = pytest.CaptureFixture[str]
 
 
-def test_validate_of_a_good_job_says_what_it_does(tmp_path: Path) -> None:
+def test_validate_of_a_good_job_says_what_it_does(tmp_path: Path, capsys: Shown) -> None:
     (tmp_path / "job.toml").write_text(GOOD, encoding="utf-8")
-    done = run("validate", str(tmp_path / "job.toml"))
-    assert done.returncode == 0
-    assert "flights: flights (vdl, json)" in done.stdout
+    assert run_app(["pipeline", "validate", str(tmp_path / "job.toml")]) == 0
+    assert "flights: flights (vdl, json)" in capsys.readouterr().out
 
 
-def test_validate_of_a_bad_job_exits_with_one(tmp_path: Path) -> None:
+def test_validate_of_a_bad_job_exits_with_one(tmp_path: Path, capsys: Shown) -> None:
     (tmp_path / "job.toml").write_text(GOOD.replace("path", "paht"), encoding="utf-8")
-    done = run("validate", str(tmp_path / "job.toml"))
-    assert done.returncode == 1
-    assert "sink.paht: there is no such setting" in done.stderr
-    assert "sink.path: is needed" in done.stderr
+    assert run_app(["pipeline", "validate", str(tmp_path / "job.toml")]) == 1
+    told = capsys.readouterr().err
+    assert "sink.paht: there is no such setting" in told
+    assert "sink.path: is needed" in told
 
 
 def test_validate_of_the_examples_finds_nothing() -> None:
     files = sorted((ROOT / "examples" / "pipeline").glob("*.toml"))
     assert len(files) == 3
     for file in files:
-        assert run("validate", str(file)).returncode == 0
+        assert run_app(["pipeline", "validate", str(file)]) == 0
+
+
+@pytest.mark.spark
+def test_validate_names_every_text_that_spark_cannot_parse(tmp_path: Path, capsys: Shown) -> None:
+    """In one line, and without Spark, only with its parser."""
+    try:
+        check_installed()
+    except NotInstalled as error:
+        pytest.skip(str(error))
+    steps = (
+        '[transform]\nsteps = [{name = "one", sql = "selec 1"}, '
+        '{name = "two", sql = "select * from one where"}, {name = "good", sql = "select 1"}]\n'
+    )
+    text = GOOD.replace("year int", "year int, name strin") + steps
+    (tmp_path / "job.toml").write_text(text, encoding="utf-8")
+    assert run_app(["pipeline", "validate", str(tmp_path / "job.toml")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    for told in ("decode.schema: [UNSUPPORTED", "steps.one: [PARSE_SYNTAX", "steps.two: [PARSE"):
+        assert told in line
+    assert "good" not in line
+
+
+# --- before Spark starts --------------------------------------------------------------------------
+def job_of(folder: Path, old: str = "", new: str = "") -> Job:
+    (folder / "job.toml").write_text(GOOD.replace(old, new), encoding="utf-8")
+    return load_job(folder / "job.toml")
+
+
+def test_servers_that_do_not_answer_are_one_line(tmp_path: Path) -> None:
+    """With what is wrong, and without a line of librdkafka's."""
+    pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
+    from vdl.pipeline.topics import ClusterUnreachable
+
+    job = job_of(tmp_path, "127.0.0.1:9092", "127.0.0.1:9")
+    with pytest.raises(ClusterUnreachable, match=r"127\.0\.0\.1:9: .*Connection refused"):
+        check_cluster(job)
+
+
+def test_topic_that_does_not_exist_is_named(tmp_path: Path, bootstrap: str) -> None:
+    from tests.pipeline.test_reading import create
+
+    create(bootstrap, "there")
+    file = tmp_path / "job.toml"
+    text = GOOD.replace("127.0.0.1:9092", bootstrap)
+    file.write_text(text.replace('["flights"]', '["there", "nowhere"]'), encoding="utf-8")
+    with pytest.raises(TopicMissing, match="topic nowhere does not exist"):
+        check_cluster(load_job(file))
+
+
+def test_folders_that_take_no_files_are_named(tmp_path: Path) -> None:
+    """Also where permissions say that they would."""
+    (tmp_path / "file").touch()
+    for path, reason in (("/proc/x/y", "/proc cannot be written to"), ("file/t", "no folder")):
+        with pytest.raises(PipelineError, match=f"sink.path: .*{reason}"):
+            check_folders(job_of(tmp_path, '"out"', f'"{path}"'))
+    check_folders(job_of(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "job.toml"]
+
+
+def test_noise_of_a_jvm_is_kept_back(capsys: Shown) -> None:
+    """And what is not noise is shown."""
+    reading, writing = os.pipe()
+    for line in (
+        "WARNING: Using incubator modules: jdk.incubator.vector",
+        "26/01/02 03:04:05 WARN NativeCodeLoader: Unable to load native-hadoop library",
+        'Setting default log level to "WARN".',
+        "Error: Could not find or load main class",
+    ):
+        os.write(writing, f"{line}\n".encode())
+    os.close(writing)
+    pass_on(reading)
+    assert capsys.readouterr().err == "Error: Could not find or load main class\n"
 
 
 def test_run_without_java_says_what_to_install(tmp_path: Path) -> None:

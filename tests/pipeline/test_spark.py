@@ -191,18 +191,26 @@ def test_steps_that_read_a_part_keep_all_dead_letters(
     assert spark.read.parquet(job.errors.path).count() == len(BROKEN)
 
 
+@pytest.mark.parametrize(
+    ("command", "sql", "reason"),
+    [
+        (["plan"], "selec 1", "[PARSE_SYNTAX_ERROR] Syntax error at or near 'selec'"),
+        (["run", "--once"], "select nope from input", "[UNRESOLVED_COLUMN.WITH_SUGGESTION]"),
+    ],
+)
 def test_command_that_spark_refuses_says_so_in_one_line(
     spark: Any, bootstrap: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], command: list[str], sql: str, reason: str,
 ) -> None:  # fmt: skip
     """Whoever wrote the SQL is to see what is wrong with it, and not where Spark found out."""
     monkeypatch.setattr(commands, "_session", lambda job: spark)
     monkeypatch.setattr(spark, "stop", lambda: None, raising=False)
-    steps = '[transform]\nsteps = [{ name = "one", sql = "selec 1" }]\n'
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    steps = f'[transform]\nsteps = [{{ name = "one", sql = "{sql}" }}]\n'
     job_of(tmp_path, bootstrap, topic, more=steps)
-    assert run_app(["pipeline", "plan", str(tmp_path / "job.toml")]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("Error: [PARSE_SYNTAX_ERROR] Syntax error at or near 'selec'")
+    assert run_app(["pipeline", *command, str(tmp_path / "job.toml")]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"Error: {reason}")
 
 
 def test_backfill_and_stream_meet_without_gap(spark: Any, bootstrap: str, tmp_path: Path) -> None:

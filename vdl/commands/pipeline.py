@@ -21,7 +21,7 @@ import click
 
 from vdl.pipeline.errors import PipelineError, reason_of
 from vdl.pipeline.job import Job, load_job
-from vdl.pipeline.session import check_installed, make_session
+from vdl.pipeline.session import NotInstalled, check_installed, make_session, start_jvm
 
 if TYPE_CHECKING:
     from vdl.pipeline.runner import BatchReport, Runner, Totals
@@ -39,7 +39,7 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return self._invoke(ctx)
-        except PipelineError as error:
+        except (PipelineError, OSError) as error:
             raise click.ClickException(str(error)) from error
         except _spark_errors() as error:
             raise click.ClickException(reason_of(error)) from error
@@ -70,8 +70,14 @@ def pipeline() -> None:
 @pipeline.command()
 @_job
 def validate(*, job_file: Path) -> int:
-    """Check a job file, without Spark and without a cluster."""
+    """Check a job file, without a cluster. Its SQL is parsed where Java is installed."""
+    from vdl.pipeline.preflight import check_texts
+
     job = load_job(job_file)
+    try:
+        check_texts(job, start_jvm({}))
+    except (ModuleNotFoundError, NotInstalled) as error:
+        click.echo(f"the schema and the steps were not parsed: {error}", err=True)
     click.echo(
         f"{job.name}: {', '.join(job.source.topics)} ({job.source.kind}, {job.format}) → "
         f"{len(job.steps)} steps → "
@@ -407,6 +413,12 @@ class _Bar:
 
 
 def _session(job: Job) -> Any:
+    """One in which the job can run, as far as that is known without it. Raises PipelineError."""
+    from vdl.pipeline.preflight import check_cluster, check_folders, check_texts
+
+    check_installed()
+    check_folders(job)
+    check_cluster(job)
     settings = {k if k.startswith("spark.") else f"spark.{k}": v for k, v in job.spark.items()}
     jars: Sequence[str] = ()
     if job.source.kind == "kafka":
@@ -414,7 +426,11 @@ def _session(job: Job) -> Any:
 
         jars = find_jars()
     return make_session(
-        job.name, master=settings.pop("spark.master", ""), settings=settings, jars=jars
+        job.name,
+        master=settings.pop("spark.master", ""),
+        settings=settings,
+        jars=jars,
+        before=lambda jvm: check_texts(job, jvm),
     )
 
 

@@ -18,7 +18,7 @@ PRODUCER = {
     "linger.ms": 20,
     # As Kafka's own clients place keys.
     "partitioner": "murmur2_random",
-    "log_level": 3,
+    "log_level": 0,
 }
 FLUSH_SECONDS = 120.0
 FULL_QUEUE_SECONDS = 0.1

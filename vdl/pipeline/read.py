@@ -180,7 +180,7 @@ def _settings(
         # What is fetched behind the range is thrown away.
         "queued.min.messages": max(1, min(100_000, wanted.count)),
         "check.crcs": True,
-        "log_level": 3,
+        "log_level": 0,
         **client,
         "bootstrap.servers": bootstrap,
         "group.id": "vdl-pipeline-read",

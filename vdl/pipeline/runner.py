@@ -49,6 +49,7 @@ from vdl.pipeline.positions import (
     ranges,
 )
 from vdl.pipeline.producing import Target
+from vdl.pipeline.read import DDL
 from vdl.pipeline.seen import is_whole, observed
 from vdl.pipeline.table import (
     Commit,
@@ -218,6 +219,7 @@ class Runner:
 
     # --- beginnings -----------------------------------------------------------------------------
     def _open(self, start: str = "") -> None:
+        self._check_steps()
         ids = self._topics.ids()
         self._dead_positions = self._dead_table.open(ids)
         self._positions = self._rows_table.open(ids)
@@ -231,6 +233,14 @@ class Runner:
         else:
             # Partitions that were added since begin at their start.
             self._positions = self._positions.over(self._topics.begins())
+
+    def _check_steps(self) -> None:
+        """That the columns the steps name are there: what Spark says of them within a stream is a
+        page. Raises PipelineError, AnalysisException."""
+        empty = self._spark.createDataFrame([], ", ".join(f"`{n}` {DDL[n]}" for n in COLUMNS))
+        rows = self._transformed(self._decoded(empty))
+        if self._job.window is not None:
+            all_windows(rows, self._job.window)
 
     def _checkpoints(self) -> Path:
         """Of this job's runs: other jobs may have the same folder in their files."""
@@ -547,7 +557,7 @@ class GroupOffsets:
         self._client = {
             **job.source.read_options().client,
             "bootstrap.servers": job.source.bootstrap,
-            "log_level": 3,
+            "log_level": 0,
         }
         self._consumer: Any = None
         self.failures = 0

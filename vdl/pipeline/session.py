@@ -10,12 +10,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,14 @@ SETTINGS = {
 }
 SOCKET_FOLDER_LENGTH_MAX = 60
 """The name of a socket is 42 characters more, and a system may allow 103."""
+LOG_LEVEL = "VDL_SPARK_LOG"
+"""Of the environment: the level of Spark's log, as ERROR or INFO; without it there is none."""
+OWN_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""pyspark's, which write what an exception says as JSON besides."""
+NOISE = re.compile(
+    r"WARNING: |Using Spark's default log4j|Using Spark's repl log4j|Setting default log level|"
+    r"To adjust logging level|\d\d/\d\d/\d\d \d\d:\d\d:\d\d WARN "
+)
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 MASTER_DEFAULT = "local[2]"
 
@@ -161,25 +172,66 @@ def _submitted() -> frozenset[str]:
     return frozenset(name for name, _ in SparkConf().getAll())
 
 
-def make_session(
-    name: str,
-    *,
-    master: str = "",
-    settings: Mapping[str, str] | None = None,
-    jars: Sequence[str] = (),
-) -> Any:
-    """The session, with `format("vdl")` known. `master` "" is two local cores, or what spark-submit
-    says. Raises NotInstalled."""
+def start_jvm(settings: Mapping[str, str]) -> Any:
+    """The JVM that Spark is going to run in, with its classes; nothing of Spark is started. What
+    was started before stays. Raises NotInstalled."""
     check_installed()
-    from pyspark.sql import SparkSession
-
-    from vdl.pipeline import register
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
 
     set_home()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     # The driver's own word for the socket time-out above.
     os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", "120")
+    if SparkContext._gateway is None:
+        conf = SparkConf(loadDefaults=False)
+        for name, value in settings.items():
+            conf.set(name, value)
+        with quiet_errors() as errors:
+            gateway = launch_gateway(conf, {} if errors is None else {"stderr": errors})
+        SparkContext._ensure_initialized(gateway=gateway)
+    return SparkContext._jvm
+
+
+@contextlib.contextmanager
+def quiet_errors() -> Iterator[int | None]:
+    """A descriptor for a JVM's errors, of which what is noise goes nowhere; None where LOG_LEVEL
+    asks for all of it."""
+    if LOG_LEVEL in os.environ:
+        yield None
+        return
+    reading, writing = os.pipe()
+    threading.Thread(target=pass_on, args=(reading,), name="jvm-errors", daemon=True).start()
+    try:
+        yield writing
+    finally:
+        os.close(writing)
+
+
+def pass_on(descriptor: int) -> None:
+    """To this process's errors, without NOISE, until it is closed at the other end."""
+    with os.fdopen(descriptor, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if not NOISE.match(line):
+                sys.stderr.write(line)
+
+
+def make_session(
+    name: str,
+    *,
+    master: str = "",
+    settings: Mapping[str, str] | None = None,
+    jars: Sequence[str] = (),
+    before: Callable[[Any], None] = lambda jvm: None,
+) -> Any:
+    """The session, with `format("vdl")` known. `master` "" is two local cores, or what spark-submit
+    says. `before` is called with the JVM when there is no Spark in it yet. Raises NotInstalled."""
+    check_installed()
+    from pyspark.sql import SparkSession
+
+    from vdl.pipeline import register
+
     active = SparkSession.getActiveSession()
     if active is None:
         builder: Any = SparkSession.builder
@@ -195,9 +247,17 @@ def make_session(
             wanted = {**local_sockets(), **wanted}
         if jars:
             wanted["spark.jars"] = ",".join(jars)
+        before(start_jvm(wanted))
         for key, value in wanted.items():
             builder = builder.config(key, value)
         active = builder.getOrCreate()
-        active.sparkContext.setLogLevel("ERROR")
+        # What ends a job is told by its exception, in a line: Spark would add a page for each
+        # thread that it passes through.
+        active.sparkContext.setLogLevel(os.environ.get(LOG_LEVEL, "FATAL"))
+        if LOG_LEVEL not in os.environ:
+            from pyspark.logger import PySparkLogger
+
+            for logger in OWN_LOGGERS:
+                PySparkLogger.getLogger(logger).setLevel(logging.CRITICAL)
     register(active)
     return active

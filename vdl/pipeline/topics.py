@@ -52,17 +52,29 @@ class ClusterUnreachable(PipelineError):
 class Topics:
     """The topics of one reader. Use: `close` when done."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(
+        self, options: ReadOptions, *, request_seconds: float = 0.0, attempts: int = 0
+    ) -> None:
+        """`request_seconds`, `attempts`: of a request; REQUEST_SECONDS and ATTEMPTS when 0."""
         self._options = options
+        self._request_seconds = request_seconds or REQUEST_SECONDS
+        self._attempts = attempts or ATTEMPTS
         self._client = {**options.client, "bootstrap.servers": options.bootstrap}
-        self._admin = AdminClient({"log_level": "3", **self._client})
+        # What librdkafka would log, again and again, is told once: in the error.
+        settings: Any = {"log_level": "0", "error_cb": self._note, **self._client}
+        self._admin = AdminClient(settings)
+        self._last_error = ""
+
+    def _note(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._last_error:
+            self._last_error = error.str()
 
     def ids(self) -> dict[str, tuple[str, int]]:
         """Topic → (topic id, number of partitions). Raises TopicMissing, ClusterUnreachable."""
         names = list(self._options.topics)
         futures = self._again(
             lambda: self._admin.describe_topics(
-                TopicCollection(names), request_timeout=REQUEST_SECONDS
+                TopicCollection(names), request_timeout=self._request_seconds
             )
         )
         found: dict[str, tuple[str, int]] = {}
@@ -120,7 +132,7 @@ class Topics:
             lambda: self._admin.list_offsets(
                 asked,
                 isolation_level=_ISOLATION[self._options.isolation],
-                request_timeout=REQUEST_SECONDS,
+                request_timeout=self._request_seconds,
             )
         )
         offsets: dict[str, dict[int, int]] = {name: {} for name in ids}
@@ -133,20 +145,23 @@ class Topics:
     def _again(self, ask: Any) -> dict[Any, Any]:
         """The answers to a request of several futures, tried again while leaders move."""
         problem: KafkaException | None = None
-        for attempt in range(ATTEMPTS):
+        for attempt in range(self._attempts):
             time.sleep(attempt * PAUSE_SECONDS)
             answers: dict[Any, Any] = {}
+            key: Any = ""
             try:
                 for key, future in ask().items():
-                    answers[key] = future.result(timeout=2 * REQUEST_SECONDS)
+                    answers[key] = future.result(timeout=2 * self._request_seconds)
             except KafkaException as error:
                 code = error.args[0].code()
                 if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise TopicMissing(", ".join(self._options.topics)) from error
+                    raise TopicMissing(key if isinstance(key, str) else key.topic) from error
                 problem = error
             else:
                 return answers
-        raise ClusterUnreachable(f"{self._options.bootstrap}: {problem}") from problem
+        self._admin.poll(0)
+        reason = self._last_error or (problem.args[0].str() if problem is not None else "")
+        raise ClusterUnreachable(f"{self._options.bootstrap}: {reason}") from problem
 
     def row_bytes(self, where: Iterable[tuple[str, int, int]]) -> dict[tuple[str, int], float]:
         """Bytes per record, by (topic, partition), of the first few at each (topic, partition,
@@ -157,7 +172,7 @@ class Topics:
             return {}
         consumer = Consumer(
             {
-                "log_level": 3,
+                "log_level": 0,
                 "group.id": "vdl-pipeline-sample",
                 "enable.auto.commit": False,
                 "fetch.message.max.bytes": SAMPLE_BYTES_MAX,
