@@ -128,6 +128,20 @@ def test_range_that_is_gone_in_part_is_read_where_loss_is_allowed(
         assert [n for batch in batches for n in batch["offset"].to_pylist()] == left
 
 
+def test_range_that_is_gone_in_part_is_told_in_a_letter(bootstrap: str, trimmed: str) -> None:
+    """Retention was quicker than the task, and not than the plan."""
+    more = {"allowLoss": "true", "unreadable": "letter", "headers": "true"}
+    options = parse({"bootstrap": bootstrap, "topics": trimmed, **more})
+    first, *rest = [
+        row
+        for batch in read_broker(OffsetRange(trimmed, 0, 5, 150), options)
+        for row in batch.to_pylist()
+    ]
+    assert (first["offset"], first["headers"][0]["key"]) == (5, None)
+    assert first["headers"][0]["value"].startswith(b"offsets [5, 100): they were removed")
+    assert [row["offset"] for row in rest] == list(range(100, 150))
+
+
 @pytest.mark.parametrize("allow_loss", [False, True])
 def test_range_that_begins_behind_the_end_of_a_log_says_so(
     bootstrap: str, topic: str, *, allow_loss: bool

@@ -171,6 +171,25 @@ steps = [
     assert (verdict.lost, verdict.absent) == (0, COUNT // 2)
 
 
+@pytest.mark.parametrize(("tombstones", "rows"), [("drop", COUNT), ("null", COUNT + 1)])
+def test_records_without_a_value_need_not_be_dead_letters(
+    spark: Any, bootstrap: str, topic: str, tmp_path: Path, tombstones: str, rows: int
+) -> None:
+    job_of(tmp_path, bootstrap, topic)
+    file = tmp_path / "job.toml"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("[decode]", f'[decode]\ntombstones = "{tombstones}"'))
+    job = load_job(file)
+    totals = backfill(job, spark)
+    assert (totals.rows, totals.dead) == (rows, len(BROKEN) - 1)
+    verdict = verify(job, spark)
+    assert verdict.is_good
+    assert verdict.absent == COUNT + 1 - rows
+    if tombstones == "null":
+        (row,) = spark.read.parquet(job.sink.path).filter("n is null").collect()
+        assert (row["text"], row["_partition"]) == (None, 1)
+
+
 @pytest.mark.parametrize(
     ("sql", "rows"),
     [

@@ -75,6 +75,24 @@ def test_stream_of_a_log_that_was_trimmed_goes_on_where_loss_is_allowed() -> Non
     assert task.value == OffsetRange("t", 0, 8, 20)
 
 
+def test_stream_of_a_log_that_was_trimmed_tells_what_is_gone() -> None:
+    """A job keeps it as a dead letter of these offsets."""
+    from vdl.pipeline.source import LostRange
+
+    cluster = Cluster()
+    begin = at({0: 5, 1: 2})
+    end = latest(reader(cluster), begin, ReadMaxRows(100))
+    cluster.first = at({0: 8, 1: 30})
+    made = reader(cluster, allowLoss="true", unreadable="letter")
+    tasks = [task.value for task in made.partitions(begin.to_json(), end.to_json())]
+    stop = end.offset("t", 1) or 0
+    assert tasks == [
+        OffsetRange("t", 0, 8, 20),
+        LostRange(OffsetRange("t", 0, 5, 8)),
+        LostRange(OffsetRange("t", 1, 2, stop)),
+    ]
+
+
 def test_stream_that_has_nothing_new_asks_only_for_ends() -> None:
     """Spark asks for them all the time."""
     cluster = Cluster()

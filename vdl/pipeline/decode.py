@@ -21,6 +21,9 @@ COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers
 Without `timestampType`, which no row has, since each column costs something for every record."""
 DEAD_ONLY = ("_error", "_key", "_value", "_headers", "_dead_topic")
 CORRUPT = "_corrupt"
+DEAD, DROP, NULLS = "dead", "drop", "null"
+TOMBSTONES = (DEAD, DROP, NULLS)
+"""A dead letter, nothing, or a row whose columns are NULL."""
 NO_VALUE = "the record has no value"
 NOT_UTF8 = "the value is not UTF-8"
 NOT_JSON = "the value is not a JSON object of the schema"
@@ -32,8 +35,9 @@ UNREADABLE = (ValueError, RecursionError)
 """What Python's JSON raises: what is nested too deep for it is no ValueError."""
 
 
-def decode(frame: Any, *, form: str, schema: str, topics: int) -> Any:
-    """The decoded rows of a frame that has COLUMNS, and maybe more."""
+def decode(frame: Any, *, form: str, schema: str, topics: int, tombstones: str = DEAD) -> Any:
+    """The decoded rows of a frame that has COLUMNS, and maybe more. `tombstones`: what becomes of
+    a record without a value where JSON is wanted, one of TOMBSTONES."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
@@ -56,9 +60,12 @@ def decode(frame: Any, *, form: str, schema: str, topics: int) -> Any:
     with_corrupt = StructType([*wanted.fields]).add(CORRUPT, "string")
     text = f.col("value").cast("string")
     parsed = f.from_json(text, with_corrupt, {"columnNameOfCorruptRecord": CORRUPT})
+    is_tombstone = f.col("value").isNull() & f.coalesce(~is_letter, f.lit(True))
+    if tombstones == DROP:
+        frame = frame.filter(~is_tombstone)
     error = (
         f.when(is_letter, unreadable)
-        .when(f.col("value").isNull(), NO_VALUE)
+        .when(is_tombstone, NO_VALUE if tombstones == DEAD else f.lit(None))
         .when(~f.is_valid_utf8(text), NOT_UTF8)
         .when(f.col("_json").isNull() | f.col(f"_json.{CORRUPT}").isNotNull(), NOT_JSON)
     )

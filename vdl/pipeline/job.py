@@ -17,6 +17,7 @@ segments = []                       # data directories whose sealed segments are
 [decode]
 format = "json"                     # or "raw"
 schema = "year int, carrier string" # as Spark writes types
+tombstones = "dead"                 # JSON without a value: a dead letter, "drop", or "null": a row
 
 [transform]
 tables = { airlines = { format = "csv", path = "airlines.csv", options = { header = "true" } } }
@@ -77,6 +78,7 @@ from pathlib import Path
 from typing import Any
 
 from vdl.pipeline.client_settings import unfit
+from vdl.pipeline.decode import TOMBSTONES
 from vdl.pipeline.errors import JobInvalid
 from vdl.pipeline.options import (
     MAX_BYTES_DEFAULT,
@@ -186,6 +188,12 @@ class Job:
     metrics_listen: str
     spark: Mapping[str, str]
     window: Window | None = None
+    tombstones: str = "dead"
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a record may be neither a row nor a dead letter."""
+        return bool(self.steps) or self.tombstones == "drop"
 
 
 def load_job(path: Path) -> Job:
@@ -276,6 +284,7 @@ def _read(r: _Reader, folder: Path) -> Job:
         metrics_listen=r.text("metrics", "listen", ""),
         spark=r.whole("spark"),
         window=_read_window(r) if r.has("window") else None,
+        tombstones=r.text("decode", "tombstones", "dead"),
     )
 
 
@@ -310,6 +319,10 @@ def _check(job: Job, problems: list[str]) -> None:
     for topic in (*job.source.topics, *([job.sink.topic] if job.sink.topic else [])):
         need(bool(TOPIC_NAME.fullmatch(topic)), f"topics: {topic!r} is no name of a topic")
     need(job.format in FORMATS, f"decode.format: {job.format!r} is none of {FORMATS}")
+    need(
+        job.tombstones in TOMBSTONES,
+        f"decode.tombstones: {job.tombstones!r} is none of {TOMBSTONES}",
+    )
     need(bool(job.source.topics), "source.topics: at least one is needed")
     need(job.format != "json" or bool(job.schema), "decode.schema: is needed to decode JSON")
     need(0 <= job.errors.share_max <= 1, "errors.share_max: must lie between 0 and 1")

@@ -53,6 +53,8 @@ BAD = frozenset({KafkaError._BAD_COMPRESSION, KafkaError._BAD_MSG})
 BAD_SEEN = 3
 """So often in a row, at one offset, before it is believed: a bit may have flipped on the way."""
 
+LOST = "they were removed before they were read, by retention or DeleteRecords"
+
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TYPES: dict[str, pa.DataType] = {
     "key": pa.binary(),
@@ -92,9 +94,11 @@ def read_range(
     isolation: str = "read_committed",
     client: Mapping[str, str] | None = None,
     allow_loss: bool = False,
+    letters: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range, with `allow_loss` those that are left of it. Raises RowsGone,
+    """The records of a range, with `allow_loss` those that are left of it, and with `letters` one
+    row for those that are gone. Raises RowsGone,
     LogShrank, Stalled, BatchUnreadable; BatchDamaged where the CRC does not hold."""
     consumer = Consumer(_settings(wanted, bootstrap, isolation, client or {}))
     try:
@@ -126,7 +130,12 @@ def read_range(
                 if bad_seen >= BAD_SEEN:
                     raise _unreadable(wanted, position, problem)
                 if problem.code() in GONE:
+                    gone = position
                     position = _first_left(consumer, wanted, position, allow_loss=allow_loss)
+                    if letters and position > gone:
+                        end = min(position, wanted.end)
+                        lost = OffsetRange(wanted.topic, wanted.partition, gone, end)
+                        yield letter(lost, LOST, columns)
                     consumer.assign([TopicPartition(wanted.topic, wanted.partition, position)])
             if clock() - heard > stall_seconds:
                 raise Stalled(

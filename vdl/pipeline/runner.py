@@ -353,7 +353,13 @@ class Runner:
 
     def _decoded(self, frame: Any) -> Any:
         job = self._job
-        return decode(frame, form=job.format, schema=job.schema, topics=len(job.source.topics))
+        return decode(
+            frame,
+            form=job.format,
+            schema=job.schema,
+            topics=len(job.source.topics),
+            tombstones=job.tombstones,
+        )
 
     def _transformed(self, decoded: Any) -> Any:
         """The rows that the sink gets: good ones, through the job's steps."""

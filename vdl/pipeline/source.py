@@ -11,6 +11,7 @@ again stops the query instead of being skipped to its end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -50,10 +51,17 @@ SAMPLES_EVERY = 16
 """Batches between two looks at how large records are."""
 
 
-class RangePartition(InputPartition):
-    """What one task reads: a range over the protocol, or from segments."""
+@dataclass(frozen=True, slots=True)
+class LostRange:
+    """Offsets that are gone, where that is allowed."""
 
-    def __init__(self, wanted: OffsetRange | SegmentTask) -> None:
+    wanted: OffsetRange
+
+
+class RangePartition(InputPartition):
+    """What one task reads: a range over the protocol, or from segments, or nothing any more."""
+
+    def __init__(self, wanted: OffsetRange | SegmentTask | LostRange) -> None:
         super().__init__(wanted)
 
 
@@ -87,6 +95,10 @@ def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[
     assert isinstance(partition, RangePartition), partition
     if isinstance(task, SegmentTask):
         yield from read_segments(task, options)
+    elif isinstance(task, LostRange):
+        from vdl.pipeline.read import LOST, letter
+
+        yield letter(task.wanted, LOST, options.columns)
     else:
         yield from read_broker(task, options)
     exempt_modules_from_collection()
@@ -150,6 +162,7 @@ def read_library(wanted: OffsetRange, options: ReadOptions) -> Iterator[tuple[in
         isolation=options.isolation,
         client=options.client,
         allow_loss=options.allow_loss,
+        letters=options.letters,
     ):
         yield batch.column("offset")[-1].as_py() + 1, batch.select(list(options.columns))
 
@@ -261,14 +274,17 @@ class VdlReader(DataSourceReader):
         start = topics.resolve(self._options.start)
         end = topics.resolve(self._options.end)
         check_same_topics(start, end)
+        lost: list[InputPartition] = []
         if not self._options.allow_loss:
             check_reachable(start, topics.begins(), topics.ends())
         else:
-            start = later(start, topics.begins())
+            firsts = topics.begins()
+            lost = lost_between(start, firsts, end, self._options)
+            start = later(start, firsts)
         if self._pushed.time_first_ms is not None:
             start = later(start, topics.resolve(AtTime(self._pushed.time_first_ms)))
         wanted = self._pushed.cut(ranges(start, later(end, start)))
-        return plan(self._options, wanted, end)
+        return plan(self._options, wanted, end) + lost
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_partition(partition, self._options)
@@ -288,6 +304,17 @@ def later(one: Positions, other: Positions) -> Positions:
         for topic, known in one.topics.items()
     }
     return Positions(topics)
+
+
+def lost_between(
+    start: Positions, firsts: Positions, end: Positions, options: ReadOptions
+) -> list[InputPartition]:
+    """Tasks that tell what retention has removed of [start, end), where letters are wanted."""
+    if not options.letters:
+        return []
+    known = start.of(firsts.topics)
+    stop = capped(later(known, firsts), later(end, known))
+    return [RangePartition(LostRange(gone)) for gone in ranges(known, stop)]
 
 
 class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -351,12 +378,14 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = self._ask()
         firsts = topics.begins()
         check_same_topics(begin, firsts)
+        lost: list[InputPartition] = []
         if self._options.allow_loss:
+            lost = lost_between(begin, firsts, stop, self._options)
             begin = later(begin, firsts)
             stop = later(stop, begin)
         else:
             check_reachable(begin, firsts, stop)
-        return plan(self._options, ranges(begin, stop), firsts)
+        return plan(self._options, ranges(begin, stop), firsts) + lost
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_partition(partition, self._options)

@@ -156,7 +156,7 @@ def _compare(verdict: Verdict, source: Any, counted: Any, is_readable: Any, job:
     is_absent = (f.col("rows") + f.col("dead") == 0) & (f.col("is_source") == 1)
     is_invented = (f.col("is_source") == 0) & is_readable
     is_wrong = is_invented | (f.col("duplicates") > 0)
-    if not job.steps:
+    if not job.leaves_out:
         is_wrong |= is_absent
     by_range = (
         joined.withColumn("start", f.expr(f"offset div {RANGE_OFFSETS} * {RANGE_OFFSETS}"))
@@ -179,7 +179,7 @@ def _compare(verdict: Verdict, source: Any, counted: Any, is_readable: Any, job:
         verdict.dead += int(row["dead"])
         verdict.duplicates += int(row["duplicates"])
         verdict.invented += int(row["invented"])
-        if job.steps:
+        if job.leaves_out:
             verdict.absent += int(row["absent"])
         else:
             verdict.lost += int(row["absent"])
