@@ -27,7 +27,7 @@ from itertools import pairwise
 from segments.api import CorruptRecord
 from segments.format.meta_header import MetaHeader, Tree, check_headers
 
-__all__ = ("check_headers", "check_pages", "good_items")  # `segments.io.fs.MetaChecks`
+__all__ = ("check_headers", "check_pages", "good_items", "item_at")  # `segments.io.fs.MetaChecks`
 Read = Callable[[int, int], bytes]
 """(length, position) -> bytes, fewer where the file ends or the medium cannot give them."""
 Ranked = tuple[int, bytes]
@@ -65,6 +65,16 @@ def good_items(read: Read, file_bytes: int) -> dict[bytes, bytes]:
     return found
 
 
+def item_at(read: Read, file_bytes: int, key: bytes) -> bytes | None:
+    """The value at a key, None where there is none, by the pages on the way to it and no others.
+
+    Of a file that is written meanwhile a page may be one of a later time: then it is not where it
+    must be, or the value is another, which has a seal of its own. Raises CorruptRecord,
+    StorageError (see `check_headers`)."""
+    walk = _Walk(read, check_headers(read, file_bytes), is_strict=True)
+    return walk.find(key)
+
+
 class _Walk:
     """One look at what a header names. `damaged`: numbers of the pages found so, 0 when sums do not
     fit. If not strict, whatever item can be told counts, in whatever order: keys and values have
@@ -93,6 +103,31 @@ class _Walk:
         said = [tree.branch_pages, tree.leaf_pages, tree.overflow_pages, tree.entries]
         if self._counts != said and not self.damaged:
             self.damaged.append(0)
+
+    def find(self, key: bytes) -> bytes | None:
+        """The value of an item. Raises CorruptRecord."""
+        tree = self.header.items
+        number = tree.root
+        low: Ranked | None = None
+        high: Ranked | None = None
+        wanted = _as_bytes(key)
+        found: dict[bytes, bytes] = {}
+        self._keep = found
+        try:
+            for _ in range(tree.depth - 1):
+                children = self._branch(number, _as_bytes, low, high)
+                number, low = children[0]
+                for child, least in children[1:]:
+                    assert least is not None, child
+                    if least > wanted:
+                        high = least
+                        break
+                    number, low = child, least
+            if tree.depth:
+                self._leaf(number, _as_bytes, low, high)
+        except (_Damaged, struct.error) as error:
+            raise CorruptRecord("page of meta", number * self._page_bytes) from error
+        return found.get(key)
 
     def follow_free_lists(self) -> None:
         """That no page which is free is in use, or free twice."""

@@ -116,13 +116,22 @@ def cut_short(path: Path) -> None:
     file.write_bytes(file.read_bytes()[:8192])
 
 
+def damaged_page(path: Path) -> None:
+    """The tree's root names items outside of it. LMDB would end the process."""
+    file = path / "meta" / "data.mdb"
+    data = bytearray(file.read_bytes())
+    for page in range(2 * 4096, len(data), 4096):
+        data[page + 16 : page + 64] = b"\xff" * 48
+    file.write_bytes(data)
+
+
 def a_directory_for_a_file(path: Path) -> None:
     no_file_in_meta(path)
     (path / "meta" / "data.mdb").mkdir()
 
 
 @pytest.mark.parametrize(
-    "damage", [no_meta, no_file_in_meta, noise, cut_short, a_directory_for_a_file]
+    "damage", [no_meta, no_file_in_meta, noise, cut_short, damaged_page, a_directory_for_a_file]
 )
 def test_plan_with_a_bad_meta_has_all_from_brokers(
     directory: Path, damage: Callable[[Path], None]

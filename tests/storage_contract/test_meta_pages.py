@@ -12,7 +12,7 @@ import pytest
 
 from segments.api import CorruptRecord, MetaBatch
 from segments.format.meta_header import check_headers
-from segments.format.meta_pages import check_pages, good_items
+from segments.format.meta_pages import check_pages, good_items, item_at
 from segments.io.fs import RealFileSystem
 from segments.meta.file import Meta
 from tests.storage_contract.conftest import META_MAP_BYTES, meta_of_start
@@ -103,6 +103,46 @@ def strike(source, directory, seed, first, last):
             assert dict(again.load(log_id)[1]) == contents(log_id, ROUNDS + 1)
         again.close()
         shutil.rmtree(path)
+
+
+def test_item_is_found_by_the_pages_on_its_way(written):
+    """Every item of the file, and none that is not there."""
+    read, size = reader(written)
+    with (
+        lmdb.open(str(written), readonly=True, lock=False) as environment,
+        environment.begin() as transaction,
+    ):
+        stored = {bytes(key): bytes(value) for key, value in transaction.cursor()}
+    assert len(stored) > 400
+    assert any(len(value) >= LARGE_BYTES for value in stored.values())
+    for key, value in stored.items():
+        assert item_at(read, size, key) == value
+        for other in (key + b"\x00", key[:-1]):
+            assert item_at(read, size, other) == stored.get(other)
+    assert item_at(read, size, b"\xff" * 20) is None
+
+
+def test_item_on_a_flipped_page_is_told_or_found(written):
+    """Whatever bit of whatever page it is: LMDB would follow it out of the file."""
+    read, size = reader(written)
+    header = check_headers(read, size)
+    data = bytearray(read(size, 0))
+    rng = random.Random(SEED)
+    print(f"SEED={SEED}")
+    keys = list(good_items(read, size))
+    refused = 0
+    for _ in range(FLIPS * 10):
+        byte = rng.randrange(2 * PAGE_BYTES, (header.last + 1) * PAGE_BYTES)
+        if rng.random() < 0.5:
+            byte -= byte % PAGE_BYTES - rng.randrange(160)
+        bit = 1 << rng.randrange(8)
+        data[byte] ^= bit
+        try:
+            item_at(lambda length, at: bytes(data[at : at + length]), size, rng.choice(keys))
+        except CorruptRecord:
+            refused += 1
+        data[byte] ^= bit
+    assert refused
 
 
 @pytest.mark.parametrize("share", range(PROCESSES))

@@ -20,12 +20,11 @@ import base64
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import lmdb
 import msgspec
 import pyarrow as pa
 from crc32c import crc32c
@@ -33,7 +32,7 @@ from crc32c import crc32c
 from ids import NO_INDEX, GroupId, Index, LogId, Offset
 from segments.api import CorruptRecord, StorageError, StoreOptions
 from segments.directory.identity import read_identity
-from segments.format.meta_header import check_headers
+from segments.format.meta_pages import item_at
 from segments.format.names import log_directory, sequence_of
 from segments.io.fs import RealFileSystem
 from segments.log.segment import LogFiles
@@ -47,9 +46,11 @@ TASK_BYTES_MAX = 64 << 20
 TASKS_WANTED = 8
 """What is to be read from files is cut for so many tasks at least, as far as there are segments: it
 is not known here how many cores the executors have."""
+META_ATTEMPTS = 3
+"""Of reading a meta that a server may write meanwhile."""
 _ITEM = struct.Struct("<IH")
 _TOPIC = b"t"
-_MALFORMED = (lmdb.Error, msgspec.MsgspecError, struct.error, LookupError, TypeError, ValueError)
+_MALFORMED = (msgspec.MsgspecError, struct.error, LookupError, TypeError, ValueError)
 """What reading a meta in any other form than a server's raises."""
 
 
@@ -125,17 +126,22 @@ def _groups(directory: str, log_id: LogId, topic: str, topic_id: str) -> list[Gr
 
 
 def _stored(meta: str, key: bytes) -> bytes | None:
-    """What the meta has at `key`. Raises StorageError, OSError, lmdb.Error."""
-    with Path(meta, "data.mdb").open("rb") as file:
-        fd = file.fileno()
-        # LMDB would act on them as they are, and end the process where the file is too short.
-        check_headers(lambda length, at: os.pread(fd, length, at), os.fstat(fd).st_size)
-    with (
-        closing(lmdb.open(meta, readonly=True, readahead=False)) as environment,
-        environment.begin() as transaction,
-    ):
-        stored = transaction.get(key)
-        return None if stored is None else bytes(stored)
+    """What the meta has at `key`, read without LMDB, which follows a damaged page out of the file
+    and ends the process. Raises StorageError, OSError."""
+    problem: CorruptRecord | None = None
+    for _ in range(META_ATTEMPTS):
+        with Path(meta, "data.mdb").open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            try:
+                return item_at(partial(_read_at, file.fileno()), size, key)
+            except CorruptRecord as error:
+                problem = error  # A server may be writing: then it is whole the next time.
+    assert problem is not None, meta
+    raise problem
+
+
+def _read_at(descriptor: int, length: int, position: int) -> bytes:
+    return os.pread(descriptor, length, position)
 
 
 def _sealed(
