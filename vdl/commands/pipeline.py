@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vdl.pipeline.client_secrets import resolved
 from vdl.pipeline.errors import PipelineError, reason_of
 from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.session import NotInstalled, check_installed, make_session, start_jvm
@@ -419,7 +420,8 @@ def _session(job: Job) -> Any:
     check_installed()
     check_folders(job)
     check_cluster(job)
-    settings = {k if k.startswith("spark.") else f"spark.{k}": v for k, v in job.spark.items()}
+    told = resolved(job.spark)
+    settings = {k if k.startswith("spark.") else f"spark.{k}": v for k, v in told.items()}
     jars: Sequence[str] = ()
     if job.source.kind == "kafka":
         from vdl.pipeline.jars import find_jars

@@ -12,7 +12,11 @@ start = "earliest"                  # "latest", a time, offsets as JSON; only wh
 max_rows = 200000                   # of one batch
 max_bytes = 67108864
 segments = []                       # data directories whose sealed segments are read directly
+isolation = "read_committed"        # or "read_uncommitted"
 [source.options]                    # of the reader, as in options.py, or of the connector
+[source.client]                     # librdkafka's settings: TLS, SASL; of the connector, too
+"security.protocol" = "SASL_SSL"
+"sasl.password" = "env:PASSWORD"    # a secret is in the environment or in a file: "file:PATH"
 
 [decode]
 format = "json"                     # or "raw"
@@ -77,10 +81,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vdl.pipeline.client_secrets import KNOWN, exposed, resolved
 from vdl.pipeline.client_settings import unfit
 from vdl.pipeline.decode import TOMBSTONES
 from vdl.pipeline.errors import JobInvalid
 from vdl.pipeline.options import (
+    CLIENT_PREFIX,
     MAX_BYTES_DEFAULT,
     MAX_ROWS_DEFAULT,
     OptionError,
@@ -114,9 +120,15 @@ class Source:
     max_bytes: int = MAX_BYTES_DEFAULT
     segments: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    client: Mapping[str, str] = field(default_factory=dict)
+    isolation: str = "read_committed"
 
     def reader_options(self) -> dict[str, str]:
-        """For `format("vdl")`."""
+        """For `format("vdl")`, with the secrets. Raises SecretMissing."""
+        return resolved(self.named_options())
+
+    def named_options(self) -> dict[str, str]:
+        """The same, where secrets are only named."""
         given = {
             "bootstrap": self.bootstrap,
             "topics": ",".join(self.topics),
@@ -125,6 +137,8 @@ class Source:
             "maxBytes": str(self.max_bytes),
             "segments": ",".join(self.segments),
             "unreadable": "letter",
+            "isolation": self.isolation,
+            **{f"{CLIENT_PREFIX}{name}": value for name, value in self.client.items()},
         }
         return {**given, **(self.options if self.kind == "vdl" else {})}
 
@@ -244,6 +258,8 @@ def _read(r: _Reader, folder: Path) -> Job:
             path_of(text, "source.segments") for text in r.texts("source", "segments", [])
         ),
         options=r.mapping("source", "options"),
+        client=r.mapping("source", "client"),
+        isolation=r.text("source", "isolation", "read_committed"),
     )
     tables = {
         name: Table(
@@ -351,11 +367,25 @@ def _check(job: Job, problems: list[str]) -> None:
         need(job.sink.kind in WINDOW_SINKS, f"window: only with sink.kind of {WINDOW_SINKS}")
     try:
         parse_where("source.start", job.source.start)
-        client = job.source.read_options().client
+        client = parse(job.source.named_options()).client
         problems += [f"source.options: client.{n}: {why}" for n, why in unfit(client).items()]
     except OptionError as error:
         problems.append(f"source: {error}")
     problems += [f"sink.options: {name}: {why}" for name, why in unfit(job.sink.options).items()]
+    if job.source.kind == "kafka":
+        problems += [
+            f"source.client: {name}: is not known for kind = 'kafka': the connector has its own "
+            "name for it, kafka.…, in source.options"
+            for name in sorted(set(job.source.client) - KNOWN)
+        ]
+    for section, settings in (
+        ("source.client", job.source.client), ("source.options", job.source.options),
+        ("sink.options", job.sink.options), ("spark", job.spark),
+    ):  # fmt: skip
+        problems += [
+            f"{section}: {name}: a secret does not stand in a job file; env:NAME or file:PATH do"
+            for name in exposed(settings)
+        ]
 
 
 def _is_address(listen: str) -> bool:

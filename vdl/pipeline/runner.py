@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vdl.pipeline.client_secrets import java_settings, resolved
 from vdl.pipeline.dead_letters import offsets_within
 from vdl.pipeline.decode import COLUMNS, DEAD_ONLY, decode
 from vdl.pipeline.errors import PipelineError, TooManyDeadLetters, reason_of
@@ -50,7 +51,7 @@ from vdl.pipeline.positions import (
 )
 from vdl.pipeline.producing import Target
 from vdl.pipeline.read import DDL
-from vdl.pipeline.seen import is_whole, observed
+from vdl.pipeline.seen import counts_of, is_whole, observed
 from vdl.pipeline.table import (
     Commit,
     DataFile,
@@ -135,7 +136,7 @@ class Runner:
         sink, name = self._job.sink, self._job.name
         if sink.kind != TOPIC:
             return open_table(sink.kind, sink.path, name)
-        client = {**sink.options, "bootstrap.servers": sink.bootstrap}
+        client = {**resolved(sink.options), "bootstrap.servers": sink.bootstrap}
         return TopicSink(sink.path, name, send_on_spark(self._spark, Target(sink.topic, client)))
 
     # --- the three ways to run ------------------------------------------------------------------
@@ -290,7 +291,9 @@ class Runner:
             "includeHeaders": "true",
             "failOnDataLoss": "true",
             "kafka.max.poll.records": "50000",
-            **source.options,
+            "kafka.isolation.level": source.isolation,
+            **java_settings(resolved(source.client)),
+            **resolved(source.options),
         }
 
     # --- batches --------------------------------------------------------------------------------
@@ -408,7 +411,7 @@ class Runner:
             written = self._collect([(rows, spec)], rows)
         else:
             written = self._write_windows(rows, spec, window)
-        counts = seen.get
+        counts = counts_of(seen)
         # Steps may have looked at a part of the batch only, as LIMIT does, or at some of it twice.
         if is_whole(counts, ranges(self._positions, end)) and not counts["dead"]:
             return written.of_total(int(counts["rows"]))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from vdl.pipeline.account import Account, account_of
+from vdl.pipeline.client_secrets import resolved
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import TOPIC, Job
 from vdl.pipeline.open_table import open_table
@@ -272,7 +273,7 @@ def _records_of(spark: Any, job: Job, end: Positions) -> Any:
     none of those made of another topic that had the name of the source before."""
     from pyspark.sql import functions as f
 
-    client = {f"client.{name}": value for name, value in job.sink.options.items()}
+    client = {f"client.{name}": value for name, value in resolved(job.sink.options).items()}
     options = {"bootstrap": job.sink.bootstrap, "topics": job.sink.topic, "headers": "true"}
     frame = spark.read.format("vdl").options(**options, **client).load()
     place = f.split(header_text(SOURCE_HEADER), "/")
