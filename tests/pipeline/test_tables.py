@@ -23,7 +23,6 @@ pa = pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the `spark` extra")
 pytest.importorskip("deltalake", reason="needs the `spark` extra")
 
-from vdl.pipeline.delta_table import DeltaSink  # noqa: E402
 
 KINDS = pytest.mark.parametrize("kind", ["parquet", "delta"])
 TOPICS = {"t": ("id", 2)}
@@ -485,6 +484,39 @@ def clean(folder: Path) -> None:
         file.unlink()
 
 
+def of_earlier_release(
+    patch: pytest.MonkeyPatch, *, has_account: bool = False, topic_id: str = "id"
+) -> None:
+    """Commit as a release did that had transactions for all it knows."""
+    from deltalake import transaction
+    from deltalake.transaction import CommitProperties, Transaction
+
+    from vdl.pipeline import delta_table
+    from vdl.pipeline.state_files import JobState, StateFiles
+
+    written: list[JobState] = []
+
+    def properties(*, app_transactions: list[Any], **more: Any) -> Any:
+        (state,) = written
+        written.clear()
+        told = [("", state.sequence)]
+        told += [(f"/{t}/{topic_id}/{p}", offset + 1) for t, p, offset in state.end.partitions()]
+        if has_account:
+            kept = state.account
+            assert kept is not None
+            told += [("/counted", state.sequence), ("/rows", kept.rows + 1)]
+            told += [("/dead", kept.dead + 1), ("/late", kept.late + 1)]
+            told += [(f"/begin/{t}/{topic_id}/{p}", n + 1) for t, p, n in kept.begin.partitions()]
+        made = [Transaction(f"vdl/job{name}", version, 0) for name, version in told]
+        assert len(app_transactions) == 2
+        return CommitProperties(app_transactions=made, **more)
+
+    assert transaction.CommitProperties is CommitProperties
+    patch.setattr(delta_table, "CommitProperties", properties)
+    patch.setattr(StateFiles, "write", lambda _, mark, state: written.append(state) or str(mark))
+    patch.setattr(StateFiles, "others", lambda _, name: [])
+
+
 def grow(folder: Path, first: int, end: int) -> TableSink:
     """Commits of a row each."""
     table = open_table("delta", str(folder), "job")
@@ -508,6 +540,56 @@ def test_delta_positions_survive_the_loss_of_history(tmp_path: Path) -> None:
     assert reopened(tmp_path / "t") == (at(8, 0), Account(at(2, 0), 6))
 
 
+def test_delta_account_of_transactions_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are all that is left of the commits of an earlier release; the next one needs none."""
+    with monkeypatch.context() as older:
+        of_earlier_release(older, has_account=True)
+        grow(tmp_path / "t", 2, 6)
+    clean(tmp_path / "t")
+    assert reopened(tmp_path / "t") == (at(6, 0), Account(at(2, 0), 4))
+    grow(tmp_path / "t", 6, 8)
+    clean(tmp_path / "t")
+    assert reopened(tmp_path / "t") == (at(8, 0), Account(at(2, 0), 6))
+
+
+def test_delta_commit_of_many_partitions_is_small_and_its_state_is_one_file(
+    tmp_path: Path,
+) -> None:
+    """However many partitions: two transactions, and the state of the last commit only."""
+    count = 4000
+    topics = {"t": ("id", count)}
+    table = open_table("delta", str(tmp_path / "t"), "job")
+    table.open(topics)
+    for n in range(3):
+        start, end = (
+            Positions({"t": TopicPositions("id", dict.fromkeys(range(count), m))})
+            for m in (n, n + 1)
+        )
+        files: tuple[DataFile, ...] = ()
+        commit = Commit("job", "run", n, start, end, 0, 0, files, schema_lines(COLUMNS))
+        table.commit(commit, COLUMNS)
+    again = open_table("delta", str(tmp_path / "t"), "job")
+    assert again.open(topics) == end
+    assert account_of(again) == Account(
+        Positions({"t": TopicPositions("id", dict.fromkeys(range(count), 0))})
+    )
+    assert len(list((tmp_path / "t/_vdl/state/job").iterdir())) == 1
+    for log in (tmp_path / "t/_delta_log").glob("*.json"):
+        text = log.read_text(encoding="utf-8")
+        assert text.count('"txn"') == 2
+        assert len(text) < 200_000
+
+
+def test_delta_table_without_the_file_of_its_state_is_refused(tmp_path: Path) -> None:
+    grow(tmp_path / "t", 0, 2)
+    (state,) = (tmp_path / "t/_vdl/state/job").iterdir()
+    state.unlink()
+    with pytest.raises(SinkInconsistent, match="the job's state cannot be read"):
+        open_table("delta", str(tmp_path / "t"), "job").open(TOPICS)
+
+
 def test_delta_account_of_an_older_release_is_added_up_while_all_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -515,14 +597,14 @@ def test_delta_account_of_an_older_release_is_added_up_while_all_is_there(
     where an older release has written in between."""
     folder = tmp_path / "t"
     with monkeypatch.context() as older:
-        older.setattr(DeltaSink, "_account_transactions", lambda *_: [])
+        of_earlier_release(older)
         grow(folder, 0, 3)
         assert reopened(folder)[1] == Account(at(0, 0), 3)
     grow(folder, 3, 5)
     clean(folder)
     assert reopened(folder)[1] == Account(at(0, 0), 5)
     with monkeypatch.context() as older:
-        older.setattr(DeltaSink, "_account_transactions", lambda *_: [])
+        of_earlier_release(older)
         grow(folder, 5, 7)
         assert reopened(folder)[1] == Account(at(0, 0), 7)
         clean(folder)
@@ -559,7 +641,7 @@ def test_status_of_a_table_without_history_counts_all_or_says_that_it_cannot(
     (line, *_) = capsys.readouterr().out.splitlines()
     assert line == "job: 4 commits, 4 rows, 0 dead letters, 5 records behind"
     with monkeypatch.context() as older:
-        older.setattr(DeltaSink, "_account_transactions", lambda *_: [])
+        of_earlier_release(older)
         grow(tmp_path / "t", 4, 5)
     clean(tmp_path / "t")
     assert run_app(["pipeline", "status", "--json", str(file)]) == 0

@@ -1,18 +1,18 @@
 """A Delta table, committed from the driver by delta-rs: no jar, and a third of a second a commit.
 
 Executors write Parquet files into the table's folder, where nobody sees them until a commit names
-them. The commit's transactions say how far the job has come: one `(job, sequence)`, and for every
-partition one `(job/topic/topic id/partition, next offset)`. Delta keeps the last version of each
-transaction in its checkpoints for ever, so no history has to be searched, and other writers
-(OPTIMIZE, deletions) come between without harm. A job with windows has one transaction more,
-`(job/windows, mark)`: the mark names a file that says what its open windows are (`window_files`).
-VACUUM leaves such files alone, because their folder's name begins with an underscore.
+them. Two of the commit's transactions are the job's: `(vdl/job, sequence)` says how far it has
+come, and `(vdl/job/state, mark)` names a file that says the rest (`state_files`): the next offset
+of every partition, where the job began, and how many rows, dead and late ones there were in all.
+Delta keeps the last version of each transaction for ever, so no history has to be searched, and
+other writers (OPTIMIZE, deletions) come between without harm. A job with windows has one
+transaction more, `(vdl/job/windows, mark)`: that mark names a file that says what its open windows
+are (`window_files`). VACUUM leaves such files alone, because their folder's name begins with an
+underscore.
 
-What the commits themselves say is gone when the log is cleaned. So their account is kept in the
-same way: `(job/rows, n)`, `(job/dead, n)`, `(job/late, n)`, which are of all commits up to
-`(job/counted, sequence)`, and `(job/begin/topic/topic id/partition, offset)`, where the first one
-began. Of a table that was written without them before it is added up from the history, unless that
-no longer reaches back to the first commit: then it stays unknown.
+Earlier releases had a transaction for each partition, `(vdl/job/topic/topic id/partition, next
+offset)`, and others for the account, which made commits of thousands of partitions large and their
+opening slow. They are read where there is no state (`_known_before`), and written no more.
 
 Files that no commit names are removed by VACUUM, as those of any writer.
 
@@ -43,8 +43,9 @@ from deltalake.transaction import (
 
 from vdl.pipeline.account import Account, added_up
 from vdl.pipeline.delta_rules import check_not_null, check_rules
-from vdl.pipeline.errors import CommitConflict, SinkInconsistent, TopicRecreated
-from vdl.pipeline.positions import Positions, TopicPositions
+from vdl.pipeline.errors import CommitConflict, SinkInconsistent
+from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
+from vdl.pipeline.state_files import JobState, StateFiles
 from vdl.pipeline.table import (
     Commit,
     CommitNote,
@@ -62,9 +63,9 @@ WRITER = re.compile(r"(?:(?P<job>.+)-)?(?P<run>[0-9a-f]{12})-\d+-")
 """Of a file's name, as runners choose them."""
 FACTS = "vdl"
 """Key of what a commit's metadata says about its batch."""
-WINDOWS = "windows"
+STATE, WINDOWS = "state", "windows"
 COUNTED, ROWS, DEAD, LATE, BEGIN = "counted", "rows", "dead", "late", "begin"
-"""Transactions of the account."""
+"""Transactions of the account, of earlier releases."""
 MARK_BITS = 31
 """Of a mark that are chance: two runs that try the same commit must not share a file's name."""
 
@@ -83,8 +84,7 @@ class DeltaSink:
         self._windows: WindowState | None = None
         self._account: Account | None = None
         self._runs_known: Mapping[str, str] | None = None
-        self._has_begin = False
-        """Whether a transaction says where the first commit began: that never changes."""
+        self._state_files = StateFiles(self._root, job)
 
     @property
     def sequence(self) -> int:
@@ -102,34 +102,42 @@ class DeltaSink:
         self._sequence = self._version(self._app())
         self._positions = Positions()
         self._windows = None
-        self._account, self._has_begin, self._runs_known = Account(), False, None
+        self._account, self._runs_known = Account(), None
         if not self._sequence:
             return self._positions
-        facts = self._last_facts()
-        known = Positions.from_json(facts["end"]) if facts else self._from_ids(topics)
-        for topic, mine in known.topics.items():
-            found = topics.get(topic)
-            if found is not None and mine.topic_id and found[0] != mine.topic_id:
-                raise TopicRecreated(topic, known=mine.topic_id, found=found[0])
-            for partition, offset in mine.offsets.items():
-                told = self._version(self._app(topic, mine.topic_id, partition))
-                if told != offset + 1:
-                    raise SinkInconsistent(
-                        f"{self.path}: {topic}/{partition}: the transaction says {told - 1}, "
-                        f"the commit says {offset}"
-                    )
-        if not known:
-            raise SinkInconsistent(
-                f"{self.path}: the job {self._job} has committed {self._sequence} batches, but not "
-                f"of the topics there are now"
-            )
+        known = self._known(topics)
+        found = {name: TopicPositions(topic_id, {}) for name, (topic_id, _) in topics.items()}
+        check_same_topics(known, Positions(found))
         mark = self._version(self._app(WINDOWS))
         if mark:
             self._windows = self._window_files.read_state(mark)
             self._window_files.check(self._windows)
             self._window_files.show_late(self._sequence, self._windows)
         self._positions = known
-        self._account = self._known_account()
+        return known
+
+    def _known(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
+        """Where the job is, and its account. Raises SinkInconsistent."""
+        mark = self._version(self._app(STATE))
+        state = self._state_files.read(mark) if mark else None
+        if state is None or state.sequence != self._sequence:
+            return self._known_before(topics, state)
+        self._account = state.account
+        return state.end
+
+    def _known_before(
+        self, topics: Mapping[str, tuple[str, int]], state: JobState | None
+    ) -> Positions:
+        """As an earlier release has kept it, whose commit is the last: by what this says, or by
+        transactions. `state`: of a commit before."""
+        facts = self._last_facts()
+        known = Positions.from_json(facts["end"]) if facts else self._from_ids(topics)
+        if not known:
+            raise SinkInconsistent(
+                f"{self.path}: the job {self._job} has committed {self._sequence} batches, but not "
+                f"of the topics there are now"
+            )
+        self._account = self._account_before(known, state)
         return known
 
     def _from_ids(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
@@ -148,11 +156,12 @@ class DeltaSink:
     def account(self) -> Account | None:
         return self._account
 
-    def _known_account(self) -> Account | None:
-        """Of the table as it was opened."""
+    def _account_before(self, positions: Positions, state: JobState | None) -> Account | None:
+        """Of a table whose last commit is of an earlier release."""
         counted = self._version(self._app(COUNTED))
-        kept = self._kept_account() if counted else None
-        self._has_begin = kept is not None
+        kept = self._kept_account(positions) if counted else None
+        if state is not None and state.sequence > counted:
+            counted, kept = state.sequence, state.account
         if counted == self._sequence:
             return kept
         # The last commits are of a release that kept no account.
@@ -160,12 +169,13 @@ class DeltaSink:
             return None
         return added_up(self.notes(), end=self._sequence, known=kept, counted=counted)
 
-    def _kept_account(self) -> Account | None:
+    def _kept_account(self, positions: Positions) -> Account | None:
+        """Of transactions, which have numbers one higher; 0: not known."""
         rows, dead, late = (self._version(self._app(name)) for name in (ROWS, DEAD, LATE))
         if not rows:
             return None
         begin: dict[str, TopicPositions] = {}
-        for topic, known in self._positions.topics.items():
+        for topic, known in positions.topics.items():
             offsets = {
                 partition: version - 1
                 for partition in known.offsets
@@ -175,29 +185,11 @@ class DeltaSink:
                 begin[topic] = TopicPositions(known.topic_id, offsets)
         return Account(Positions(begin), rows - 1, dead - 1, late - 1)
 
-    def _account_transactions(
-        self, account: Account | None, sequence: int, end: Positions, now: int
-    ) -> list[Transaction]:
-        """Numbers are kept one higher, as offsets are; 0: not known."""
-        kept = account or Account(rows=-1, dead=-1, late=-1)
-        told = {
-            self._app(COUNTED): sequence,
-            self._app(ROWS): kept.rows + 1,
-            self._app(DEAD): kept.dead + 1,
-            self._app(LATE): kept.late + 1,
-        }
-        if not self._has_begin:
-            told |= {
-                self._app(BEGIN, topic, end.topics[topic].topic_id, partition): offset + 1
-                for topic, partition, offset in kept.begin.partitions()
-            }
-        return [Transaction(app, version, now) for app, version in told.items()]
-
     def _app(self, *parts: object) -> str:
         return "/".join(["vdl", self._job, *map(str, parts)])
 
     def _version(self, app: str) -> int:
-        """Of a transaction; 0: there is none. Offsets are kept one higher, so that 0 is none."""
+        """Of a transaction; 0: there is none. Each look-up goes over all that the table has."""
         if self._table is None:
             return 0
         return int(self._table.transaction_version(app) or 0)
@@ -239,17 +231,13 @@ class DeltaSink:
         }
         now = int(time.time() * 1000)
         transactions = [Transaction(self._app(), sequence, now)]
-        transactions += [
-            Transaction(
-                self._app(topic, commit.end.topics[topic].topic_id, partition), offset + 1, now
-            )
-            for topic, partition, offset in commit.end.partitions()
-        ]
         account = None if self._account is None else self._account.plus(commit)
-        transactions += self._account_transactions(account, sequence, commit.end, now)
         outdated: list[Path] = []
+        mark = sequence << MARK_BITS | secrets.randbits(MARK_BITS)
+        name = self._state_files.write(mark, JobState(sequence, commit.end, account))
+        outdated_states = self._state_files.others(name)
+        transactions.append(Transaction(self._app(STATE), mark, now))
         if commit.windows is not None:
-            mark = sequence << MARK_BITS | secrets.randbits(MARK_BITS)
             name = self._window_files.write_state(mark, commit.windows)
             self._window_files.sync()
             outdated = self._window_files.others(commit.windows, name)
@@ -265,9 +253,10 @@ class DeltaSink:
         if commit.windows is not None:
             self._window_files.show_late(sequence, commit.windows)
         self._window_files.remove(outdated)
+        for path in outdated_states:
+            path.unlink(missing_ok=True)
         self._sequence, self._positions = sequence, commit.end
         self._windows, self._account = commit.windows, account
-        self._has_begin = account is not None
 
     def _sync_log(self) -> None:
         """Make the commit survive a power cut: delta-rs leaves that to the file system."""

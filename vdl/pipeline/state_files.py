@@ -1,0 +1,91 @@
+"""What a Delta table's commit says of its job, in a file that the commit names.
+
+```
+<table>/_vdl/state/<job>/<mark>.json    the next offsets, and the account, as of one commit
+```
+
+A transaction of Delta's is a name and a number, so offsets of thousands of partitions would be as
+many transactions in each commit. Instead the number is the mark of a file. It is written and synced
+before the commit, under a name that no other run can choose, and of no use once a later commit is
+durable: then it is removed. The same holds as for the files of open windows: what may go is listed
+before a commit and removed after it.
+
+Must not know: Spark, Kafka, Delta.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from vdl.pipeline.account import Account
+from vdl.pipeline.errors import SinkInconsistent
+from vdl.pipeline.positions import Positions
+from vdl.pipeline.table import sync_folder
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """As of commit `sequence`. `end`: the next offsets; `account` None: it is not known."""
+
+    sequence: int
+    end: Positions
+    account: Account | None
+
+
+class StateFiles:
+    """Those of one job."""
+
+    def __init__(self, root: Path, job: str) -> None:
+        self._root = root
+        self._folder = root / "_vdl" / "state" / job
+
+    def write(self, mark: int, state: JobState) -> str:
+        """Durably; the name. Raises FileExistsError."""
+        if not self._folder.exists():
+            self._folder.mkdir(parents=True)
+            above = self._folder.parent
+            while above != self._root.parent:
+                sync_folder(above)
+                above = above.parent
+            sync_folder(above)
+        account = state.account
+        told = {
+            "sequence": state.sequence,
+            "end": state.end.to_json(),
+            "account": None
+            if account is None
+            else {
+                "begin": account.begin.to_json(),
+                "rows": account.rows,
+                "dead": account.dead,
+                "late": account.late,
+            },
+        }
+        path = self._folder / f"{mark}.json"
+        with path.open("x", encoding="utf-8") as file:
+            json.dump(told, file)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(self._folder)
+        return path.name
+
+    def read(self, mark: int) -> JobState:
+        """Raises SinkInconsistent."""
+        path = self._folder / f"{mark}.json"
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+            kept = told["account"]
+            account = None
+            if kept is not None:
+                begin = Positions.from_json(kept["begin"])
+                account = Account(begin, int(kept["rows"]), int(kept["dead"]), int(kept["late"]))
+            return JobState(int(told["sequence"]), Positions.from_json(told["end"]), account)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SinkInconsistent(f"{path}: the job's state cannot be read: {error}") from None
+
+    def others(self, name: str) -> list[Path]:
+        """All but that one; to be asked before the commit, and removed after it."""
+        return [path for path in self._folder.iterdir() if path.name != name]
