@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pyspark", reason="needs the `spark` extra")
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from vdl.pipeline.files import in_utc
+from vdl.pipeline import files
+from vdl.pipeline.files import ROWS, _File, in_utc
 
 
 def test_times_are_written_in_utc_whatever_the_session_has() -> None:
@@ -28,3 +31,17 @@ def test_times_are_written_in_utc_whatever_the_session_has() -> None:
     assert found.schema.types == [pa.int64(), pa.timestamp("us", "UTC"), pa.timestamp("us")]
     assert found.to_pylist() == [{"n": 1, "at": at, "wall": wall}]
     assert in_utc(found) is found
+
+
+def test_rows_are_held_up_to_so_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows may be of 100 KB each: a group of so many rows as usual would be gigabytes."""
+    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 1 << 20)
+    file = _File(str(tmp_path / "f.parquet"), ROWS)
+    for n in range(40):
+        file.add(pa.RecordBatch.from_pydict({"n": [n], "value": [b"x" * 100_000]}), [])
+        assert file._waiting_bytes < 1 << 20
+    report = file.finish()
+    assert report is not None
+    assert report["rows"] == 40
+    told = pq.ParquetFile(tmp_path / "f.parquet").metadata
+    assert [told.row_group(n).num_rows for n in range(told.num_row_groups)] == [11, 11, 11, 7]

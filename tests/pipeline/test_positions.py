@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from vdl.pipeline.errors import LogShrank, RowsGone, TopicRecreated
 from vdl.pipeline.positions import (
+    TASK_RANGES_MAX,
+    TASK_ROWS_MIN,
     OffsetRange,
     Positions,
     TopicPositions,
@@ -20,6 +22,7 @@ from vdl.pipeline.positions import (
     check_same_topics,
     cut,
     ranges,
+    together,
 )
 
 
@@ -146,3 +149,23 @@ def test_cut_pieces_cover_their_ranges(counts: list[int], tasks: int) -> None:
         assert mine[-1].end == r.end
         assert all(a.end == b.start for a, b in pairwise(mine))
     assert len(pieces) >= min(tasks, sum(counts))
+
+
+@given(counts=st.lists(st.integers(1, 30_000), max_size=40), tasks=st.integers(0, 10))
+def test_pieces_of_one_task_are_those_that_follow(counts: list[int], tasks: int) -> None:
+    """All of them, in order, and no task of small pieces is larger than one has to be."""
+    pieces = [OffsetRange("t", p, 0, count) for p, count in enumerate(counts)]
+    found = together(pieces, tasks_min=tasks)
+    assert [piece for few in found for piece in few] == pieces
+    for few in found:
+        assert len(few) == 1 or sum(r.count for r in few) <= TASK_ROWS_MIN
+    assert len(found) >= min(tasks, len(pieces))
+
+
+def test_pieces_of_many_small_partitions_are_few_tasks() -> None:
+    """24 partitions of a hundred records were 24 tasks, and 24 files."""
+    small = [OffsetRange("t", p, 0, 100) for p in range(24)]
+    assert len(together(small)) == 1
+    assert len(together(small, tasks_min=8)) == 8
+    single = [OffsetRange("t", p, 0, 1) for p in range(10_000)]
+    assert [len(few) for few in together(single)] == [TASK_RANGES_MAX] * 10

@@ -22,11 +22,11 @@ from tests.chaos.harness.replica_set import ReplicaSet  # noqa: E402
 from vdl.kafka.client import Unreachable  # noqa: E402
 from vdl.pipeline import fetch, source  # noqa: E402
 from vdl.pipeline.errors import LogShrank, RowsGone, Stalled, TopicMissing  # noqa: E402
-from vdl.pipeline.fetch import NotFetched, read_batches  # noqa: E402
+from vdl.pipeline.fetch import Leaders, NotFetched, read_batches  # noqa: E402
 from vdl.pipeline.inflated import Inflated  # noqa: E402
 from vdl.pipeline.options import COLUMNS, AtTime, parse  # noqa: E402
 from vdl.pipeline.positions import OffsetRange, ranges  # noqa: E402
-from vdl.pipeline.read import _first_left, read_range  # noqa: E402
+from vdl.pipeline.read import FIRST_ROWS, _first_left, read_range  # noqa: E402
 from vdl.pipeline.segment_read import SealedSegment, divide, find, group, read_segment  # noqa: E402
 from vdl.pipeline.source import read_broker  # noqa: E402
 from vdl.pipeline.topics import ClusterUnreachable, Topics  # noqa: E402
@@ -332,7 +332,8 @@ def test_batches_as_brokers_keep_them_are_the_same_rows(
 ) -> None:
     """To the offset, also where a range begins and ends within a batch."""
     wanted = OffsetRange(topic, 1, 17, 1203)
-    found = list(read_batches(wanted, bootstrap=bootstrap, columns=EVERY, isolation=isolation))
+    with Leaders(bootstrap) as leaders:
+        found = list(read_batches(wanted, leaders=leaders, columns=EVERY, isolation=isolation))
     assert found[-1][0] == wanted.end
     assert pa.Table.from_batches([batch for _, batch in found]) == read(bootstrap, wanted)
 
@@ -360,13 +361,46 @@ def test_what_batches_do_not_give_a_client_library_does(
     assert len(asked) == answers + 1
 
 
+def test_small_ranges_of_one_task_are_one_batch(
+    bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their order, over one connection to each leader, with one question for it."""
+    asked = []
+    real = fetch._leaders
+    monkeypatch.setattr(fetch, "_leaders", lambda *told: asked.append(told) or real(*told))
+    pieces = [OffsetRange(topic, n % 2, 10 * n, 10 * n + 3) for n in range(40)]
+    options = parse({"bootstrap": bootstrap, "topics": topic})
+    (batch,) = source.read_ranges(source.BrokerTask(tuple(pieces)), options)
+    places = list(zip(*(batch[name].to_pylist() for name in ("partition", "offset")), strict=True))
+    assert places == [(r.partition, n) for r in pieces for n in range(r.start, r.end)]
+    assert len(asked) == 1
+
+
+def test_records_of_any_size_are_batches_of_bounded_bytes(bootstrap: str) -> None:
+    """A client library's queue is bounded, so what is taken out of it at a time is to be, too."""
+    create(bootstrap, "large", partitions=1)
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    for _ in range(400):
+        producer.produce("large", b"x" * 200_000, partition=0)
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    wanted = OffsetRange("large", 0, 0, 400)
+    columns = ("value", "offset")
+    sizes = [
+        batch.nbytes
+        for batch in read_range(wanted, bootstrap=bootstrap, columns=columns, stall_seconds=20)
+    ]
+    assert sum(sizes) >= 400 * 200_000
+    assert max(sizes) <= FIRST_ROWS * 201_000
+
+
 def test_offset_that_is_gone_ends_the_reading_of_batches(bootstrap: str, topic: str) -> None:
     wanted = OffsetRange(topic, 0, RECORDS * 2, RECORDS * 3)
-    with pytest.raises(NotFetched):
-        list(read_batches(wanted, bootstrap=bootstrap, columns=COLUMNS, isolation="read_committed"))
+    with Leaders(bootstrap) as leaders, pytest.raises(NotFetched):
+        list(read_batches(wanted, leaders=leaders, columns=COLUMNS, isolation="read_committed"))
 
 
 @pytest.mark.parametrize("address", ["", "host:", "host:port"])
 def test_address_that_is_none_is_no_good_case(address: str) -> None:
     with pytest.raises((NotFetched, Unreachable)):
-        fetch._leader(OffsetRange("t", 0, 0, 1), address)
+        fetch._leaders("t", address)

@@ -126,6 +126,18 @@ def test_batch_of_other_columns_leaves_no_dead_letters_and_sends_nothing(begin: 
     assert again.dead.sequence == 2
 
 
+def test_backfill_takes_as_many_times_more_bytes_as_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of a kilobyte: two million of them would be thirty times what a batch may be."""
+    with closing(Run(tmp_path, "parquet", monkeypatch)) as job:
+        job.runner._positions = at(0, 0)
+        sizes = {("t", 0): 1000.0, ("t", 1): 1000.0}
+        monkeypatch.setattr(job.runner._topics, "row_bytes", lambda starts: sizes)
+        stop = job.runner._admitted(at(5_000_000, 5_000_000), 2_000_000)
+    assert sum(offset for _, _, offset in stop.partitions()) == (10 * 64 << 20) // 1000
+
+
 def test_batch_that_another_run_has_committed_leaves_no_dead_letters_and_sends_nothing(
     begin: Begin,
 ) -> None:

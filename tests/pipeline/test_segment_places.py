@@ -6,6 +6,7 @@ import base64
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import msgspec
@@ -24,7 +25,8 @@ from segments.meta.file import Meta
 from segments.tool import INDEX_ENTRIES
 from vdl.pipeline.options import parse
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
-from vdl.pipeline.source import plan
+from vdl.pipeline.segment_read import Seen
+from vdl.pipeline.source import BrokerTask, plan
 
 CATALOG_LOG, LOG, GROUP = 1, 2, 7
 TOPIC_ID = bytes(range(16))
@@ -72,19 +74,42 @@ def put_raw(path: Path, item: bytes) -> None:
         transaction.put(CATALOG_LOG.to_bytes(4) + b"ktt", item)
 
 
-def planned(path: Path) -> list[object]:
+def planned(path: Path, seen: Seen | None = None) -> list[object]:
     """What the tasks read of offsets [10, 150)."""
     options = parse({"bootstrap": "nowhere:9092", "topics": "t", "segments": str(path)})
     known = Positions({"t": TopicPositions(ID_TEXT, {0: 150})})
-    return [task.value for task in plan(options, [OffsetRange("t", 0, 10, 150)], known)]
+    return [task.value for task in plan(options, [OffsetRange("t", 0, 10, 150)], known, seen)]
 
 
 def test_plan_with_good_segments_reads_them_and_the_rest_from_brokers(directory: Path) -> None:
     *files, rest = planned(directory)
-    assert rest == OffsetRange("t", 0, 100, 150)
+    assert rest == BrokerTask((OffsetRange("t", 0, 100, 150),))
     assert [piece.wanted for task in files for piece in task.pieces] == [
         OffsetRange("t", 0, 10, 40), OffsetRange("t", 0, 40, 100),
     ]  # fmt: skip
+
+
+def test_plan_looks_at_a_log_again_only_when_it_has_another_file(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream plans all the time, and a log may have thousands of segments."""
+    looked: list[str] = []
+    segments = LogFiles.segments
+
+    def look(files: LogFiles, *told: Any, **more: Any) -> Any:
+        looked.append(files.directory)
+        return segments(files, *told, **more)
+
+    monkeypatch.setattr(LogFiles, "segments", look)
+    seen: Seen = {}
+    first = planned(directory, seen)
+    assert planned(directory, seen) == first
+    assert len(looked) == 1
+    logs = Path(log_directory(str(directory), LOG))
+    header = encode_segment_header(SegmentInfo(4, 141, 140), LOG, GROUP)
+    (logs / f"{4:010d}.log").write_bytes(header)
+    planned(directory, seen)
+    assert len(looked) == 2
 
 
 def test_plan_leaves_segments_that_no_flush_has_come_to(directory: Path) -> None:
@@ -94,7 +119,7 @@ def test_plan_leaves_segments_that_no_flush_has_come_to(directory: Path) -> None
     index.write_bytes(index.read_bytes()[:-40])
     (task, rest) = planned(directory)
     assert [piece.wanted for piece in task.pieces] == [OffsetRange("t", 0, 10, 40)]
-    assert rest == OffsetRange("t", 0, 40, 150)
+    assert rest == BrokerTask((OffsetRange("t", 0, 40, 150),))
 
 
 def no_meta(path: Path) -> None:
@@ -137,13 +162,13 @@ def test_plan_with_a_bad_meta_has_all_from_brokers(
     directory: Path, damage: Callable[[Path], None]
 ) -> None:
     damage(directory)
-    assert planned(directory) == [OffsetRange("t", 0, 10, 150)]
+    assert planned(directory) == [BrokerTask((OffsetRange("t", 0, 10, 150),))]
 
 
 @pytest.mark.parametrize("item", [b"", b"\x01", bytes(6), bytes(40)])
 def test_plan_with_a_value_that_is_none_has_all_from_brokers(directory: Path, item: bytes) -> None:
     put_raw(directory, item)
-    assert planned(directory) == [OffsetRange("t", 0, 10, 150)]
+    assert planned(directory) == [BrokerTask((OffsetRange("t", 0, 10, 150),))]
 
 
 @pytest.mark.parametrize(
@@ -155,4 +180,4 @@ def test_plan_with_a_topic_in_another_form_has_all_from_brokers(
 ) -> None:
     """Its CRC is good: a later version may have written it."""
     write_topic(directory, fields)
-    assert planned(directory) == [OffsetRange("t", 0, 10, 150)]
+    assert planned(directory) == [BrokerTask((OffsetRange("t", 0, 10, 150),))]

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from vdl.pipeline.errors import LogShrank, RowsGone, TopicRecreated
 from vdl.pipeline.options import parse
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
-from vdl.pipeline.source import VdlStreamReader
+from vdl.pipeline.source import BrokerTask, LostRange, VdlStreamReader
 
 
 def at(offsets: dict[int, int], *, topic_id: str = "id") -> Positions:
@@ -72,13 +72,11 @@ def test_stream_of_a_log_that_was_trimmed_goes_on_where_loss_is_allowed() -> Non
     with pytest.raises(RowsGone, match="the log begins at 8: 3 records are gone unread"):
         reader(cluster).partitions(begin.to_json(), end.to_json())
     (task,) = reader(cluster, allowLoss="true").partitions(begin.to_json(), end.to_json())
-    assert task.value == OffsetRange("t", 0, 8, 20)
+    assert task.value == BrokerTask((OffsetRange("t", 0, 8, 20),))
 
 
 def test_stream_of_a_log_that_was_trimmed_tells_what_is_gone() -> None:
     """A job keeps it as a dead letter of these offsets."""
-    from vdl.pipeline.source import LostRange
-
     cluster = Cluster()
     begin = at({0: 5, 1: 2})
     end = latest(reader(cluster), begin, ReadMaxRows(100))
@@ -87,7 +85,7 @@ def test_stream_of_a_log_that_was_trimmed_tells_what_is_gone() -> None:
     tasks = [task.value for task in made.partitions(begin.to_json(), end.to_json())]
     stop = end.offset("t", 1) or 0
     assert tasks == [
-        OffsetRange("t", 0, 8, 20),
+        BrokerTask((OffsetRange("t", 0, 8, 20),)),
         LostRange(OffsetRange("t", 0, 5, 8)),
         LostRange(OffsetRange("t", 1, 2, stop)),
     ]

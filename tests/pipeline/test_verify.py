@@ -272,6 +272,21 @@ def test_table_of_two_jobs_is_recounted_for_each(
         verify(other, spark)
 
 
+def test_places_of_thousands_of_partitions_are_told_apart(spark: Any) -> None:
+    """A condition for each of them was more than Spark's parser has stack for."""
+    count = 3000
+    begin, readable, end = (
+        Positions({"t": TopicPositions("id", dict.fromkeys(range(count), n))}) for n in (2, 3, 6)
+    )
+    bounds = verifying._bounds(spark, begin, readable.of([]), end)
+    rows = spark.range(count).selectExpr(
+        "'t' AS topic", "cast(id AS int) AS partition", "id % 8 AS offset"
+    )
+    assert verifying._inside(rows, bounds).count() == count // 8 * 4
+    assert bounds.filter("readable is null").count() == count
+    assert verifying._bounds(spark, begin, readable, end).filter("readable = 3").count() == count
+
+
 def test_table_whose_beginning_nobody_knows_gets_no_verdict(
     spark: Any, bootstrap: str, ids: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

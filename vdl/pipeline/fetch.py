@@ -15,6 +15,7 @@ Must not know: Spark, what comes after a failure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from struct import Struct
 
 import pyarrow as pa
@@ -48,30 +49,64 @@ FAILURES = (Unreachable, NotFetched, UndecodableBatch, CorruptBatch)
 """Nothing is wrong with what was yielded before."""
 
 
+class Leaders:
+    """Connections to the servers that lead partitions, for one task that reads some. Use in a
+    `with`; not from two threads."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._open = ExitStack()
+        self._topics: dict[str, tuple[bytes, dict[int, tuple[str, int]]]] = {}
+        self._clients: dict[tuple[str, int], KafkaClient] = {}
+
+    def __enter__(self) -> Leaders:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._open.close()
+
+    def of(self, wanted: OffsetRange) -> tuple[bytes, KafkaClient]:
+        """The topic's id, and a connection to who leads the partition. Raises FAILURES."""
+        if wanted.topic not in self._topics:
+            self._topics[wanted.topic] = _leaders(wanted.topic, self._bootstrap)
+        topic_id, places = self._topics[wanted.topic]
+        if wanted.partition not in places:
+            raise NotFetched(f"{wanted.topic} {wanted.partition} has no leader")
+        place = places[wanted.partition]
+        if place not in self._clients:
+            self._clients[place] = self._open.enter_context(_client(*place))
+        return topic_id, self._clients[place]
+
+    def forget(self) -> None:
+        """After a failure: ask anew, over new connections."""
+        self._open.close()
+        self._topics.clear()
+        self._clients.clear()
+
+
 def read_batches(
-    wanted: OffsetRange, *, bootstrap: str, columns: Sequence[str], isolation: str
+    wanted: OffsetRange, *, leaders: Leaders, columns: Sequence[str], isolation: str
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(the offset behind it, records of the range), as far as it goes. Raises FAILURES, and
     BatchUnreadable at the first batch that nobody can read; one that may only be too large for this
     reader has a TooLarge as its cause."""
-    topic_id, leader = _leader(wanted, bootstrap)
+    topic_id, client = leaders.of(wanted)
     chunk = _Chunk(wanted, columns)
-    with _client(*leader) as client:
-        try:
-            while chunk.position < wanted.end:
-                asked = chunk.position
-                for batch in _fetch(client, wanted, topic_id, asked, ISOLATION[isolation]):
-                    chunk.add(batch)
-                    if chunk.is_enough:
-                        yield from chunk.take()
-                if chunk.position == asked:
-                    raise NotFetched(f"{wanted.topic} {wanted.partition}: nothing from {asked} on")
-        except BatchUnreadable:
-            yield from chunk.take()  # none when it was this that found the batch
-            raise
-        except FAILURES:
-            yield from chunk.take()
-            raise
+    try:
+        while chunk.position < wanted.end:
+            asked = chunk.position
+            for batch in _fetch(client, wanted, topic_id, asked, ISOLATION[isolation]):
+                chunk.add(batch)
+                if chunk.is_enough:
+                    yield from chunk.take()
+            if chunk.position == asked:
+                raise NotFetched(f"{wanted.topic} {wanted.partition}: nothing from {asked} on")
+    except BatchUnreadable:
+        yield from chunk.take()  # none when it was this that found the batch
+        raise
+    except FAILURES:
+        yield from chunk.take()
+        raise
     yield from chunk.take()
 
 
@@ -159,10 +194,10 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _leader(wanted: OffsetRange, bootstrap: str) -> tuple[bytes, tuple[str, int]]:
-    """The topic's id, and where the server is that leads the partition."""
+def _leaders(topic: str, bootstrap: str) -> tuple[bytes, dict[int, tuple[str, int]]]:
+    """A topic's id, and by partition where the server is that leads it. Raises FAILURES."""
     asked = MetadataRequest(
-        topics=[MetadataRequestTopic(name=wanted.topic)], allow_auto_topic_creation=False
+        topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False
     )
     reason: Exception = NotFetched("there is no server to ask")
     for address in bootstrap.split(","):
@@ -175,11 +210,14 @@ def _leader(wanted: OffsetRange, bootstrap: str) -> tuple[bytes, tuple[str, int]
     else:
         raise reason
     places = {broker.node_id: (broker.host, broker.port) for broker in metadata.brokers}
-    for topic in metadata.topics:
-        for row in topic.partitions:
-            if row.partition_index == wanted.partition and row.leader_id in places:
-                return topic.topic_id, places[row.leader_id]
-    raise NotFetched(f"{wanted.topic} {wanted.partition} has no leader")
+    for found in metadata.topics:
+        leaders = {
+            row.partition_index: places[row.leader_id]
+            for row in found.partitions
+            if row.leader_id in places
+        }
+        return found.topic_id, leaders
+    raise NotFetched(f"there is no topic {topic}")
 
 
 def _fetch(

@@ -27,6 +27,8 @@ from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.read import HEADERS
 
 ROW_GROUP_ROWS = 128 * 1024
+ROW_GROUP_BYTES = 64 << 20
+"""Of rows in Arrow's form, which are held until the group is written."""
 UTC = "UTC"
 REPORT_DDL = (
     "kind string, path string, rows long, seen long, bytes long, spans string, "
@@ -189,7 +191,7 @@ class _File:
         self._kind = kind
         self._writer: Any = None
         self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = 0
+        self._waiting_rows = self._waiting_bytes = 0
         self._rows = 0
         self.seen = 0
         """Dead letters, with those that an earlier try has committed."""
@@ -211,7 +213,8 @@ class _File:
         # Small batches would make small row groups, each with its own dictionaries.
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
-        if self._waiting_rows >= ROW_GROUP_ROWS:
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
             self._flush()
 
     def _note(self, batch: pa.RecordBatch) -> None:
@@ -228,7 +231,7 @@ class _File:
         if self._waiting:
             table = pa.Table.from_batches(self._waiting)
             self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
-            self._waiting, self._waiting_rows = [], 0
+            self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
     def finish(self) -> dict[str, Any] | None:
         """Close and sync; the report, or None when there is nothing to say."""

@@ -21,6 +21,9 @@ from vdl.pipeline.errors import LogShrank, RowsGone, TopicRecreated
 TASK_ROWS_MAX = 500_000
 """The most rows of a range that one task reads, unless there would be more than TASKS_MAX."""
 TASKS_MAX = 10_000
+TASK_ROWS_MIN = 10_000
+"""What one task reads at least, as far as there is as much."""
+TASK_RANGES_MAX = 1_000
 EQUAL_PART = 10
 """One in so many records of a batch is shared out to all partitions alike."""
 
@@ -243,6 +246,25 @@ def cut(wanted: Sequence[OffsetRange], *, tasks_min: int = 0) -> list[OffsetRang
             OffsetRange(r.topic, r.partition, low, high) for low, high in itertools.pairwise(edges)
         ]
     return pieces
+
+
+def together(pieces: Sequence[OffsetRange], *, tasks_min: int = 0) -> list[list[OffsetRange]]:
+    """What one task reads after the other: pieces of up to TASK_ROWS_MIN offsets together, and
+    TASK_RANGES_MAX pieces, but so that there are `tasks_min` tasks, if so many pieces. A task
+    writes a file, and costs as much as some thousand records."""
+    total = sum(r.count for r in pieces)
+    rows_max = min(TASK_ROWS_MIN, total // tasks_min) if tasks_min else TASK_ROWS_MIN
+    found: list[list[OffsetRange]] = []
+    rows, joins = 0, len(pieces) - tasks_min
+    for r in pieces:
+        fits = bool(found) and rows + r.count <= rows_max and len(found[-1]) < TASK_RANGES_MAX
+        if fits and joins > 0:
+            found[-1].append(r)
+            rows, joins = rows + r.count, joins - 1
+        else:
+            found.append([r])
+            rows = r.count
+    return found
 
 
 def next_offsets(read: Iterable[OffsetRange]) -> dict[tuple[str, int], int]:

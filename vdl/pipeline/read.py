@@ -39,7 +39,10 @@ from vdl.pipeline.errors import (
 from vdl.pipeline.positions import OffsetRange
 
 BATCH_ROWS = 10_000
-"""Records of one Arrow batch, at most."""
+BATCH_BYTES = 16 << 20
+"""Records and, about, bytes of one Arrow batch, at most."""
+FIRST_ROWS = 100
+"""Of the first batch, when it is not known how large records are."""
 POLL_SECONDS = 0.5
 QUEUE_KIBIBYTES = 64 << 10
 """Of memory for records that librdkafka has fetched ahead, per task."""
@@ -105,9 +108,9 @@ def read_range(
         consumer.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
         make = _Columns(wanted, columns)
         position, heard = wanted.start, clock()
-        reason, bad_seen = "", 0
+        reason, bad_seen, batch_rows = "", 0, FIRST_ROWS
         while position < wanted.end:
-            count = min(BATCH_ROWS, wanted.end - position)
+            count = min(batch_rows, wanted.end - position)
             if bad_seen:
                 count = BAD_SEEN - bad_seen  # to wait no longer than it takes to be sure
             messages = consumer.consume(count, timeout=POLL_SECONDS)
@@ -118,7 +121,11 @@ def read_range(
                 if position > wanted.end:
                     records = list(takewhile(lambda m: (m.offset() or 0) < wanted.end, records))
                 if records:
-                    yield make.batch(records)
+                    made = make.batch(records)
+                    # Records may be a thousand times as large as others.
+                    fits = BATCH_BYTES * made.num_rows // max(1, made.nbytes)
+                    batch_rows = max(1, min(BATCH_ROWS, fits))
+                    yield made
             if problem is not None:
                 if problem.code() == KafkaError._PARTITION_EOF:
                     if _end_of(messages) >= wanted.end:

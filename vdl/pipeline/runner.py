@@ -185,11 +185,22 @@ class Runner:
         while ranges(self._positions, _not_before(target, self._positions)):
             if self._stopping.is_set():
                 break
-            stop = admit(self._positions, _not_before(target, self._positions), rows_max=rows_max)
+            stop = self._admitted(target, rows_max)
             with self._noting():
                 self._batch(self._bounded(self._positions, stop), number, stop)
             number += 1
         return self.totals
+
+    def _admitted(self, target: Positions, rows_max: int) -> Positions:
+        """Where a large batch ends: as many times larger in bytes as it is in rows."""
+        source = self._job.source
+        ends = _not_before(target, self._positions)
+        starts = [(r.topic, r.partition, r.start) for r in ranges(self._positions, ends)]
+        bytes_max = source.max_bytes * max(1, rows_max // source.max_rows)
+        row_bytes = self._topics.row_bytes(starts) if source.max_bytes else {}
+        return admit(
+            self._positions, ends, rows_max=rows_max, bytes_max=bytes_max, row_bytes=row_bytes
+        )
 
     def preview(self, count: int) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
         """(the table's columns, the first decoded rows, dead letters among those looked at).

@@ -35,7 +35,12 @@ from segments.directory.identity import read_identity
 from segments.format.meta_pages import item_at
 from segments.format.names import log_directory, sequence_of
 from segments.io.fs import RealFileSystem
-from segments.log.segment import LogFiles
+from segments.log.segment import (
+    SEGMENT_HEADER_BYTES,
+    LogFiles,
+    SegmentInfo,
+    decode_segment_header,
+)
 from vdl.pipeline.columns import Gathered, open_lane
 from vdl.pipeline.inflated import Inflated
 from vdl.pipeline.positions import TASK_ROWS_MAX, OffsetRange
@@ -88,9 +93,16 @@ class SegmentTask:
         return sum(piece.wanted.count for piece in self.pieces)
 
 
-def find(directory: str, topic: str, topic_id: str, count: int) -> dict[int, list[SealedSegment]]:
+Seen = dict[str, tuple[tuple[str, ...], list[SealedSegment]]]
+"""Directory of a log → names of its files, and what was found in them."""
+
+
+def find(
+    directory: str, topic: str, topic_id: str, count: int, seen: Seen | None = None
+) -> dict[int, list[SealedSegment]]:
     """Partition → its sealed segments in one data directory, by offset; nothing of partitions that
-    have no good replica there. The server may be running. Raises StorageError, OSError."""
+    have no good replica there. The server may be running. `seen`: of earlier calls, so that a log
+    without a new file is not looked at again. Raises StorageError, OSError."""
     fs = RealFileSystem()
     identity = read_identity(fs, directory)
     if identity is None:
@@ -102,7 +114,7 @@ def find(directory: str, topic: str, topic_id: str, count: int) -> dict[int, lis
     for partition, group_id in enumerate(groups[:count]):
         log = by_group.get(group_id)
         if log is not None:
-            found[partition] = _sealed(fs, directory, log.log_id, group_id)
+            found[partition] = _sealed(fs, directory, log.log_id, group_id, seen)
     return found
 
 
@@ -145,18 +157,22 @@ def _read_at(descriptor: int, length: int, position: int) -> bytes:
 
 
 def _sealed(
-    fs: RealFileSystem, directory: str, log_id: LogId, group_id: GroupId
+    fs: RealFileSystem, directory: str, log_id: LogId, group_id: GroupId, seen: Seen | None
 ) -> list[SealedSegment]:
     path = log_directory(directory, log_id)
     files = LogFiles(fs, path, log_id, group_id, StoreOptions().index_segment_entries)
     if not fs.exists(path):
         return []
+    names = tuple(sorted(fs.list(path)))
+    if seen is not None and path in seen and seen[path][0] == names:
+        return seen[path][1]
     infos, _ = files.segments(flushed_index=NO_INDEX)  # a bad header is nothing to a reader
     pairs = list(pairwise(infos))
+    count = len(pairs)
     # A large append may have begun the newest files before what lies there was committed.
     while pairs and not _is_indexed(files, pairs[-1][0].number, pairs[-1][1].first_index - 1):
         pairs.pop()
-    return [
+    found = [
         SealedSegment(
             directory, log_id, group_id, info.number, info.first_index, after.first_index,
             info.base_offset, after.base_offset,
@@ -166,6 +182,9 @@ def _sealed(
         if sequence_of(after.number) == sequence_of(info.number) + 1
         and after.first_index > info.first_index
     ]  # fmt: skip
+    if seen is not None and len(pairs) == count:
+        seen[path] = names, found
+    return found
 
 
 def _is_indexed(files: LogFiles, segment: int, last: Index) -> bool:
@@ -263,6 +282,21 @@ def read_segment(
             yield gathered.take()
     if gathered:
         yield gathered.take()
+
+
+def _header(files: LogFiles, one: SealedSegment) -> SegmentInfo:
+    """What the segment says of itself, without a look at the log's other ones, of which there may
+    be thousands. One whose header is damaged is found among them. Raises StorageError, OSError."""
+    with Path(files.segment_path(one.number)).open("rb") as file:
+        head = file.read(SEGMENT_HEADER_BYTES)
+    try:
+        return decode_segment_header(head, one.log_id)
+    except CorruptRecord:
+        infos, _ = files.segments(flushed_index=NO_INDEX)  # a bad header is nothing to a reader
+        for info in infos:
+            if info.number == one.number:
+                return info
+        raise
 
 
 FAILURES = (StorageError, OSError)

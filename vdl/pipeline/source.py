@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -40,15 +40,26 @@ from vdl.pipeline.positions import (
     check_same_topics,
     cut,
     ranges,
+    together,
 )
-from vdl.pipeline.segment_read import SealedSegment, SegmentTask
+from vdl.pipeline.segment_read import SealedSegment, Seen, SegmentTask
 from vdl.pipeline.topics import Topics
 from vdl.pipeline.worker import exempt_modules_from_collection
 
 NAMES_BATCH = "of message at"
 """In what librdkafka says when the batch is named by its first offset."""
+if TYPE_CHECKING:
+    from vdl.pipeline.fetch import Leaders
+
 SAMPLES_EVERY = 16
 """Batches between two looks at how large records are."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTask:
+    """Ranges that one task reads over the protocol, one after the other."""
+
+    pieces: tuple[OffsetRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +72,7 @@ class LostRange:
 class RangePartition(InputPartition):
     """What one task reads: a range over the protocol, or from segments, or nothing any more."""
 
-    def __init__(self, wanted: OffsetRange | SegmentTask | LostRange) -> None:
+    def __init__(self, wanted: BrokerTask | SegmentTask | LostRange) -> None:
         super().__init__(wanted)
 
 
@@ -100,11 +111,40 @@ def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[
 
         yield letter(task.wanted, LOST, options.columns)
     else:
-        yield from read_broker(task, options)
+        yield from read_ranges(task, options)
     exempt_modules_from_collection()
 
 
+def read_ranges(task: BrokerTask, options: ReadOptions) -> Iterator[Any]:
+    """One range after the other, small ones together: each Arrow batch costs something."""
+    import pyarrow as pa
+
+    from vdl.pipeline.columns import CHUNK_BYTES, CHUNK_RECORDS
+    from vdl.pipeline.fetch import Leaders
+
+    small: list[Any] = []
+    rows = size = 0
+    with Leaders(options.bootstrap) as leaders:
+        for wanted in task.pieces:
+            for batch in read_over(leaders, wanted, options):
+                small.append(batch)
+                rows, size = rows + batch.num_rows, size + batch.nbytes
+                if rows >= CHUNK_RECORDS or size >= CHUNK_BYTES or len(task.pieces) == 1:
+                    yield small[0] if len(small) == 1 else pa.concat_batches(small)
+                    small, rows, size = [], 0, 0
+    if small:
+        yield pa.concat_batches(small)
+
+
 def read_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
+    """One range, over connections of its own. Raises what `read_range` does."""
+    from vdl.pipeline.fetch import Leaders
+
+    with Leaders(options.bootstrap) as leaders:
+        yield from read_over(leaders, wanted, options)
+
+
+def read_over(leaders: Leaders, wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
     """Whole batches as long as all is well, and the rest as a client library reads it; all of it
     when there are settings for that library. A batch that nobody can read fails, or is a `letter`
     with which the range goes on behind it. Raises what `read_range` does."""
@@ -118,7 +158,7 @@ def read_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
             try:
                 for behind, batch in read_batches(
                     rest,
-                    bootstrap=options.bootstrap,
+                    leaders=leaders,
                     columns=options.columns,
                     isolation=options.isolation,
                 ):
@@ -132,7 +172,7 @@ def read_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
                     continue
                 doubtful = error  # librdkafka may have more room
             except FAILURES:
-                pass
+                leaders.forget()
             else:
                 return
         end = wanted.end if doubtful is None else doubtful.end
@@ -234,11 +274,15 @@ def read_segments(task: SegmentTask, options: ReadOptions) -> Iterator[Any]:
 
 
 def plan(
-    options: ReadOptions, wanted: Sequence[OffsetRange], known: Positions
+    options: ReadOptions,
+    wanted: Sequence[OffsetRange],
+    known: Positions,
+    seen: Seen | None = None,
 ) -> list[InputPartition]:
-    """The tasks for these ranges. `known` has the topics' ids and partitions."""
+    """The tasks for these ranges. `known` has the topics' ids and partitions; `seen`: what earlier
+    plans have found of segments."""
     if not options.segments:
-        return [RangePartition(piece) for piece in cut(wanted, tasks_min=options.tasks_min)]
+        return broker_tasks(wanted, options.tasks_min)
     from vdl.pipeline.segment_read import FAILURES, divide, find, group
 
     places: list[dict[tuple[str, int], list[SealedSegment]]] = []
@@ -246,7 +290,8 @@ def plan(
         place: dict[tuple[str, int], list[SealedSegment]] = {}
         for topic, topic_known in known.topics.items():
             try:
-                found = find(directory, topic, topic_known.topic_id, len(topic_known.offsets))
+                count = len(topic_known.offsets)
+                found = find(directory, topic, topic_known.topic_id, count, seen)
             except FAILURES:
                 continue  # Not on this machine, or not good: the brokers have it all.
             place |= {(topic, partition): sealed for partition, sealed in found.items()}
@@ -255,7 +300,13 @@ def plan(
     tasks: list[InputPartition] = [
         RangePartition(task) for task in group(from_files, tasks_min=options.tasks_min)
     ]
-    return tasks + [RangePartition(piece) for piece in cut(rest, tasks_min=options.tasks_min)]
+    return tasks + broker_tasks(rest, options.tasks_min)
+
+
+def broker_tasks(wanted: Sequence[OffsetRange], tasks_min: int) -> list[InputPartition]:
+    """The ranges as tasks over the protocol."""
+    pieces = together(cut(wanted, tasks_min=tasks_min), tasks_min=tasks_min)
+    return [RangePartition(BrokerTask(tuple(few))) for few in pieces]
 
 
 class VdlReader(DataSourceReader):
@@ -327,10 +378,11 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ends: Positions | None = None
         self._row_bytes: dict[tuple[str, int], float] = {}
         self._batches_planned = 0
+        self._seen: Seen = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # Tasks get a pickle of this: connections stay here.
-        return {**self.__dict__, "_topics": None}
+        return {**self.__dict__, "_topics": None, "_seen": {}}
 
     def initialOffset(self) -> dict[str, Any]:
         found = self._ask().resolve(self._options.start)
@@ -385,7 +437,7 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             stop = later(stop, begin)
         else:
             check_reachable(begin, firsts, stop)
-        return plan(self._options, ranges(begin, stop), firsts) + lost
+        return plan(self._options, ranges(begin, stop), firsts, self._seen) + lost
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_partition(partition, self._options)

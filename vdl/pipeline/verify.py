@@ -41,6 +41,7 @@ NO_PLACE = "_offset bigint"
 """Of files whose rows do not say what they were made of: to be counted."""
 ROWS_DDL = "_partition int, _offset long"
 """Of a table without files."""
+BOUNDS_DDL = "topic string, partition int, low long, stop long, readable long"
 PLACES_DDL = "topic string, partition int, offset long, number string, is_row long"
 """PLACES, of rows and dead letters: the record it was made of, and which of the rows made of it."""
 
@@ -120,8 +121,8 @@ def verify(job: Job, spark: Any) -> Verdict:
     verdict = Verdict(gone=_gone(begin, readable, end), dead_committed=account.dead)
     files, absent = _there(table.files())
     letters, absent_letters = _there(dead_table.files())
-    inside = _within(begin, end)
-    dead = _dead_places(spark, letters).filter(inside)
+    bounds = _bounds(spark, begin, readable, end)
+    dead = _inside(_dead_places(spark, letters), bounds)
     if job.sink.kind == TOPIC:
         rows, is_numbered = _records_of(spark, job, end), True
     else:
@@ -136,26 +137,28 @@ def verify(job: Job, spark: Any) -> Verdict:
             verdict.rows, verdict.dead = int(frame.count()), int(dead.count())
             _check_at_rest(job, table, ids)
     if rows is not None:
-        counted = _counted(rows.filter(inside).unionByName(dead), is_numbered=is_numbered)
-        known = _within(readable, end.of(readable.topics))
-        _compare(verdict, _source(spark, job, readable, end), counted, known, job)
+        placed = _inside(rows, bounds).unionByName(dead)
+        counted = _counted(placed, is_numbered=is_numbered)
+        _compare(verdict, _source(spark, job, readable, end), counted, bounds, job)
     # A commit that was made meanwhile may have named files just before they had their names.
     verdict.missing_files = _there([*absent, *absent_letters])[1]
     return verdict
 
 
-def _compare(verdict: Verdict, source: Any, counted: Any, is_readable: Any, job: Job) -> None:
+def _compare(verdict: Verdict, source: Any, counted: Any, bounds: Any, job: Job) -> None:
     """Both sides by ranges of offsets, into the verdict."""
     from pyspark.sql import functions as f
 
-    joined = source.join(counted, ["topic", "partition", "offset"], "full_outer").select(
+    both = source.join(counted, ["topic", "partition", "offset"], "full_outer")
+    joined = both.join(f.broadcast(bounds), ["topic", "partition"], "left").select(
         "topic",
         "partition",
         "offset",
         *[f.coalesce(n, f.lit(0)).alias(n) for n in ("is_source", "rows", "dead", "duplicates")],
+        f.coalesce(_is_between("readable"), f.lit(False)).alias("is_readable"),
     )
     is_absent = (f.col("rows") + f.col("dead") == 0) & (f.col("is_source") == 1)
-    is_invented = (f.col("is_source") == 0) & is_readable
+    is_invented = (f.col("is_source") == 0) & f.col("is_readable")
     is_wrong = is_invented | (f.col("duplicates") > 0)
     if not job.leaves_out:
         is_wrong |= is_absent
@@ -334,21 +337,31 @@ def _check_at_rest(job: Job, table: TableSink, ids: dict[str, tuple[str, int]]) 
         )
 
 
-def _within(start: Positions, end: Positions) -> Any:
-    """Whether a row's place lies in [start, end). A partition that `start` does not have begins at
-    0."""
+def _bounds(spark: Any, begin: Positions, readable: Positions, end: Positions) -> Any:
+    """By topic and partition, where what the table has begins (`low`) and ends (`stop`), and from
+    where on the source still has it (`readable`; null: it has nothing of that). A partition that
+    `begin` does not have begins at 0. A table and no condition: there may be thousands."""
+    rows = [
+        (topic, partition, begin.offset(topic, partition) or 0, stop, first)
+        for topic, partition, stop in end.partitions()
+        for first in [readable.offset(topic, partition)]
+    ]
+    return spark.createDataFrame(rows, BOUNDS_DDL)
+
+
+def _is_between(low: str) -> Any:
+    """Whether a row's offset lies in [low, stop) of its bounds."""
     from pyspark.sql import functions as f
 
-    found = f.lit(False)
-    for topic, partition, stop in end.partitions():
-        low = start.offset(topic, partition) or 0
-        found = found | (
-            (f.col("topic") == topic)
-            & (f.col("partition") == partition)
-            & (f.col("offset") >= low)
-            & (f.col("offset") < stop)
-        )
-    return found
+    return (f.col("offset") >= f.col(low)) & (f.col("offset") < f.col("stop"))
+
+
+def _inside(places: Any, bounds: Any) -> Any:
+    """Those places that the job has come to, and no others'."""
+    from pyspark.sql import functions as f
+
+    found = places.join(f.broadcast(bounds), ["topic", "partition"]).filter(_is_between("low"))
+    return found.select(*places.columns)
 
 
 def _readable(begin: Positions, firsts: Positions, end: Positions) -> Positions:
