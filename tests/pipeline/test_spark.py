@@ -219,7 +219,7 @@ def test_steps_that_read_a_part_keep_all_dead_letters(
 )
 def test_command_that_spark_refuses_says_so_in_one_line(
     spark: Any, bootstrap: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str], command: list[str], sql: str, reason: str,
+    capsys: pytest.CaptureFixture[str], command: list[str], sql: str, reason: str,
 ) -> None:  # fmt: skip
     """Whoever wrote the SQL is to see what is wrong with it, and not where Spark found out."""
     monkeypatch.setattr(commands, "_session", lambda job: spark)
@@ -228,7 +228,7 @@ def test_command_that_spark_refuses_says_so_in_one_line(
     steps = f'[transform]\nsteps = [{{ name = "one", sql = "{sql}" }}]\n'
     job_of(tmp_path, bootstrap, topic, more=steps)
     assert run_app(["pipeline", *command, str(tmp_path / "job.toml")]) == 1
-    (line,) = capfd.readouterr().err.splitlines()
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"Error: {reason}")
 
 
@@ -281,16 +281,17 @@ def test_job_of_a_recreated_topic_stops(spark: Any, bootstrap: str, tmp_path: Pa
 def test_verify_of_a_changed_table_names_the_offsets(
     spark: Any, bootstrap: str, topic: str, tmp_path: Path
 ) -> None:
-    """A file that is there twice, and one that is gone."""
+    """A file that is there twice, and one that nothing names any more. Both partitions, which are
+    small, are in one file of a batch."""
     job = job_of(tmp_path, bootstrap, topic)
     run_once(job, spark)
-    commits = sorted((Path(job.sink.path) / "_vdl" / "commits").glob("*.json"))
-    data = json.loads(commits[0].read_text(encoding="utf-8"))
-    kept = data["files"][0]
-    lost = data["files"][1]["rows"]
-    data["files"] = [kept, kept]
-    commits[0].write_text(json.dumps(data), encoding="utf-8")
+    first, second, *_ = sorted((Path(job.sink.path) / "_vdl" / "commits").glob("*.json"))
+    told = [json.loads(commit.read_text(encoding="utf-8")) for commit in (first, second)]
+    ((kept,), (lost,)) = (data["files"] for data in told)
+    told[0]["files"], told[1]["files"] = [kept, kept], []
+    for commit, data in zip((first, second), told, strict=True):
+        commit.write_text(json.dumps(data), encoding="utf-8")
     verdict = verify(job, spark)
     assert not verdict.is_good
-    assert (verdict.lost, verdict.duplicates) == (lost, kept["rows"])
+    assert (verdict.lost, verdict.duplicates) == (lost["rows"], kept["rows"])
     assert {one.partition for one in verdict.differences} == {0, 1}
