@@ -204,6 +204,32 @@ def verify(*, job_file: Path, as_json: bool) -> int:
     return int(not verdict.is_good)
 
 
+@pipeline.command()
+@_job
+@click.option("--target-mb", default=128, show_default=True, help="Of a file, about.")
+@click.option("--retain-hours", default=168, show_default=True, help="What is older is removed.")
+def compact(*, job_file: Path, target_mb: int, retain_hours: int) -> int:
+    """Write small files again in large ones, and remove what nobody needs; without Spark.
+
+    The job may run meanwhile. Its dead letters' table is compacted, too.
+    """
+    from vdl.pipeline.compaction import Compacted, CompactingSink
+    from vdl.pipeline.open_table import open_table
+    from vdl.pipeline.topics import Topics
+
+    job = load_job(job_file)
+    with contextlib.closing(Topics(job.source.read_options())) as topics:
+        ids = topics.ids()
+    for kind, path in ((job.sink.kind, job.sink.path), (job.sink.dead_kind, job.errors.path)):
+        table = open_table(kind, path, job.name)
+        table.open(ids)
+        done = Compacted()
+        if isinstance(table, CompactingSink):
+            done = table.compact(target_mb << 20) + table.vacuum(retain_hours)
+        click.echo(f"{path}: {done.before} files became {done.after}, {done.removed} removed")
+    return 0
+
+
 @pipeline.group()
 def dlq() -> None:
     """Dead letters: records that could not be decoded."""

@@ -33,7 +33,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import (
     AddAction,
     CommitProperties,
@@ -42,8 +42,9 @@ from deltalake.transaction import (
 )
 
 from vdl.pipeline.account import Account, added_up
+from vdl.pipeline.compaction import Compacted
 from vdl.pipeline.delta_rules import check_not_null, check_rules
-from vdl.pipeline.errors import CommitConflict, SinkInconsistent
+from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
 from vdl.pipeline.state_files import JobState, StateFiles
 from vdl.pipeline.table import (
@@ -379,6 +380,34 @@ class DeltaSink:
         if not writers - {"", self._job}:
             return []
         return [path for path in paths if not self._writer_of(path)]
+
+    def compact(self, bytes_target: int) -> Compacted:
+        """As a commit of its own, of Delta's kind: readers of older versions keep their files."""
+        table = self._load()
+        if table is None:
+            return Compacted()
+        check_rules(self.path, table)
+        writers = {self._writer_of(path) for path in self._all_files()}
+        if writers - {"", self._job}:
+            what = "other jobs write to this table, too: a compaction would mix their rows"
+            raise PipelineError(f"{self.path}: {what}")
+        try:
+            told = table.optimize.compact(target_size=bytes_target)
+        except CommitFailedError as error:
+            raise CommitConflict(self.path, str(error)) from error
+        return Compacted(before=int(told["numFilesRemoved"]), after=int(told["numFilesAdded"]))
+
+    def vacuum(self, retain_hours: int) -> Compacted:
+        """Raises PipelineError for less than the table's own retention: files of a batch under way
+        would be among what is removed."""
+        table = self._load()
+        if table is None:
+            return Compacted()
+        try:
+            removed = table.vacuum(retention_hours=retain_hours, dry_run=False)
+        except DeltaError as error:
+            raise PipelineError(f"{self.path}: {error}") from error
+        return Compacted(removed=len(removed))
 
     def _all_files(self) -> list[str]:
         table = self._load()

@@ -4,6 +4,7 @@
 <path>/vdl_part=00001/vdl_commit=000000007/000000007-flights-3-…0500-…0900-0000.parquet
                                            rows of offsets [500, 900) of partition 3
 <path>/_vdl/commits/000000007.json         commit 7: its files, the offsets, the columns
+<path>/_vdl/compacted/00001.json           part 1 was written again: the files it has now
 <path>/_vdl/staging/<run>/…                files of a batch under way
 <path>/_vdl/windows/<job>/…                open windows, as `window_files` has them
 ```
@@ -19,6 +20,13 @@ names with an underscore are skipped by Spark, Arrow and Hive.
 Folders are named as Hive names partitions, because readers of such folders find them by themselves:
 they see two columns more, `vdl_part` and `vdl_commit` (`table.commit_folder`).
 
+A part that has all its commits can be written again in few files (`compact`). Its new folder is
+made beside it and synced, then a JSON file says what it has, then both folders exchange their names
+in one step: who lists the table sees the old files or the new ones. Who opens the table finishes
+that step. A reader that has listed the old files and not opened them yet finds them gone, and has
+to begin again; none sees a row twice or misses one. Commits of a job are in later parts, so it may
+run meanwhile.
+
 Tables that were begun by a release before this keep their layout, so that all files of a table are
 found in one way. There files lie in `<path>` and are renamed one by one: a reader may see a part of
 the last batch, until the next run.
@@ -33,21 +41,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vdl.pipeline.errors import CommitConflict, SinkInconsistent
+from vdl.pipeline.compaction import Compacted, exchange, rewrite
+from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
 from vdl.pipeline.table import (
     COMMIT,
     PART,
+    PART_COMMITS,
     Commit,
     CommitNote,
     DataFile,
     WindowState,
     commit_folder,
     file_name,
+    part_of,
     sync_folder,
 )
 from vdl.pipeline.table_columns import change_of, grown, problem_of
@@ -106,6 +119,8 @@ class ParquetSink:
             self._publish(last)
             if self._windows is not None:
                 self._window_files.show_late(self._sequence, self._windows)
+            for data in self._compacted().values():
+                self._show_compacted(data)
         return self._positions
 
     def staging(self, run: str) -> str:
@@ -272,11 +287,102 @@ class ParquetSink:
         return self._schema
 
     def files(self) -> list[str]:
-        return [
-            str(self._root / file["name"])
+        compacted = self._compacted()
+        names = [file["name"] for data in compacted.values() for file in data["files"]]
+        names += [
+            file["name"]
             for number in self._numbers()
+            if part_of(number) not in compacted
             for file in self._read(number)["files"]
         ]
+        return [str(self._root / name) for name in names]
+
+    def compact(self, bytes_target: int) -> Compacted:
+        if self._version != FOLDERS:
+            raise PipelineError(
+                f"{self.path}: was begun by an older release: it cannot be compacted"
+            )
+        done = Compacted()
+        compacted = self._compacted()
+        for part in range(1, part_of(self._sequence + 1)):
+            if part not in compacted:
+                done += self._compact_part(part, bytes_target)
+        return done
+
+    def _compact_part(self, part: int, bytes_target: int) -> Compacted:
+        """A part that gets no further commit."""
+        first, last = (part - 1) * PART_COMMITS + 1, part * PART_COMMITS
+        names = [file["name"] for n in range(first, last + 1) for file in self._read(n)["files"]]
+        if len(names) < 2:
+            return Compacted()
+        staging = self._root / "_vdl" / "compacting" / uuid.uuid4().hex
+        folder = staging / commit_folder(last)
+        folder.mkdir(parents=True)
+        paths = [str(self._root / name) for name in names]
+        files = rewrite(paths, folder, f"{last:09d}-compacted", bytes_target)
+        sync_folder(folder.parent)
+        sync_folder(staging)
+        rows = sum(self._read(n)["rows"] for n in range(first, last + 1))
+        assert sum(file.rows for file in files) == rows, (part, rows)
+        data = {
+            "part": part,
+            "staged": str(folder.parent.relative_to(self._root)),
+            "files": [
+                {
+                    "name": f"{commit_folder(last)}{Path(file.path).name}",
+                    "rows": file.rows,
+                    "bytes": file.bytes,
+                }
+                for file in files
+            ],
+        }
+        manifests = self._root / "_vdl" / "compacted"
+        manifests.mkdir(exist_ok=True)
+        temporary = staging / "manifest.json"
+        with temporary.open("x", encoding="utf-8") as file:
+            json.dump(data, file)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, manifests / f"{part:05d}.json")
+        except FileExistsError:
+            shutil.rmtree(staging)
+            raise PipelineError(f"{self.path}: somebody else is compacting it") from None
+        sync_folder(manifests)
+        self._show_compacted(data)
+        return Compacted(before=len(names), after=len(files))
+
+    def _show_compacted(self, data: Mapping[str, Any]) -> None:
+        """Exchange a part's folder for its new one, as far as that has not been done."""
+        staged = self._root / data["staged"]
+        target = self._root / data["files"][0]["name"]
+        if target.exists() or not staged.exists():
+            return
+        exchange(staged, target.parent.parent)
+        shutil.rmtree(staged.parent, ignore_errors=True)
+
+    def _compacted(self) -> dict[int, dict[str, Any]]:
+        """Part → what its compaction says."""
+        folder = self._root / "_vdl" / "compacted"
+        if not folder.exists():
+            return {}
+        found = (json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json"))
+        return {int(data["part"]): data for data in found}
+
+    def vacuum(self, retain_hours: int) -> Compacted:
+        """What a compaction that was killed has left; the files of runs go with the next commit."""
+        removed = 0
+        edge = time.time() - retain_hours * 3600
+        kept = {
+            data["staged"].split("/")[2]
+            for data in self._compacted().values()
+            if not (self._root / data["files"][0]["name"]).exists()
+        }
+        for folder in (self._root / "_vdl" / "compacting").glob("*"):
+            if folder.stat().st_mtime < edge and folder.name not in kept:
+                removed += sum(path.is_file() for path in folder.rglob("*"))
+                shutil.rmtree(folder, ignore_errors=True)
+        return Compacted(removed=removed)
 
     def _numbers(self) -> list[int]:
         if not self._commits.exists():

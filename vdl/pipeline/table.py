@@ -183,9 +183,14 @@ PART, COMMIT = "vdl_part", "vdl_commit"
 PART_COMMITS = 1000
 
 
+def part_of(sequence: int) -> int:
+    """Which part a commit is in, from 1."""
+    return (sequence - 1) // PART_COMMITS + 1
+
+
 def commit_folder(sequence: int) -> str:
     """Where the files of a commit are shown, below a folder of commits; with a slash behind it."""
-    return f"{PART}={(sequence - 1) // PART_COMMITS + 1:05d}/{COMMIT}={sequence:09d}/"
+    return f"{PART}={part_of(sequence):05d}/{COMMIT}={sequence:09d}/"
 
 
 def file_name(sequence: int, number: int, spans: Sequence[OffsetRange]) -> str:

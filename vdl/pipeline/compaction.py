@@ -1,0 +1,128 @@
+"""Few large files made of many small ones: rows stay, and so do their order and their columns.
+
+A job that commits every second writes a file a second. Readers open each of them, so what is old
+is written again now and then, in files of about `bytes_target`. How a table then shows the new
+files in place of the old ones is the table's; what is here knows files only.
+
+Must not know: Spark, Kafka, formats of tables.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.table import sync_folder
+
+BYTES_TARGET = 128 << 20
+BATCH_ROWS = 20_000
+_AT_FDCWD = -100
+_EXCHANGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """Files that are shown no more, those in their place, and files that were removed."""
+
+    before: int = 0
+    after: int = 0
+    removed: int = 0
+
+    def __add__(self, other: Compacted) -> Compacted:
+        return Compacted(
+            self.before + other.before, self.after + other.after, self.removed + other.removed
+        )
+
+
+@runtime_checkable
+class CompactingSink(Protocol):
+    """A table whose files can be made fewer while its job runs, and readers read."""
+
+    def compact(self, bytes_target: int) -> Compacted:
+        """Of a table that was opened. Raises PipelineError."""
+
+    def vacuum(self, retain_hours: int) -> Compacted:
+        """Remove what no commit has named for so long, and nothing that a reader who began since,
+        or a run under way, may need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A new file."""
+
+    path: str
+    rows: int
+    bytes: int
+
+
+def rewrite(paths: Sequence[str], folder: Path, prefix: str, bytes_target: int) -> list[Written]:
+    """All rows of some files, in their order, in new files of about so many bytes, synced. Columns
+    are those of all of them, in the widest of their types."""
+    schema = pa.unify_schemas(
+        [pq.read_schema(path).remove_metadata() for path in paths], promote_options="permissive"
+    )
+    found: list[Written] = []
+    rows = _rows(paths, schema)
+    batch = next(rows, None)
+    while batch is not None:
+        path = folder / f"{prefix}-{len(found):04d}.parquet"
+        with path.open("wb") as file:
+            with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+                count = 0
+                while batch is not None and (not count or file.tell() < bytes_target):
+                    writer.write_table(batch)
+                    count += batch.num_rows
+                    batch = next(rows, None)
+            file.flush()
+            os.fsync(file.fileno())
+        found.append(Written(str(path), count, path.stat().st_size))
+    sync_folder(folder)
+    return found
+
+
+def _rows(paths: Sequence[str], schema: pa.Schema) -> Iterator[pa.Table]:
+    """In groups that are worth a row group, and fit into memory."""
+    waiting: list[Any] = []
+    rows = size = 0
+    for path in paths:
+        for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS):
+            waiting.append(_in_columns(pa.Table.from_batches([batch]), schema))
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows >= 128 * 1024 or size >= 64 << 20:
+                yield pa.concat_tables(waiting)
+                waiting, rows, size = [], 0, 0
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+def _in_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = [
+        table[field.name].cast(field.type)
+        if field.name in table.column_names
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Let two folders have each other's name, in one step. Raises PipelineError where the file
+    system cannot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    renamed = getattr(libc, "renameat2", None)
+    if renamed is None:
+        raise PipelineError("this system cannot exchange two folders, which compaction needs")
+    names = [os.fsencode(path) for path in (one, other)]
+    if renamed(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE):
+        reason = os.strerror(ctypes.get_errno())
+        raise PipelineError(f"{one} and {other} cannot be exchanged: {reason}")
+    for folder in {one.parent, other.parent}:
+        sync_folder(folder)
