@@ -407,6 +407,120 @@ def test_deleting_records_under_an_open_transaction_leaves_nothing_stable(cluste
     assert stream.aborted(4, 5) == []
 
 
+def replicas(cluster: Any, group_id: int) -> list[LogStream]:
+    return [node.host.stream(group_id) for node in cluster.nodes.values() if not node.clock.stopped]
+
+
+def test_replica_that_begins_with_a_snapshot_knows_what_is_open(cluster: Any) -> None:
+    """The snapshot stands at the log's start, and its state is a later one: what was aborted since
+    is listed, and what is open begins where it did."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    sent(cluster, stream, producer_id=8)
+    ended(cluster, stream, producer_id=8, commit=False)
+    for _ in range(20):
+        cluster.append(stream)
+    cluster.run(20)
+    begin = stream.high_watermark
+    done: list[ErrorCode] = []
+    stream.delete_records(begin, deadline_ns=cluster.deadline(), done=done.append)
+    cluster.run(20)
+    sent(cluster, stream, producer_id=9)
+    ended(cluster, stream, producer_id=9, commit=False)
+    sent(cluster, stream)
+    cluster.append(stream)
+    for node in cluster.nodes.values():
+        node.store.checkpoint()
+    cluster.run(15_000)
+    stream = cluster.leader(group_id)
+    assert stream.group.log.first_index > 1, "the log was cut"
+    new = cluster.nodes[stream.leader_server % 3 + 1]
+    new.wipe()
+    cluster.run(1_000)
+    new.start()
+    cluster.run(10_000)
+    found = new.host.stream(group_id)
+    assert found.group.log.first_index > 1
+    assert found.items() == stream.items()
+    assert (stable(found), found.high_watermark) == (begin + 2, begin + 4)
+    assert [one.producer_id for one in found.aborted(begin, begin + 2)] == [9]
+    assert ended(cluster, stream) is ErrorCode.NONE
+    cluster.run(200)
+    assert [stable(one) for one in replicas(cluster, group_id)] == [begin + 5] * 3
+
+
+def test_state_is_the_same_after_restarts_at_any_checkpoint(cluster: Any) -> None:
+    """What a checkpoint has and what is applied again behind it make one state."""
+    group_id = cluster.create_topic()
+    for round_number in range(4):
+        stream = cluster.leader(group_id)
+        producer_id = 10 + round_number
+        assert sent(cluster, stream, producer_id=producer_id).error is ErrorCode.NONE
+        if round_number % 2:
+            cluster.nodes[stream.leader_server].store.checkpoint()
+        if round_number:
+            ended(cluster, stream, producer_id=producer_id - 1, commit=round_number != 2)
+        cluster.run(50)
+        before = (stream.items(), stable(stream), stream.high_watermark)
+        for server in (1, 2, 3):
+            cluster.nodes[server].crash()
+        cluster.run(100)
+        for server in (1, 2, 3):
+            cluster.nodes[server].start()
+        cluster.run(4_000)
+        stream = cluster.leader(group_id)
+        assert (stream.items(), stable(stream), stream.high_watermark) == before
+    assert [one.producer_id for one in stream.aborted(0, 100)] == [11]
+
+
+def test_what_a_deposed_leader_appended_opens_and_ends_nothing(cluster: Any) -> None:
+    """§5.3: neither its batch nor its marker was committed, and both go."""
+    group_id = cluster.create_topic()
+    old = cluster.leader(group_id)
+    assert sent(cluster, old).error is ErrorCode.NONE
+    cluster.run(100)
+    others = [server for server in (1, 2, 3) if server != old.leader_server]
+    leader = old.leader_server
+    for server in others:
+        cluster.network.cut(leader, server)
+        cluster.network.cut(server, leader)
+    lost = end(cluster, old, commit=False)
+    asked = Asked()
+    batch = send(cluster, old, asked, producer_id=8)
+    asked.pop()(ErrorCode.NONE)
+    cluster.run(5_000)
+    assert lost[0] is not ErrorCode.NONE
+    assert batch[0].error is not ErrorCode.NONE
+    stream = cluster.new_leader(group_id, old)
+    assert (stable(stream), stream.high_watermark) == (0, 1)
+    assert ended(cluster, stream, commit=True) is ErrorCode.NONE
+    for server in others:
+        cluster.network.heal(leader, server)
+        cluster.network.heal(server, leader)
+    cluster.run(4_000)
+    for one in replicas(cluster, group_id):
+        assert (stable(one), one.high_watermark) == (2, 2)
+        assert one.items() == stream.items()
+        assert one.aborted(0, 2) == []
+
+
+def test_times_of_markers_are_nobodys(cluster: Any) -> None:
+    """KIP-79, KIP-734: a record is looked for; a marker, however late, is none."""
+    stream = led(cluster)
+    sent(cluster, stream)
+    ended(cluster, stream)
+    cluster.append(stream, timestamp=2_000)
+    cluster.run(20)
+    found: list[Any] = []
+    stream.offset_for_time(1_001, found.append)
+    cluster.run(20)
+    stream.offset_for_time(2_001, found.append)
+    cluster.run(20)
+    stream.offset_of_largest_time(found.append)
+    cluster.run(20)
+    assert [(one.offset, one.timestamp) for one in found] == [(2, 2_000), (-1, -1), (2, 2_000)]
+
+
 def test_number_of_open_transactions_is_bounded(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
