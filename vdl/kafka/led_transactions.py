@@ -135,6 +135,8 @@ class LedTransactions:
         self._clock = clock
         self._options = options
         self._host = host
+        self._open: set[str] = set()
+        """Transactional ids with an open transaction."""
         self._due_ns: dict[str, int] = {}
         """Transactional id → when its open transaction is to be aborted, by the time that counts
         here."""
@@ -151,6 +153,8 @@ class LedTransactions:
         self._is_flushing = False
         self._waiters: dict[str, list[_Waiter]] = {}
         self._waiter_count = 0
+        self.timed_out = 0
+        """Transactions that were open for too long."""
         self._is_closed = False
         self._check_timer: Timer | None = None
         """Runs while there are open transactions."""
@@ -179,6 +183,16 @@ class LedTransactions:
         """As applied; not to be changed."""
         return self.machine.transactions.ids.get(transactional_id)
 
+    @property
+    def open(self) -> int:
+        """Transactions that are not decided."""
+        return len(self._open)
+
+    @property
+    def ending(self) -> int:
+        """Transactions that are decided and not complete."""
+        return len(self._endings)
+
     # --- what was applied ----------------------------------------------------------------
     def changed(self, transactional_ids: list[str]) -> None:
         """Transactions of these ids began, were decided, or completed."""
@@ -194,8 +208,11 @@ class LedTransactions:
 
     def _look_at(self, known: TransactionalId) -> None:
         if known.state is TransactionState.ONGOING:
+            self._open.add(known.transactional_id)
             self._arm(known)
-        elif known.state.is_prepared and transaction_of(known) not in self._endings:
+            return
+        self._open.discard(known.transactional_id)
+        if known.state.is_prepared and transaction_of(known) not in self._endings:
             ending = self._endings[transaction_of(known)] = _Ending(known)
             self._to_tell.extend((ending, participant) for participant in sorted(ending.left))
             self._tell()
@@ -348,6 +365,7 @@ class LedTransactions:
         if self._due:
             self._check_later()
         if over:
+            self.timed_out += len(over)
             self.state_group.propose(
                 commands.AbortTransactions(over), deadline_ns=self.deadline_ns(), done=_ignore
             )

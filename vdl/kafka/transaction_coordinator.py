@@ -49,6 +49,8 @@ class TransactionCoordinator:
         self._clock = clock
         self._options = options
         self._led: dict[GroupId, LedTransactions] = {}
+        self._timed_out = 0
+        """Of coordinators that were led here."""
 
     def attach(self, state_group: StateGroup) -> None:
         """Follow a coordinator replica of this server, from before it first serves."""
@@ -73,7 +75,18 @@ class TransactionCoordinator:
     def on_stopped_serving(self, group: StateGroup) -> None:
         led = self._led.pop(group.group_id, None)
         if led is not None:
+            self._timed_out += led.timed_out
             led.close()
+
+    def numbers(self) -> dict[str, float]:
+        """Counters and gauges of the coordinators that are led here, for `/metrics`."""
+        led = self._led.values()
+        return {
+            "transactional_ids": sum(len(one.machine.transactions) for one in led),
+            "transactions_open": sum(one.open for one in led),
+            "transactions_ending": sum(one.ending for one in led),
+            "transactions_timed_out_total": self._timed_out + sum(one.timed_out for one in led),
+        }
 
     # --- who is responsible --------------------------------------------------------------
     @property

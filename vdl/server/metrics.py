@@ -128,6 +128,10 @@ HELP: dict[str, str] = {
     "vdl_server_throttle_seconds_total": "For how long, all together.",
     "vdl_server_client_connections_over_quota_total": "Connections refused because an address made"
     " more than it may in a time.",
+    "vdl_server_transactional_ids": "Transactional ids of the coordinators led here.",
+    "vdl_server_transactions_open": "Their transactions that are open.",
+    "vdl_server_transactions_ending": "Those that are decided while participants are told.",
+    "vdl_server_transactions_timed_out_total": "Those that were open for too long.",
     "vdl_server_fetch_sessions": "Fetch sessions there are.",
     "vdl_server_fetch_session_partitions": "Partitions in them.",
     "vdl_server_fetch_sessions_evicted_total": "Fetch sessions that gave way to others.",

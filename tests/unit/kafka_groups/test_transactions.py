@@ -397,6 +397,24 @@ def test_transaction_that_is_open_for_too_long_is_aborted(cluster: Cluster) -> N
     assert fenced.error_code == ErrorCode.PRODUCER_FENCED
 
 
+def test_transactions_are_counted_where_they_are_led(cluster: Cluster) -> None:
+    def numbers(server: int = 1) -> list[float]:
+        return list(cluster.servers[server].transactions.numbers().values())
+
+    init(cluster, transaction_timeout_ms=3_000)
+    assert numbers() == [1, 0, 0, 0]
+    add(cluster, 0)
+    assert (numbers(), numbers(2)) == ([1, 1, 0, 0], [0, 0, 0, 0])
+    cluster.silent = []
+    cluster.advance(4_000)
+    assert numbers() == [1, 0, 1, 1]
+    cluster.answer_partitions()
+    cluster.advance(1)
+    assert numbers() == [1, 0, 0, 1]
+    cluster.elect(cluster.servers[1].coordinator_group(X), 2)
+    assert (numbers(), numbers(2)) == ([0, 0, 0, 1], [1, 0, 0, 0])
+
+
 def test_time_runs_for_each_transaction_anew(cluster: Cluster) -> None:
     """Also under the next leader."""
     init(cluster, transaction_timeout_ms=3_000)
