@@ -1,7 +1,8 @@
 """Transactional producers, and who reads what they committed, in a topic of their own.
 
 Each producer writes a few batches to several partitions and ends the transaction, or dies in the
-middle of it and comes back as another instance of the same transactional id. Half of them speak the
+middle of it and comes back as another instance of the same transactional id. Some transactions
+commit a position of a consumer group, too (`transaction_positions.py`). Half of them speak the
 first version of the protocol (KIP-98), half the second (KIP-890). A transaction is one operation of
 the history: ok when its commit was answered, fail when it can never be committed, else unknown.
 What of it readers may see, and when, is for `vdl.check` to say.
@@ -42,6 +43,8 @@ from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched
 from vdl.sim.machine import Machine
 from vdl.sim.recorder import Invoked, make_record, value_of
 from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartition
+from vdl.sim.transaction_positions import NONE as NO_POSITION
+from vdl.sim.transaction_positions import TransactionPositions
 from vdl.sim.workload import Env, note_poll
 
 TOPIC = "exact"
@@ -59,7 +62,11 @@ _ALREADY_THERE = 36
 _KEY_IS_TRANSACTIONAL_ID = 1
 _READ_BYTES = 1 << 20
 
-OLD_PRODUCER = {0: 11, 24: 3, 26: 4}
+POSITIONS = 0.3
+"""Of transactions: those that commit a position, and those before which the position is looked at.
+"""
+
+OLD_PRODUCER = {0: 11, 24: 3, 25: 3, 26: 4, 28: 4}
 """Versions of a producer of the first version of the protocol."""
 
 _ELSEWHERE = frozenset(
@@ -98,6 +105,8 @@ class _Transaction:
     """When its commit was asked for."""
     is_open: bool = False
     """An answer to its end was lost."""
+    position: int = NO_POSITION
+    """What it commits in the producer's group."""
 
 
 @dataclass(slots=True)
@@ -129,6 +138,7 @@ class TransactionalProducer:
         """It has stopped, and has no transaction open."""
         self.ended = 0
         """Transactions whose end was answered."""
+        self.positions = TransactionPositions(self._client, name, TOPIC)
         self._begin_instance()
 
     def stop(self) -> None:
@@ -160,9 +170,15 @@ class TransactionalProducer:
     def _next(self) -> None:
         """The next transaction, in a moment."""
         if self._is_stopping:
-            self.is_idle = True
-        else:
-            self._client.clock.call_later(self._rng.randint(1, _PAUSE_MS) * MS, self._begin)
+            self.positions.look(self._stopped)
+            return
+        begin = self._begin
+        if self._rng.random() < POSITIONS:
+            begin = partial(self.positions.look, self._begin)
+        self._client.clock.call_later(self._rng.randint(1, _PAUSE_MS) * MS, begin)
+
+    def _stopped(self) -> None:
+        self.is_idle = True
 
     def _ask(
         self,
@@ -221,6 +237,15 @@ class TransactionalProducer:
             self._sequences[tp] = sequence + len(records)
             batches.append(_Batch(tp, records, sequence, deadline_ns))
         transaction.waiting = len(batches)
+        if rng.random() < POSITIONS:
+            transaction.waiting += 1
+            transaction.position = self.positions.commit(
+                self._producer_id,
+                self._epoch,
+                deadline_ns=deadline_ns,
+                tell=self._ask if self._is_old else None,
+                ended=partial(self._position_ended, transaction),
+            )
         if self._is_old:
             self._add({batch.tp for batch in batches}, transaction, batches)
         else:
@@ -254,8 +279,10 @@ class TransactionalProducer:
                 self._failures += 1
                 self._client.backoff(self._failures, ask)
             else:
-                transaction.is_broken, transaction.waiting = True, 0
-                self._end(transaction)
+                transaction.is_broken = True
+                transaction.waiting -= len(batches)
+                if not transaction.waiting:
+                    self._end(transaction)
 
         def ask() -> None:
             self._ask(add_partitions_to_txn, build, answered)
@@ -317,6 +344,10 @@ class TransactionalProducer:
             transaction.is_broken = True
             self._batch_ended(transaction)
 
+    def _position_ended(self, transaction: _Transaction, is_in: bool) -> None:
+        transaction.is_broken |= not is_in
+        self._batch_ended(transaction)
+
     def _batch_ended(self, transaction: _Transaction) -> None:
         transaction.waiting -= 1
         if not transaction.waiting:
@@ -369,6 +400,8 @@ class TransactionalProducer:
         self._ask(end_txn, lambda _: request, answered)
 
     def _over(self, transaction: _Transaction, kind: str) -> None:
+        if transaction.position != NO_POSITION:
+            self.positions.over(transaction.position, kind)
         op: Op = self._env.recorder.returned(transaction.invoked, self.name, "txn", kind)
         op.pid, op.epoch = self._producer_id, self._epoch
         op.end = transaction.ended_ns
@@ -552,6 +585,9 @@ class TransactionalTopic:
             if not left[0]:
                 done()
 
+        for producer in self.producers:
+            for problem in producer.positions.problems:
+                broken(problem)
         for machine, stream in streams:
             self._rebuild(machine, stream, broken, one_read)
         if not streams:
