@@ -72,6 +72,17 @@ def test_job_file_paths_may_be_urls_where_only_spark_reads(tmp_path: Path) -> No
         ('topics = ["flights"]', 'topics = ["f"]\noptions = {maxRow = 5}', "maxrow"),
         ('topics = ["flights"]', 'topics = ["f"]\nkind = "kafka"\nsegments = ["d"]', "segments"),
         ('schema = "year int"', "", "decode.schema"),
+        (
+            "[decode]",
+            '[[expect.rules]]\nsql = "year > 0"\naction = "warn"\n[decode]',
+            "expect.rules: 'warn' is none of",
+        ),
+        (
+            "[decode]",
+            '[[expect.rules]]\naction = "drop"\n[decode]',
+            "expect.rules[1].sql: is needed",
+        ),
+        ("[decode]", '[decode]\nformat = "raw"\nrescued = "rest"', "decode.rescued: only of JSON"),
         ("[decode]", '[decode]\ntombstones = "keep"', "decode.tombstones: 'keep' is none of"),
         ('path = "out"', 'path = "out"\n[errors]\nshare_max = 2', "share_max"),
         ('path = "out"', 'path = "out"\n[errors]\npath = "out"', "errors.path"),

@@ -19,6 +19,7 @@ from tests.pipeline.test_reading import create
 from vdl.commands import pipeline as commands
 from vdl.commands.app import run_app
 from vdl.pipeline.errors import TooManyDeadLetters, TopicRecreated
+from vdl.pipeline.expectations import ExpectationFailed
 from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.runner import BatchReport, Runner, Totals
 from vdl.pipeline.verify import verify
@@ -169,6 +170,61 @@ steps = [
     assert verdict.is_good
     assert (verdict.rows, verdict.dead) == (COUNT // 2, len(BROKEN))
     assert (verdict.lost, verdict.absent) == (0, COUNT // 2)
+
+
+RULES = """
+[[expect.rules]]
+name = "few"
+sql = "n < 500"
+action = "drop"
+[[expect.rules]]
+sql = "n = 8 or text <> 'number 7' and n < 590"
+action = "dead"
+"""
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_rows_that_are_not_as_expected_are_left_out_or_dead(
+    spark: Any, bootstrap: str, topic: str, tmp_path: Path, *, steps: bool
+) -> None:
+    """The first rule that a row fails decides; each is counted; NULL fails none."""
+    more = '[transform]\nsteps = [{ name = "one", sql = "select * from input" }]\n' if steps else ""
+    job = job_of(tmp_path, bootstrap, topic, more=RULES + more)
+    reports: list[BatchReport] = []
+    totals = run_once(job, spark, reports.append)
+    assert (totals.rows, totals.dead) == (499, len(BROKEN) + 1)
+    failed = [sum(report.failed[name] for report in reports) for name in reports[0].failed]
+    assert failed == [100, 1]
+    letters = spark.read.parquet(job.errors.path)
+    (letter,) = letters.filter("error like 'the row fails%'").collect()
+    assert json.loads(bytes(letter["value"]))["n"] == 7
+    verdict = verify(job, spark)
+    assert verdict.is_good
+    assert verdict.absent == 100
+
+
+def test_rows_that_must_not_be_stop_a_job_before_it_writes(
+    spark: Any, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    rules = '[[expect.rules]]\nname = "all"\nsql = "n <> 5"\naction = "stop"\n'
+    job = job_of(tmp_path, bootstrap, topic, more=rules)
+    with pytest.raises(ExpectationFailed, match=r"1 rows fail 'all' .*partition 1 offset 2$"):
+        backfill(job, spark)
+    assert list(Path(job.sink.path).glob("vdl_*")) == []
+
+
+def test_members_that_no_column_has_are_kept(
+    spark: Any, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    """A field that was renamed is no silent NULL."""
+    job_of(tmp_path, bootstrap, topic)
+    file = tmp_path / "job.toml"
+    text = file.read_text(encoding="utf-8").replace("text string", "txt string")
+    file.write_text(text.replace("[decode]", '[decode]\nrescued = "_rest"'), encoding="utf-8")
+    job = load_job(file)
+    backfill(job, spark)
+    (row,) = spark.read.parquet(job.sink.path).filter("n = 8").collect()
+    assert (row["txt"], json.loads(row["_rest"])) == (None, {"text": "number 8"})
 
 
 @pytest.mark.parametrize(("tombstones", "rows"), [("drop", COUNT), ("null", COUNT + 1)])

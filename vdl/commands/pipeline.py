@@ -13,6 +13,7 @@ import datetime
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -399,11 +400,21 @@ def _show_line(report: BatchReport) -> None:
     phases = ", ".join(f"{name} {millis:.0f} ms" for name, millis in report.phases_ms.items())
     windows = report.windows
     told = f"{windows.late} late, {windows.open} windows open, " if windows is not None else ""
+    told += "".join(f"{count} fail {rule}, " for rule, count in report.failed.items() if count)
+    seconds = sum(report.phases_ms.values()) / 1000
+    rate = (report.rows + report.dead) / seconds if seconds else 0.0
+    behind = sum(report.lag.values())
+    left = f", {behind / rate:.0f} s at this rate" if behind and rate else ""
     click.echo(
         f"batch {report.batch}: {report.rows} rows, {report.dead} dead letters, {told}"
-        f"{sum(report.lag.values())} behind ({phases})",
+        f"{rate:,.0f} rows/s, {behind} behind{left}{_age(report.newest_ms)} ({phases})",
         err=True,
     )
+
+
+def _age(newest_ms: int) -> str:
+    """Of the newest record that is in the table now."""
+    return f", {max(0.0, time.time() - newest_ms / 1000):.0f} s old" if newest_ms >= 0 else ""
 
 
 class _Bar:

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from vdl.pipeline.expectations import RULE, Rule, failed, reason
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """What decoding needs of a source: key, value, headers and topic are what a dead letter keeps.
 Without `timestampType`, which no row has, since each column costs something for every record."""
+ORIGIN = ("_partition", "_offset", "_timestamp", "_topic")
+RAW = "__"
 DEAD_ONLY = ("_error", "_key", "_value", "_headers", "_dead_topic")
 CORRUPT = "_corrupt"
 DEAD, DROP, NULLS = "dead", "drop", "null"
@@ -35,9 +39,19 @@ UNREADABLE = (ValueError, RecursionError)
 """What Python's JSON raises: what is nested too deep for it is no ValueError."""
 
 
-def decode(frame: Any, *, form: str, schema: str, topics: int, tombstones: str = DEAD) -> Any:
+def decode(
+    frame: Any,
+    *,
+    form: str,
+    schema: str,
+    topics: int,
+    tombstones: str = DEAD,
+    rescued: str = "",
+    rules: Sequence[Rule] = (),
+) -> Any:
     """The decoded rows of a frame that has COLUMNS, and maybe more. `tombstones`: what becomes of
-    a record without a value where JSON is wanted, one of TOMBSTONES."""
+    a record without a value where JSON is wanted, one of TOMBSTONES; `rescued`: the column that
+    keeps what the schema does not have, "" for none. With `rules` there is a column RULE, too."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
@@ -53,8 +67,10 @@ def decode(frame: Any, *, form: str, schema: str, topics: int, tombstones: str =
     is_letter = (f.size("headers") == 1) & first["key"].isNull()
     unreadable = f.when(is_letter, first["value"].cast("string"))
     if form == "raw":
-        staged = frame.select("*", unreadable.alias("_error"))
-        return staged.select("key", "value", "headers", *origin, "_error", *_dead_columns())
+        staged = frame.select(
+            "key", "value", "headers", *origin, unreadable.alias("_error"), *_raw_columns()
+        )
+        return _with_rules(staged, ["key", "value", "headers"], rules)
     wanted = StructType.fromDDL(schema)
     names = [field.name for field in wanted.fields]
     with_corrupt = StructType([*wanted.fields]).add(CORRUPT, "string")
@@ -70,25 +86,64 @@ def decode(frame: Any, *, form: str, schema: str, topics: int, tombstones: str =
         .when(f.col("_json").isNull() | f.col(f"_json.{CORRUPT}").isNotNull(), NOT_JSON)
     )
     staged = frame.select("*", parsed.alias("_json")).select("*", error.alias("_error"))
-    return staged.select(
-        *[f.col("_json").getField(name).alias(name) for name in names],
-        *origin,
+    columns = [f.col("_json").getField(name).alias(name) for name in names]
+    if rescued:
+        columns.append(_rescued(text, names).alias(rescued))
+        names = [*names, rescued]
+    rows = staged.select(*columns, *origin, "_error", *_raw_columns())
+    return _with_rules(rows, names, rules)
+
+
+def _raw_columns() -> list[Any]:
+    """What a dead letter needs, of a source's frame, under names that no schema has."""
+    from pyspark.sql import functions as f
+
+    return [f.col(name).alias(f"{RAW}{name}") for name in ("key", "value", "headers", "topic")]
+
+
+def _with_rules(rows: Any, names: Sequence[str], rules: Sequence[Rule]) -> Any:
+    """Decoded rows of those columns, with DEAD_ONLY, in which a row that fails a rule may be
+    dead."""
+    from pyspark.sql import functions as f
+
+    others = [f.col(f"`{name.replace('`', '``')}`") for name in names]
+    others += [f.col(n) for n in rows.columns if n in ORIGIN]
+    raw = [f.col(f"{RAW}{name}") for name in ("key", "value", "headers", "topic")]
+    rule = []
+    if rules:
+        number = f.when(f.col("_error").isNull(), failed(rules))
+        rows = rows.select(*others, "_error", *raw, number.alias(RULE))
+        error = f.coalesce("_error", reason(rules))
+        rows = rows.select(*others, error.alias("_error"), *raw, RULE)
+        rule = [f.col(RULE)]
+    is_dead = f.col("_error").isNotNull()
+    is_record = is_dead & ~f.startswith(f.col("_error"), f.lit(RANGE))
+    key, value, headers, topic = raw
+    return rows.select(
+        *others,
         "_error",
-        *_dead_columns(),
+        f.when(is_dead, key).alias("_key"),
+        f.when(is_dead, value).alias("_value"),
+        f.when(is_record, headers).alias("_headers"),
+        f.when(is_dead, topic).alias("_dead_topic"),
+        *rule,
     )
 
 
-def _dead_columns() -> list[Any]:
-    """Of DEAD_ONLY those beside `_error`, null where there is none."""
+def _rescued(text: Any, names: Sequence[str]) -> Any:
+    """JSON of the members of an object that are not among `names`, each value as text; NULL where
+    there are none."""
     from pyspark.sql import functions as f
 
-    is_dead = f.col("_error").isNotNull()
-    is_record = is_dead & ~f.startswith(f.col("_error"), f.lit(RANGE))
-    return [
-        *[f.when(is_dead, f.col(n)).alias(f"_{n}") for n in ("key", "value")],
-        f.when(is_record, f.col("headers")).alias("_headers"),
-        f.when(is_dead, f.col("topic")).alias("_dead_topic"),
-    ]
+    known = f.array(*map(f.lit, names))
+    others = f.array_except(f.json_object_keys(text), known)
+
+    def value(key: Any) -> Any:
+        path = f.concat(f.lit("$['"), key, f.lit("']"))
+        return f.call_function("get_json_object", text, path)
+
+    values = f.transform(others, value)
+    return f.when(f.size(others) > 0, f.to_json(f.map_from_arrays(others, values)))
 
 
 def range_end(error: str) -> int | None:

@@ -22,6 +22,12 @@ isolation = "read_committed"        # or "read_uncommitted"
 format = "json"                     # or "raw"
 schema = "year int, carrier string" # as Spark writes types
 tombstones = "dead"                 # JSON without a value: a dead letter, "drop", or "null": a row
+rescued = ""                        # a column for JSON members that the schema does not have
+
+[[expect.rules]]                    # of decoded rows; expectations.py
+sql = "dep_delay > -90"
+action = "dead"                     # or "drop", "stop"
+name = "delay"                      # of the metrics; the sql by default
 
 [transform]
 tables = { airlines = { format = "csv", path = "airlines.csv", options = { header = "true" } } }
@@ -85,6 +91,7 @@ from vdl.pipeline.client_secrets import KNOWN, exposed, resolved
 from vdl.pipeline.client_settings import unfit
 from vdl.pipeline.decode import TOMBSTONES
 from vdl.pipeline.errors import JobInvalid
+from vdl.pipeline.expectations import ACTIONS, DROP, Rule
 from vdl.pipeline.options import (
     CLIENT_PREFIX,
     MAX_BYTES_DEFAULT,
@@ -203,11 +210,14 @@ class Job:
     spark: Mapping[str, str]
     window: Window | None = None
     tombstones: str = "dead"
+    rescued: str = ""
+    rules: tuple[Rule, ...] = ()
 
     @property
     def leaves_out(self) -> bool:
         """Whether a record may be neither a row nor a dead letter."""
-        return bool(self.steps) or self.tombstones == "drop"
+        drops = any(rule.action == DROP for rule in self.rules)
+        return bool(self.steps) or self.tombstones == "drop" or drops
 
 
 def load_job(path: Path) -> Job:
@@ -301,7 +311,17 @@ def _read(r: _Reader, folder: Path) -> Job:
         spark=r.whole("spark"),
         window=_read_window(r) if r.has("window") else None,
         tombstones=r.text("decode", "tombstones", "dead"),
+        rescued=r.text("decode", "rescued", ""),
+        rules=_read_rules(r) if r.has("expect") else (),
     )
+
+
+def _read_rules(r: _Reader) -> tuple[Rule, ...]:
+    found = []
+    for row in r.rows("expect", "rules"):
+        sql = r.text(row, "sql")
+        found.append(Rule(r.text(row, "name", "") or sql, sql, r.text(row, "action")))
+    return tuple(found)
 
 
 def _read_window(r: _Reader) -> Window:
@@ -339,6 +359,12 @@ def _check(job: Job, problems: list[str]) -> None:
         job.tombstones in TOMBSTONES,
         f"decode.tombstones: {job.tombstones!r} is none of {TOMBSTONES}",
     )
+    need(job.format == "json" or not job.rescued, "decode.rescued: only of JSON")
+    for rule in job.rules:
+        need(rule.action in ACTIONS, f"expect.rules: {rule.action!r} is none of {ACTIONS}")
+        need(bool(rule.sql.strip()), "expect.rules: a rule has no sql")
+    rule_names = [rule.name for rule in job.rules]
+    need(len(set(rule_names)) == len(rule_names), "expect.rules: two have the same name")
     need(bool(job.source.topics), "source.topics: at least one is needed")
     need(job.format != "json" or bool(job.schema), "decode.schema: is needed to decode JSON")
     need(0 <= job.errors.share_max <= 1, "errors.share_max: must lie between 0 and 1")

@@ -57,6 +57,10 @@ class JobMetrics:
             "vdl_pipeline_watermark_timestamp_seconds", "Windows that end later are open.",
             ["job"], registry=registry,
         )  # fmt: skip
+        self._failed = Counter(
+            "vdl_pipeline_expectation_failures", "Rows that are not what the job expects.",
+            ["job", "rule"], registry=registry,
+        )  # fmt: skip
         self._lag_asked = Gauge(
             "vdl_pipeline_lag_asked_timestamp_seconds",
             "When the servers told last where the topics end.", ["job"], registry=registry,
@@ -73,6 +77,8 @@ class JobMetrics:
         self._last.labels(self._job).set(now)
         for phase, millis in report.phases_ms.items():
             self._phase.labels(self._job, phase).set(millis / 1000)
+        for rule, count in report.failed.items():
+            self._failed.labels(self._job, rule).inc(count)
         self.on_lag(report.lag)
         if report.newest_ms >= 0:
             self._time_lag.labels(self._job).set(max(0.0, now - report.newest_ms / 1000))

@@ -65,6 +65,8 @@ def check_texts(job: Job, jvm: Any) -> None:
     texts = [("decode.schema", jvm.org.apache.spark.sql.types.StructType.fromDDL, job.schema)]
     parse = jvm.org.apache.spark.sql.catalyst.parser.CatalystSqlParser().parsePlan
     texts += [(f"transform.steps.{step.name}", parse, step.sql) for step in job.steps]
+    condition = jvm.org.apache.spark.sql.catalyst.parser.CatalystSqlParser().parseExpression
+    texts += [(f"expect.rules: {rule.name}", condition, rule.sql) for rule in job.rules]
     problems = []
     for setting, understand, text in texts:
         try:

@@ -27,11 +27,12 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vdl.pipeline import expectations
 from vdl.pipeline.client_secrets import java_settings, resolved
 from vdl.pipeline.dead_letters import offsets_within
 from vdl.pipeline.decode import COLUMNS, DEAD_ONLY, decode
@@ -98,6 +99,8 @@ class BatchReport:
     newest_ms: int
     phases_ms: dict[str, float] = field(default_factory=dict)
     windows: WindowReport | None = None
+    failed: Mapping[str, int] = field(default_factory=dict)
+    """Rule → rows that fail it."""
 
 
 OnBatch = Callable[[BatchReport], None]
@@ -361,7 +364,7 @@ class Runner:
         self._on_batch(
             BatchReport(
                 number, written.rows, written.dead, end, lag_of(end, ends), written.newest_ms,
-                clock.laps_ms, written.window_report(),
+                clock.laps_ms, written.window_report(), written.failed,
             )
         )  # fmt: skip
 
@@ -373,6 +376,8 @@ class Runner:
             schema=job.schema,
             topics=len(job.source.topics),
             tombstones=job.tombstones,
+            rescued=job.rescued,
+            rules=job.rules,
         )
 
     def _transformed(self, decoded: Any) -> Any:
@@ -382,7 +387,8 @@ class Runner:
         return as_records(rows, sink.key, topics=topics) if sink.kind == TOPIC else rows
 
     def _through_steps(self, decoded: Any) -> Any:
-        good = decoded.filter("_error is null").drop(*DEAD_ONLY)
+        good = expectations.kept(decoded, self._job.rules)
+        good = good.filter("_error is null").drop(*DEAD_ONLY)
         if not self._job.steps:
             return good
         session = decoded.sparkSession
@@ -405,17 +411,23 @@ class Runner:
             kinds=_kinds(self._job.schema),
             dead_there=self._dead_there(),
         )
-        window = self._job.window
-        if not self._job.steps and window is None and self._job.sink.kind != TOPIC:
+        window, rules = self._job.window, self._job.rules
+        is_plain = not self._job.steps and window is None and self._job.sink.kind != TOPIC
+        if is_plain and not rules:
             rows = decoded.drop(*DEAD_ONLY)
             return self._collect([(decoded, spec)], rows)
         from dataclasses import replace
 
         from pyspark.sql import Observation
-        from pyspark.sql import functions as f
 
+        whats = [*observed(), *expectations.observed(rules)]
         seen = Observation(f"decoded-{number}")
-        watched = decoded.observe(seen, *observed())
+        watched = decoded.observe(seen, *whats)
+        if is_plain:
+            frame = expectations.kept(watched, rules)
+            written = self._collect([(frame, spec)], frame.drop(*DEAD_ONLY))
+            counts = counts_of(seen)
+            return self._told(written, counts)
         rows = self._transformed(watched)
         spec = replace(spec, only=ROWS)
         if window is None:
@@ -425,12 +437,18 @@ class Runner:
         counts = counts_of(seen)
         # Steps may have looked at a part of the batch only, as LIMIT does, or at some of it twice.
         if is_whole(counts, ranges(self._positions, end)) and not counts["dead"]:
-            return written.of_total(int(counts["rows"]))
+            return self._told(written, counts)
         again = Observation(f"letters-{number}")
-        letters = decoded.observe(again, f.count(f.lit(1)).alias("rows"))
-        letters = letters.filter("_error is not null")
+        letters = decoded.observe(again, *whats).filter("_error is not null")
         written = written.and_dead(self._collect([(letters, replace(spec, only=DEAD))], rows))
-        return written.of_total(int(again.get["rows"]))
+        return self._told(written, counts_of(again))
+
+    def _told(self, written: Written, counts: Mapping[str, Any]) -> Written:
+        """With what was observed of all records. Raises ExpectationFailed."""
+        rules = self._job.rules
+        expectations.check(rules, counts)
+        written.failed = expectations.counted(rules, counts)
+        return written.of_total(int(counts.get("rows", written.rows + written.dead)))
 
     def _dead_there(self) -> dict[str, frozenset[int]]:
         """Dead letters, by "topic/partition", of records whose rows are not committed. By their
@@ -540,6 +558,7 @@ class Written:
     late: int = 0
     open: int = 0
     windows: WindowState | None = None
+    failed: Mapping[str, int] = field(default_factory=dict)
 
     def window_report(self) -> WindowReport | None:
         if self.windows is None:
