@@ -89,6 +89,7 @@ def test_job_file_paths_may_be_urls_where_only_spark_reads(tmp_path: Path) -> No
         ('path = "out"', 'path = "out"\n[errors]\npath = "./a/../out"', "errors.path"),
         ('path = "out"', 'path = "out"\n[run]\ncheckpoint = "a/../out"', "hold nor lie in sink"),
         ('path = "out"', 'path = "out"\n[run]\ncheckpoint = "."', "hold nor lie in sink.path"),
+        ('path = "out"', 'path = "out"\n[run]\ncompact_every = -1', "run.compact_every"),
         ('path = "out"', 'path = "s3://b/t"', "sink.path: 's3://b/t' is not on a file system"),
         ('path = "out"', 'path = "o"\n[errors]\npath = "s3a://b/d"', "errors.path: 's3a://b/d'"),
         ('path = "out"', 'path = "o"\n[run]\ncheckpoint = "hdfs://n/c"', "run.checkpoint: 'hdfs:"),

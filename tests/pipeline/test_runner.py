@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,29 @@ def test_backfill_takes_as_many_times_more_bytes_as_rows(
         monkeypatch.setattr(job.runner._topics, "row_bytes", lambda starts: sizes)
         stop = job.runner._admitted(at(5_000_000, 5_000_000), 2_000_000)
     assert sum(offset for _, _, offset in stop.partitions()) == (10 * 64 << 20) // 1000
+
+
+def test_job_compacts_its_tables_every_so_many_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes wrong with it is told, and stops nothing."""
+    with closing(Run(tmp_path, "delta", monkeypatch)) as job:
+        job.runner._job = replace(job.runner._job, compact_every=3)
+        told = []
+        for n in range(1, 7):
+            job.commit(at(n, 0), [(0, n - 1)] if n < 3 else [])
+            told.append(job.runner._compact())
+        rows, dead = str(tmp_path / "out"), str(tmp_path / "out-dead")
+        assert told[:2] == told[3:5] == ["", ""]
+        assert told[2] == f"{rows}: 3 files became 1; {dead}: 2 files became 1"
+        assert told[5] == f"{rows}: 4 files became 1"
+        assert len(job.rows.files()) == len(job.dead.files()) == 1
+
+        def refuse(table: object, hours: int) -> None:
+            raise PipelineError("no room")
+
+        monkeypatch.setattr(type(job.rows), "vacuum", refuse)
+        assert job.runner._compact() == "no room; no room"
 
 
 def test_batch_that_another_run_has_committed_leaves_no_dead_letters_and_sends_nothing(

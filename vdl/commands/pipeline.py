@@ -410,6 +410,8 @@ def _show_line(report: BatchReport) -> None:
         f"{rate:,.0f} rows/s, {behind} behind{left}{_age(report.newest_ms)} ({phases})",
         err=True,
     )
+    if report.compacted:
+        click.echo(f"compaction: {report.compacted}", err=True)
 
 
 def _age(newest_ms: int) -> str:

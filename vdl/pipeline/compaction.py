@@ -23,6 +23,7 @@ from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.table import sync_folder
 
 BYTES_TARGET = 128 << 20
+RETAIN_HOURS = 168
 BATCH_ROWS = 20_000
 _AT_FDCWD = -100
 _EXCHANGE = 2

@@ -62,6 +62,7 @@ rows_min = 1000                     # batches smaller than this are judged as if
 
 [run]
 interval_seconds = 1.0              # between the beginnings of two batches, at least
+compact_every = 0                   # commits between two compactions by the job itself; 0: none
 checkpoint = ""                     # a folder; the sink's path with "-checkpoint" by default
 group = ""                          # whose offsets are committed; "vdl-pipeline-" + name by default
 
@@ -211,6 +212,7 @@ class Job:
     window: Window | None = None
     tombstones: str = "dead"
     rescued: str = ""
+    compact_every: int = 0
     rules: tuple[Rule, ...] = ()
 
     @property
@@ -312,6 +314,7 @@ def _read(r: _Reader, folder: Path) -> Job:
         window=_read_window(r) if r.has("window") else None,
         tombstones=r.text("decode", "tombstones", "dead"),
         rescued=r.text("decode", "rescued", ""),
+        compact_every=r.count("run", "compact_every", 0),
         rules=_read_rules(r) if r.has("expect") else (),
     )
 
@@ -375,6 +378,7 @@ def _check(job: Job, problems: list[str]) -> None:
             f"run.checkpoint: must neither hold nor lie in {what}.path",
         )
     need(job.interval_seconds >= 0, "run.interval_seconds: must not be negative")
+    need(job.compact_every >= 0, "run.compact_every: must not be negative")
     need(_is_address(job.metrics_listen), f"metrics.listen: {job.metrics_listen!r} has no port")
     need(
         job.source.kind == "vdl" or not job.source.segments,

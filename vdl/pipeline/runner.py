@@ -34,6 +34,7 @@ from typing import Any
 
 from vdl.pipeline import expectations
 from vdl.pipeline.client_secrets import java_settings, resolved
+from vdl.pipeline.compaction import BYTES_TARGET, RETAIN_HOURS, CompactingSink
 from vdl.pipeline.dead_letters import offsets_within
 from vdl.pipeline.decode import COLUMNS, DEAD_ONLY, decode
 from vdl.pipeline.errors import PipelineError, TooManyDeadLetters, reason_of
@@ -101,6 +102,8 @@ class BatchReport:
     windows: WindowReport | None = None
     failed: Mapping[str, int] = field(default_factory=dict)
     """Rule → rows that fail it."""
+    compacted: str = ""
+    """What a compaction behind the batch has done, or why it has not."""
 
 
 OnBatch = Callable[[BatchReport], None]
@@ -357,6 +360,9 @@ class Runner:
         self._positions = end
         self._group.commit(end)
         clock.lap("group offsets")
+        compacted = self._compact()
+        if compacted:
+            clock.lap("compact")
         self.totals.batches += 1
         self.totals.rows += written.rows
         self.totals.dead += written.dead
@@ -365,8 +371,27 @@ class Runner:
             BatchReport(
                 number, written.rows, written.dead, end, lag_of(end, ends), written.newest_ms,
                 clock.laps_ms, written.window_report(), written.failed,
+                compacted,
             )
         )  # fmt: skip
+
+    def _compact(self) -> str:
+        """Make few files of many, where it is time for that. The batch is committed whatever comes
+        of it, and the next one can be, so what goes wrong is told and no more."""
+        every, told = self._job.compact_every, []
+        if not every or self._rows_table.sequence % every:
+            return ""
+        for table in (self._rows_table, self._dead_table):
+            if not isinstance(table, CompactingSink):
+                continue
+            try:
+                done = table.compact(BYTES_TARGET) + table.vacuum(RETAIN_HOURS)
+            except PipelineError as error:
+                told.append(str(error))
+            else:
+                if done.before:
+                    told.append(f"{table.path}: {done.before} files became {done.after}")
+        return "; ".join(told)
 
     def _decoded(self, frame: Any) -> Any:
         job = self._job
