@@ -52,6 +52,10 @@ COORDINATOR_BYTES_MAX = 7 << 19
 half of the largest snapshot the log is not cut any more; beyond all of it no replica can be
 replaced. Part of what commands mean, so that all replicas decide alike."""
 
+TRANSACTIONS_BYTES_MAX = COORDINATOR_BYTES_MAX // 2
+"""How much of that transactional ids may take: clients that draw ever new ones must not keep groups
+from committing."""
+
 
 @dataclass(slots=True)
 class CommitAnswer:
@@ -364,16 +368,20 @@ class Coordinator:
         return CommitAnswer(error)
 
     # --- transactions ------------------------------------------------------------------------
+    def _bound_transactions(self) -> None:
+        room = self._room(self.transactions.bytes)
+        self.transactions.bytes_max = min(room, TRANSACTIONS_BYTES_MAX)
+
     def _init_transactions(
         self, command: commands.InitTransactions, now_ms: int
     ) -> TransactionAnswer:
-        self.transactions.bytes_max = self._room(self.transactions.bytes)
+        self._bound_transactions()
         return self.transactions.init(command, now_ms)
 
     def _add_to_transaction(
         self, command: commands.AddToTransaction, now_ms: int
     ) -> TransactionAnswer:
-        self.transactions.bytes_max = self._room(self.transactions.bytes)
+        self._bound_transactions()
         return self.transactions.add(command, now_ms)
 
     def _check_transaction_commit(self, command: commands.CommitTransactionOffsets) -> ErrorCode:

@@ -42,6 +42,9 @@ ID_BYTES: Final = 96
 """What a transactional id takes in a snapshot, about, beside its name and its participants."""
 PARTICIPANT_BYTES: Final = 6
 
+IDLE_MS_MIN: Final = 3_600_000
+"""An id that was used more lately is not forgotten to make room for another one."""
+
 FIRST_VERSION: Final = 1
 SECOND_VERSION: Final = 2
 """Of the protocol (`transaction.version`): with it each end of a transaction bumps the epoch."""
@@ -90,6 +93,11 @@ class TransactionalId(msgspec.Struct, array_like=True):
     ended_epoch: int = NO_EPOCH
     """With which the last transaction was ended under the second version of the protocol; whoever
     had it may be told the new one again."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no transaction that is open or to be completed."""
+        return self.state is not TransactionState.ONGOING and not self.state.is_prepared
 
     @property
     def is_exhausted(self) -> bool:
@@ -188,12 +196,29 @@ class Transactions:
             state=TransactionState.EMPTY,
             changed_ms=now_ms,
         )
-        if self.bytes + created.bytes > self.bytes_max:
+        if not self._make_room(created.bytes, now_ms):
             return TransactionAnswer(ErrorCode.POLICY_VIOLATION)
         self.ids[created.transactional_id] = created
         self.bytes += created.bytes
         self._dirty.add(created.transactional_id)
         return TransactionAnswer(ErrorCode.NONE, producer_id=created.producer_id, epoch=0)
+
+    def _make_room(self, more: int, now_ms: int) -> bool:
+        """Whether `more` bytes fit. Where clients draw ever new ids, those that were not used for
+        longest are forgotten before their time, some at once: else nobody could begin for days."""
+        if self.bytes + more <= self.bytes_max:
+            return True
+        goal = self.bytes_max - more - self.bytes_max // 64
+        idle = sorted(
+            (known.changed_ms, name)
+            for name, known in self.ids.items()
+            if known.is_idle and known.changed_ms + IDLE_MS_MIN <= now_ms
+        )
+        for _, name in idle:
+            if self.bytes <= goal:
+                break
+            self._forget(name)
+        return self.bytes + more <= self.bytes_max
 
     # --- adding participants -------------------------------------------------------------------
     def check_producer(
@@ -384,17 +409,18 @@ class Transactions:
         return sorted(
             name
             for name, known in self.ids.items()
-            if known.changed_ms + retention_ms <= now_ms
-            and not known.state.is_prepared
-            and known.state is not TransactionState.ONGOING
+            if known.changed_ms + retention_ms <= now_ms and known.is_idle
         )
 
     def expire(self, command: commands.ExpireTransactionalIds, now_ms: int) -> TransactionAnswer:
         """Forget them, as many as the command says."""
         for name in self.expirable(command.now_ms, command.retention_ms)[: command.ids_max]:
-            self.bytes -= self.ids.pop(name).bytes
-            self._dirty.add(name)
+            self._forget(name)
         return TransactionAnswer(ErrorCode.NONE)
+
+    def _forget(self, name: str) -> None:
+        self.bytes -= self.ids.pop(name).bytes
+        self._dirty.add(name)
 
     def _touch(self, known: TransactionalId, now_ms: int) -> None:
         known.changed_ms = max(known.changed_ms, now_ms)

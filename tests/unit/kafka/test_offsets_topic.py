@@ -190,6 +190,33 @@ def test_position_that_is_committed_again_is_found_at_the_later_commit_alone(
     assert Reader(log).poll() == [("a", "t", 0, 49), ("b", "t", 0, 49), ("a", "t", 1, 99)]
 
 
+def test_positions_of_a_transaction_are_found_when_it_has_committed(
+    world: World, coordinator: TwinCoordinator
+) -> None:
+    """At the entry of its end; those of an aborted one never are. Of several groups in one entry,
+    everything is told once more."""
+
+    def pend(group: str, producer: int, offset: int) -> None:
+        offsets = [commands.OffsetCommit("t", bytes(16), 0, offset, 4, "m")]
+        command = commands.CommitTransactionOffsets(group, -1, "", None, producer, 0, 1, offsets)
+        assert coordinator.apply(command).error is ErrorCode.NONE
+
+    coordinator.commit("a", 1, 0)
+    reader = Reader(view(world, coordinator))
+    assert reader.poll() == [("a", "t", 0, 1)]
+    pend("a", 7, 5)
+    pend("a", 8, 6)
+    assert reader.poll() == []
+    coordinator.apply(commands.EndTransactionOffsets(8, 0, 1, False))
+    assert reader.poll() == []
+    coordinator.apply(commands.EndTransactionOffsets(7, 0, 1, True))
+    assert reader.poll() == [("a", "t", 0, 5)]
+    pend("a", 9, 7)
+    pend("b", 9, 8)
+    coordinator.apply(commands.EndTransactionOffsets(9, 0, 1, True))
+    assert sorted(reader.poll()) == [("a", "t", 0, 7), ("b", "t", 0, 8)]
+
+
 def test_position_that_is_deleted_is_not_there(world: World, coordinator: TwinCoordinator) -> None:
     """Wherever it stood."""
     coordinator.commit("old", 1, 0)

@@ -8,10 +8,11 @@ import pytest
 
 from vdl.errors import ErrorCode
 from vdl.state import commands
-from vdl.state.coordinator import COORDINATOR_BYTES_MAX, Coordinator
+from vdl.state.coordinator import TRANSACTIONS_BYTES_MAX, Coordinator
 from vdl.state.transactions import (
     EPOCH_MAX,
     FIRST_VERSION,
+    IDLE_MS_MIN,
     SECOND_VERSION,
     TransactionalId,
     TransactionAnswer,
@@ -326,21 +327,46 @@ def test_unused_ids_expire_but_for_those_with_a_transaction(life: Life) -> None:
     assert life.machine.transactions.bytes == 0
 
 
+def fill(life: Life, size: int) -> list[TransactionAnswer]:
+    """Draw ids until one is refused: all answers."""
+    answers: list[TransactionAnswer] = []
+    while not answers or answers[-1].error is NONE:
+        name = f"{len(answers)}".rjust(size)
+        command = commands.InitTransactions(name, 1, len(answers) + 100)
+        answers.append(life.machine.apply(command, life.now_ms, len(answers)))
+    return answers
+
+
 def test_ids_stay_within_what_a_snapshot_carries() -> None:
-    """Those that are there go on; there is none more."""
+    """They leave room for groups. Those that are there go on; there is none more."""
     life = Life()
-    machine = life.machine
-    machine.apply(commands.InitTransactions(X, 1, 7), 0, 1)
-    size = 1_000
-    drawn = 0
-    while True:
-        drawn += 1
-        name = f"{drawn}".rjust(size)
-        answer = machine.apply(commands.InitTransactions(name, 1, drawn), 0, drawn)
-        if answer.error is not NONE:
-            break
-    assert answer.error is ErrorCode.POLICY_VIOLATION
-    assert COORDINATOR_BYTES_MAX - 2 * size < machine.bytes_held <= COORDINATOR_BYTES_MAX
-    assert machine.apply(commands.InitTransactions(X, 1), 0, 1).epoch == 1
-    many = commands.AddToTransaction(X, 7, 1, list(range(1_000)))
-    assert machine.apply(many, 0, 1).error is ErrorCode.TRANSACTION_ABORTABLE
+    life.init()
+    assert fill(life, 1_000)[-1].error is ErrorCode.POLICY_VIOLATION
+    held = life.machine.bytes_held
+    assert TRANSACTIONS_BYTES_MAX - 2_000 < held <= TRANSACTIONS_BYTES_MAX
+    assert life.init(new=-1).epoch == 1
+    assert life.add(*range(1_000)) is ErrorCode.TRANSACTION_ABORTABLE
+    offsets = [commands.OffsetCommit("t", b"i" * 16, 0, 1, -1, "")]
+    committed = life.apply(commands.CommitOffsets("g", -1, "", None, offsets))
+    assert committed.error is NONE
+
+
+def test_ids_of_long_ago_make_room_for_new_ones() -> None:
+    """The oldest first, and none that has an open transaction."""
+    life = Life()
+    life.init()
+    life.add(9)
+    life.now_ms += 1
+    count = len(fill(life, 1_000))
+    life.now_ms += IDLE_MS_MIN - 1
+    assert (
+        life.apply(commands.InitTransactions("late".rjust(1_000), 1, 8)).error
+        is ErrorCode.POLICY_VIOLATION
+    )
+    life.now_ms += 1
+    assert life.apply(commands.InitTransactions("late".rjust(1_000), 1, 8)).error is NONE
+    ids = life.machine.transactions.ids
+    assert X in ids
+    assert "0".rjust(1_000) not in ids
+    assert f"{count - 2}".rjust(1_000) in ids
+    assert len(ids) > count * 9 // 10
