@@ -22,6 +22,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "status": ("vdl.commands.status", "status", "Servers, topics, leaders, offsets, lag."),
     "serve": ("", "", "Run one server."),
     "cert": ("vdl.commands.cert", "cert", "Make an authority and certificates for a set."),
+    "acl": ("vdl.commands.acl", "acl", "Allow and deny what clients do."),
+    "quota": ("vdl.commands.quota", "quota", "Bound what clients use."),
     "user": ("vdl.commands.user", "user", "Users who log in with a password."),
     "sim": ("vdl.commands.sim", "sim", "Run whole servers on virtual time, from a seed."),
     "log": ("vdl.commands.log", "log", "Data directories, offline: dump, verify, index."),

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
-from vdl.commands.bootstrap_option import addresses, client_settings
-from vdl.errors import ERRORS_BY_CODE, ErrorCode
-from vdl.kafka.client import KafkaClient, Unreachable
+from vdl.commands.admin_requests import check, connection_options, with_client
+from vdl.kafka.client import KafkaClient
 from vdl.kafka.security.protocol import SCRAM_SHA_256, SCRAM_SHA_512
 from vdl.kafka.security.scram import ITERATIONS_MIN, salted_password
 from vdl.kafka.wire.alter_user_scram_credentials import (
@@ -37,20 +34,9 @@ def user() -> None:
     """Add, remove and list users who log in with a password."""
 
 
-def _connection(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = click.option(
-        "--config", type=click.Path(path_type=Path), required=True, metavar="FILE",
-        help="Properties with which to log in, such as those `vdl up --secure` writes.",
-    )(function)  # fmt: skip
-    return click.option(
-        "--bootstrap", default="127.0.0.1:9092", show_default=True,
-        help="Kafka addresses of some servers, separated by commas.",
-    )(function)  # fmt: skip
-
-
 @user.command()
 @click.argument("name")
-@_connection
+@connection_options(config_required=True)
 def add(*, name: str, bootstrap: str, config: Path) -> None:
     """Add a user, or give one another password: the first line of the input, or a random one that
     is printed, if the input is a terminal."""
@@ -71,32 +57,32 @@ def add(*, name: str, bootstrap: str, config: Path) -> None:
 
 @user.command()
 @click.argument("name")
-@_connection
+@connection_options(config_required=True)
 def remove(*, name: str, bootstrap: str, config: Path) -> None:
     """Remove a user. Connections with its password end."""
 
     def delete(client: KafkaClient) -> None:
         asked = DescribeUserScramCredentialsRequest(users=[UserName(name)])
         (found,) = client.request(DESCRIBE, asked).results
-        _check(found.error_code, found.error_message)
+        check(found.error_code, found.error_message)
         deletions = [
             ScramCredentialDeletion(name, info.mechanism) for info in found.credential_infos
         ]
         request = AlterUserScramCredentialsRequest(deletions=deletions)
         for result in client.request(ALTER, request).results:
-            _check(result.error_code, result.error_message)
+            check(result.error_code, result.error_message)
 
-    _with_client(bootstrap, config, delete)
+    with_client(bootstrap, config, delete)
 
 
 @user.command(name="list")
-@_connection
+@connection_options(config_required=True)
 def list_users(*, bootstrap: str, config: Path) -> None:
     """List users and their mechanisms."""
 
     def show(client: KafkaClient) -> None:
         answer = client.request(DESCRIBE, DescribeUserScramCredentialsRequest(users=None))
-        _check(answer.error_code, answer.error_message)
+        check(answer.error_code, answer.error_message)
         for result in answer.results:
             kinds = ", ".join(
                 f"{_NAMES.get(info.mechanism, info.mechanism)} ({info.iterations} iterations)"
@@ -104,31 +90,12 @@ def list_users(*, bootstrap: str, config: Path) -> None:
             )
             click.echo(f"{result.user}: {kinds}")
 
-    _with_client(bootstrap, config, show)
+    with_client(bootstrap, config, show)
 
 
 def _alter(bootstrap: str, config: Path, request: AlterUserScramCredentialsRequest) -> None:
     def send(client: KafkaClient) -> None:
         for result in client.request(ALTER, request).results:
-            _check(result.error_code, result.error_message)
+            check(result.error_code, result.error_message)
 
-    _with_client(bootstrap, config, send)
-
-
-def _with_client(bootstrap: str, config: Path, use: Callable[[KafkaClient], None]) -> None:
-    settings = client_settings(config)
-    problems = []
-    for address in addresses(bootstrap):
-        try:
-            with KafkaClient(address.host, address.port, settings=settings) as client:
-                use(client)
-                return
-        except Unreachable as error:
-            problems.append(str(error))
-    raise click.ClickException("; ".join(problems))
-
-
-def _check(code: int, message: str | None) -> None:
-    if code:
-        error = ERRORS_BY_CODE.get(code, ErrorCode.UNKNOWN_SERVER_ERROR)
-        raise click.ClickException(f"{error.name}: {message}" if message else error.name)
+    with_client(bootstrap, config, send)

@@ -1,0 +1,167 @@
+"""`vdl acl`: who may do what, over Kafka's own APIs (KIP-11, KIP-290)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vdl.commands.admin_requests import check, connection_options, with_client
+from vdl.kafka.wire.create_acls import AclCreation, CreateAclsRequest
+from vdl.kafka.wire.delete_acls import DeleteAclsFilter, DeleteAclsRequest
+from vdl.kafka.wire.describe_acls import DescribeAclsRequest
+from vdl.state.acls import (
+    CLUSTER_NAME,
+    AclOperation,
+    AclPattern,
+    AclPermission,
+    AclResource,
+)
+
+DESCRIBE, CREATE, DELETE = 29, 30, 31
+_RESOURCES = {
+    "topic": AclResource.TOPIC,
+    "group": AclResource.GROUP,
+    "cluster": AclResource.CLUSTER,
+    "transactional-id": AclResource.TRANSACTIONAL_ID,
+    "delegation-token": AclResource.DELEGATION_TOKEN,
+    "user": AclResource.USER,
+}
+_NAMES = {resource: name for name, resource in _RESOURCES.items()}
+_OPERATIONS = [one.name.lower().replace("_", "-") for one in AclOperation if one > 1]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def acl() -> None:
+    """Allow and deny what clients do."""
+
+
+def _what(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The resource, and whom it concerns."""
+    options = (
+        click.argument("resource", type=click.Choice(list(_RESOURCES))),
+        click.argument("name", default=""),
+        click.option("--prefix", is_flag=True, help="NAME is what names begin with."),
+        click.option("--principal", default="", help='Such as "User:alice"; "User:*" is all.'),
+        click.option("--host", default="", help="An address that clients come from; all."),
+        click.option(
+            "--operation", "operations", multiple=True, type=click.Choice(_OPERATIONS),
+            help="May be given several times.",
+        ),
+        click.option("--deny", is_flag=True, help="Deny instead of allow."),
+    )  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@acl.command()
+@_what
+@connection_options()
+def add(
+    *,
+    resource: str,
+    name: str,
+    prefix: bool,
+    principal: str,
+    host: str,
+    operations: tuple[str, ...],
+    deny: bool,
+    bootstrap: str,
+    config: Path | None,
+) -> None:
+    """Allow a principal operations on a RESOURCE of a NAME ("*" is all of them)."""
+    if not principal or not operations:
+        raise click.UsageError("--principal and --operation are needed")
+    creations = [
+        AclCreation(
+            _RESOURCES[resource],
+            _name_of(resource, name),
+            AclPattern.PREFIXED if prefix else AclPattern.LITERAL,
+            principal,
+            host or "*",
+            _operation(operation),
+            AclPermission.DENY if deny else AclPermission.ALLOW,
+        )
+        for operation in operations
+    ]
+    answer = with_client(
+        bootstrap, config, lambda client: client.request(CREATE, CreateAclsRequest(creations))
+    )
+    for result in answer.results:
+        check(result.error_code, result.error_message)
+
+
+@acl.command()
+@_what
+@connection_options()
+def remove(
+    *,
+    resource: str,
+    name: str,
+    prefix: bool,
+    principal: str,
+    host: str,
+    operations: tuple[str, ...],
+    deny: bool,
+    bootstrap: str,
+    config: Path | None,
+) -> None:
+    """Remove what was added: all of a NAME that the options do not leave out. Prints them."""
+    wanted = [
+        DeleteAclsFilter(
+            _RESOURCES[resource],
+            _name_of(resource, name),
+            AclPattern.PREFIXED if prefix else AclPattern.LITERAL,
+            principal or None,
+            host or None,
+            operation,
+            AclPermission.DENY if deny else AclPermission.ANY,
+        )
+        for operation in [_operation(one) for one in operations] or [AclOperation.ANY]
+    ]
+    answer = with_client(
+        bootstrap, config, lambda client: client.request(DELETE, DeleteAclsRequest(wanted))
+    )
+    for result in answer.filter_results:
+        check(result.error_code, result.error_message)
+        for one in result.matching_acls:
+            _show(one, one.resource_type, one.pattern_type, one.resource_name)
+
+
+@acl.command(name="list")
+@click.option("--principal", default=None, help="Only of this one.")
+@connection_options()
+def list_acls(*, principal: str | None, bootstrap: str, config: Path | None) -> None:
+    """List all, by resource."""
+    everything = DescribeAclsRequest(1, None, 1, principal, None, 1, 1)
+    answer = with_client(bootstrap, config, lambda client: client.request(DESCRIBE, everything))
+    check(answer.error_code, answer.error_message)
+    for resource in sorted(
+        answer.resources, key=lambda one: (one.resource_type, one.resource_name, one.pattern_type)
+    ):
+        for one in sorted(resource.acls, key=lambda one: (one.principal, one.host, one.operation)):
+            _show(one, resource.resource_type, resource.pattern_type, resource.resource_name)
+
+
+def _name_of(resource: str, name: str) -> str:
+    if resource == "cluster":
+        return CLUSTER_NAME
+    if not name:
+        raise click.UsageError("a name is needed")
+    return name
+
+
+def _operation(text: str) -> AclOperation:
+    return AclOperation[text.upper().replace("-", "_")]
+
+
+def _show(one: Any, resource: int, pattern: int, name: str) -> None:
+    kind = _NAMES.get(AclResource(resource), str(resource))
+    what = f"{kind} {name}" + ("..." if pattern == AclPattern.PREFIXED else "")
+    verb = "denied" if one.permission_type == AclPermission.DENY else "allowed"
+    operation = AclOperation(one.operation).name.lower().replace("_", "-")
+    where = "" if one.host == "*" else f" from {one.host}"
+    click.echo(f"{one.principal} is {verb} {operation} on {what}{where}")

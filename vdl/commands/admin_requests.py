@@ -1,0 +1,61 @@
+"""What commands share that ask a cluster something over Kafka's own APIs.
+
+Whom they ask, how they log in, and what went wrong.
+
+Must not know: any one API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import click
+
+from vdl.commands.bootstrap_option import addresses, client_settings
+from vdl.errors import ERRORS_BY_CODE, ErrorCode
+from vdl.kafka.client import KafkaClient, Unreachable
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def connection_options(
+    *, config_required: bool = False
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """`--bootstrap` and `--config`."""
+
+    def add(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        function = click.option(
+            "--config", type=click.Path(path_type=Path), required=config_required, metavar="FILE",
+            help="Properties with which to log in, such as those `vdl up --secure` writes.",
+        )(function)  # fmt: skip
+        return click.option(
+            "--bootstrap", default="127.0.0.1:9092", show_default=True,
+            help="Kafka addresses of some servers, separated by commas.",
+        )(function)  # fmt: skip
+
+    return add
+
+
+def with_client(
+    bootstrap: str, config: Path | None, use: Callable[[KafkaClient], Result]
+) -> Result:
+    """What the first server that answers says. Raises click.ClickException."""
+    settings = client_settings(config)
+    problems = []
+    for address in addresses(bootstrap):
+        try:
+            with KafkaClient(address.host, address.port, settings=settings) as client:
+                return use(client)
+        except Unreachable as error:
+            problems.append(str(error))
+    raise click.ClickException("; ".join(problems))
+
+
+def check(code: int, message: str | None) -> None:
+    """Raises click.ClickException for what a server refused."""
+    if code:
+        error = ERRORS_BY_CODE.get(code, ErrorCode.UNKNOWN_SERVER_ERROR)
+        raise click.ClickException(f"{error.name}: {message}" if message else error.name)
