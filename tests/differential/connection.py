@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import socket
+import ssl
+from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
 from vdl.kafka.wire import header, registry
+from vdl.kafka.wire.sasl_authenticate import SaslAuthenticateRequest
+from vdl.kafka.wire.sasl_handshake import SaslHandshakeRequest
 
 CLIENT_ID = "differential"
 TIMEOUT_SECONDS = 10.0
@@ -22,13 +26,29 @@ class Closed(Exception):
     """The server closed the connection instead of answering."""
 
 
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Who asks: a user and its password, by SASL's PLAIN; `tls`: over an encrypted connection."""
+
+    user: str
+    password: str
+    tls: ssl.SSLContext | None = None
+
+
 class Connection:
     """May be used for one request after another; `Closed` ends it."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], login: Login | None = None) -> None:
         self._socket = socket.create_connection(address, timeout=TIMEOUT_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._correlation_id = 0
+        if login is not None:
+            if login.tls is not None:
+                self._socket = login.tls.wrap_socket(self._socket, server_hostname=address[0])
+            self.ask(SaslHandshakeRequest("PLAIN"), 1)
+            token = f"\0{login.user}\0{login.password}".encode()
+            answer = self.ask(SaslAuthenticateRequest(token), 2)
+            assert answer.error_code == 0, answer
 
     def close(self) -> None:
         self._socket.close()

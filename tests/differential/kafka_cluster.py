@@ -30,6 +30,9 @@ POLL_SECONDS = 0.1
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 CONTROLLER_STEP = 10
 """From a server's port for clients to its controller's."""
+LOGIN_STEP = 20
+"""To the one for clients who log in."""
+_PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 JVM = ["-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
 JVM += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
@@ -75,15 +78,23 @@ class KafkaCluster:
 
     nodes = range(1, 4)
 
-    def __init__(self, settings: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, object] | None = None,
+        *,
+        users: Mapping[str, str] | None = None,
+    ) -> None:
+        """`users`: passwords of those who log in, where clients have to."""
         self._settings = {**SETTINGS, **(settings or {})}
+        self._users = users or {}
         self._directory = Path(tempfile.mkdtemp(prefix="kafka-test-"))
         self._base_port = free_base_port(len(self.nodes), random.Random())
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
     def bootstrap(self) -> str:
-        return ",".join(f"127.0.0.1:{self._port(node)}" for node in self.nodes)
+        step = LOGIN_STEP if self._users else 0
+        return ",".join(f"127.0.0.1:{self._port(node) + step}" for node in self.nodes)
 
     def _port(self, node: int) -> int:
         return self._base_port + node - 1
@@ -135,6 +146,18 @@ class KafkaCluster:
             "log.dirs": self._data(node),
             **self._settings,
         }
+        if self._users:
+            login = f"SASL_PLAINTEXT://127.0.0.1:{port + LOGIN_STEP}"
+            known = " ".join(f'user_{name}="{word}"' for name, word in self._users.items())
+            rows["listeners"] = f"{listeners},{login}"
+            rows["advertised.listeners"] = f"{rows['advertised.listeners']},{login}"
+            rows["listener.security.protocol.map"] = (
+                "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT"
+            )
+            rows["inter.broker.listener.name"] = "PLAINTEXT"
+            rows["sasl.enabled.mechanisms"] = "PLAIN"
+            module = f"{_PLAIN} required {known};"
+            rows["listener.name.sasl_plaintext.plain.sasl.jaas.config"] = module
         return "".join(f"{name}={value}\n" for name, value in rows.items())
 
     def _format(self, jars: Path) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tests.differential.connection import Closed, Connection, key_of
+from tests.differential.connection import Closed, Connection, Login, key_of
 from tests.differential.normal import Symbols, Tree, normal
 from vdl.kafka.wire import registry
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
@@ -46,9 +46,9 @@ Versions = Mapping[int, range]
 Make = Callable[[int], Any]
 
 
-def versions_of(address: tuple[str, int]) -> dict[int, range]:
+def versions_of(address: tuple[str, int], login: Login | None = None) -> dict[int, range]:
     """What a server offers of what the codec knows."""
-    connection = Connection(address)
+    connection = Connection(address, login)
     try:
         answer = connection.ask(ApiVersionsRequest("differential", "1"), 3)
     finally:
@@ -73,8 +73,17 @@ def common(one: Versions, other: Versions) -> dict[int, range]:
 class Side:
     """A cluster, the versions to ask in, and the answers of one scenario."""
 
-    def __init__(self, name: str, bootstrap: str, versions: Versions, prefix: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        bootstrap: str,
+        versions: Versions,
+        prefix: str,
+        login: Login | None = None,
+    ) -> None:
+        """`login`: who asks."""
         self.name = name
+        self._login = login
         self.prefix = prefix
         """Of every name that the scenario gives: scenarios share the cluster."""
         self.answers: dict[str, Tree] = {}
@@ -147,7 +156,7 @@ class Side:
         """Send a request that waits for others, in the newest version, over a connection of its
         own. What is returned waits for the answer, keeps it under `label`, and returns it."""
         version = self.newest(message)
-        connection = Connection(self._node(to))
+        connection = Connection(self._node(to), self._login)
         connection.send(message, version)
 
         def end() -> Any:
@@ -172,7 +181,7 @@ class Side:
         self._raw(label, lambda connection: connection.ask_frame(frame), only_whether=True)
 
     def _raw(self, label: str, ask: Callable[[Connection], Any], only_whether: bool) -> None:
-        connection = Connection(self._addresses[0])
+        connection = Connection(self._addresses[0], self._login)
         try:
             answer: Tree = bytes(ask(connection)).hex()
             if only_whether:
@@ -200,7 +209,7 @@ class Side:
     def _connection(self, to: int) -> Connection:
         if to not in self._connections:
             address = self._addresses[0] if to == 0 else self._node(to)
-            self._connections[to] = Connection(address)
+            self._connections[to] = Connection(address, self._login)
         return self._connections[to]
 
     def _drop(self, to: int) -> None:

@@ -32,8 +32,13 @@ from tests.chaos.harness.replica_set import ROOT, ReplicaSet
 FOLDER = Path(os.environ.get("SUITES") or ROOT.parent / "shared" / "suites")
 EXPECTED_FILE = Path(__file__).with_name("expected.toml")
 SUITES = ("librdkafka", "kafkapython", "javatools")
-SETTINGS = {"kafka.num.partitions": 4}
-"""Tests of librdkafka presume that a topic which says nothing has so many partitions."""
+SETTINGS = {
+    "kafka.num.partitions": 4,
+    "security.authorizer": True,
+    "kafka.allow.everyone.if.no.acl.found": True,
+}
+"""Tests of librdkafka presume that a topic which says nothing has so many partitions. Tests of ACLs
+need an authorizer; the others one that lets them through."""
 
 _OUTCOME = re.compile(r"(FAILED|skipped) (.+?)(?: \((.*)|)$")
 _SUMMARY = re.compile(r"\w+: (\d+) passed, (\d+) failed, (\d+) skipped")

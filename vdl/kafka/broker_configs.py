@@ -131,6 +131,17 @@ WITHOUT_EFFECT = tuple(
 )
 
 
+KERBEROS = (
+    TopicConfig(
+        "sasl.kerberos.min.time.before.relogin",
+        ConfigType.LONG,
+        "60000",
+        "Accepted for tools, without effect: nobody logs in by Kerberos here.",
+        low=0,
+    ),
+)
+"""What tools change to see whether settings can be changed."""
+
 REPLICATION_THROTTLES = (
     TopicConfig(
         LEADER_THROTTLED_RATE,
@@ -176,13 +187,21 @@ DYNAMIC: Mapping[str, TopicConfig] = {
         *_OWN,
         *REPLICATION_THROTTLES,
         *WITHOUT_EFFECT,
+        *KERBEROS,
     )
 }
 """What can be changed at run time, by name."""
 
 KNOWN_OF_SERVERS: Mapping[str, TopicConfig] = {
     config.name: config
-    for config in (*READ_ONLY, *TOPIC_DEFAULTS, *_OWN, *REPLICATION_THROTTLES, *WITHOUT_EFFECT)
+    for config in (
+        *READ_ONLY,
+        *TOPIC_DEFAULTS,
+        *_OWN,
+        *REPLICATION_THROTTLES,
+        *WITHOUT_EFFECT,
+        *KERBEROS,
+    )
 }
 """What a server is described by, besides its name and addresses."""
 

@@ -200,6 +200,13 @@ def handle_join_group(
     return later
 
 
+def fail_join_group(
+    request: join_wire.JoinGroupRequest, version: int, code: ErrorCode
+) -> join_wire.JoinGroupResponse:
+    """`code` for the request."""
+    return _join_response(Joined(code, request.member_id), version)
+
+
 def _join_response(joined: Joined, version: int) -> join_wire.JoinGroupResponse:
     group = joined.group
     if joined.member is not None:

@@ -109,6 +109,13 @@ def _init_transactions(
     return later
 
 
+def fail_init_producer_id(
+    _request: InitProducerIdRequest, _version: int, code: ErrorCode
+) -> InitProducerIdResponse:
+    """`code` for the request."""
+    return InitProducerIdResponse(error_code=code, producer_epoch=-1)
+
+
 def handle_describe_producers(
     ctx: RequestContext, request: DescribeProducersRequest
 ) -> DescribeProducersResponse | Later:

@@ -48,6 +48,7 @@ from vdl.kafka.security.share_rules import (
     each_share_topic,
 )
 from vdl.kafka.security.topic_rules import (
+    creatable_topics,
     created_topics,
     deleted_topics,
     described_cluster,
@@ -57,7 +58,6 @@ from vdl.kafka.security.topic_rules import (
     metadata,
     producer_id,
     transactional_batches,
-    unmade_topics,
 )
 from vdl.kafka.security.transaction_rules import (
     added_partitions,
@@ -102,10 +102,7 @@ PERMISSIONS: Mapping[int, tuple[Rule, ...]] = {
     16: (listed_groups,),
     17: OPEN,
     18: OPEN,
-    19: (
-        each_topic(_O.CREATE, unless=_O.CREATE, refusals=unmade_topics),
-        created_topics,
-    ),
+    19: (creatable_topics, created_topics),
     20: (deleted_topics,),
     21: (each_topic(_O.DELETE),),
     22: (producer_id,),

@@ -15,11 +15,12 @@ Must not know: which API has which rules (`permissions.py`), how a decision is m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Reply
+from vdl.kafka.wire.runtime import EncodeError
 from vdl.state.acls import CLUSTER_NAME, AclOperation, AclResource
 
 if TYPE_CHECKING:
@@ -29,6 +30,19 @@ if TYPE_CHECKING:
 
 Finish = Callable[[Any], Any]
 """What becomes of the handler's answer: the answer that is sent."""
+
+
+def _say(answer: Any, code: ErrorCode, text: str | None) -> None:
+    """Set the text beside each place where an answer has the code."""
+    if isinstance(answer, list):
+        for part in answer:
+            _say(part, code, text)
+    elif is_dataclass(answer):
+        if getattr(answer, "error_code", None) == code and hasattr(answer, "error_message"):
+            answer.error_message = text
+        for field in fields(answer):
+            _say(getattr(answer, field.name), code, text)
+
 
 REFUSAL: Mapping[AclResource, ErrorCode] = {
     AclResource.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -111,8 +125,16 @@ class Check:
         return Refused(self.failure(self.request, code))
 
     def failure(self, request: Any, code: ErrorCode) -> Any:
-        """The answer that says `code` of all that is in a request."""
-        return self.api.failure(request, self.ctx.api_version, code)
+        """The answer that says `code` of all that is in a request, also in words."""
+        version = self.ctx.api_version
+        answer = self.api.failure(request, version, code)
+        if not isinstance(answer, Reply):
+            _say(answer, code, f"{code.name.replace('_', ' ').capitalize()}.")
+            try:
+                self.api.wire.encode_response(answer, version)
+            except EncodeError:  # a version without a place for words
+                _say(answer, code, None)
+        return answer
 
 
 Rule = Callable[[Check], "Finish | Refused | None"]

@@ -8,6 +8,7 @@ Must not know: which API has which rules (`permissions.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -263,7 +264,23 @@ def created_topics(check: Check) -> Finish | Refused | None:
     return finish
 
 
-def unmade_topics(check: Check, topics: list[Any], code: ErrorCode) -> list[Any]:
+def creatable_topics(check: Check) -> Finish | Refused | None:
+    """CREATE on each topic, or on the cluster.
+
+    One that is named twice is a mistake, whoever makes it.
+    """
+    times = Counter(topic.name for topic in check.request.topics)
+
+    def need(_: Check, topic: Any) -> Need | None:
+        if times[topic.name] > 1:
+            return None
+        return AclOperation.CREATE, AclResource.TOPIC, topic.name
+
+    rule = Each("", "topics", "topics", need, refusals=_unmade_topics, unless=AclOperation.CREATE)
+    return rule(check)
+
+
+def _unmade_topics(check: Check, topics: list[Any], code: ErrorCode) -> list[Any]:
     result = check.api.wire.CreatableTopicResult
     names = dict.fromkeys(topic.name for topic in topics)
     return [
@@ -305,7 +322,7 @@ def deleted_topics(check: Check) -> Finish | Refused | None:
                 name=known if topic_id == NO_ID or is_visible else None,
                 topic_id=topic_id,
                 error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-                error_message=None,
+                error_message="Topic authorization failed.",
             )
         )
     if not refused:
