@@ -4,6 +4,10 @@ A generation gives each partition to at most one member; a commit is accepted fr
 generation only; a committed offset is a register per partition, and a group that committed past a
 record has delivered it. The first record a group saw of a partition is where it began.
 
+Where members have epochs of their own (KIP-848), a partition has one owner in each epoch, a commit
+is accepted from its member's present epoch only, and at no time do two members own a partition: a
+member owned one between two heartbeats that were accepted, if the second still named it.
+
 Must not know: how assignments are made.
 """
 
@@ -15,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 from vdl.check.anomalies import Evidence
 from vdl.check.findings import Anomaly
-from vdl.check.history import Op
+from vdl.check.history import EPOCHS, Op
 
 FOREVER_NS = 1 << 62
 
@@ -35,18 +39,52 @@ def double_ownership(evidence: Evidence) -> Iterator[Anomaly]:
 
 def zombie_commits(evidence: Evidence) -> Iterator[Anomaly]:
     """A commit was accepted from a generation that was over when it was sent."""
-    began: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    began: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    by_epochs = _groups_by_epochs(evidence)
     for op in evidence.ops:
-        if op.f == "rebalance" and op.ok and op.group:
-            times = began[op.group]
+        if op.f in ("rebalance", "owns") and op.ok and op.group:
+            times = began[op.group, op.member if op.group in by_epochs else ""]
             times.append((op.t1, max(op.gen, times[-1][1] if times else -1)))
     for op in evidence.ops:
         if op.f == "commit" and op.ok and op.gen >= 0:
-            times = began[op.group]
+            times = began[op.group, op.member if op.group in by_epochs else ""]
             i = bisect_left(times, (op.t0, -1))
             if i > 0 and times[i - 1][1] > op.gen:
                 detail = f"generation {op.gen} of {op.group} was over, {times[i - 1][1]} had begun"
                 yield Anomaly("zombie-commit", op.group, detail, [op.i])
+
+
+def _groups_by_epochs(evidence: Evidence) -> set[str]:
+    """The groups whose members have epochs of their own."""
+    return {op.group for op in evidence.ops if op.f == "rebalance" and op.note == EPOCHS}
+
+
+def owned_at_one_time(evidence: Evidence) -> Iterator[Anomaly]:
+    """Two members owned one partition at one time, whatever their epochs."""
+    held: dict[tuple[str, str], list[tuple[int, int, Op]]] = defaultdict(list)
+    last: dict[tuple[str, str], Op] = {}
+    for op in evidence.ops:
+        if op.f not in ("rebalance", "owns") or not op.ok or not op.group:
+            continue
+        member = op.group, op.member
+        before = last.get(member)
+        if op.f == "owns" and before is not None:
+            # It was accepted before and now, so it was a member all the time between.
+            for name in set(op.keys) & set(before.keys):
+                if before.t1 < op.t0:
+                    held[op.group, name].append((before.t1, op.t0, op))
+        if op.f == "owns" or op.note == EPOCHS:
+            last[member] = op
+    for (_, name), spans in sorted(held.items(), key=lambda item: item[0]):
+        spans.sort(key=lambda span: span[:2])
+        longest: tuple[int, int, Op] | None = None
+        for span in spans:
+            if longest is not None and span[0] < longest[1] and span[2].member != longest[2].member:
+                other = longest[2]
+                detail = f"{other.member} and {span[2].member} at one time, in {span[2].group}"
+                yield Anomaly("own-overlap", name, detail, [other.i, span[2].i])
+            if longest is None or span[1] > longest[1]:
+                longest = span
 
 
 class _Register:
@@ -143,6 +181,7 @@ def skipped_by_commit(evidence: Evidence) -> Iterator[Anomaly]:
 
 CHECKS: tuple[Callable[[Evidence], Iterator[Anomaly]], ...] = (
     double_ownership,
+    owned_at_one_time,
     zombie_commits,
     committed_offsets,
     skipped_by_commit,

@@ -9,6 +9,7 @@ Fields of a line (those that are empty may be left out):
     i      number of the operation                proc   who did it; a process is sequential
     node   the server that answered               f      send poll assign seek revoke rebalance
     type   ok fail info                                  commit committed list_offsets fault txn
+                                                         owns
     t0 t1  invocation and return                  mops   what was done, a list of micro-operations
     err    Kafka error code                       group gen member  of a consumer group
     pid epoch  of an idempotent producer          final  a read of everything after the run
@@ -16,14 +17,17 @@ Fields of a line (those that are empty may be left out):
     lso    {key: [leader epoch, last stable offset]} likewise
     iso    "rc": a poll that reads committed records only
     end    when a txn was asked to end; its sends are ok if it committed, fail if it aborted
-    note   free text; "begin" and "heal" on faults
+    note   free text; "begin" and "heal" on faults; "epochs" on a rebalance of a group whose
+           members have epochs of their own (KIP-848): `gen` is the member's
 
 Micro-operations:
 
     ["send", key, [offset or null, value]]        value is the integer written
     ["poll", {key: [[offset, value], ...]}]       in the order delivered; [] when nothing came;
                                                   a pair may go on: leader epoch, timestamp
-    ["assign", [key, ...]]                        also in rebalance and revoke
+    ["assign", [key, ...]]                        also in rebalance and revoke; in owns: what a
+                                                  member said that it has, in a heartbeat that was
+                                                  accepted
     ["seek", key, offset]
     ["commit", key, offset]  ["committed", key, offset or -1]
     ["list", key, timestamp or -1 (latest) or -2 (earliest), offset]
@@ -41,6 +45,8 @@ import msgspec
 
 LATEST = -1
 EARLIEST = -2
+EPOCHS = "epochs"
+"""See `note` above."""
 
 
 class MalformedHistory(ValueError):

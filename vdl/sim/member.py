@@ -37,7 +37,7 @@ from vdl.sim.consumer import Consumer
 from vdl.sim.subscription import TopicPartition
 
 _PROTOCOL = "range"
-_LOST_COORDINATOR = frozenset(
+LOST_COORDINATOR = frozenset(
     (
         ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR,
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.REQUEST_TIMED_OUT,
@@ -216,7 +216,7 @@ class GroupMember:
             self.member_id = ""
             self._later(self._step)
         elif response.error_code:
-            if response.error_code in _LOST_COORDINATOR:
+            if response.error_code in LOST_COORDINATOR:
                 self._coordinator_lost()
             self._later(self._step)
         else:
@@ -276,7 +276,7 @@ class GroupMember:
             self._coordinator_lost()
             self._later(self._step)
         elif response.error_code:
-            if response.error_code in _LOST_COORDINATOR:
+            if response.error_code in LOST_COORDINATOR:
                 self._coordinator_lost()
             self._rejoin(response.error_code)
         else:
@@ -326,7 +326,7 @@ class GroupMember:
         def answered(response: Message | Failure) -> None:
             if self.state is not MemberState.STABLE or self.generation != generation:
                 return
-            if isinstance(response, Failure) or response.error_code in _LOST_COORDINATOR:
+            if isinstance(response, Failure) or response.error_code in LOST_COORDINATOR:
                 self._coordinator_lost()
             elif response.error_code:
                 self._rejoin(response.error_code)
@@ -398,7 +398,7 @@ class GroupMember:
                 return
             errors = {row.error_code for topic in response.topics for row in topic.partitions}
             error = max(errors - {0}, default=0)
-            if error in _LOST_COORDINATOR:
+            if error in LOST_COORDINATOR:
                 self._coordinator_lost()
             done(error, error > 0 and error not in _UNKNOWN_OUTCOME)
 

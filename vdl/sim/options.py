@@ -40,6 +40,8 @@ COMPACTED = 0.5
 PLACING = 0.5
 PLACE_BYTES = (100, 4_000)
 """In so many worlds appends are placed, from sizes in this range on."""
+BY_EPOCHS = 0.3
+"""How often there are members of a group whose coordinator assigns (KIP-848)."""
 CROWDED = 0.005
 """Chance that a server holds very many groups. Such a world takes as long as twenty others."""
 QUIET_GROUPS = (200, 3_000)
@@ -162,6 +164,8 @@ class Options:
     cache_kib: int = 1024
     small_cache_kib: int = 0
     """In place of the other: one that flushes that hang soon fill."""
+    epoch_members: int = 0
+    """Members of a group whose coordinator assigns."""
     place_bytes: int = 0
     """Appends from so many bytes on are written to their segments at once; 0: none is."""
     command_entries: int = 10_000
@@ -367,6 +371,8 @@ def draw(rng: Random) -> Options:
     world = replace(world, place_bytes=spread(*PLACE_BYTES) if rng.random() < PLACING else 0)
     if rng.random() < TRANSACTIONAL and is_roomy and not world.quiet_groups:
         world = replace(world, transactional_producers=rng.randint(1, 2))
+    if rng.random() < BY_EPOCHS and not (world.quiet_groups or world.link_kib):
+        world = replace(world, epoch_members=rng.randint(1, 4))
     return world
 
 

@@ -14,7 +14,7 @@ from random import Random
 
 from rpc.streams import Address
 from vdl.check.anomalies import RETRIED
-from vdl.check.history import EARLIEST, LATEST, Mark, Send
+from vdl.check.history import EARLIEST, EPOCHS, LATEST, Mark, Send
 from vdl.check.history import Record as Seen
 from vdl.clock import MS
 from vdl.errors import ErrorCode
@@ -31,6 +31,7 @@ from vdl.records.compression import Compression
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock
 from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, listed
+from vdl.sim.epoch_member import EpochMember
 from vdl.sim.member import GroupMember, MemberOptions, committed_request, committed_rows
 from vdl.sim.network import Network, SimDialer
 from vdl.sim.options import Options
@@ -40,6 +41,8 @@ from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartitio
 
 S = 1_000 * MS
 GROUP = "readers"
+EPOCH_GROUP = "epochs"
+"""The one whose coordinator assigns."""
 BACKLOG_MAX = 40
 """A producer whose batches do not end waits, as one whose buffer is full: what piles up in an
 outage would otherwise be most of what a world does."""
@@ -295,11 +298,16 @@ class Reader:
 class MemberLoad:
     """A group member that consumes, commits, and now and then leaves and comes back."""
 
-    def __init__(self, env: Env, name: str, host: str, rng: Random) -> None:
+    def __init__(
+        self, env: Env, name: str, host: str, rng: Random, *, by_epochs: bool = False
+    ) -> None:
+        """`by_epochs`: a member of a group whose coordinator assigns (KIP-848)."""
         self.name = name
         self._env = env
         self._host = host
         self._rng = rng
+        self._group = EPOCH_GROUP if by_epochs else GROUP
+        self._by_epochs = by_epochs
         self._lives = 0
         self._stopped = False
         self._client: KafkaClient | None = None
@@ -321,7 +329,8 @@ class MemberLoad:
         env, rng = self._env, self._rng
         self._lives += 1
         name = f"{self.name}.{self._lives}"
-        self._client = client = env.client(name, self._host, Random(rng.getrandbits(64)))
+        caps: dict[int, int] | None = {} if self._by_epochs else None
+        self._client = client = env.client(name, self._host, Random(rng.getrandbits(64)), caps)
         consumer = Consumer(
             client,
             SubscriptionState(ResetStrategy.EARLIEST),
@@ -333,12 +342,16 @@ class MemberLoad:
             ),
         )
         env.consumers.append(consumer)
-        member = GroupMember(
-            client,
-            consumer,
-            GROUP,
-            MemberOptions(session_timeout_ms=2_000, rebalance_timeout_ms=3_000),
-        )
+        options = MemberOptions(session_timeout_ms=2_000, rebalance_timeout_ms=3_000)
+        if self._by_epochs:
+            pattern = f"{env.topic}.*" if rng.random() < 0.3 else ""
+            epochs = EpochMember(client, consumer, self._group, options, pattern=pattern)
+            epochs.on_accepted = lambda epoch, tps, sent_ns: self._accepted(
+                name, epochs, epoch, tps, sent_ns
+            )
+            member: GroupMember = epochs
+        else:
+            member = GroupMember(client, consumer, self._group, options)
         member.on_assigned = lambda gen, tps, sent_ns: self._assigned(
             name, member, gen, tps, sent_ns
         )
@@ -394,7 +407,7 @@ class MemberLoad:
             kind = "ok" if not error else "fail" if definite else "info"
             op = recorder.returned(invoked, name, "commit", kind)
             op.err = error
-            op.group, op.gen, op.member = GROUP, generation, member_id
+            op.group, op.gen, op.member = self._group, generation, member_id
             op.marks.extend(Mark(str(tp), offset) for tp, offset in offsets.items())
 
         member.commit(offsets, done, generation=generation, member_id=member_id)
@@ -403,8 +416,10 @@ class MemberLoad:
         self, name: str, member: GroupMember, gen: int, tps: list[TopicPartition], sent_ns: int
     ) -> None:
         op = self._env.recorder.happened(name, "rebalance", sent_ns)
-        op.group, op.gen, op.member = GROUP, gen, member.member_id
+        op.group, op.gen, op.member = self._group, gen, member.member_id
         op.keys = [str(tp) for tp in tps]
+        if self._by_epochs:
+            op.note = EPOCHS
         if self._env.options.late_commits:
             self._commit_before(name, member)
 
@@ -425,7 +440,7 @@ class MemberLoad:
 
     def _revoked(self, name: str, member: GroupMember) -> None:
         op = self._env.recorder.happened(name, "revoke")
-        op.group, op.gen, op.member = GROUP, member.generation, member.member_id
+        op.group, op.gen, op.member = self._group, member.generation, member.member_id
         offsets = member.consumer.subscription.consumed_positions()
         self._before = (offsets, member.generation, member.member_id) if offsets else None
         if self._rng.random() < 0.3:
@@ -445,8 +460,16 @@ class MemberLoad:
 
     def _committed(self, name: str, tp: TopicPartition, offset: int, asked_ns: int) -> None:
         op = self._env.recorder.happened(name, "committed", asked_ns)
-        op.group = GROUP
+        op.group = self._group
         op.marks.append(Mark(str(tp), offset))
+
+    def _accepted(
+        self, name: str, member: GroupMember, epoch: int, tps: list[TopicPartition], sent_ns: int
+    ) -> None:
+        """A heartbeat that said what the member has."""
+        op = self._env.recorder.happened(name, "owns", sent_ns)
+        op.group, op.gen, op.member = self._group, epoch, member.member_id
+        op.keys = [str(tp) for tp in tps]
 
 
 class OffsetAsker:

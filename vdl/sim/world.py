@@ -577,6 +577,10 @@ class World:
         if options.moves:
             self.mover = Mover(self.env, host(), new_rng(), len(self.machines))
             self._loads.append(self.mover)
+        self._loads += [
+            MemberLoad(self.env, f"e{i}", host(), new_rng(), by_epochs=True)
+            for i in range(options.epoch_members)
+        ]
 
     def _begin_keyed(self) -> None:
         def written(group_id: GroupId) -> None:
@@ -947,6 +951,9 @@ def server_config(server_id: ServerId, options: Options) -> Config:
             KafkaOptions(),
             group_min_session_timeout_ms=500,
             group_initial_rebalance_delay_ms=300,
+            group_consumer_session_timeout_ms=3_000,
+            group_consumer_heartbeat_interval_ms=500,
+            group_consumer_assignment_interval_ms=300,
             record_check_loop_bytes=options.check_on_loop_bytes,
             offsets_retention_check_ms=500 if options.ages else 600_000,
             offsets_retention_minutes=OFFSETS_KEPT_MINUTES,

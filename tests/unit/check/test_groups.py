@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vdl.check.history import Mark, Op, Record, Send
+from vdl.check.history import EPOCHS, Mark, Op, Record, Send
 from vdl.check.report import find
 
 
@@ -47,6 +47,37 @@ def test_group_that_hands_over_between_generations_is_clean() -> None:
 def test_two_owners_in_one_generation_are_found() -> None:
     """own2."""
     assert names(own(1, "m1", 1, "t-0"), own(2, "m2", 1, "t-0")) == {"own2"}
+
+
+def test_two_owners_at_one_time_are_found_whatever_their_epochs() -> None:
+    """own-overlap: between two heartbeats that were accepted and named the partition, both times a
+    member owned it."""
+
+    def owns(i: int, member: str, gen: int, *keys: str) -> Op:
+        return op(i, "owns", proc=member, member=member, gen=gen, keys=list(keys))
+
+    def gets(i: int, member: str, gen: int, *keys: str) -> Op:
+        made = own(i, member, gen, *keys)
+        made.note = EPOCHS
+        return made
+
+    handed_over = [gets(1, "m1", 1, "t-0"), owns(2, "m1", 1, "t-0"), gets(3, "m1", 1)]
+    assert not names(*handed_over, gets(5, "m2", 2, "t-0"), owns(6, "m2", 2, "t-0"))
+    twice = [gets(3, "m2", 2, "t-0"), owns(4, "m1", 1, "t-0"), owns(5, "m2", 2, "t-0")]
+    assert names(*handed_over[:2], *twice) == {"own-overlap"}
+    # One that was expelled, and does not know it yet, owns nothing.
+    assert not names(*handed_over[:2], gets(3, "m2", 2, "t-0"), owns(5, "m2", 2, "t-0"))
+
+
+def test_epochs_are_each_member_s_own() -> None:
+    """A commit of an epoch that only others have left is no zombie; one of its own past is."""
+    one, two = own(1, "m1", 1, "t-0"), own(2, "m2", 2, "t-1")
+    again = own(4, "m1", 3, "t-0")
+    for made in (one, two, again):
+        made.note = EPOCHS
+    assert not names(one, two, commit(3, 1, gen=1, member="m1"))
+    late = commit(5, 1, gen=1, member="m1")
+    assert names(one, two, again, late) == {"zombie-commit"}
 
 
 def test_commit_from_an_old_generation_is_a_zombie() -> None:
