@@ -582,6 +582,31 @@ def test_delta_commit_of_many_partitions_is_small_and_its_state_is_one_file(
         assert len(text) < 200_000
 
 
+def test_delta_commit_syncs_the_version_that_it_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another writer came between."""
+    import deltalake
+
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    table = grow(tmp_path / "t", 0, 1)
+    for n in range(1, 4):
+        if n == 2:
+            deltalake.DeltaTable(str(tmp_path / "t")).optimize.compact()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", note)
+            table.commit(batch(table, f"run-{n}", at(n, 0), at(n + 1, 0), n), COLUMNS)
+        version = deltalake.DeltaTable(str(tmp_path / "t")).version()
+        assert any(path.endswith(f"_delta_log/{version:020d}.json") for path in synced)
+        synced.clear()
+
+
 def test_delta_table_without_the_file_of_its_state_is_refused(tmp_path: Path) -> None:
     grow(tmp_path / "t", 0, 2)
     (state,) = (tmp_path / "t/_vdl/state/job").iterdir()

@@ -261,8 +261,10 @@ class DeltaSink:
 
     def _sync_log(self) -> None:
         """Make the commit survive a power cut: delta-rs leaves that to the file system."""
-        table = self._load()
+        table = self._table
         assert table is not None, self.path
+        # It does not know yet what it has written itself. To load it anew would take longer.
+        table.update_incremental()
         log = self._root / "_delta_log"
         with (log / f"{table.version():020d}.json").open("rb") as file:
             os.fsync(file.fileno())
@@ -284,9 +286,11 @@ class DeltaSink:
     def _write(
         self, actions: list[AddAction], schema: Schema, properties: CommitProperties
     ) -> None:
-        """Commit, again where another writer of the table was quicker. Raises CommitConflict."""
-        for _ in range(ATTEMPTS):
-            self._check_unchanged()
+        """Commit, again where another writer was quicker since the last look: then the version that
+        is to be written is there already. Raises CommitConflict."""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self._check_unchanged()
             try:
                 if self._table is None:
                     create_table_with_add_actions(
