@@ -30,7 +30,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.server.http",),
     ("vdl.logstream.host",),
     ("vdl.logstream.periodic",),
-    ("vdl.logstream.compaction", "vdl.logstream.trimming"),
+    ("vdl.logstream.cleanup",),
     ("vdl.logstream.membership",),
     ("vdl.logstream.elections",),
     ("vdl.logstream.peers",),

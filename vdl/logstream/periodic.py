@@ -15,7 +15,8 @@ from collections.abc import Mapping
 
 from ids import GroupId
 from vdl.clock import MS, NEVER
-from vdl.logstream.compaction import LogCompaction
+from vdl.logstream.cleanup.compaction import LogCompaction
+from vdl.logstream.cleanup.trimming import Trimming
 from vdl.logstream.elections.disk_watch import DiskWatch
 from vdl.logstream.elections.overload import Overload
 from vdl.logstream.elections.timers import Timers
@@ -31,7 +32,6 @@ from vdl.logstream.peers.leader_proofs import LeaderProofs
 from vdl.logstream.peers.queries import Queries
 from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState
-from vdl.logstream.trimming import Trimming
 from vdl.state.commands import NoteTime
 
 SWEEP_NS = 100 * MS

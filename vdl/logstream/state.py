@@ -2,7 +2,7 @@
 
 `HostState` is to a server what `raft.state` is to one replica: plain data with a few invariants. It
 has no opinion and calls nobody. Who works on it (`peers/`, `elections/`, `membership/`,
-`trimming.py`, `periodic.py`, `host.py`) takes it as an argument, and besides it only the
+`cleanup/`, `periodic.py`, `host.py`) takes it as an argument, and besides it only the
 collaborators that it calls itself; those are in the same room or in one below. What has to go up
 is returned, or left in `outbox` for the turn.
 

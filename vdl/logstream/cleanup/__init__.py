@@ -1,0 +1,1 @@
+"""What becomes of old records: what is cut off logs, and which logs are compacted."""
