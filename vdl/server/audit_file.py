@@ -75,7 +75,7 @@ class AuditFile:
             with self._changed:
                 while not self._lines and not self._closing:
                     self._changed.wait()
-                if not self._lines:
+                if not self._lines and not self._lost:
                     break
                 data = b"".join(self._lines)
                 count = len(self._lines)
@@ -90,6 +90,8 @@ class AuditFile:
                 with self._changed:
                     self._lost += lost + count
                 self._on_loss(f"{type(error).__name__}: {error.strerror or error}")
+                if self._closing:
+                    break
         os.close(self._file)
 
     def _append(self, data: bytes) -> None:

@@ -1,0 +1,89 @@
+"""Files of the audit log: readable by their owner alone, rotated by size, losses told."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+
+from vdl.server.audit_file import QUEUE_BYTES, AuditFile
+
+
+def opened(path: Path, losses: list[str] | None = None, **limits: int) -> AuditFile:
+    limits = {"bytes_max": 1 << 20, "files_max": 3} | limits
+    return AuditFile(path, on_loss=(losses if losses is not None else []).append, **limits)
+
+
+def test_lines_are_appended_and_only_their_owner_may_read_them(tmp_path: Path) -> None:
+    """Also behind those of a life before."""
+    path = tmp_path / "audit.log"
+    for life in (b"one\n", b"two\n"):
+        file = opened(path)
+        file.write(life)
+        file.close()
+    assert path.read_bytes() == b"one\ntwo\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_files_are_rotated_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
+    """What is kept is bounded, in whole lines, in their order."""
+    path = tmp_path / "audit.log"
+    for number in range(60):
+        file = opened(path, bytes_max=100, files_max=2)
+        file.write(b"%09d\n" % number)
+        file.close()
+    names = sorted(entry.name for entry in tmp_path.iterdir())
+    assert names == ["audit.log", "audit.log.1", "audit.log.2"]
+    lines = b"".join((tmp_path / name).read_bytes() for name in reversed(names)).splitlines()
+    assert [int(line) for line in lines] == list(range(60 - len(lines), 60))
+    assert all((tmp_path / name).stat().st_size <= 100 for name in names)
+
+
+def test_lines_that_find_no_room_are_counted(tmp_path: Path) -> None:
+    """A disk that does not keep up: the loop goes on, and the next line says how many."""
+    path = tmp_path / "audit.log"
+    os.mkfifo(path)
+    reader: list[bytes] = []
+
+    def read() -> None:
+        with path.open("rb") as pipe:
+            started.set()
+            may_read.wait()
+            reader.append(pipe.read())
+
+    started, may_read = threading.Event(), threading.Event()
+    thread = threading.Thread(target=read)
+    thread.start()
+    file = opened(path, bytes_max=1 << 40)
+    started.wait()
+    line = b"x" * 1_000 + b"\n"
+    count = 3 * QUEUE_BYTES // len(line)
+    for _ in range(count):
+        file.write(line)
+    may_read.set()
+    file.write(b"last\n")
+    file.close(30)
+    thread.join()
+    lines = reader[0].splitlines()
+    lost = sum(json.loads(one)["count"] for one in lines if one.startswith(b"{"))
+    assert lost > 0
+    assert lines.count(line[:-1]) + (b"last" in lines) + lost == count + 1
+
+
+def test_lines_that_the_disk_refuses_are_told_of(tmp_path: Path) -> None:
+    """In the server's own log at once, and in the file when it takes lines again."""
+    path = tmp_path / "audit.log"
+    losses: list[str] = []
+    file = opened(path, losses)
+    descriptor = file._file
+    file._file = os.open(path, os.O_RDONLY)
+    file.write(b"refused\n")
+    while not losses:
+        pass
+    os.close(file._file)
+    file._file = descriptor
+    file.write(b"taken\n")
+    file.close()
+    assert path.read_bytes() == b'{"event": "lost", "count": 1}\ntaken\n'
