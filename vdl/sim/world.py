@@ -837,7 +837,8 @@ class World:
         """Read everything, with a fresh client and from every replica's disk."""
         if self._keyed is not None and not (self._keyed_settles(self._keyed) and self._settles()):
             return False
-        if self._transactional is not None and not self._transactions_agree(self._transactional):
+        topic = self._transactional
+        if topic is not None and not (self._transactions_agree(topic) and self._settles()):
             return False
         drain = Drain(self)
         compared: list[bool] = []
