@@ -14,7 +14,7 @@ command                                                 answer
 {"do": "transact", "records": [RECORD...],
  "positions": BOOL, "end": "commit"|"abort"|""}         {}    one transaction of that producer
 {"do": "end", "commits": BOOL}                          {}    of one that was left open
-{"do": "open", "group": NAME|null, "reset": R,
+{"do": "open", "group": NAME|null, "reset": R, "protocol": "consumer" or left out,
  "isolation": "read_committed"|"read_uncommitted"}      {}    a consumer; no automatic commits
 {"do": "subscribe", "topics": [NAME...]}                {}
 {"do": "subscribe_pattern", "pattern": "^..."}          {}
@@ -188,8 +188,10 @@ class Driver:
         group: str | None = None,
         reset: str = "earliest",
         isolation: str = "read_uncommitted",
+        protocol: str = "classic",
     ) -> None:
-        self.ask("open", group=group, reset=reset, isolation=isolation)
+        more = {} if protocol == "classic" else {"protocol": protocol}
+        self.ask("open", group=group, reset=reset, isolation=isolation, **more)
 
     def poll(self, timeout_ms: int = 500) -> Polled:
         self.start_poll(timeout_ms)

@@ -121,8 +121,11 @@ class Librdkafka:
             raise RuntimeError(f"{offsets.count(None)} not acknowledged: {errors[:1]}")
         return {"offsets": offsets}
 
-    def open(self, *, group: str | None, reset: str, isolation: str) -> None:
+    def open(
+        self, *, group: str | None, reset: str, isolation: str, protocol: str = "classic"
+    ) -> None:
         self.close()
+        paced = {"heartbeat.interval.ms": 500} if protocol == "classic" else {}
         self._consumer = Consumer(
             self._version
             | {
@@ -134,8 +137,9 @@ class Librdkafka:
                 "isolation.level": isolation,
                 "topic.metadata.refresh.interval.ms": 500,
                 "fetch.wait.max.ms": 100,
-                "heartbeat.interval.ms": 500,
+                "group.protocol": protocol,
             }
+            | paced
         )
 
     @property

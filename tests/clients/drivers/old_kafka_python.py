@@ -57,7 +57,10 @@ class OldKafkaPython:
             producer.close(timeout=CALL_SECONDS_MAX)
         return {"offsets": [[metadata.partition, metadata.offset] for metadata in found]}
 
-    def open(self, *, group: str | None, reset: str, isolation: str) -> None:
+    def open(
+        self, *, group: str | None, reset: str, isolation: str, protocol: str = "classic"
+    ) -> None:
+        assert protocol == "classic", "it speaks no other"
         self.close()
         self._consumer = KafkaConsumer(
             **self._settings,

@@ -202,7 +202,11 @@ public final class ClientDriver {
         settings.put("isolation.level", command.get("isolation").asText());
         settings.put("metadata.max.age.ms", 500);
         settings.put("fetch.max.wait.ms", 100);
-        settings.put("heartbeat.interval.ms", 500);
+        if (command.has("protocol")) {
+            settings.put("group.protocol", command.get("protocol").asText());
+        } else {
+            settings.put("heartbeat.interval.ms", 500);
+        }
         if (!command.get("group").isNull()) {
             settings.put("group.id", command.get("group").asText());
         }
