@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import random
 from struct import pack, unpack
 
@@ -194,6 +196,33 @@ def test_login_by_scram_takes_no_message_that_was_changed(
     assert client.closed
 
 
+@pytest.mark.parametrize("kept", ["all", "nonce", "binding"])
+def test_proof_of_one_who_knows_the_password_is_for_this_login_only(kept: str) -> None:
+    """CVE-2024-56128: a well made proof over a nonce or a binding that is not that of this login is
+    refused, though whoever made it knows the password."""
+    place = Place()
+    client = place.visitor()
+    client.ask(HANDSHAKE, 1, SaslHandshakeRequest(SCRAM_SHA_256))
+    first = "n=alice,r=mine"
+    server_first = place.prove(client, f"n,,{first}".encode()).auth_bytes.decode()
+    nonce, salt, _ = (part.partition("=")[2] for part in server_first.split(","))
+    if kept == "binding":
+        nonce = "mine"
+    binding = "eSws" if kept == "nonce" else "biws"
+    bare = f"c={binding},r={nonce}"
+    salted = salted_password(
+        SCRAM_SHA_256, PASSWORD.encode(), base64.b64decode(salt), ITERATIONS_MIN
+    )
+    client_key = hmac.digest(salted, b"Client Key", "sha256")
+    signature = hmac.digest(
+        hashlib.sha256(client_key).digest(), f"{first},{server_first},{bare}".encode(), "sha256"
+    )
+    proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+    final = f"{bare},p={base64.b64encode(proof).decode()}"
+    expected = ErrorCode.NONE if kept == "all" else ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert place.prove(client, final.encode()).error_code == expected
+
+
 @pytest.mark.parametrize(
     "token",
     [
@@ -255,6 +284,8 @@ def test_mechanism_that_is_not_offered_is_answered_with_those_that_are() -> None
     answer = client.ask(HANDSHAKE, 1, SaslHandshakeRequest("GSSAPI"))
     assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
     assert answer.mechanisms == [SCRAM_SHA_512]
+    assert not client.closed  # it has a moment to read that
+    place.run(100)
     assert client.closed
 
 
@@ -352,6 +383,7 @@ def test_session_is_not_taken_over_by_another_login(how: str) -> None:
     else:
         answer = place.log_in(client, SCRAM_SHA_512, password=WRONG)
     assert answer.error_code != ErrorCode.NONE
+    place.run(100)
     assert client.closed
     assert client.session.info.principal in (Principal("alice"), ANONYMOUS)
 
