@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import json
 import random
 from struct import pack, unpack
 
@@ -14,6 +15,7 @@ from tests.unit.kafka.twin import LISTENER, Client, World
 from vdl.errors import ErrorCode
 from vdl.kafka.context import KafkaOptions
 from vdl.kafka.handlers.sasl import REFUSAL_DELAY_MS
+from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.login import LOGIN_SECONDS_MAX, LoginState
 from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.security.protocol import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
@@ -415,6 +417,23 @@ def test_tokens_of_any_bytes_never_fail_the_server() -> None:
                 answer = place.prove(client, bytes(final))
             assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
     assert [event for event in place.log.events if event[0] == "error"] == []
+
+
+def test_logins_are_in_the_audit_log_with_what_came_of_them() -> None:
+    """Who, from where, by what; a refusal with its reason, and without what was tried."""
+    place = Place()
+    lines: list[bytes] = []
+    place.context.audit = AuditLog(lines.append, place.clock)
+    place.log_in(place.visitor(), SCRAM_SHA_512)
+    place.log_in(place.visitor(), PLAIN, password=WRONG)
+    found = [json.loads(line) for line in lines]
+    assert [(line["event"], line["principal"], line["mechanism"]) for line in found] == [
+        ("logged_in", "User:alice", SCRAM_SHA_512),
+        ("login_refused", "User:ANONYMOUS", PLAIN),
+    ]
+    assert {line["host"] for line in found} == {"10.0.0.1"}
+    assert "wrong user or password" in found[1]["reason"]
+    assert WRONG.encode() not in b"".join(lines)
 
 
 # --- users ----------------------------------------------------------------------------------------
