@@ -25,6 +25,7 @@ MEASUREMENTS = (
     DEFAULT,
     "sarama",
     "double_writing",
+    "encryption",
     "scale",
     "connections",
     "log_size",

@@ -60,10 +60,11 @@ def _java(version: str) -> list[str]:
 
 def java_libraries(version: str) -> Path:
     """The folder with the client library and what it needs, filled once."""
-    folder = CACHE / f"java-{version}-libraries"
+    pom = DRIVERS / "java" / "pom.xml"
+    folder = CACHE / f"java-{version}-libraries-{digest([pom])}"
     if not folder.exists():
         partial = _fresh(folder)
-        command = ["mvn", "-q", "-B", "-f", str(DRIVERS / "java" / "pom.xml")]
+        command = ["mvn", "-q", "-B", "-f", str(pom)]
         command += [f"-Dkafka.version={version}", "dependency:copy-dependencies"]
         command += [f"-DoutputDirectory={partial}"]
         subprocess.run(command, check=True, timeout=BUILD_SECONDS_MAX)

@@ -8,6 +8,8 @@ as hexadecimal, null where the record has none.
 ```
 command                                                 answer
 {"do": "hello"}                                         {"client": NAME, "version": VERSION}
+{"do": "connect"}                                       {"error": TEXT}    empty: it could; else
+                                                         the client's own words why not
 {"do": "produce", "compression": C, "idempotent": BOOL,
  "batch_bytes": N, "records": [RECORD...]}              {"offsets": [[partition, offset]...]}
 {"do": "init_transactions", "transactional_id": NAME}   {}    a producer, which stays
@@ -44,7 +46,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,8 +111,19 @@ class Driver:
     """One driver process. Commands may be sent to several drivers before the answers are read, so
     that members of a group poll at the same time."""
 
-    def __init__(self, name: str, command: Sequence[str], bootstrap: str, log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        bootstrap: str,
+        log: Path,
+        security: Mapping[str, str] | None = None,
+    ) -> None:
+        """`security`: how its clients are secured (tests/clients/drivers/security.py)."""
         self.name = name
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        if security is not None:
+            environment["VDL_TEST_SECURITY"] = json.dumps(dict(security))
         self._log = log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
@@ -119,7 +132,7 @@ class Driver:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                env=environment,
             )
         self._pending = b""
 
@@ -181,6 +194,11 @@ class Driver:
             positions=positions,
             end=end,
         )
+
+    def connect(self) -> str:
+        """Why the client cannot connect, in its own words; empty if it can."""
+        error: str = self.ask("connect")["error"]
+        return error
 
     def open(
         self,

@@ -46,6 +46,8 @@ SERVERS_MAX = 9
 PEER_PORT_STEP, ADMIN_PORT_STEP, HTTP_PORT_STEP = 10, 20, 30
 POLL_SECONDS = 0.02
 LOG_TAIL_LINES = 5
+FIRST_USER = "admin"
+"""Of a set with --secure; it may do everything."""
 SERVING, WAITING = "serving", "waiting"
 """The states of a server, as its `/health` gives them, in which its start is over."""
 
@@ -266,6 +268,10 @@ def config_text(server_id: ServerId, count: int, base_port: int, *, is_secure: b
             "",
             "[security]",
             'first_users = "../first_users"',
+            "authorizer = true",
+            "",
+            "[kafka]",
+            f'super.users = "User:{FIRST_USER}"',
         ]
     if count > 1:
         lines += ["", "[cluster.seeds]"]

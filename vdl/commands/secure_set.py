@@ -19,11 +19,10 @@ from vdl.commands.certificates import (
     write_private,
     write_server,
 )
-from vdl.commands.replica_set import ReplicaSet, ReplicaSetError
+from vdl.commands.replica_set import FIRST_USER, ReplicaSet, ReplicaSetError
 from vdl.kafka.security.protocol import SCRAM_SHA_512
 from vdl.server.first_users import first_users_text
 
-USER = "admin"
 _PASSWORD_BYTES = 24
 
 
@@ -40,7 +39,7 @@ def secure_replica_set(replica_set: ReplicaSet) -> None:
         if not replica_set.client_file.exists():
             password = secrets.token_urlsafe(_PASSWORD_BYTES)
             users = replica_set.directory / "first_users"
-            write_private(users, first_users_text([(USER, password)]).encode())
+            write_private(users, first_users_text([(FIRST_USER, password)]).encode())
             write_private(replica_set.client_file, _client_text(tls, password).encode())
     except CertificateError as error:
         raise ReplicaSetError(str(error)) from error
@@ -55,11 +54,11 @@ def _client_text(tls: Path, password: str) -> str:
             "security.protocol=SASL_SSL",
             f"sasl.mechanism={SCRAM_SHA_512}",
             "# librdkafka, kcat, vdl",
-            f"sasl.username={USER}",
+            f"sasl.username={FIRST_USER}",
             f"sasl.password={password}",
             f"ssl.ca.location={tls / 'ca.pem'}",
             "# Java",
-            f'sasl.jaas.config={module} required username="{USER}" password="{password}";',
+            f'sasl.jaas.config={module} required username="{FIRST_USER}" password="{password}";',
             "ssl.truststore.type=PEM",
             f"ssl.truststore.location={tls / 'ca.pem'}",
             "# vdl status",

@@ -88,6 +88,9 @@ _CUT_NS = 4 * MS
 _ANSWER_EARLY_NS = 20 * MS
 """How long a poll may go on that holds memory which others wait for."""
 _QUIET_NS = 60_000 * MS
+_REFUSED_NS = 50 * MS
+"""Between the answer that a login failed and the end of its connection. Some clients that find both
+in one read tell of the end alone."""
 _ORDINARY_ENDS = frozenset({"idle", "stopping"})
 _STALL_PARTS = 6
 """While others wait for memory, a connection that holds some and makes no progress is closed after
@@ -182,6 +185,7 @@ class ClientSession:
         "_frontend",
         "_held_back",
         "_is_long",
+        "_is_refused",
         "_last_progress",
         "_marked",
         "_moderate",
@@ -237,6 +241,8 @@ class ClientSession:
         """Bytes that the arriving request will hold after one more read."""
         self._is_long = False
         """The arriving request is long: it is read within `ReceiveBudget`."""
+        self._is_refused = False
+        """Its login failed a moment ago: it has time to read so before its connection ends."""
         self._receive_wait_since_ns = 0
         """Since when it waits for that budget; 0: it does not."""
         self._moderate = 0
@@ -420,7 +426,7 @@ class ClientSession:
         self._waiting.clear()
         self._frontend.waiting_to_start.pop(self, None)
         self._frontend.context.requests.leave(self)
-        if self._started or self._out or self._unsent:
+        if self._started or self._out or self._unsent or self._is_refused:
             self.mark()
         else:
             self._close()
@@ -533,7 +539,7 @@ class ClientSession:
             return
         if self._out and self._writable:
             self._send()
-        if self.ending and not (self._started or self._waiting or self._unsent):
+        if self.ending and not (self._started or self._waiting or self._unsent or self._is_refused):
             self._close()
             return
         self._regulate()
@@ -764,7 +770,9 @@ class ClientSession:
         connection.bare_tokens = login.bare_tokens
         if login.state is LoginState.FAILED:
             self._frontend.login_failures += 1
+            self._is_refused = True
             self.end(f"login: {login.failure}")
+            self._frontend.context.clock.call_later(_REFUSED_NS, self._refusal_is_read)
         elif login.state is LoginState.DONE:
             connection.bytes_max = self._frontend.context.config.request_bytes_max
 
@@ -790,6 +798,10 @@ class ClientSession:
             return api.handler(ctx, message)
         finally:
             exchange.used_ns = context.clock.now_ns() - exchange.started_ns
+
+    def _refusal_is_read(self) -> None:
+        self._is_refused = False
+        self.mark()
 
     def _answered(self, later: Later) -> None:
         del later
@@ -1133,7 +1145,7 @@ class Frontend:
         for session in list(self._sessions.values()):
             login = session.info.login
             if login is not None and login.credential and not scram.of(login.credential):
-                session.abort("login: the user was removed")
+                session.abort("revoked: the user was removed")
 
     # --- the turn ------------------------------------------------------------------------------
     def mark(self, session: ClientSession) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
+
 Number = int | float
 
 
@@ -95,6 +96,17 @@ HELP: dict[str, str] = {
         "Messages of which a follower took no records because its segments do not keep up."
     ),
     "vdl_server_client_connections": "Client connections that are open.",
+    "vdl_server_login_failures_total": "Clients whose login by SASL was refused.",
+    "vdl_tls_handshakes_total": "TLS handshakes with clients that were done.",
+    "vdl_tls_handshakes_failed_total": (
+        "Those that failed: of clients that speak something else, trust somebody else or show no"
+        " certificate that is good."
+    ),
+    "vdl_tls_handshakes_timed_out_total": "Those that took too long.",
+    "vdl_tls_handshakes_displaced_total": (
+        "Those that had to go because too many were under way: of the address with most."
+    ),
+    "vdl_tls_handshakes_under_way": "TLS handshakes with clients that have begun.",
     "vdl_server_client_connections_refused_total": "Client connections over a limit.",
     "vdl_server_record_walk_native": "1 where batches are checked in C, 0 where in Python.",
     "vdl_server_record_checks_off_loop_total": "Batches that were checked in a thread.",
@@ -256,6 +268,29 @@ def client_samples(metrics: PushedNumbers, now_ns: int) -> Iterator[Sample]:
     for name, client_id, attributes, value, is_counter in metrics.series(now_ns):
         labels = (("metric", name), ("client_id", client_id), ("attributes", attributes))
         yield Sample("counter_total" if is_counter else "gauge", labels, value)
+
+
+class Handshakes(Protocol):
+    """A port with TLS, and what became of handshakes there; its length: those under way."""
+
+    name: str
+    done: int
+    failed: int
+    timed_out: int
+    displaced: int
+
+    def __len__(self) -> int: ...
+
+
+def tls_samples(ports: Iterable[Handshakes]) -> Iterator[Sample]:
+    """Of the listeners with TLS."""
+    for port in ports:
+        labels = (("listener", port.name),)
+        yield Sample("handshakes_total", labels, port.done)
+        yield Sample("handshakes_failed_total", labels, port.failed)
+        yield Sample("handshakes_timed_out_total", labels, port.timed_out)
+        yield Sample("handshakes_displaced_total", labels, port.displaced)
+        yield Sample("handshakes_under_way", labels, len(port))
 
 
 def peer_samples(links: Iterable[LinkStatus]) -> Iterator[Sample]:

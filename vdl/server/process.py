@@ -57,6 +57,7 @@ from vdl.server.metrics import (
     operations_routes,
     peer_samples,
     store_numbers,
+    tls_samples,
 )
 from vdl.server.recovery_progress import RecoveryProgress
 from vdl.server.server import Server, ServerState
@@ -346,6 +347,7 @@ class Process:
                 ),
             ),
             Source("peer", lambda: peer_samples(server.links.links())),
+            Source("tls", lambda: tls_samples(one.tls for one in self._listeners if one.tls)),
         )
         routes = operations_routes(sources, lambda: _health(server))
         self._http = HttpServer(routes, self._log)

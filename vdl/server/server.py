@@ -553,6 +553,7 @@ class Server:
             "client_connections_waiting": len(frontend.start_budget),
             "client_connections_accepted_total": frontend.connections_accepted,
             "client_connections_refused_total": frontend.connections_refused,
+            "login_failures_total": frontend.login_failures,
             "handler_errors_total": frontend.handler_errors,
             "record_walk_native": int(IS_NATIVE),
             "record_checks_off_loop_total": frontend.context.record_checks.left_loop,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import kafka
@@ -10,6 +11,7 @@ from kafka.admin import NewPartitions
 from kafka.errors import BrokerResponseError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata
 
+from tests.clients.drivers import security
 from tests.clients.drivers.command_loop import (
     Fields,
     NoOffset,
@@ -20,6 +22,7 @@ from tests.clients.drivers.command_loop import (
 )
 
 CALL_SECONDS_MAX = 20
+CONNECT_MS_MAX = 3_000
 
 
 class KafkaPython:
@@ -31,9 +34,29 @@ class KafkaPython:
     def hello(self) -> Fields:
         return {"client": "kafka-python", "version": kafka.__version__}
 
+    def connect(self) -> Fields:
+        # It says nowhere else why it could not: to standard error, which is the driver's log.
+        logging.basicConfig(level=logging.WARNING)
+        try:
+            admin = KafkaAdminClient(
+                bootstrap_servers=self._bootstrap,
+                bootstrap_timeout_ms=CONNECT_MS_MAX,
+                **security.kafka_python(),
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it raises is the answer
+            causes = [repr(error)]
+            while (cause := error.__cause__ or error.__context__) is not None:
+                causes.append(repr(cause))
+                error = cause
+            return {"error": "; ".join(causes)}
+        admin.close()
+        return {"error": ""}
+
     def init_transactions(self, *, transactional_id: str) -> None:
         self._producer = KafkaProducer(
-            bootstrap_servers=self._bootstrap, transactional_id=transactional_id
+            bootstrap_servers=self._bootstrap,
+            transactional_id=transactional_id,
+            **security.kafka_python(),
         )
         self._producer.init_transactions()
 
@@ -73,6 +96,7 @@ class KafkaPython:
         self, *, compression: str, idempotent: bool, batch_bytes: int, records: list[Fields]
     ) -> Fields:
         producer = KafkaProducer(
+            **security.kafka_python(),
             bootstrap_servers=self._bootstrap,
             acks="all",
             compression_type=None if compression == "none" else compression,
@@ -106,6 +130,7 @@ class KafkaPython:
         assert protocol == "classic", "it speaks no other"
         self.close()
         self._consumer = KafkaConsumer(
+            **security.kafka_python(),
             bootstrap_servers=self._bootstrap,
             group_id=group,
             auto_offset_reset=reset,
@@ -169,7 +194,7 @@ class KafkaPython:
         }
 
     def delete_offsets(self, *, group: str, partitions: list[tuple[str, int]]) -> Fields:
-        admin = KafkaAdminClient(bootstrap_servers=self._bootstrap)
+        admin = KafkaAdminClient(bootstrap_servers=self._bootstrap, **security.kafka_python())
         try:
             answers = admin.delete_group_offsets(group, _topic_partitions(partitions))
             errors = [answers[where].errno for where in _topic_partitions(partitions)]
@@ -180,7 +205,7 @@ class KafkaPython:
         return {"errors": errors}
 
     def create_partitions(self, *, topic: str, count: int) -> Fields:
-        admin = KafkaAdminClient(bootstrap_servers=self._bootstrap)
+        admin = KafkaAdminClient(bootstrap_servers=self._bootstrap, **security.kafka_python())
         try:
             admin.create_partitions({topic: NewPartitions(count)})
         except BrokerResponseError as error:

@@ -12,6 +12,7 @@ import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from tests.clients.drivers import security
 from tests.clients.drivers.command_loop import (
     Fields,
     NoOffset,
@@ -23,6 +24,7 @@ from tests.clients.drivers.command_loop import (
 
 RECORDS_PER_POLL = 500
 CALL_SECONDS_MAX = 20.0
+CONNECT_SECONDS_MAX = 3.0
 RETRIED_BY_ITSELF = frozenset(
     [
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -39,9 +41,9 @@ RESET_POLICIES = {"earliest": "earliest", "latest": "latest", "none": "error"}
 class Librdkafka:
     def __init__(self, bootstrap: str, broker_version: str = "") -> None:
         self._bootstrap = bootstrap
-        self._version: dict[str, Any] = {}
+        self._settings = security.librdkafka()
         if broker_version:
-            self._version = {
+            self._settings |= {
                 "api.version.request": False,
                 "broker.version.fallback": broker_version,
             }
@@ -51,9 +53,25 @@ class Librdkafka:
     def hello(self) -> Fields:
         return {"client": "confluent-kafka", "version": confluent_kafka.version()}
 
+    def connect(self) -> Fields:
+        errors: list[str] = []
+        admin = AdminClient(
+            self._settings
+            | {
+                "bootstrap.servers": self._bootstrap,
+                "error_cb": lambda error: errors.append(str(error)),
+            }
+        )
+        try:
+            admin.list_topics(timeout=CONNECT_SECONDS_MAX)
+        except KafkaException as error:
+            admin.poll(0)
+            return {"error": "; ".join([*errors, str(error)])}
+        return {"error": ""}
+
     def init_transactions(self, *, transactional_id: str) -> None:
         settings = {"bootstrap.servers": self._bootstrap, "transactional.id": transactional_id}
-        self._producer = Producer(settings)
+        self._producer = Producer(self._settings | settings)
         self._producer.init_transactions(CALL_SECONDS_MAX)
 
     def transact(self, *, records: list[Fields], positions: bool, end: str) -> None:
@@ -86,7 +104,7 @@ class Librdkafka:
         self, *, compression: str, idempotent: bool, batch_bytes: int, records: list[Fields]
     ) -> Fields:
         producer = Producer(
-            self._version
+            self._settings
             | {
                 "bootstrap.servers": self._bootstrap,
                 "acks": "all",
@@ -127,7 +145,7 @@ class Librdkafka:
         self.close()
         paced = {"heartbeat.interval.ms": 500} if protocol == "classic" else {}
         self._consumer = Consumer(
-            self._version
+            self._settings
             | {
                 "bootstrap.servers": self._bootstrap,
                 # librdkafka wants a group id even where it only assigns.
@@ -204,7 +222,7 @@ class Librdkafka:
         raise NotImplementedError("confluent-kafka does not offer DeleteConsumerGroupOffsets")
 
     def create_partitions(self, *, topic: str, count: int) -> Fields:
-        admin = AdminClient({"bootstrap.servers": self._bootstrap})
+        admin = AdminClient(self._settings | {"bootstrap.servers": self._bootstrap})
         (growth,) = admin.create_partitions([NewPartitions(topic, count)]).values()
         try:
             growth.result(CALL_SECONDS_MAX)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
+import json
 import random
 from struct import pack, unpack
 
@@ -12,6 +15,7 @@ from tests.unit.kafka.twin import LISTENER, Client, World
 from vdl.errors import ErrorCode
 from vdl.kafka.context import KafkaOptions
 from vdl.kafka.handlers.sasl import REFUSAL_DELAY_MS
+from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.login import LOGIN_SECONDS_MAX, LoginState
 from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.security.protocol import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
@@ -194,6 +198,33 @@ def test_login_by_scram_takes_no_message_that_was_changed(
     assert client.closed
 
 
+@pytest.mark.parametrize("kept", ["all", "nonce", "binding"])
+def test_proof_of_one_who_knows_the_password_is_for_this_login_only(kept: str) -> None:
+    """CVE-2024-56128: a well made proof over a nonce or a binding that is not that of this login is
+    refused, though whoever made it knows the password."""
+    place = Place()
+    client = place.visitor()
+    client.ask(HANDSHAKE, 1, SaslHandshakeRequest(SCRAM_SHA_256))
+    first = "n=alice,r=mine"
+    server_first = place.prove(client, f"n,,{first}".encode()).auth_bytes.decode()
+    nonce, salt, _ = (part.partition("=")[2] for part in server_first.split(","))
+    if kept == "binding":
+        nonce = "mine"
+    binding = "eSws" if kept == "nonce" else "biws"
+    bare = f"c={binding},r={nonce}"
+    salted = salted_password(
+        SCRAM_SHA_256, PASSWORD.encode(), base64.b64decode(salt), ITERATIONS_MIN
+    )
+    client_key = hmac.digest(salted, b"Client Key", "sha256")
+    signature = hmac.digest(
+        hashlib.sha256(client_key).digest(), f"{first},{server_first},{bare}".encode(), "sha256"
+    )
+    proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+    final = f"{bare},p={base64.b64encode(proof).decode()}"
+    expected = ErrorCode.NONE if kept == "all" else ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert place.prove(client, final.encode()).error_code == expected
+
+
 @pytest.mark.parametrize(
     "token",
     [
@@ -255,6 +286,8 @@ def test_mechanism_that_is_not_offered_is_answered_with_those_that_are() -> None
     answer = client.ask(HANDSHAKE, 1, SaslHandshakeRequest("GSSAPI"))
     assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
     assert answer.mechanisms == [SCRAM_SHA_512]
+    assert not client.closed  # it has a moment to read that
+    place.run(100)
     assert client.closed
 
 
@@ -352,6 +385,7 @@ def test_session_is_not_taken_over_by_another_login(how: str) -> None:
     else:
         answer = place.log_in(client, SCRAM_SHA_512, password=WRONG)
     assert answer.error_code != ErrorCode.NONE
+    place.run(100)
     assert client.closed
     assert client.session.info.principal in (Principal("alice"), ANONYMOUS)
 
@@ -383,6 +417,23 @@ def test_tokens_of_any_bytes_never_fail_the_server() -> None:
                 answer = place.prove(client, bytes(final))
             assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
     assert [event for event in place.log.events if event[0] == "error"] == []
+
+
+def test_logins_are_in_the_audit_log_with_what_came_of_them() -> None:
+    """Who, from where, by what; a refusal with its reason, and without what was tried."""
+    place = Place()
+    lines: list[bytes] = []
+    place.context.audit = AuditLog(lines.append, place.clock)
+    place.log_in(place.visitor(), SCRAM_SHA_512)
+    place.log_in(place.visitor(), PLAIN, password=WRONG)
+    found = [json.loads(line) for line in lines]
+    assert [(line["event"], line["principal"], line["mechanism"]) for line in found] == [
+        ("logged_in", "User:alice", SCRAM_SHA_512),
+        ("login_refused", "User:ANONYMOUS", PLAIN),
+    ]
+    assert {line["host"] for line in found} == {"10.0.0.1"}
+    assert "wrong user or password" in found[1]["reason"]
+    assert WRONG.encode() not in b"".join(lines)
 
 
 # --- users ----------------------------------------------------------------------------------------

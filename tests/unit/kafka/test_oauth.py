@@ -174,8 +174,9 @@ def test_token_without_keys_to_check_it_is_refused() -> None:
     ):
         incomplete = Validator(options)
         incomplete.take_keys(key_set(key()))
-        with pytest.raises(TokenRefused):
-            incomplete.validate(token(), WALL_MS)
+        for one in (token(), token(iss=""), token(aud="")):
+            with pytest.raises(TokenRefused):
+                incomplete.validate(one, WALL_MS)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from vdl.kafka.listener import Listener
 from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.security.protocol import SecurityProtocol
 from vdl.server.loop import Doorbell, LoopClock, TurnLoop
+from vdl.server.metrics import HELP, tls_samples
 from vdl.server.side_thread import SideThread
 from vdl.sim.clock import NodeClock, VirtualTime
 
@@ -466,6 +467,29 @@ def test_certificate_that_is_replaced_is_shown_from_then_on(replaceable: KeyPair
         await ask(*fresh)
         for _, writer in (old, meanwhile, fresh):
             writer.close()
+        await edge.close()
+
+    scenario(steps)
+
+
+def test_metrics_of_a_listener_say_what_became_of_handshakes() -> None:
+    """Each with its listener, and each is explained."""
+
+    async def steps() -> None:
+        edge = Edge()
+        good = await edge.connect()
+        reader, writer = await edge.raw()
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert await ended(reader)
+        await until(lambda: edge.tls.failed == 1)
+        samples = {sample.key: sample for sample in tls_samples([edge.tls])}
+        assert samples["handshakes_total"].value == 1
+        assert samples["handshakes_failed_total"].value == 1
+        assert samples["handshakes_under_way"].value == 0
+        assert all(f"vdl_tls_{name}" in HELP for name in samples)
+        assert {sample.labels for sample in samples.values()} == {(("listener", LISTENER),)}
+        for _, other in (good, (reader, writer)):
+            other.close()
         await edge.close()
 
     scenario(steps)

@@ -15,12 +15,14 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
-from vdl.kafka.security.login import LoginAnswer
+from vdl.kafka.security.login import Login, LoginAnswer, LoginState
 from vdl.kafka.wire.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from vdl.kafka.wire.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
 REFUSAL_DELAY_MS = 100
 """Kafka's `connection.failed.authentication.delay.ms`."""
+CLIENT_CHARS_MAX = 300
+"""Of the name that a client gives itself, in the audit log."""
 
 
 def handle_sasl_handshake(
@@ -47,6 +49,7 @@ def handle_sasl_authenticate(
 
     def answered(answer: LoginAnswer) -> None:
         ctx.connection.principal = login.principal
+        _note(ctx, login, answer)
         response = SaslAuthenticateResponse(
             answer.error, answer.message, answer.token, answer.lifetime_ms
         )
@@ -57,3 +60,22 @@ def handle_sasl_authenticate(
 
     login.take(request.auth_bytes, lambda answer: later.run(lambda: answered(answer)))
     return later
+
+
+def _note(ctx: RequestContext, login: Login, answer: LoginAnswer) -> None:
+    """In the audit log: who logged in, or that nobody did, and why."""
+    audit = ctx.server.audit
+    if audit is None or (answer.error is ErrorCode.NONE and login.state is not LoginState.DONE):
+        return
+    connection = ctx.connection
+    fields = {"mechanism": login.mechanism_name, "client": ctx.client_id[:CLIENT_CHARS_MAX]}
+    if answer.error is not ErrorCode.NONE:
+        fields["reason"] = login.failure
+    audit.note(
+        "logged_in" if answer.error is ErrorCode.NONE else "login_refused",
+        str(login.principal),
+        connection.peer_host,
+        listener=connection.listener,
+        connection=connection.id,
+        **fields,
+    )

@@ -68,13 +68,13 @@ class Login:
         "_clock",
         "_make",
         "_mechanism",
-        "_mechanism_name",
         "_now_ms",
         "_session_ms_max",
         "bare_tokens",
         "credential",
         "ends_ns",
         "failure",
+        "mechanism_name",
         "mechanisms",
         "principal",
         "since_ns",
@@ -109,12 +109,13 @@ class Login:
         self._make = make
         self._session_ms_max = session_ms_max
         self._mechanism: Mechanism | None = None
-        self._mechanism_name = ""
+        self.mechanism_name = ""
+        """The mechanism that was chosen last; empty before."""
 
     @property
     def was_done(self) -> bool:
         """Whether a login has ever been done: the client is known."""
-        return bool(self._mechanism_name) and self.principal is not ANONYMOUS
+        return bool(self.mechanism_name) and self.principal is not ANONYMOUS
 
     def is_overdue(self, now_ns: int) -> bool:
         """Whether the first login takes too long."""
@@ -135,10 +136,10 @@ class Login:
         if name not in self.mechanisms:
             self._fail(f"mechanism not offered: {name!r:.40}")
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM
-        if self.was_done and name != self._mechanism_name:
+        if self.was_done and name != self.mechanism_name:
             self._fail("another mechanism than that of the session")
             return ErrorCode.ILLEGAL_SASL_STATE
-        self._mechanism_name = name
+        self.mechanism_name = name
         self._mechanism = self._make(name)
         self.bare_tokens = version == 0
         self.state = LoginState.PROVING
@@ -184,7 +185,7 @@ class Login:
         return LoginAnswer(token=step.token, lifetime_ms=lifetime_ms)
 
     def _refused(self, step: Refused) -> LoginAnswer:
-        name = self._mechanism_name
+        name = self.mechanism_name
         self._fail(f"{name}: {step.reason}")
         message = step.message or (
             "Authentication failed during authentication due to invalid credentials with SASL"

@@ -22,6 +22,7 @@ import (
 
 const (
 	callTimeout    = 20 * time.Second
+	connectTimeout = 4 * time.Second
 	recordsPerPoll = 500
 	lineBytesMax   = 64 << 20
 )
@@ -89,7 +90,7 @@ type driver struct {
 func main() {
 	d := &driver{seeds: strings.Split(os.Args[1], ",")}
 	commands := map[string]func(command) (answer, error){
-		"hello": d.hello, "produce": d.produce, "open": d.open, "subscribe": d.subscribe,
+		"hello": d.hello, "connect": d.connect, "produce": d.produce, "open": d.open, "subscribe": d.subscribe,
 		"init_transactions": d.initTransactions, "transact": d.transact, "end": d.end,
 		"subscribe_pattern": d.subscribePattern, "assign": d.assign, "poll": d.poll,
 		"pause": d.pause, "resume": d.resume, "seek": d.seek, "commit": d.commit,
@@ -134,6 +135,20 @@ func (d *driver) hello(command) (answer, error) {
 	return answer{"client": "franz-go", "version": version}, nil
 }
 
+func (d *driver) connect(command) (answer, error) {
+	client, err := newClient(kgo.SeedBrokers(d.seeds...), kgo.RetryTimeout(time.Second))
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), connectTimeout)
+		defer cancel()
+		defer client.Close()
+		err = client.Ping(ctx)
+	}
+	if err != nil {
+		return answer{"error": err.Error()}, nil
+	}
+	return answer{"error": ""}, nil
+}
+
 func (d *driver) produce(c command) (answer, error) {
 	options := []kgo.Opt{
 		kgo.SeedBrokers(d.seeds...),
@@ -145,7 +160,7 @@ func (d *driver) produce(c command) (answer, error) {
 	if !c.Idempotent {
 		options = append(options, kgo.DisableIdempotentWrite())
 	}
-	client, err := kgo.NewClient(options...)
+	client, err := newClient(options...)
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +191,7 @@ func (d *driver) produce(c command) (answer, error) {
 
 func (d *driver) initTransactions(c command) (answer, error) {
 	var err error
-	d.producer, err = kgo.NewClient(
+	d.producer, err = newClient(
 		kgo.SeedBrokers(d.seeds...),
 		kgo.TransactionalID(c.TransactionalID),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
@@ -249,7 +264,7 @@ func (d *driver) open(c command) (answer, error) {
 
 func (d *driver) start(options ...kgo.Opt) (answer, error) {
 	var err error
-	d.consumer, err = kgo.NewClient(append(d.options, options...)...)
+	d.consumer, err = newClient(append(d.options, options...)...)
 	return nil, err
 }
 
@@ -386,7 +401,7 @@ func (d *driver) committed(c command) (answer, error) {
 func (d *driver) deleteOffsets(c command) (answer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	client, err := kgo.NewClient(kgo.SeedBrokers(d.seeds...))
+	client, err := newClient(kgo.SeedBrokers(d.seeds...))
 	if err != nil {
 		return nil, err
 	}
@@ -416,7 +431,7 @@ func (d *driver) deleteOffsets(c command) (answer, error) {
 func (d *driver) createPartitions(c command) (answer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	client, err := kgo.NewClient(kgo.SeedBrokers(d.seeds...))
+	client, err := newClient(kgo.SeedBrokers(d.seeds...))
 	if err != nil {
 		return nil, err
 	}

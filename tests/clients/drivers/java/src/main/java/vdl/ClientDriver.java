@@ -82,6 +82,7 @@ public final class ClientDriver {
             case "hello" -> {
                 answer.put("client", "kafka-clients").put("version", version());
             }
+            case "connect" -> answer.put("error", connect());
             case "produce" -> produce(command, answer);
             case "init_transactions" -> initTransactions(command);
             case "transact" -> transact(command);
@@ -109,9 +110,28 @@ public final class ClientDriver {
         }
     }
 
+    private String connect() throws InterruptedException {
+        Map<String, Object> settings = new HashMap<>();
+        settings.put("bootstrap.servers", bootstrap);
+        settings.putAll(Security.SETTINGS);
+        settings.put("default.api.timeout.ms", 5_000);
+        settings.put("request.timeout.ms", 4_000);
+        try (Admin admin = Admin.create(settings)) {
+            admin.describeCluster().nodes().get();
+            return "";
+        } catch (Exception error) {
+            StringBuilder text = new StringBuilder();
+            for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+                text.append(cause).append("; ");
+            }
+            return text.toString();
+        }
+    }
+
     private void initTransactions(JsonNode command) {
         Map<String, Object> settings = new HashMap<>();
         settings.put("bootstrap.servers", bootstrap);
+        settings.putAll(Security.SETTINGS);
         settings.put("transactional.id", command.get("transactional_id").asText());
         settings.put("max.block.ms", CALL_TIMEOUT.toMillis());
         producer =
@@ -160,6 +180,7 @@ public final class ClientDriver {
     private void produce(JsonNode command, ObjectNode answer) throws Exception {
         Map<String, Object> settings = new HashMap<>();
         settings.put("bootstrap.servers", bootstrap);
+        settings.putAll(Security.SETTINGS);
         settings.put("acks", "all");
         settings.put("compression.type", command.get("compression").asText());
         settings.put("enable.idempotence", command.get("idempotent").asBoolean());
@@ -197,6 +218,7 @@ public final class ClientDriver {
         close();
         Map<String, Object> settings = new HashMap<>();
         settings.put("bootstrap.servers", bootstrap);
+        settings.putAll(Security.SETTINGS);
         settings.put("auto.offset.reset", command.get("reset").asText());
         settings.put("enable.auto.commit", false);
         settings.put("isolation.level", command.get("isolation").asText());
@@ -251,6 +273,7 @@ public final class ClientDriver {
     private void deleteOffsets(JsonNode command, ObjectNode answer) throws Exception {
         Map<String, Object> settings = new HashMap<>();
         settings.put("bootstrap.servers", bootstrap);
+        settings.putAll(Security.SETTINGS);
         settings.put("request.timeout.ms", 10_000);
         settings.put("default.api.timeout.ms", (int) CALL_TIMEOUT.toMillis());
         ArrayNode errors = answer.putArray("errors");
@@ -273,6 +296,7 @@ public final class ClientDriver {
     private void createPartitions(JsonNode command, ObjectNode answer) throws Exception {
         Map<String, Object> settings = new HashMap<>();
         settings.put("bootstrap.servers", bootstrap);
+        settings.putAll(Security.SETTINGS);
         settings.put("request.timeout.ms", 10_000);
         settings.put("default.api.timeout.ms", (int) CALL_TIMEOUT.toMillis());
         NewPartitions growth = NewPartitions.increaseTo(command.get("count").asInt());

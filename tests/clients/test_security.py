@@ -1,0 +1,393 @@
+"""Every client over TLS, by every way of showing who it is; and what each says when it may not.
+
+One set of three servers for all: links and the admin plane show certificates, and each server has a
+port for logins, one for certificates of clients, and one whose certificate is for another host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from joserfc import jwk, jwt
+
+from tests.chaos.harness.replica_set import ROOT, ReplicaSet
+from tests.clients.clients import CLIENTS
+from tests.clients.driver import Driver, Record
+from vdl.commands.certificates import (
+    _write_signed,
+    open_authority,
+    write_client,
+)
+from vdl.commands.replica_set import make_replica_set, write_configs
+from vdl.commands.secure_set import secure_replica_set
+from vdl.kafka.client import KafkaClient
+from vdl.kafka.security.client_settings import read_client_settings
+from vdl.kafka.wire.create_topics import CreatableTopic, CreateTopicsRequest
+from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+
+MTLS_STEP, ELSEWHERE_STEP = 4, 7
+"""Ports of the other listeners, above those for logins."""
+ISSUER, AUDIENCE = "https://issuer.example.org", "vdl"
+PASSWORD_OF_ALICE = "not-to-be-seen-anywhere-5J2"
+MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", "OAUTHBEARER")
+LISTENERS = """
+[[listeners]]
+name = "CERTIFICATES"
+protocol = "SSL"
+listen = "127.0.0.1:{certificates}"
+client_auth = "required"
+principal_rules = "RULE:^CN=(.*)$/$1/"
+
+[[listeners]]
+name = "ELSEWHERE"
+protocol = "SASL_SSL"
+listen = "127.0.0.1:{elsewhere}"
+certificate = "../tls/elsewhere.pem"
+key = "../tls/elsewhere.key"
+"""
+KAFKA = """[kafka]
+allow.everyone.if.no.acl.found = true
+sasl.oauthbearer.jwks.endpoint.url = "file://{keys}"
+sasl.oauthbearer.expected.issuer = "{issuer}"
+sasl.oauthbearer.expected.audience = "{audience}"
+"""
+
+
+@dataclass(frozen=True)
+class Secured:
+    """The set, and what its clients need."""
+
+    servers: ReplicaSet
+    tls: Path
+
+    @property
+    def directory(self) -> Path:
+        return self.servers.directory
+
+    def bootstrap(self, step: int = 0) -> str:
+        base = self.servers.base_port + step
+        return ",".join(f"127.0.0.1:{base + i}" for i in range(3))
+
+    def login(self, mechanism: str, **changes: str) -> dict[str, str]:
+        """The security of a client that logs in."""
+        found = {"protocol": "SASL_SSL", "ca": str(self.tls / "ca.pem"), "mechanism": mechanism}
+        if mechanism == "OAUTHBEARER":
+            found["token"] = str(self.tls / "token.jwt")
+        else:
+            found |= {"user": "alice", "password": PASSWORD_OF_ALICE}
+        return found | changes
+
+    def certificate(self) -> dict[str, str]:
+        """The security of a client that shows a certificate."""
+        return {
+            "protocol": "SSL",
+            "ca": str(self.tls / "ca.pem"),
+            "certificate": str(self.tls / "client-alice.pem"),
+            "key": str(self.tls / "client-alice.key"),
+        }
+
+    def vdl(self, *arguments: str, text: str = "") -> str:
+        """What a command says."""
+        done = subprocess.run(
+            [sys.executable, "-m", "vdl.cli", *arguments, "--bootstrap", self.bootstrap(),
+             "--config", str(self.directory / "client.properties")],
+            input=text, capture_output=True, text=True, cwd=ROOT, timeout=30, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def topic(self, name: str) -> str:
+        """Made by the administrator, with one partition."""
+        settings = read_client_settings(self.directory / "client.properties")
+        host, _, port = self.bootstrap().partition(",")[0].partition(":")
+        with KafkaClient(host, int(port), settings=settings) as client:
+            request = CreateTopicsRequest([CreatableTopic(name, 1, 3, [], [])], 10_000)
+            (made,) = client.request(19, request).topics
+            assert made.error_code == 0, made
+        return name
+
+    def certificate_of(self, server_id: int) -> str:
+        """What a server shows to clients, as PEM."""
+        host, _, port = self.bootstrap().split(",")[server_id - 1].partition(":")
+        return ssl.get_server_certificate((host, int(port)), timeout=10)
+
+    def said(self) -> str:
+        """All that the servers have written to their logs."""
+        return "".join(
+            self.servers.server(i).log_file.read_text(errors="replace") for i in (1, 2, 3)
+        )
+
+
+@pytest.fixture(scope="module")
+def secured() -> Iterator[Secured]:
+    servers = ReplicaSet(3)
+    made = make_replica_set(servers.directory, count=3, base_port=servers.base_port, is_secure=True)
+    secure_replica_set(made)
+    tls = servers.directory / "tls"
+    authority = open_authority(tls, "vdl")
+    write_client(tls, authority, "alice")
+    elsewhere = [x509.DNSName("elsewhere.example.org")]
+    usage = [ExtendedKeyUsageOID.SERVER_AUTH]
+    _write_signed(tls / "elsewhere.pem", authority, "elsewhere", elsewhere, usage, 1)
+    open_authority(tls / "strangers", "vdl")
+    key = jwk.ECKey.generate_key("P-256", {"kid": "k1", "use": "sig"})
+    (tls / "keys.json").write_text(json.dumps({"keys": [key.as_dict(private=False)]}))
+    for name, end in (("token", 3_600), ("expired", -3_600)):
+        now = int(time.time())
+        claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "iat": now - 7_200}
+        claims["exp"] = now + end
+        token = jwt.encode({"alg": "ES256", "kid": "k1"}, claims, key, algorithms=["ES256"])
+        (tls / f"{name}.jwt").write_text(token)
+    write_configs(made)
+    for server in made.servers:
+        base = servers.base_port + server.id - 1
+        text = server.config_file.read_text()
+        text = text.replace(
+            'name = "SASL_SSL"\n', f'name = "SASL_SSL"\nmechanisms = {json.dumps(MECHANISMS)}\n'
+        )
+        text += LISTENERS.format(
+            certificates=base + MTLS_STEP,
+            elsewhere=base + ELSEWHERE_STEP,
+        )
+        kafka = KAFKA.format(keys=tls / "keys.json", issuer=ISSUER, audience=AUDIENCE)
+        text = text.replace("[kafka]\n", kafka)
+        server.config_file.write_text(text)
+    found = Secured(servers, tls)
+    try:
+        servers.up()
+        found.vdl("user", "add", "alice", text=PASSWORD_OF_ALICE + "\n")
+        yield found
+    finally:
+        servers.close()
+
+
+FAMILIES = [client for client in CLIENTS if client.name != "java-3.9"]
+"""The newest client of each."""
+
+
+@contextlib.contextmanager
+def driven(
+    bootstrap: str, security: dict[str, str], folder: Path
+) -> Iterator[list[tuple[Driver, Path]]]:
+    """A driver of each family and its log, all started at one time: a JVM takes its time."""
+    started: list[tuple[Driver, Path]] = []
+    try:
+        for client in FAMILIES:
+            log = folder / f"{client.name}.log"
+            driver = Driver(client.name, client.command(), bootstrap, log, security)
+            started.append((driver, log))
+            driver.tell({"do": "hello"})
+        for driver, _ in started:
+            driver.answer()
+        yield started
+    finally:
+        for driver, _ in started:
+            driver.stop()
+
+
+def works(driver: Driver, topic: str) -> None:
+    """Produce to three partitions and read it back in a group."""
+    records = [Record(topic, 0, b"k%d" % i, b"v%d" % i, 1_700_000_000_000 + i) for i in range(9)]
+    assert [offset for _, offset in driver.produce(records)] == list(range(9))
+    driver.open(group=f"{topic}-group")
+    driver.ask("subscribe", topics=[topic])
+    read: list[Record] = []
+    deadline = time.monotonic() + 30
+    while len(read) < len(records) and time.monotonic() < deadline:
+        read += [record for _, record in driver.poll().records]
+    assert [record.value for record in read] == [record.value for record in records]
+    driver.ask("close")
+
+
+@pytest.mark.java
+@pytest.mark.go
+@pytest.mark.parametrize("how", [*MECHANISMS, "certificate"])
+def test_client_that_shows_who_it_is_is_served(secured: Secured, how: str, tmp_path: Path) -> None:
+    step, security = (
+        (MTLS_STEP, secured.certificate()) if how == "certificate" else (0, secured.login(how))
+    )
+    with driven(secured.bootstrap(step), security, tmp_path) as drivers:
+        for driver, _ in drivers:
+            works(driver, secured.topic(f"served-{driver.name}-{how.lower()}"))
+
+
+REFUSALS = {
+    "password": r"(?i)authenticat",
+    "token": r"(?i)authenticat|invalid_token|oauth",
+    "authority": r"(?i)certificate|PKIX|SSL|unknown authority",
+    "host": r"(?i)host ?name|IP address|No subject alternative|cannot validate|SSL|certificate",
+    "anonymous": r"(?i)certificate|SSL|handshake|closed|bad_certificate|disconnect|timed? ?out",
+}
+"""What each client has to say of each, in whatever other words."""
+
+
+@pytest.mark.java
+@pytest.mark.go
+@pytest.mark.parametrize("why", REFUSALS)
+def test_client_that_may_not_is_told_why_and_nothing_is_leaked(
+    secured: Secured, why: str, tmp_path: Path
+) -> None:
+    """The client's own clear error; its connection is closed; its secrets are in no log."""
+    wrong = "wrong-and-not-to-be-seen-Qz7"
+    step, security = {
+        "password": (0, secured.login("SCRAM-SHA-512", password=wrong)),
+        "token": (0, secured.login("OAUTHBEARER", token=str(secured.tls / "expired.jwt"))),
+        "authority": (0, secured.login("PLAIN", ca=str(secured.tls / "strangers" / "ca.pem"))),
+        "host": (ELSEWHERE_STEP, secured.login("SCRAM-SHA-512")),
+        "anonymous": (MTLS_STEP, {"protocol": "SSL", "ca": str(secured.tls / "ca.pem")}),
+    }[why]
+    with driven(secured.bootstrap(step), security, tmp_path) as drivers:
+        for driver, _ in drivers:
+            driver.tell({"do": "connect"})
+        for driver, log in drivers:
+            error = driver.answer()["error"]
+            assert error, driver.name
+            # Some clients only say by log why they could not.
+            told = error + log.read_text()
+            assert re.search(REFUSALS[why], told), (driver.name, told)
+    said = secured.said()
+    assert wrong not in said
+    assert PASSWORD_OF_ALICE not in said
+    assert (secured.tls / "expired.jwt").read_text().split(".")[2] not in said
+
+
+def test_commands_connect_as_the_file_of_properties_says(secured: Secured) -> None:
+    """Also to the admin plane, which asks for a certificate."""
+    assert "alice" in secured.vdl("user", "list")
+    status = json.loads(secured.vdl("status", "--json"))
+    assert [server["problem"] for server in status["servers"]] == ["", "", ""]
+    settings = read_client_settings(secured.directory / "client.properties")
+    assert settings.password not in repr(settings)
+
+
+def test_secrets_are_in_nothing_that_servers_wrote(secured: Secured) -> None:
+    """Logs, metrics, what DescribeConfigs tells, journals and segments: no password, no token, no
+    private key."""
+    settings = read_client_settings(secured.directory / "client.properties")
+    secrets = {settings.password, PASSWORD_OF_ALICE}
+    secrets |= {(secured.tls / f"{name}.jwt").read_text() for name in ("token", "expired")}
+    for file in secured.tls.glob("*.key"):
+        secrets |= {
+            line for line in file.read_text().splitlines() if len(line) > 30 and "-" not in line
+        }
+    assert len(secrets) > 10
+    said = [secured.said().encode()]
+    for number in (1, 2, 3):
+        server = secured.servers.server(number)
+        http = server.config().http
+        assert http is not None
+        for path in ("metrics", "health"):
+            with urllib.request.urlopen(f"http://{http}/{path}", timeout=10) as answer:
+                said.append(answer.read())
+        host, _, port = secured.bootstrap().split(",")[number - 1].partition(":")
+        with KafkaClient(host, int(port), settings=settings) as client:
+            asked = DescribeConfigsRequest(
+                resources=[DescribeConfigsResource(4, str(number), None)]
+            )
+            said.append(repr(client.request(32, asked)).encode())
+        said += [file.read_bytes() for file in server.directory.rglob("*") if file.is_file()]
+    for text in said:
+        for secret in secrets:
+            assert secret.encode() not in text
+
+
+def test_user_that_is_removed_is_out_within_a_second(secured: Secured, tmp_path: Path) -> None:
+    """Its open connections end, and it does not log in again; others go on."""
+    secured.vdl("user", "add", "carol", text="carols-secret\n")
+    settings = {
+        "bootstrap.servers": secured.bootstrap(),
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": str(secured.tls / "ca.pem"),
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "carol",
+        "sasl.password": "carols-secret",
+    }
+    carol = AdminClient(settings)
+    carol.list_topics(timeout=10)
+    secured.vdl("user", "remove", "carol")
+    deadline = time.monotonic() + 10
+    while "the user was removed" not in secured.said():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    log = tmp_path / "driver.log"
+    driver = Driver(
+        "confluent-kafka",
+        [sys.executable, "-m", "tests.clients.drivers.librdkafka"],
+        secured.bootstrap(),
+        log,
+        secured.login("SCRAM-SHA-512", user="carol", password="carols-secret"),
+    )
+    try:
+        assert "uthenticat" in driver.connect() + log.read_text()
+    finally:
+        driver.stop()
+    assert "alice" in secured.vdl("user", "list")
+
+
+def test_certificates_and_passwords_that_are_replaced_under_load_fail_nothing(
+    secured: Secured,
+) -> None:
+    """A producer goes on through both; who connects afterwards sees the new certificate; the old
+    password is no good any more."""
+    topic = secured.topic("rotated")
+    secured.vdl("user", "add", "dave", text="first\n")
+    settings = {
+        "bootstrap.servers": secured.bootstrap(),
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": str(secured.tls / "ca.pem"),
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.username": "dave",
+        "sasl.password": "first",
+    }
+    failed: list[str] = []
+    delivered = 0
+
+    def acknowledged(error: object, message: object) -> None:
+        nonlocal delivered
+        delivered += 1
+        if error is not None:
+            failed.append(str(error))
+
+    producer = Producer(settings | {"linger.ms": 5})
+
+    def produce(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            producer.produce(topic, b"x" * 100, callback=acknowledged)
+            producer.poll(0.002)
+
+    produce(0.5)
+    before = secured.certificate_of(1)
+    done = subprocess.run(
+        [sys.executable, "-m", "vdl.cli", "cert", "--out", str(secured.tls), "--renew"],
+        cwd=ROOT, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    deadline = time.monotonic() + 20
+    while secured.said().count("event=certificates_loaded") < 3:
+        assert time.monotonic() < deadline
+        produce(0.2)
+    assert secured.certificate_of(1) != before
+    secured.vdl("user", "add", "dave", text="second\n")
+    produce(0.5)
+    assert producer.flush(20) == 0
+    assert (failed, delivered > 100) == ([], True)
+    assert AdminClient(settings | {"sasl.password": "second"}).list_topics(timeout=10).topics
+    with pytest.raises(KafkaException):
+        AdminClient(settings).list_topics(timeout=3)
+    assert json.loads(secured.vdl("status", "--json"))["servers"][0]["problem"] == ""
