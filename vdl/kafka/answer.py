@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
 
 
 class Reply(Enum):
@@ -97,6 +99,14 @@ class Later:
         except Exception as error:  # noqa: BLE001 - the connection edge: a request never ends a server
             if not self.done:
                 self.complete(error)
+
+    def step(self, of: Callable[Arguments, None]) -> Callable[Arguments, None]:
+        """`of` as the callback of somebody who must not see its exceptions: called, it is `run`."""
+
+        def called(*arguments: Arguments.args, **named: Arguments.kwargs) -> None:
+            self.run(lambda: of(*arguments, **named))
+
+        return called
 
     def cancel(self) -> None:
         """The client is gone."""

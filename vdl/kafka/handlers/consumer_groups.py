@@ -236,7 +236,7 @@ def handle_consumer_group_describe(
             target.error_code = ErrorCode.INVALID_GROUP_ID
             continue
         parts.expect()
-        groups.read(group_id, partial(read, target))
+        groups.read(group_id, parts.later.step(partial(read, target)))
     return parts.result()
 
 

@@ -347,7 +347,7 @@ def handle_leave_group(
         later.complete(response)
 
     command = commands.LeaveGroup(request.group_id, leaving)
-    group_coordinator(ctx).propose(request.group_id, command, done)
+    group_coordinator(ctx).propose(request.group_id, command, later.step(done))
     return later
 
 
@@ -382,7 +382,7 @@ def handle_describe_groups(
         target = describe_wire.DescribedGroup(group_id=group_id)
         parts.response.groups.append(target)
         parts.expect()
-        groups.read(group_id, partial(read, target))
+        groups.read(group_id, parts.later.step(partial(read, target)))
     return parts.result()
 
 
@@ -460,7 +460,7 @@ def handle_list_groups(
         if isinstance(led, ErrorCode):
             read(led, None)
         else:
-            groups.read_led(led, read)
+            groups.read_led(led, parts.later.step(read))
     return parts.result()
 
 
@@ -509,7 +509,8 @@ def handle_delete_groups(
         target = delete_wire.DeletableGroupResult(group_id)
         parts.response.results.append(target)
         parts.expect()
-        groups.propose(group_id, commands.DeleteGroups([group_id]), partial(done, target))
+        command = commands.DeleteGroups([group_id])
+        groups.propose(group_id, command, parts.later.step(partial(done, target)))
     return parts.result()
 
 

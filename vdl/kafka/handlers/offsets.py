@@ -83,7 +83,9 @@ def handle_offset_commit(
         retention_ms=request.retention_time_ms if ctx.api_version <= 4 else -1,
         knows_epochs=ctx.api_version >= _MEMBER_EPOCHS_FROM,
     )
-    group_coordinator(ctx).propose(request.group_id, command, done, member_id=request.member_id)
+    group_coordinator(ctx).propose(
+        request.group_id, command, later.step(done), member_id=request.member_id
+    )
     return later
 
 
@@ -203,7 +205,7 @@ def handle_offset_fetch(
                 topic.partitions.append(partition)
         later.complete(response)
 
-    group_coordinator(ctx).read(request.group_id, read)
+    group_coordinator(ctx).read(request.group_id, later.step(read))
     return later
 
 
@@ -261,7 +263,7 @@ def _fetch_groups(
         target = fetch_wire.OffsetFetchResponseGroup(group_id=group.group_id)
         parts.response.groups.append(target)
         parts.expect()
-        groups.read(group.group_id, partial(read, target, group))
+        groups.read(group.group_id, parts.later.step(partial(read, target, group)))
     return parts.result()
 
 
@@ -424,5 +426,5 @@ def handle_offset_delete(
         later.complete(response)
 
     command = commands.DeleteOffsets(request.group_id, partitions)
-    group_coordinator(ctx).propose(request.group_id, command, done)
+    group_coordinator(ctx).propose(request.group_id, command, later.step(done))
     return later

@@ -124,7 +124,7 @@ def _leave(
 
     topics = led.share.topics_without(group, [request.member_id])
     command = LeaveShareGroup(request.group_id, [request.member_id], topics)
-    groups.propose(request.group_id, command, done)
+    groups.propose(request.group_id, command, later.step(done))
     return later
 
 
@@ -171,7 +171,7 @@ def _stay(
             led.share.renew(group_id, member_id)
         later.complete(_answer(request, led, changed))
 
-    groups.propose(group_id, command, done)
+    groups.propose(group_id, command, later.step(done))
     return later
 
 
@@ -238,7 +238,7 @@ def handle_share_group_describe(
             target.error_code = ErrorCode.INVALID_GROUP_ID
             continue
         parts.expect()
-        groups.read(group_id, partial(read, target))
+        groups.read(group_id, parts.later.step(partial(read, target)))
     return parts.result()
 
 

@@ -88,7 +88,7 @@ def handle_describe_share_group_offsets(
         target = DescribeShareGroupOffsetsResponseGroup(asked.group_id)
         parts.response.groups.append(target)
         parts.expect()
-        groups.read(asked.group_id, partial(read, asked, target))
+        groups.read(asked.group_id, parts.later.step(partial(read, asked, target)))
     return parts.result()
 
 
@@ -207,7 +207,7 @@ def handle_alter_share_group_offsets(
         later.complete(response)
 
     command = AlterShareOffsets(request.group_id, changes)
-    group_coordinator(ctx).propose(request.group_id, command, done)
+    group_coordinator(ctx).propose(request.group_id, command, later.step(done))
     return later
 
 
@@ -250,5 +250,5 @@ def handle_delete_share_group_offsets(
         later.complete(response)
 
     command = DeleteShareOffsets(request.group_id, [target.topic_id for target in targets])
-    group_coordinator(ctx).propose(request.group_id, command, done)
+    group_coordinator(ctx).propose(request.group_id, command, later.step(done))
     return later

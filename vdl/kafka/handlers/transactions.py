@@ -324,7 +324,8 @@ def handle_txn_offset_commit(
             number=int.from_bytes(verdict.data),
             offsets=offsets,
         )
-        groups.propose(request.group_id, command, committed, member_id=request.member_id)
+        done = later.step(committed)
+        groups.propose(request.group_id, command, done, member_id=request.member_id)
 
     adds = version >= _BUMPS_EPOCH_FROM
     transaction_coordinator(ctx).add_participants(
@@ -471,7 +472,7 @@ def handle_describe_transactions(
             target.error_code = led
         else:
             parts.expect()
-            transactions.read(led, partial(read, target, led))
+            transactions.read(led, parts.later.step(partial(read, target, led)))
     return parts.result()
 
 
@@ -561,5 +562,5 @@ def handle_list_transactions(
             response.error_code = led
         else:
             parts.expect()
-            transactions.read(led, partial(read, led))
+            transactions.read(led, parts.later.step(partial(read, led)))
     return parts.result()

@@ -42,7 +42,7 @@ from vdl.logstream.group.offset_for_time import (
     find_offset_of_largest_time,
 )
 from vdl.logstream.group.outbox import Outbox, server_of
-from vdl.logstream.group.pending import Pending, take_late
+from vdl.logstream.group.pending import Pending, end_all, take_late
 from vdl.logstream.group.producer_expiry import ProducerMarks
 from vdl.logstream.group.push_back import PushBack
 from vdl.logstream.group.retention import (
@@ -1298,31 +1298,30 @@ class LogStream:
         slow = self._push_back
         if slow is not None and not slow.goes_on(now_ns, match=self._match(slow.replica)):
             self._end_push_back()
-        for held in take_late(self._held, now_ns):
-            held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
-        for producer_id, verification in list(self._verifying.items()):
-            if any(held.deadline_ns <= now_ns for held in verification.held):
-                # Those behind it would leave a gap.
-                del self._verifying[producer_id]
-                for held in verification.held:
-                    held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
-        for ending in take_late(self._endings, now_ns):
-            ending.done(ErrorCode.REQUEST_TIMED_OUT)
+        is_open = Appended(ErrorCode.REQUEST_TIMED_OUT)
+        # `iter` keeps the type of an answer from being looked for in the queue.
+        end_all(iter(take_late(self._held, now_ns)), is_open)
+        self._end_late_verifications(now_ns)
+        end_all(iter(take_late(self._endings, now_ns)), ErrorCode.REQUEST_TIMED_OUT)
         for waiter in [one for one in self._waiters if one.deadline_ns <= now_ns]:
             # It stays in line, so that the order of the rest is kept; nobody listens any more.
             waiter.deadline_ns = NEVER
             done, waiter.done = waiter.done, _nobody
-            done(Appended(ErrorCode.REQUEST_TIMED_OUT))
-        for waiter in take_late(self._uncopied, now_ns):
-            waiter.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
-        for one in take_late(self._asked, now_ns):
-            one.done(False)
-        for command in take_late(self._commands, now_ns):
-            command.done(UNKNOWN)
-        for deletion in take_late(self._deletions, now_ns):
-            deletion.done(ErrorCode.REQUEST_TIMED_OUT)
+            done(is_open)
+        end_all(iter(take_late(self._uncopied, now_ns)), is_open)
+        end_all(iter(take_late(self._asked, now_ns)), False)
+        end_all(iter(take_late(self._commands, now_ns)), UNKNOWN)
+        end_all(iter(take_late(self._deletions, now_ns)), ErrorCode.REQUEST_TIMED_OUT)
         if self._waits:
             self._waits = [wait for wait in self._waits if wait.callback is not None]
+
+    def _end_late_verifications(self, now_ns: int) -> None:
+        """A batch behind one that waited for too long would leave a gap: none of them is kept."""
+        for producer_id, verification in list(self._verifying.items()):
+            if any(held.deadline_ns <= now_ns for held in verification.held):
+                del self._verifying[producer_id]
+                for held in verification.held:
+                    held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
 
     @property
     def busy(self) -> bool:

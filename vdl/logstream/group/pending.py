@@ -9,12 +9,13 @@ Must not know: what is waited for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Iterable, MutableSequence
 from typing import Generic, Protocol, TypeVar
 
 from ids import NO_INDEX, NO_TERM, Index, Term
 
 Answer = TypeVar("Answer")
+Told_contra = TypeVar("Told_contra", contravariant=True)
 
 
 class Pending(Generic[Answer]):
@@ -56,3 +57,16 @@ def take_late(queue: MutableSequence[Waiting], now_ns: int) -> list[Waiting]:
         queue.clear()
         queue.extend(left)
     return late
+
+
+class Waits(HasDeadline, Protocol[Told_contra]):
+    """`Pending`, or whatever else waits with a deadline for an answer of this kind."""
+
+    @property
+    def done(self) -> Callable[[Told_contra], None]: ...
+
+
+def end_all(waiting: Iterable[Waits[Told_contra]], answer: Told_contra) -> None:
+    """All of these get the same answer, in their order."""
+    for one in waiting:
+        one.done(answer)
