@@ -21,14 +21,7 @@ SECONDS = 20.0
 PASSWORD = "correct-horse-7-battery"
 TOPIC, GROUP = "orders", "readers"
 REFUSED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED)
-SETTINGS = """
-[security]
-authorizer = true
-
-[kafka]
-super.users = "User:admin"
-auto.create.topics.enable = false
-"""
+SETTINGS = "auto.create.topics.enable = false\n"
 
 
 @dataclass(frozen=True)
@@ -70,12 +63,8 @@ def secured() -> Iterator[Secured]:
     write_configs(made)
     for server in made.servers:
         text = server.config_file.read_text()
-        if "[security]\n" in text:
-            text = text.replace("[security]\n", "[security]\nauthorizer = true\n")
-            text += SETTINGS.partition("authorizer = true\n")[2]
-        else:
-            text += SETTINGS
-        server.config_file.write_text(text)
+        assert "authorizer = true" in text, "what --secure writes"
+        server.config_file.write_text(text.replace("[kafka]\n", "[kafka]\n" + SETTINGS))
     found = Secured(servers)
     try:
         servers.up()

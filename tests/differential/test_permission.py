@@ -61,12 +61,7 @@ AUTHORIZER = {
     "super.users": "User:ANONYMOUS;User:admin",
     "auto.create.topics.enable": "false",
 }
-SETTINGS = """
-[kafka]
-super.users = "User:admin"
-auto.create.topics.enable = false
-group.initial.rebalance.delay.ms = 0
-"""
+SETTINGS = "auto.create.topics.enable = false\ngroup.initial.rebalance.delay.ms = 0\n"
 
 
 @dataclass(slots=True)
@@ -112,9 +107,9 @@ def secured() -> Iterator[Secured]:
     write_configs(made)
     for server in made.servers:
         text = server.config_file.read_text()
-        text = text.replace("[security]\n", "[security]\nauthorizer = true\n")
+        text = text.replace("[kafka]\n", "[kafka]\n" + SETTINGS)
         text = text.replace('name = "SASL_SSL"\n', 'name = "SASL_SSL"\nmechanisms = ["PLAIN"]\n')
-        server.config_file.write_text(text + SETTINGS)
+        server.config_file.write_text(text)
     tls = read_client_settings(servers.directory / "client.properties").ssl_context()
     logins: dict[str, Callable[[str], Login]] = {
         "kafka": lambda user: Login(user, PASSWORD),
