@@ -585,6 +585,20 @@ def test_records_that_left_memory_are_read_from_disk() -> None:
     assert acquired(member.fetch([0])) == [(0, 4, 1)]
 
 
+@pytest.mark.parametrize("at_once", [(True, True), (True, False), (False, True)])
+def test_several_partitions_are_read_from_disk(at_once: tuple[bool, bool]) -> None:
+    """Also when a read is done at once."""
+    share = Share(partitions=2)
+    for stream, is_at_once in zip(share.streams, at_once, strict=True):
+        fill(stream, 5)
+        stream.on_disk_below = 5
+        stream.is_cold_read_at_once = is_at_once
+    member = Member(share)
+    member.fetch([0, 1], max_records=0)
+    found = [acquired(member.fetch(max_wait_ms=0)) for _ in range(4)]
+    assert sorted(filter(None, found)) == [[(0, 4, 1)], [(0, 4, 1)]]
+
+
 def test_what_is_read_from_disk_is_not_put_off_by_errors_of_others() -> None:
     share = Share(partitions=2)
     for stream in share.streams:

@@ -307,7 +307,7 @@ class _Poll:
             if self.left <= 0 or (left <= 0 and room):
                 break
             size = self._give(place, left, is_first=not total)
-            if self.is_reading:
+            if self.is_reading or self.is_scheduled:
                 break  # what is found on disk comes first, or others would always be before it
             if size:
                 session.served(place)
@@ -315,7 +315,7 @@ class _Poll:
                 left -= size
         if total > UNCOUNTED_BYTES:
             answers.reserve(total)
-        if self.is_reading:
+        if self.is_reading or self.is_scheduled:
             return  # nothing was given out: errors are looked for again
         if self.given or self.expired:
             self._settle()
@@ -480,12 +480,13 @@ class _Poll:
                     live.waiters.pop(self, None)
 
     def _schedule(self) -> None:
-        if not self.is_scheduled and not self.is_reading:
+        """Try again at the end of the turn. A read from disk may have been done at once."""
+        if not self.is_scheduled and not self.is_reading and self.session is not None:
             self.is_scheduled = True
             self.ctx.server.defer(lambda: self.later.run(self._attempt_if_waiting))
 
     def _attempt_if_waiting(self) -> None:
-        if self.is_scheduled and not self.is_reading:
+        if self.is_scheduled and not self.is_reading and self.session is not None:
             self.attempt()
 
     def _expire(self) -> None:
