@@ -16,7 +16,9 @@ import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.pipeline.test_job_file import GOOD
 from tests.pipeline.test_tables import COLUMNS, TOPICS, at, batch, of_job, rows_of, seen
+from vdl.commands.app import run_app
 from vdl.pipeline import parquet_table, table
 from vdl.pipeline.compaction import BYTES_TARGET, Compacted, rewrite
 from vdl.pipeline.errors import PipelineError
@@ -131,6 +133,36 @@ def test_compaction_of_a_delta_table_of_two_jobs_is_refused(tmp_path: Path) -> N
         found = of_job(tmp_path / "t", job, "0123456789ab", f"{job}-0123456789ab-0", 0, 5)
     with pytest.raises(PipelineError, match="other jobs write to this table"):
         found.compact(BYTES_TARGET)
+
+
+def test_command_compacts_the_rows_and_the_dead_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without Spark, also where there is no table of dead letters yet."""
+
+    class Cluster:
+        """What the command asks of one."""
+
+        def __init__(self, options: object) -> None:
+            del options
+
+        def ids(self) -> dict[str, tuple[str, int]]:
+            return TOPICS
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("vdl.pipeline.topics.Topics", Cluster)
+    file = tmp_path / "job.toml"
+    job = GOOD.replace('"flights"\n[source]', '"job"\n[source]').replace('["flights"]', '["t"]')
+    file.write_text(job.replace('"out"', '"t"'), encoding="utf-8")
+    grown(tmp_path / "t", 10)
+    assert run_app(["pipeline", "compact", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path}/t: 8 files became 2, 0 removed",
+        f"{tmp_path}/t-dead: 0 files became 0, 0 removed",
+    ]
+    assert seen(tmp_path / "t") == list(range(20))
 
 
 def test_rewriting_keeps_columns_that_came_later_and_wider_types(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ Fields of a line (those that are empty may be left out):
     i      number of the operation                proc   who did it; a process is sequential
     node   the server that answered               f      send poll assign seek revoke rebalance
     type   ok fail info                                  commit committed list_offsets fault txn
-                                                         owns
+                                                         owns deliver acknowledge share_end
     t0 t1  invocation and return                  mops   what was done, a list of micro-operations
     err    Kafka error code                       group gen member  of a consumer group
     pid epoch  of an idempotent producer          final  a read of everything after the run
@@ -19,6 +19,7 @@ Fields of a line (those that are empty may be left out):
     end    when a txn was asked to end; its sends are ok if it committed, fail if it aborted
     note   free text; "begin" and "heal" on faults; "epochs" on a rebalance of a group whose
            members have epochs of their own (KIP-848): `gen` is the member's
+    limit  deliveries of a record that a share group allows
 
 Micro-operations:
 
@@ -31,6 +32,9 @@ Micro-operations:
     ["seek", key, offset]
     ["commit", key, offset]  ["committed", key, offset or -1]
     ["list", key, timestamp or -1 (latest) or -2 (earliest), offset]
+    ["deliver", key, [[first offset, last offset, delivery count], ...]]  to a share group's member
+    ["acknowledge", key, [[first, last, count, 1 accept, 2 release or 3 reject], ...]]
+    ["share_end", key, offset]                    all below is done with
 """
 
 from __future__ import annotations
@@ -87,6 +91,18 @@ class Mark:
 
 
 @dataclass(slots=True)
+class Share:
+    """Records [first, last] of a key at a member of a share group, by its `count`th delivery."""
+
+    key: str
+    first: int
+    last: int
+    count: int
+    kind: int = 0
+    """What it said of them: 1 accept, 2 release, 3 reject; 0: they were delivered."""
+
+
+@dataclass(slots=True)
 class Op:
     """One operation; times in nanoseconds."""
 
@@ -113,6 +129,8 @@ class Op:
     lso: dict[str, tuple[int, int]] = field(default_factory=dict)
     iso: str = ""
     end: int = -1
+    limit: int = -1
+    shares: list[Share] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -142,13 +160,14 @@ class _Line(msgspec.Struct, omit_defaults=True):
     iso: str = ""
     end: int = -1
     note: str = ""
+    limit: int = -1
 
 
 _SCALARS = (
     "i", "proc", "f", "type", "t0", "t1", "node", "err", "group", "gen", "member", "pid", "epoch",
-    "final", "hw", "lso", "iso", "end", "note",
+    "final", "hw", "lso", "iso", "end", "note", "limit",
 )  # fmt: skip
-_MARKS = {"commit", "committed", "seek"}
+_MARKS = {"commit", "committed", "seek", "share_end"}
 
 
 def encode(op: Op) -> bytes:
@@ -163,6 +182,9 @@ def encode(op: Op) -> bytes:
             mops.append(["list", mark.key, mark.timestamp, mark.offset])
         else:
             mops.append([op.f, mark.key, mark.offset])
+    for share in op.shares:
+        parts = [share.first, share.last, share.count]
+        mops.append([op.f, share.key, [parts if op.f == "deliver" else [*parts, share.kind]]])
     scalars: dict[str, Any] = {name: getattr(op, name) for name in _SCALARS}
     return msgspec.json.encode(_Line(mops=mops, **scalars))
 
@@ -201,6 +223,9 @@ def _add(op: Op, mop: list[object]) -> None:
     elif kind == "list":
         _, key, timestamp, at = msgspec.convert(mop, tuple[str, str, int, int])
         op.marks.append(Mark(key, at, timestamp))
+    elif kind in ("deliver", "acknowledge"):
+        _, key, parts = msgspec.convert(mop, tuple[str, str, list[list[int]]])
+        op.shares.extend(Share(key, *part) for part in parts)
     elif kind in _MARKS:
         _, key, at = msgspec.convert(mop, tuple[str, str, int])
         op.marks.append(Mark(key, at))

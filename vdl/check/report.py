@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 
-from vdl.check import anomalies, groups, history, transactions
+from vdl.check import anomalies, groups, history, shares, transactions
 from vdl.check.anomalies import Evidence
 from vdl.check.findings import Anomaly
 from vdl.check.history import Op
@@ -15,9 +15,9 @@ FINDINGS_SHOWN = 20
 
 
 def find(ops: Iterable[Op]) -> list[Anomaly]:
-    """Every anomaly of the history, of logs, transactions and groups."""
+    """Every anomaly of the history, of logs, transactions, groups and share groups."""
     evidence = Evidence(ops)
-    checks = anomalies.CHECKS + transactions.CHECKS + groups.CHECKS
+    checks = anomalies.CHECKS + transactions.CHECKS + groups.CHECKS + shares.CHECKS
     return [anomaly for check in checks for anomaly in check(evidence)]
 
 

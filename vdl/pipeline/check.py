@@ -51,9 +51,10 @@ DRAINED = "drained"
 
 NOT_CHECKED = (
     "own2", "own-overlap", "zombie-commit", "commit-regress", "lost-commit", "skip-commit",
-    "lso-regress", "dirty-read", "torn-transaction",
+    "lso-regress", "dirty-read", "torn-transaction", "share-limit", "share-count", "share-twice",
+    "share-after-end", "share-lost",
 )  # fmt: skip
-"""Anomalies of consumer groups and of transactions, which only `vdl check` finds."""
+"""Anomalies of groups and of transactions, which only `vdl check` finds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vdl.pipeline.decode import DEAD_ONLY, explain, range_end
+from vdl.pipeline.file_stats import stats_of
 from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.read import HEADERS
 
@@ -32,7 +33,7 @@ ROW_GROUP_BYTES = 64 << 20
 UTC = "UTC"
 REPORT_DDL = (
     "kind string, path string, rows long, seen long, bytes long, spans string, "
-    "newest long, example string"
+    "newest long, example string, stats string"
 )
 REPORT = pa.schema(
     [
@@ -44,6 +45,7 @@ REPORT = pa.schema(
         ("spans", pa.string()),
         ("newest", pa.int64()),
         ("example", pa.string()),
+        ("stats", pa.string()),
     ]
 )
 ROWS, DEAD = "rows", "dead"
@@ -258,6 +260,7 @@ class _File:
             "spans": json.dumps(spans),
             "newest": self._newest,
             "example": self._example,
+            "stats": json.dumps(stats_of(pq.read_metadata(path))) if path else "{}",
         }
 
     def abandon(self) -> None:

@@ -592,7 +592,8 @@ class Written:
 
     def add(self, report: Any) -> None:
         spans = tuple(OffsetRange(*span) for span in json.loads(report["spans"]))
-        file = DataFile(report["path"], int(report["rows"]), int(report["bytes"]), spans)
+        stats = json.loads(report["stats"])
+        file = DataFile(report["path"], int(report["rows"]), int(report["bytes"]), spans, stats)
         if report["kind"] == ROWS:
             self.rows += file.rows
             self.newest_ms = max(self.newest_ms, int(report["newest"]))

@@ -32,6 +32,8 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+    # Of rows that go to a Python process: they may be of 100 KB each.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
     "spark.sql.streaming.minBatchesToRetain": "2",
     # The default of 15 s is not enough on a machine with too much to do.
     "spark.python.authenticate.socketTimeout": "120s",

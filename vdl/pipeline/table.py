@@ -26,7 +26,8 @@ from vdl.pipeline.watermark import Heard
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """A finished file in the table's staging folder. `spans`: for each partition, the first offset
-    of its rows and the one after the last, as far as rows carry them."""
+    of its rows and the one after the last, as far as rows carry them; `stats`: of its columns, as
+    `file_stats` has them."""
 
     path: str
     rows: int

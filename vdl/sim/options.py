@@ -53,6 +53,11 @@ TRANSACTIONAL = 0.25
 GROWS = 0.2
 """Chance that the topic gets more partitions."""
 
+SHARED = 0.25
+"""Chance that a share group reads the topic."""
+SHARE_LIMITS = (2, 3, 10, 10)
+"""Deliveries of a record that it allows: the fewest, the most (`vdl.check.shares.LOST_LIMIT`)."""
+
 MOVING = 0.2
 """Chance that partitions are moved."""
 MOVING_SERVERS = (4, 5, 5)
@@ -226,6 +231,10 @@ class Options:
     transactional_producers: int = 0
     """Producers of transactions, and readers of what they commit, in a topic of their own
     (`transactional.py`)."""
+    share_members: int = 0
+    """Members of a share group that reads the topic."""
+    share_limit: int = 10
+    """How often it is given a record at most."""
 
     quiet_groups: int = 0
     """So many partitions nobody writes to, made at birth. Each is a group like any other: it must
@@ -373,6 +382,10 @@ def draw(rng: Random) -> Options:
         world = replace(world, transactional_producers=rng.randint(1, 2))
     if rng.random() < BY_EPOCHS and not (world.quiet_groups or world.link_kib):
         world = replace(world, epoch_members=rng.randint(1, 4))
+    if rng.random() < SHARED:
+        world = replace(
+            world, share_members=rng.randint(1, 3), share_limit=rng.choice(SHARE_LIMITS)
+        )
     return world
 
 

@@ -65,6 +65,7 @@ from vdl.sim.one_fault import judge_one_fault
 from vdl.sim.options import Options
 from vdl.sim.producer import ProducerOptions
 from vdl.sim.recorder import Recorder, value_of
+from vdl.sim.share import SHARE_GROUP, ShareLoad
 from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartition
 from vdl.sim.trace import Trace
 from vdl.sim.transactional import TransactionalTopic
@@ -80,6 +81,7 @@ from vdl.sim.workload import (
     create_topic,
     note_poll,
 )
+from vdl.state.coordinator import Coordinator
 
 S = 1_000 * MS
 TOPIC = "orders"
@@ -125,6 +127,7 @@ SAFETY_LONGER_MAX = 3
 Load = (
     ProducerLoad
     | MemberLoad
+    | ShareLoad
     | Asker
     | OffsetAsker
     | TopicChurn
@@ -196,6 +199,7 @@ class World:
             acknowledged=self.watch.acknowledged,
         )
         self._loads: list[Load] = []
+        self._shares: list[ShareLoad] = []
         self.liars: list[Liar] = []
         self.mover: Mover | None = None
         self._slept_ms = 0
@@ -574,6 +578,10 @@ class World:
             self._loads.append(TopicGrowth(self.env, "g0", host(), new_rng()))
         self.liars = [Liar(self.env, f"l{i}", host(), new_rng()) for i in range(options.liars)]
         self._loads += self.liars
+        for i in range(options.share_members):
+            share = ShareLoad(self.env, f"s{i}", host(), new_rng(), limit=options.share_limit)
+            self._shares.append(share)
+        self._loads += self._shares
         if options.moves:
             self.mover = Mover(self.env, host(), new_rng(), len(self.machines))
             self._loads.append(self.mover)
@@ -685,6 +693,8 @@ class World:
             return False
         for consumer in settling:
             consumer.close()
+        if self._shares and not self._shares_end():
+            return False
         if self._keyed is not None:
             self._keyed.end()
         if self._transactional is not None:
@@ -704,6 +714,52 @@ class World:
             return self._settles()
         self.note("settled")
         return True
+
+    def _shares_end(self) -> bool:
+        """The share group must come to the end of every partition: what it holds is accepted, or
+        its lock ends."""
+        for share in self._shares:
+            share.stop()  # partitions may have come since
+        if not self.wait(SETTLE_NS, lambda: not self._share_behind()):
+            self.watch.violate("share-behind", f"{self._share_behind()}, a minute after heal")
+            return False
+        for share in self._shares:
+            share.finish()
+        end = self.recorder.happened("shares", "share_end")
+        end.group, end.limit = SHARE_GROUP, self.options.share_limit
+        end.marks = [Mark(str(tp), offset) for tp, offset in sorted(self._share_starts().items())]
+        return True
+
+    def _share_starts(self) -> dict[TopicPartition, int]:
+        """Where the share group stands, as its coordinator's leader has applied it."""
+        for machine in self.machines:
+            host = machine.server.host if machine.server is not None else None
+            if host is None:
+                continue
+            state_group = host.state_group(host.coordinator_group(SHARE_GROUP))
+            if state_group is None or not state_group.is_running or not state_group.serving:
+                continue
+            coordinator = state_group.machine
+            assert isinstance(coordinator, Coordinator), coordinator
+            topic = host.catalog.topics.get(TOPIC)
+            return {
+                TopicPartition(TOPIC, index): state.start_offset
+                for (topic_id, index), state in coordinator.share.states.of(SHARE_GROUP).items()
+                if topic is not None and topic_id == topic.topic_id
+            }
+        return {}
+
+    def _share_behind(self) -> str:
+        """Partitions of which the share group is not done with every record."""
+        starts = self._share_starts()
+        found = []
+        for tp in self.env.partitions:
+            stream = self._stream(tp.partition)
+            start = starts.get(tp, -1)
+            if stream is None or start < stream.high_watermark:
+                end = None if stream is None else stream.high_watermark
+                found.append(f"{SHARE_GROUP} is at {start} of {tp}, which ends at {end}")
+        return ", ".join(found)
 
     def _aged(self, ageing: Ageing) -> bool:
         """All clocks are right: what is old must go, and nothing else."""

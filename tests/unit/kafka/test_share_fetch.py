@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from segments.api import StorageError
 from tests.unit.kafka.twin import WALL_MS, Client, TwinStream, World, batch, fill
 from vdl.errors import ErrorCode
 from vdl.kafka.context import KafkaOptions
@@ -232,7 +233,9 @@ def test_acknowledgements_by_themselves() -> None:
     assert [p.error_code for t in answer.responses for p in t.partitions] == [ErrorCode.NONE]
     assert share.state().start_offset == 4
     again = member.acknowledge({0: [(0, 3, [ACCEPT])]})
-    assert [p.error_code for t in again.responses for p in t.partitions] == [ErrorCode.NONE]
+    assert [p.error_code for t in again.responses for p in t.partitions] == [
+        ErrorCode.INVALID_RECORD_STATE
+    ]
 
 
 def test_another_members_records_are_not_acknowledged() -> None:
@@ -580,3 +583,37 @@ def test_records_that_left_memory_are_read_from_disk() -> None:
     share.stream.on_disk_below = 5
     member = Member(share)
     assert acquired(member.fetch([0])) == [(0, 4, 1)]
+
+
+@pytest.mark.parametrize("at_once", [(True, True), (True, False), (False, True)])
+def test_several_partitions_are_read_from_disk(at_once: tuple[bool, bool]) -> None:
+    """Also when a read is done at once."""
+    share = Share(partitions=2)
+    for stream, is_at_once in zip(share.streams, at_once, strict=True):
+        fill(stream, 5)
+        stream.on_disk_below = 5
+        stream.is_cold_read_at_once = is_at_once
+    member = Member(share)
+    member.fetch([0, 1], max_records=0)
+    found = [acquired(member.fetch(max_wait_ms=0)) for _ in range(4)]
+    assert sorted(filter(None, found)) == [[(0, 4, 1)], [(0, 4, 1)]]
+
+
+def test_what_is_read_from_disk_is_not_put_off_by_errors_of_others() -> None:
+    share = Share(partitions=2)
+    for stream in share.streams:
+        fill(stream, 5)
+    member = Member(share)
+    member.fetch([0, 1], max_records=0)
+    share.streams[0].lose_leadership()
+    share.streams[1].on_disk_below = 5
+    member.fetch()
+    answer = member.fetch()
+    assert acquired(answer) == [(0, 4, 1)]
+    share.streams[1].cold_error = StorageError("gone")
+    share.streams[1].on_disk_below = 10
+    fill(share.streams[1], 5)
+    errors = {
+        p.partition_index: p.error_code for t in member.fetch().responses for p in t.partitions
+    }
+    assert errors == {0: ErrorCode.NOT_LEADER_OR_FOLLOWER, 1: ErrorCode.KAFKA_STORAGE_ERROR}

@@ -250,8 +250,8 @@ class _Poll:
 
     __slots__ = (
         "acknowledging", "admission", "admission_timer", "cold", "ctx", "deadline_ns", "expired",
-        "given", "is_reading", "is_scheduled", "later", "left", "mode", "request", "session",
-        "timer", "waited_ns", "waits", "writes",
+        "failed", "given", "is_reading", "is_scheduled", "later", "left", "mode", "request",
+        "session", "timer", "waited_ns", "waits", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -274,6 +274,8 @@ class _Poll:
         self.is_scheduled = False
         self.is_reading = False
         """A read from disk is under way, or waits for its turn."""
+        self.failed: set[Place] = set()
+        """Partitions that cannot be read from disk."""
         self.cold: tuple[Place, int, Slices] | None = None
         """Partition, offset, and what was read there from disk."""
         self.admission: Admission | None = None
@@ -299,21 +301,22 @@ class _Poll:
         room = answers.limit()
         left = min(self.request.max_bytes, self.ctx.server.config.fetch_max_bytes, room)
         self.left = self.request.max_records
+        self.given = []
         total = 0
         for place in list(session.partitions):
             if self.left <= 0 or (left <= 0 and room):
                 break
             size = self._give(place, left, is_first=not total)
-            if self.is_reading:
-                break
+            if self.is_reading or self.is_scheduled:
+                break  # what is found on disk comes first, or others would always be before it
             if size:
                 session.served(place)
                 total += size
                 left -= size
         if total > UNCOUNTED_BYTES:
             answers.reserve(total)
-        if self.is_reading and not self.given:
-            return
+        if self.is_reading or self.is_scheduled:
+            return  # nothing was given out: errors are looked for again
         if self.given or self.expired:
             self._settle()
         else:
@@ -325,7 +328,8 @@ class _Poll:
         assert self.session is not None, "only a session reads"
         group_id, member_id = self.session.key
         stream, error = _find(ctx, *place)
-        if stream is None:
+        if stream is None or place in self.failed:
+            error = error or ErrorCode.KAFKA_STORAGE_ERROR
             self.given.append(_Given(*place, error=error))
             return 0
         settings = group_settings(ctx.server.host.catalog, group_id)
@@ -388,7 +392,8 @@ class _Poll:
         try:
             found = stream.read(offset, bytes_max, stable=stable)
         except NotInMemory:
-            if not self.given:
+            # One disk read at a time, and only if nothing was given out before.
+            if not self.writes:
                 self._read_cold(place, stream, offset, bytes_max, stable=stable)
             return None
         except OffsetOutOfRange:
@@ -433,7 +438,7 @@ class _Poll:
             return
         self.is_reading = False
         if isinstance(found, StorageError):
-            self.given.append(_Given(*place, error=ErrorCode.KAFKA_STORAGE_ERROR))
+            self.failed.add(place)
         else:
             self.cold = (place, offset, found)
         self._schedule()
@@ -475,12 +480,13 @@ class _Poll:
                     live.waiters.pop(self, None)
 
     def _schedule(self) -> None:
-        if not self.is_scheduled and not self.is_reading:
+        """Try again at the end of the turn. A read from disk may have been done at once."""
+        if not self.is_scheduled and not self.is_reading and self.session is not None:
             self.is_scheduled = True
             self.ctx.server.defer(lambda: self.later.run(self._attempt_if_waiting))
 
     def _attempt_if_waiting(self) -> None:
-        if self.is_scheduled and not self.is_reading:
+        if self.is_scheduled and not self.is_reading and self.session is not None:
             self.attempt()
 
     def _expire(self) -> None:

@@ -125,7 +125,7 @@ class SharePartition:
     """See the module. Times are monotonic ns."""
 
     __slots__ = (
-        "_changes", "_locks", "_runs", "_start_is_due",
+        "_changes", "_deleted_below", "_locks", "_runs", "_start_is_due",
         "end_offset", "in_flight", "limits", "start_offset",
     )  # fmt: skip
 
@@ -145,6 +145,8 @@ class SharePartition:
         them is not DONE."""
         self._changes: Runs[tuple[int, int]] = Runs()
         """What is not written yet."""
+        self._deleted_below = 0
+        """Where the log began when that was last said."""
         self._locks: dict[Lock, None] = {}
         """Those that hold something."""
         for first, last, state, count in claimed.runs:
@@ -283,9 +285,13 @@ class SharePartition:
             return ErrorCode.INVALID_REQUEST
         if batch.last >= self.end_offset:
             return ErrorCode.INVALID_REQUEST
-        first = max(batch.first, self.start_offset)
+        # What is gone from the log may have been at the member all the same. Kafka takes all that
+        # is below the start for acknowledged, also what another member accepted meanwhile.
+        first = max(batch.first, min(self._deleted_below, self.start_offset))
         if first > batch.last:
             return ErrorCode.NONE
+        if first < self.start_offset:
+            return ErrorCode.INVALID_RECORD_STATE
         for _, _, held in self._runs.within(first, batch.last):
             if held.lock is None or held.lock.member_id != member_id:
                 return ErrorCode.INVALID_RECORD_STATE
@@ -340,6 +346,7 @@ class SharePartition:
 
     def move_start(self, offset: int) -> None:
         """Records below are deleted from the log."""
+        self._deleted_below = max(self._deleted_below, offset)
         if offset <= self.start_offset:
             return
         for first, last, held in self._runs.within(self.start_offset, offset - 1):
