@@ -182,12 +182,12 @@ class TlsStream:
         self._is_busy = False
         if self._is_closed:
             return
-        if isinstance(result, BaseException) and not isinstance(result, TlsFailed):
-            raise result
         self._send(self._engine.take_output())
-        if isinstance(result, TlsFailed):
+        if isinstance(result, BaseException):
+            # Whatever a stranger's bytes did to a library: it costs the stranger's stream.
+            told = str(result) if isinstance(result, TlsFailed) else type(result).__name__
             self._security.refused += 1
-            self._end(f"TLS: {result}")
+            self._end(f"TLS: {told}")
             return
         if result:
             certificate = self._engine.peer_certificate() or {}

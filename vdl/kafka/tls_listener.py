@@ -211,7 +211,10 @@ class TlsProtocol(asyncio.BufferedProtocol):
         if transport.is_closing():
             return
         if isinstance(result, BaseException) and not isinstance(result, TlsFailed):
-            raise result
+            # Whatever a stranger's bytes did to a library: it costs the stranger's connection.
+            self._port.refuse(self._peer, f"failed in the server: {type(result).__name__}")
+            transport.abort()
+            return
         transport.write(self._engine.take_output())  # an alert, too: it says what is wrong
         if isinstance(result, TlsFailed):
             self._port.refuse(self._peer, str(result))

@@ -7,7 +7,9 @@ import hashlib
 import hmac
 import json
 import random
+from collections.abc import Callable
 from struct import pack, unpack
+from typing import Any
 
 import pytest
 
@@ -17,8 +19,10 @@ from vdl.kafka.context import KafkaOptions
 from vdl.kafka.handlers.sasl import REFUSAL_DELAY_MS
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.login import LOGIN_SECONDS_MAX, LoginState
+from vdl.kafka.security.oauth import Validator
+from vdl.kafka.security.oauth_options import OauthOptions
 from vdl.kafka.security.principal import ANONYMOUS, Principal
-from vdl.kafka.security.protocol import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
+from vdl.kafka.security.protocol import OAUTHBEARER, PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
 from vdl.kafka.security.scram import (
     ITERATIONS_MAX,
     ITERATIONS_MIN,
@@ -434,6 +438,25 @@ def test_logins_are_in_the_audit_log_with_what_came_of_them() -> None:
     assert {line["host"] for line in found} == {"10.0.0.1"}
     assert "wrong user or password" in found[1]["reason"]
     assert WRONG.encode() not in b"".join(lines)
+
+
+@pytest.mark.parametrize("mechanism", [PLAIN, OAUTHBEARER])
+def test_login_whose_check_fails_in_a_thread_costs_one_connection(mechanism: str) -> None:
+    """Not the server: what a thread raises comes back to the loop."""
+
+    def failing(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        del job
+        done(RuntimeError("in a library"))
+
+    place = Place()
+    place.context.login_compute = failing
+    place.context.tokens = Validator(OauthOptions())
+    client = place.visitor((mechanism,))
+    client.ask(HANDSHAKE, 1, SaslHandshakeRequest(mechanism))
+    token = b"\0alice\0x" if mechanism == PLAIN else b"n,,\1auth=Bearer a.b.c\1\1"
+    assert place.prove(client, token).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    place.run(100)
+    assert client.closed
 
 
 # --- users ----------------------------------------------------------------------------------------

@@ -398,6 +398,26 @@ def test_client_that_is_cut_off_or_changed_on_the_way_loses_its_session() -> Non
     scenario(steps)
 
 
+def test_handshake_that_fails_in_a_library_costs_one_connection() -> None:
+    """What a thread raises comes back to the loop, where it would end the server."""
+
+    async def steps() -> None:
+        edge = Edge()
+        good = await edge.connect()
+        await ask(*good)
+        edge.tls.offload = lambda job, done: done(RuntimeError("in a library"))
+        reader, writer = await edge.raw()
+        writer.write(client_hello())
+        assert await ended(reader)
+        writer.close()
+        await until(lambda: edge.tls.failed == 1)
+        await ask(*good)
+        good[1].close()
+        await edge.close()
+
+    scenario(steps)
+
+
 def test_connections_are_bounded_as_on_any_listener() -> None:
     """The handshake is done, and then there is no room."""
 

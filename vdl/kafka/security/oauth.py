@@ -180,7 +180,7 @@ class OauthLogin:
             if isinstance(result, TokenRefused):
                 self._refuse(str(result), done)
             elif isinstance(result, BaseException):
-                raise result
+                done(Refused(f"failed in the server: {type(result).__name__}"))
             elif authzid not in ("", result.user):
                 self._refuse("to act for somebody else is not supported", done)
             else:

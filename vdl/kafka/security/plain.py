@@ -54,8 +54,8 @@ class PlainLogin:
 
         def checked(result: bool | BaseException) -> None:
             if isinstance(result, BaseException):
-                raise result
-            if result and found is not None:
+                done(Refused(f"failed in the server: {type(result).__name__}"))
+            elif result and found is not None:
                 done(Accepted(Principal(name), credential=name))
             else:
                 done(Refused("wrong user or password", is_credential=True))
