@@ -202,7 +202,7 @@ def test_a_read_from_disk_counts_while_an_answer_before_it_leaves() -> None:
     client = world.client()
     stream.on_disk_below = 1
     held: list[Callable[[Any], None]] = []
-    stream.read_cold = lambda offset, bytes_max, done: held.append(done)  # type: ignore[method-assign]
+    stream.read_cold = lambda offset, size, done, **_: held.append(done)  # type: ignore[method-assign]
     client.session.receive(framed(client, fetch(offset=1)) + framed(client, fetch(offset=0)))
     world.run(1)
     assert held
