@@ -157,27 +157,29 @@ class Transactions:
         if known.state.is_prepared:
             return TransactionAnswer(ErrorCode.CONCURRENT_TRANSACTIONS)
         if known.state is TransactionState.ONGOING:
-            if expects and command.expected_epoch != known.epoch:
+            if expects and not _is_present(known, command):
                 return TransactionAnswer(ErrorCode.PRODUCER_FENCED)
             # One that names its epoch may be told the new one when it asks again.
             last_epoch = known.epoch if expects else NO_EPOCH
             fenced = self._fence(known, now_ms, ErrorCode.CONCURRENT_TRANSACTIONS)
             known.last_epoch = last_epoch
             return fenced
-        if known.is_exhausted and (not expects or command.expected_epoch == known.epoch):
+        is_present = expects and _is_present(known, command)
+        if expects and not is_present and command.expected_epoch != known.last_epoch:
+            return TransactionAnswer(ErrorCode.PRODUCER_FENCED)
+        # Also one that asks again is never given the epoch that is for markers alone.
+        needs_new = not expects or is_present or known.epoch >= EPOCH_MAX
+        if known.is_exhausted and needs_new:
             if command.new_producer_id == NO_PRODUCER_ID:
                 return TransactionAnswer(ErrorCode.CONCURRENT_TRANSACTIONS, needs_producer_id=True)
             known.previous_producer_id = known.producer_id
-            known.last_epoch = known.epoch if expects else NO_EPOCH
+            known.last_epoch = command.expected_epoch if expects else NO_EPOCH
             known.producer_id, known.epoch = command.new_producer_id, 0
         elif not expects:
             known.epoch, known.last_epoch = known.epoch + 1, NO_EPOCH
-        elif command.expected_producer_id != known.producer_id:
-            pass  # it asks again: its epochs were used up
-        elif command.expected_epoch == known.epoch:
+        elif is_present:
             known.epoch, known.last_epoch = known.epoch + 1, known.epoch
-        elif command.expected_epoch != known.last_epoch:
-            return TransactionAnswer(ErrorCode.PRODUCER_FENCED)
+        # Else it asks again.
         known.state = TransactionState.EMPTY
         known.timeout_ms = command.timeout_ms
         known.ended_epoch = NO_EPOCH
@@ -228,7 +230,7 @@ class Transactions:
         known = self.ids.get(transactional_id)
         if known is None or known.producer_id != producer_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
-        if known.epoch != epoch:
+        if known.epoch != epoch or epoch >= EPOCH_MAX:
             return ErrorCode.PRODUCER_FENCED
         return known
 
@@ -296,7 +298,8 @@ class Transactions:
         )
         if not same_id and not asks_again:
             return TransactionAnswer(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        if known.epoch != command.producer_epoch and not asks_again:
+        is_present = known.epoch == command.producer_epoch < EPOCH_MAX
+        if not is_present and not asks_again:
             return TransactionAnswer(ErrorCode.PRODUCER_FENCED)
         match known.state:
             case TransactionState.ONGOING:
@@ -455,6 +458,12 @@ def _may_be_expected(known: TransactionalId, command: commands.InitTransactions)
         return True
     was_exhausted = command.expected_epoch >= EPOCH_MAX - 1
     return command.expected_producer_id == known.previous_producer_id and was_exhausted
+
+
+def _is_present(known: TransactionalId, command: commands.InitTransactions) -> bool:
+    """Whether a producer names the id and the epoch of now."""
+    expected = command.expected_producer_id, command.expected_epoch
+    return expected == (known.producer_id, known.epoch)
 
 
 def _numbered(known: TransactionalId) -> TransactionAnswer:

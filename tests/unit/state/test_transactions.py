@@ -160,6 +160,53 @@ def test_fencing_an_exhausted_producer_uses_the_last_epoch(life: Life) -> None:
     assert life.init(new=8).producer_id == 8
 
 
+def test_producer_that_asks_again_is_never_given_the_epoch_of_markers(life: Life) -> None:
+    """Its open transaction was aborted with that: behind it there is none."""
+    life.x.epoch = EPOCH_MAX - 1
+    last = 7, EPOCH_MAX - 1
+    assert life.add(9) is NONE
+    assert life.init(new=-1, expected=last).error is CONCURRENT
+    life.complete()
+    assert life.init(new=-1, expected=(7, 3)).error is FENCED
+    assert life.init(new=-1, expected=last).needs_producer_id
+    for _ in range(2):
+        answer = life.init(new=8, expected=last)
+        assert (answer.error, answer.producer_id, answer.epoch) == (NONE, 8, 0)
+
+
+def test_nobody_goes_on_with_the_epoch_of_markers(life: Life) -> None:
+    """Who guesses it must not begin what could not be fenced any more."""
+    life.x.epoch = EPOCH_MAX - 1
+    assert life.add(9) is NONE
+    assert life.init(new=-1).error is CONCURRENT
+    life.complete()
+    assert life.x.epoch == EPOCH_MAX
+    assert life.add(9) is FENCED
+    assert life.end(False, version=SECOND_VERSION, new=8).error is FENCED
+    assert life.init(new=8).error is NONE
+    assert life.x.epoch == 0
+
+
+def test_producer_whose_epochs_were_used_up_is_fenced_by_the_next_instance(life: Life) -> None:
+    """It has the last epoch of the id before. It is told of the new id only if it is the one that
+    asked for it."""
+    life.x.epoch = EPOCH_MAX - 1
+    last = 7, EPOCH_MAX - 1
+    assert life.init(new=8).producer_id == 8
+    assert life.init(new=-1, expected=last).error is FENCED
+    life.run()
+    assert life.init(new=-1, expected=last).error is FENCED
+
+
+def test_producer_that_was_given_a_new_id_asks_again_only_until_it_is_used(life: Life) -> None:
+    life.x.epoch = EPOCH_MAX - 1
+    last = 7, EPOCH_MAX - 1
+    assert life.init(new=8, expected=last).producer_id == 8
+    assert life.add(9) is NONE
+    assert life.init(new=-1, expected=last).error is FENCED
+    assert life.x.state is TransactionState.ONGOING
+
+
 # --- adding --------------------------------------------------------------------------------------
 
 
