@@ -283,11 +283,13 @@ class Producers:
             for producer_id, producer in sorted(self._producers.items())
         ]
 
-    def has_transaction(self, overlay: Overlay, producer_id: int, epoch: int) -> bool:
-        """Whether the producer's last word, committed or not, is of an open transaction of this
-        epoch."""
+    def has_transaction(self, overlay: Overlay, producer_id: int, epoch: int | None = None) -> bool:
+        """Whether the producer's last word, committed or not, is of an open transaction: of this
+        epoch, or of any."""
         newest = overlay.producers.get(producer_id) or self._producers.get(producer_id)
-        return newest is not None and newest.has_transaction and newest.epoch == epoch
+        if newest is None or not newest.has_transaction:
+            return False
+        return epoch is None or newest.epoch == epoch
 
     def check_marker(
         self,

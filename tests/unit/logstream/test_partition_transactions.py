@@ -246,6 +246,18 @@ def test_plain_batch_within_a_transaction_is_refused(cluster: Any) -> None:
     assert codes([fates]) == [ErrorCode.NONE]
 
 
+def test_plain_batch_of_a_newer_epoch_does_not_fence_the_marker(cluster: Any) -> None:
+    """Anybody may name the producer's id. The transaction would stay open for ever: its
+    coordinator takes a newer epoch for proof that it has ended."""
+    stream = led(cluster)
+    sent(cluster, stream)
+    forged = {"producer_id": 7, "producer_epoch": 5, "base_sequence": 0}
+    assert codes([cluster.append(stream, **forged)]) == [ErrorCode.INVALID_TXN_STATE]
+    cluster.run(20)
+    assert ended(cluster, stream, epoch=1, version=2) is ErrorCode.NONE
+    assert stable(stream) == stream.end_offset == 2
+
+
 @pytest.mark.parametrize("commit", [True, False])
 def test_marker_takes_an_offset_and_ends_the_transaction(cluster: Any, commit: bool) -> None:
     """One entry: the control batch that clients know, and its effect on what is stable."""

@@ -475,7 +475,12 @@ class LogStream:
                 self._verify(HeldAppend(batch, header, copies_min, deadline_ns, done, verify))
                 return True
             is_any_open = self._overlay.unstable or self.state.producers.open
-            if is_any_open and not is_transactional and self._has_transaction(header):
+            if (
+                is_any_open
+                and not is_transactional
+                # Of any epoch: a newer one would fence the marker that is to come.
+                and self.state.producers.has_transaction(self._overlay, producer_id)
+            ):
                 done(Appended(ErrorCode.INVALID_TXN_STATE, log_start_offset=self.log_start_offset))
                 return True
         group = self.group
@@ -541,17 +546,13 @@ class LogStream:
             confirmed(True)
 
     # --- transactions ------------------------------------------------------------------------
-    def _has_transaction(self, header: BatchHeader) -> bool:
-        """Whether the producer has an open transaction here, of the batch's epoch."""
-        return self.state.producers.has_transaction(
-            self._overlay, header.producer_id, header.producer_epoch
-        )
-
     def _may_join(self, header: BatchHeader) -> bool:
         """Whether the batch's transaction is open here, or known to be open."""
         if self._verified.get(header.producer_id) == header.producer_epoch:
             return True
-        return self._has_transaction(header)
+        return self.state.producers.has_transaction(
+            self._overlay, header.producer_id, header.producer_epoch
+        )
 
     def _verify(self, held: HeldAppend) -> None:
         """Ask the transaction's coordinator; then append the batch, and those that came behind it
