@@ -500,7 +500,9 @@ def _key(producer_id: int) -> bytes:
 
 
 def _encode(producer: Producer) -> bytes:
-    has_marker = producer.coordinator_epoch != NO_COORDINATOR_EPOCH
+    # An administrator's marker may come without a coordinator's epoch.
+    batch_is_newest = bool(producer.window) and producer.window[-1].index == producer.index
+    has_marker = producer.coordinator_epoch != NO_COORDINATOR_EPOCH or not batch_is_newest
     if not has_marker and not producer.has_transaction:
         return encode_value(
             StoredProducer(

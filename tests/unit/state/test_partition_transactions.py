@@ -147,6 +147,19 @@ def test_overlay_says_what_the_newest_entry_makes_of_the_transaction() -> None:
     assert not overlay.unstable
 
 
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_marker_without_a_coordinators_epoch_survives_a_restart(epoch: int) -> None:
+    """As an administrator's may be: DescribeProducers says -1 where no marker has come yet."""
+    state = PartitionState()
+    write(state, 7, 0)
+    write(state, 8, 1)
+    state.apply_marker(7, epoch, -1, commit=False, offset=2, index=3, timestamp=6)
+    restarted = PartitionState()
+    restarted.load(state.items())
+    assert restarted.items() == state.items()
+    assert restarted.producers.newest_index == state.producers.newest_index == 3
+
+
 def test_producer_with_an_open_transaction_is_not_forgotten() -> None:
     """Its marker is still to come. Neither time nor the number of producers takes it."""
     state = PartitionState()
