@@ -143,7 +143,7 @@ class BatchHeader:
 
     @property
     def has_producer_id(self) -> bool:
-        return self.producer_id != NO_PRODUCER_ID
+        return self.producer_id > NO_PRODUCER_ID
 
 
 def read_header(view: Buffer, position: int = 0) -> BatchHeader:

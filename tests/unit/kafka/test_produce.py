@@ -194,6 +194,10 @@ def old_format(magic: int) -> bytearray:
         (batch(is_control=True), ErrorCode.INVALID_RECORD),
         (batch(is_transactional=True), ErrorCode.INVALID_RECORD),
         (
+            batch(is_transactional=True, producer_id=-2, producer_epoch=0, base_sequence=0),
+            ErrorCode.INVALID_RECORD,
+        ),
+        (
             batch(is_transactional=True, producer_id=4, producer_epoch=0, base_sequence=0),
             ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         ),

@@ -184,6 +184,7 @@ def test_header_tells_what_the_attributes_say() -> None:
     assert header.codec == Compression.LZ4
     assert header.last_sequence == 0
     assert not read_header(batch_of()).has_producer_id
+    assert not read_header(batch_of(producer_id=-2)).has_producer_id, "no server gives it"
 
 
 OPTIONAL_BYTES = st.none() | st.binary(max_size=40)
