@@ -217,16 +217,17 @@ class LedTransactions:
             self._to_tell.extend((ending, participant) for participant in sorted(ending.left))
             self._tell()
 
-    def when_complete(self, name: str, *, deadline_ns: int, done: Callable[[], None]) -> None:
-        """`done` once: the transaction that is decided is complete, or it takes too long."""
+    def when_complete(self, name: str, *, deadline_ns: int, done: Callable[[], None]) -> bool:
+        """`done` once: the transaction that is decided is complete, or it takes too long. False:
+        never, because too many wait."""
         if self._waiter_count >= WAITERS_MAX or self._is_closed:
-            done()
-            return
+            return False
         waiter = _Waiter(done)
         self._waiters.setdefault(name, []).append(waiter)
         self._waiter_count += 1
         delay_ns = max(0, deadline_ns - self._clock.now_ns())
         waiter.timer = self._clock.call_later(delay_ns, partial(self._late, name, waiter))
+        return True
 
     def _late(self, name: str, waiter: _Waiter) -> None:
         waiting = self._waiters.get(name)

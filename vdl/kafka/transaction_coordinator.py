@@ -143,13 +143,14 @@ class TransactionCoordinator:
         name = command.transactional_id
         known = led.get(name)
         if known is not None and known.state.is_prepared and self._clock.now_ns() < deadline_ns:
-            led.when_complete(
+            if led.when_complete(
                 name,
                 deadline_ns=deadline_ns,
                 done=lambda: self._propose(led, command, deadline_ns, done),
-            )
-        else:
-            self._propose(led, command, deadline_ns, done)
+            ):
+                return
+            deadline_ns = 0  # it is answered as it stands, and not proposed again
+        self._propose(led, command, deadline_ns, done)
 
     def _propose(
         self,

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.kafka_groups.cluster import COORDINATORS, Call, Cluster
 from vdl.errors import ErrorCode
+from vdl.kafka import led_transactions
 from vdl.kafka.led_transactions import CHECK_NS, RETRY_NS
 from vdl.kafka.transaction_coordinator import LATE_NS
 from vdl.kafka.wire import add_offsets_to_txn as add_offsets_wire
@@ -181,6 +182,22 @@ def test_wait_for_a_transaction_to_be_complete_ends(cluster: Cluster) -> None:
     assert not call.done
     cluster.advance(2)
     assert call.response.error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+
+
+def test_request_that_may_not_wait_is_answered_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than proposed again and again: overload would make itself."""
+    monkeypatch.setattr(led_transactions, "WAITERS_MAX", 1)
+    init(cluster)
+    add(cluster, 0)
+    cluster.silent = []
+    waits = init(cluster)
+    assert init(cluster).response.error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert not waits.done
+    cluster.answer_partitions()
+    cluster.advance(1)
+    assert waits.response.error_code == NONE
 
 
 # --- adding --------------------------------------------------------------------------------------
