@@ -305,12 +305,15 @@ class Producers:
         or the error to answer (KIP-98, KIP-1228).
 
         From version 2 on the coordinator begins a new epoch with each marker. So one that is not
-        newer than the transaction that is open is late, and of another one.
+        newer than the transaction that is open is late, and of another one. Before that only the
+        transaction's number tells: it is noted also where the transaction has written nothing, or
+        the marker could come again and end the next one.
         """
+        is_known_by_number = number > 0 and transaction_version < NEW_EPOCHS_FROM
         committed = self._producers.get(producer_id)
         newest = overlay.producers.get(producer_id) or committed
         if newest is None:
-            return False
+            return is_known_by_number
         known, ended = newest.coordinator_epoch, newest.number
         if committed is not None:
             known = max(known, committed.coordinator_epoch)
@@ -323,7 +326,7 @@ class Producers:
             return ErrorCode.INVALID_PRODUCER_EPOCH
         if not newest.has_transaction:
             # A newer epoch is noted all the same: it fences what an older producer still sends.
-            return epoch > newest.epoch
+            return is_known_by_number or epoch > newest.epoch
         if epoch == newest.epoch and transaction_version >= NEW_EPOCHS_FROM:
             return ErrorCode.INVALID_PRODUCER_EPOCH
         return True

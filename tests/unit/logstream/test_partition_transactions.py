@@ -83,10 +83,11 @@ def end(
     coordinator_epoch: int = 1,
     commit: bool = True,
     version: int = 1,
+    number: int = 0,
 ) -> list[ErrorCode]:
     errors: list[ErrorCode] = []
     stream.end_transaction(
-        EndTransactionMarker(producer_id, epoch, coordinator_epoch, commit, version),
+        EndTransactionMarker(producer_id, epoch, coordinator_epoch, commit, version, number),
         deadline_ns=cluster.deadline(),
         done=errors.append,
     )
@@ -309,6 +310,29 @@ def test_marker_for_nothing_is_answered_only_by_who_leads(cluster: Any) -> None:
     assert stream.is_leader
     cluster.run(5_000)
     assert errors == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+
+
+def test_marker_that_found_nothing_does_not_end_the_next_transaction(cluster: Any) -> None:
+    """A partition may be in a transaction that has written nothing to it. Under the first version
+    the next one has the same epoch. The marker may come again, by a slow link, also from a
+    coordinator that was deposed; and another leader may be there by then."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    died = stream.leader_server
+    first = {"coordinator_epoch": 2, "commit": False, "number": 1}
+    assert ended(cluster, stream, **first) is ErrorCode.NONE
+    fate = sent(cluster, stream)
+    for _ in range(2):
+        assert ended(cluster, stream, **first) is ErrorCode.NONE
+        assert ended(cluster, stream, **first | {"coordinator_epoch": 1}) is ErrorCode.NONE
+        assert stable(stream) == fate.base_offset
+        if stream.leader_server == died:
+            cluster.nodes[died].crash()
+            cluster.run(3_000)
+            stream = cluster.leader(group_id)
+    assert ended(cluster, stream, coordinator_epoch=2, number=2) is ErrorCode.NONE
+    assert stable(stream) == stream.end_offset
+    assert not stream.aborted(0, stream.end_offset)
 
 
 def test_older_coordinator_and_older_epochs_are_fenced(cluster: Any) -> None:

@@ -104,6 +104,18 @@ def test_marker_without_a_transaction_is_needed_only_for_its_epoch() -> None:
     assert verdict(state, 0, 1, 1) is ErrorCode.INVALID_PRODUCER_EPOCH
 
 
+def test_marker_of_the_first_version_is_noted_though_it_ends_nothing() -> None:
+    """Only its number tells it from the marker of the next transaction."""
+    state = PartitionState()
+    for seen in range(2):
+        told = [
+            state.producers.check_marker(Overlay(), 7, 0, 5, transaction_version=v, number=number)
+            for v, number in [(1, 1), (1, 2), (1, 0), (2, 2)]
+        ]
+        assert told == [not seen, True, False, False]
+        state.apply_marker(7, 0, 5, commit=False, offset=0, index=1, timestamp=0, number=1)
+
+
 def test_numbers_go_on_behind_a_marker_of_the_same_epoch() -> None:
     """Version 1: sequence numbers belong to the epoch, not to the transaction."""
     state, overlay = PartitionState(), Overlay()
