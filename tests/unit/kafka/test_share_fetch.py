@@ -453,6 +453,28 @@ def test_records_of_open_and_aborted_transactions(level: str) -> None:
     assert share.state().start_offset == 1
 
 
+def test_aborted_records_that_compaction_takes_during_a_read_are_not_given_out() -> None:
+    """With them goes what is known of their transaction: what was read before is read again."""
+    share = Share(**{"share.isolation.level": "read_committed"})
+    put(share.stream, producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
+    put(share.stream, producer_id=7, producer_epoch=0, is_transactional=True, is_control=True)
+    fill(share.stream, 1)
+    member = Member(share)
+    assert acquired(member.fetch([0], max_records=0)) == []
+    share.stream.aborted_ranges = [AbortedRange(7, 0, 1, 2)]
+    share.stream.on_disk_below = 3
+    member.send(max_wait_ms=5_000)
+    for _ in range(50):
+        if not share.stream.cold_reads:
+            share.world.run(1)
+    assert share.stream.cold_reads == 1
+    share.stream.aborted_ranges = []
+    share.stream.aborted_age += 1
+    del share.stream.batches[:2]
+    share.world.run(50)
+    assert acquired(member.client.answers()[0]) == [(2, 2, 1)]
+
+
 @pytest.mark.parametrize(("reset", "first"), [("latest", 5), ("earliest", 0)])
 def test_where_a_group_begins(reset: str, first: int) -> None:
     share = Share(**{"share.auto.offset.reset": reset})

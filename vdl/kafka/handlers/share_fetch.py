@@ -276,8 +276,10 @@ class _Poll:
         """A read from disk is under way, or waits for its turn."""
         self.failed: set[Place] = set()
         """Partitions that cannot be read from disk."""
-        self.cold: tuple[Place, int, Slices] | None = None
-        """Partition, offset, and what was read there from disk."""
+        self.cold: tuple[tuple[Place, int, bool, int], Slices] | None = None
+        """(partition, offset, whether stable, age of the list of aborted transactions before), and
+        what was read there from disk. If that list has lost some since, there may be records of
+        theirs in it."""
         self.admission: Admission | None = None
         self.waited_ns = 0
         self.timer: Timer | None = None
@@ -386,8 +388,9 @@ class _Poll:
     ) -> Slices | None:
         """Batches from `offset` on; None when there are none now."""
         bytes_max = max(1, min(left, _PARTITION_BYTES_MAX))
-        if self.cold is not None and self.cold[:2] == (place, offset):
-            found, self.cold = self.cold[2], None
+        wanted = place, offset, stable, stream.aborted_age
+        if self.cold is not None and self.cold[0] == wanted:
+            found, self.cold = self.cold[1], None
             return found
         try:
             found = stream.read(offset, bytes_max, stable=stable)
@@ -420,7 +423,8 @@ class _Poll:
         admission, self.admission = self.admission, None
         bytes_max = min(bytes_max, admission.bytes)
         self.ctx.connection.answers.reserve(bytes_max)
-        done = partial(self._read_from_disk, place, offset, admission)
+        what = place, offset, stable, stream.aborted_age
+        done = partial(self._read_from_disk, what, admission)
         stream.read_cold(offset, bytes_max, done, stable=stable)
 
     def _read_on(self) -> None:
@@ -429,7 +433,10 @@ class _Poll:
         self._schedule()
 
     def _read_from_disk(
-        self, place: Place, offset: int, admission: Admission, found: Slices | StorageError
+        self,
+        what: tuple[Place, int, bool, int],
+        admission: Admission,
+        found: Slices | StorageError,
     ) -> None:
         server = self.ctx.server
         count = 0 if isinstance(found, StorageError) else found.bytes
@@ -438,9 +445,9 @@ class _Poll:
             return
         self.is_reading = False
         if isinstance(found, StorageError):
-            self.failed.add(place)
+            self.failed.add(what[0])
         else:
-            self.cold = (place, offset, found)
+            self.cold = what, found
         self._schedule()
 
     # --- waiting -----------------------------------------------------------------------------
