@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ids import GroupId
-from vdl.clock import MS, Clock, Timer
+from vdl.clock import MS, NEVER, Clock, Timer
 from vdl.errors import ErrorCode
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
@@ -141,7 +141,9 @@ class LedTransactions:
         """Transactional id → when its open transaction is to be aborted, by the time that counts
         here."""
         self._due: list[tuple[int, str]] = []
-        """A heap of when to look at them: each once, perhaps earlier than it is due by now."""
+        """A heap of when to look at them, perhaps earlier than they are due by now."""
+        self._queued_ns: dict[str, int] = {}
+        """The time in the heap that counts for each; its others are dropped when they come."""
         self._stalled_ns = 0
         """Time that does not count."""
         self._checked_ns = 0
@@ -333,11 +335,15 @@ class LedTransactions:
         """The open transaction is aborted when its time is over."""
         name = known.transactional_id
         due_ns = self._now_ns() + known.timeout_ms * MS
-        if name not in self._due_ns or due_ns < self._due_ns[name]:
-            heapq.heappush(self._due, (due_ns, name))
         self._due_ns[name] = due_ns
+        if due_ns < self._queued_ns.get(name, NEVER):
+            self._queue(due_ns, name)
         if self._check_timer is None:
             self._check_later()
+
+    def _queue(self, at_ns: int, name: str) -> None:
+        self._queued_ns[name] = at_ns
+        heapq.heappush(self._due, (at_ns, name))
 
     def _check_later(self) -> None:
         self._checked_ns = self._clock.now_ns()
@@ -352,6 +358,9 @@ class LedTransactions:
         now_ns = self._now_ns()
         while self._due and self._due[0][0] <= now_ns and len(over) < COMPLETED_MAX:
             at_ns, name = heapq.heappop(self._due)
+            if self._queued_ns.get(name) != at_ns:
+                continue  # it was queued again, for an earlier time
+            del self._queued_ns[name]
             due_ns = self._due_ns.get(name, at_ns)
             known = self.get(name)
             if known is None or known.state is not TransactionState.ONGOING:
@@ -361,7 +370,7 @@ class LedTransactions:
                 over.append(transaction_of(known))
                 # It is aborted by then, or this is tried again.
                 due_ns = self._due_ns[name] = now_ns + self._options.read_timeout_ms * MS
-            heapq.heappush(self._due, (due_ns, name))
+            self._queue(due_ns, name)
         self._check_timer = None
         if self._due:
             self._check_later()

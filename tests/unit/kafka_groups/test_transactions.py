@@ -450,6 +450,20 @@ def test_time_runs_for_each_transaction_anew(cluster: Cluster) -> None:
     assert known(cluster).state is TransactionState.COMPLETE_ABORT
 
 
+def test_time_is_watched_once_for_each_id_whose_timeout_changes(cluster: Cluster) -> None:
+    """A producer that begins anew with a shorter timeout each other time leaves nothing behind."""
+    for _ in range(60):
+        for timeout_ms in (9_000, 3_000):
+            init(cluster, transaction_timeout_ms=timeout_ms)
+            add(cluster, 0)
+            cluster.advance(400)
+            end(cluster)
+            cluster.advance(1)
+    led = cluster.servers[1].transactions.find(X)
+    assert isinstance(led, led_transactions.LedTransactions)
+    assert len(led._due) <= 9_000 // 802 + 2
+
+
 def test_ids_that_nobody_uses_are_forgotten() -> None:
     cluster = Cluster(transactional_id_expiration_ms=60_000, transactional_id_check_ms=10_000)
     init(cluster)
