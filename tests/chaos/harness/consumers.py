@@ -22,6 +22,7 @@ from vdl.kafka.wire import offset_fetch as fetch_wire
 COMMIT, FETCH, FIND, HEARTBEAT = 8, 9, 10, 68
 PAUSE_SECONDS = 0.1
 TIMEOUT_SECONDS = 10.0
+LEAVE_SECONDS_MAX = 30.0
 _AGAIN = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -102,6 +103,7 @@ class ConsumerThread:
         self.owned: set[Partition] = set()
         self.positions: dict[Partition, int] = {}
         self.is_stopping = threading.Event()
+        self.has_left = False
         self._thread = threading.Thread(target=self._run, name=f"consumer-{number}", daemon=True)
         self._number = number
         self._says_all = True
@@ -117,12 +119,18 @@ class ConsumerThread:
 
     # --- the thread ----------------------------------------------------------------------------
     def _run(self) -> None:
-        while not self.is_stopping.is_set():
+        """Until it has left: one that is gone without a word has its partitions for a session."""
+        leaves_until = 0.0
+        while not self.has_left:
             try:
                 self._live(self._coordinator())
             except (Unreachable, _TryAgain):
                 self._says_all = True
-                self.is_stopping.wait(PAUSE_SECONDS)
+                if self.is_stopping.is_set():
+                    leaves_until = leaves_until or time.monotonic() + LEAVE_SECONDS_MAX
+                    if time.monotonic() > leaves_until:
+                        return
+                time.sleep(PAUSE_SECONDS)
 
     def _coordinator(self) -> tuple[str, int]:
         host, port = self.addresses[self._number % len(self.addresses)]
@@ -143,7 +151,9 @@ class ConsumerThread:
                 while time.monotonic() < until and not self.is_stopping.is_set():
                     self._commit(client)
                     self.is_stopping.wait(min(0.5, max(0.0, until - time.monotonic())))
-            self._send(client, -1)
+            if self._send(client, -1).error_code in _AGAIN:
+                raise _TryAgain
+            self.has_left = True
 
     def _send(self, client: KafkaClient, epoch: int) -> Any:
         request = heartbeat_wire.ConsumerGroupHeartbeatRequest(
