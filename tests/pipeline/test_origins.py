@@ -26,6 +26,7 @@ from vdl.pipeline.table import Commit, DataFile
 from vdl.pipeline.topic_sink import Mark, TopicSink, _records, as_records
 
 Row = dict[str, Any]
+VALUES = pa.schema([("value", pa.binary())])
 TYPES = {
     "value": pa.binary(), "_topic": pa.string(), "_partition": pa.int32(), "_offset": pa.int64(),
     "_row": pa.int32(),
@@ -67,11 +68,11 @@ def test_rows_of_one_record_in_two_files_are_refused_before_any_is_sent(tmp_path
     files = stage(folder, rows, rows)
     commit = Commit("job", "run", 0, start, end, 10, 0, tuple(files), "value: binary")
     with pytest.raises(PipelineError, match=r"made of t/0 offset 5; number them in a column _row"):
-        sink.commit(commit, None)
+        sink.commit(commit, VALUES)
     assert (sent, sink.sequence) == ([], 0)
     numbered = [[{**one, "_row": n} for one in rows] for n in range(2)]
     files = stage(folder, *numbered)
-    sink.commit(Commit("job", "run", 0, start, end, 10, 0, tuple(files), "value: binary"), None)
+    sink.commit(Commit("job", "run", 0, start, end, 10, 0, tuple(files), "value: binary"), VALUES)
     assert (len(sent), sink.sequence) == (2, 1)
 
 
@@ -125,7 +126,7 @@ def test_rows_say_their_topic_also_where_the_job_has_read_another(tmp_path: Path
         for n in (0, 10)
     )
     files = stage(Path(sink.staging("run")), [row(7)])
-    sink.commit(Commit("job", "run", 0, start, end, 1, 0, tuple(files), "value: binary"), None)
+    sink.commit(Commit("job", "run", 0, start, end, 1, 0, tuple(files), "value: binary"), VALUES)
     (record,) = _records(write_row(tmp_path, row(7)), marks[0])
     assert dict(record.headers)["vdl-source"] == b"t/id/0/7"
 

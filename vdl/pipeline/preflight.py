@@ -61,6 +61,7 @@ def check_texts(job: Job, jvm: Any) -> None:
     """That the schema and the steps can be parsed. `jvm`: with Spark's classes. Raises
     JobInvalid."""
     from py4j.protocol import Py4JJavaError
+    from pyspark.errors.exceptions.captured import CapturedException
 
     texts = [("decode.schema", jvm.org.apache.spark.sql.types.StructType.fromDDL, job.schema)]
     parse = jvm.org.apache.spark.sql.catalyst.parser.CatalystSqlParser().parsePlan
@@ -71,8 +72,10 @@ def check_texts(job: Job, jvm: Any) -> None:
     for setting, understand, text in texts:
         try:
             understand(text) if text else None
-        except Py4JJavaError as error:
-            told = str(error.java_exception.getMessage()).strip().splitlines()
+        except (Py4JJavaError, CapturedException) as error:
+            # The second is what PySpark makes of the first once it has had a session.
+            is_raw = isinstance(error, Py4JJavaError)
+            told = str(error.java_exception.getMessage() if is_raw else error).strip().splitlines()
             problems.append(f"{setting}: {' '.join(told[:1]) or 'cannot be parsed'}")
     if problems:
         raise JobInvalid(job.name, problems)
