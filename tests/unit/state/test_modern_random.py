@@ -23,6 +23,7 @@ from vdl.state.modern.partitions import Partitions, Place, partitions_of, places
 
 GROUP = "g"
 SECOND = 1_000
+SETTLING_ROUNDS = 8
 SUBSCRIPTIONS: list[tuple[list[str], str | None]] = [
     (["t"], None),
     (["t", "u"], None),
@@ -312,14 +313,15 @@ def test_partition_belongs_to_one_member_whatever_is_late(
 
 
 def settle(life: Life) -> None:
-    """Clients that are in the group go on, the others are expelled."""
+    """Clients that are in the group go on, the others are expelled: also those that are fenced only
+    now, for they heard too few of their answers."""
     group = life.group
     if group is None:
         return
-    known = {client.member_id for client in life.clients.values() if client.is_in}
-    gone = [(member_id, -1) for member_id in group.members if member_id not in known]
-    life.apply(commands.ExpireConsumers(GROUP, gone))
-    for _ in range(8):
+    for _ in range(SETTLING_ROUNDS):
+        known = {client.member_id for client in life.clients.values() if client.is_in}
+        gone = [(member_id, -1) for member_id in group.members if member_id not in known]
+        life.apply(commands.ExpireConsumers(GROUP, gone))
         run(life, ("assign", 0, 0))
         for client in list(life.clients.values()):
             if client.is_in:
