@@ -27,7 +27,9 @@ Rules, and where they are stricter than Kafka's:
 
 A producer's transaction opens with its first transactional batch, and ends with a marker. A marker
 may bring a newer epoch (KIP-890, and whenever a producer is fenced): then numbers begin at 0 again.
-The oldest open transaction bounds what is stable.
+Only a coordinator's does, which numbers its transactions. An administrator's ends what is open, and
+leaves all epochs as they are: a number that somebody made up must fence neither the coordinator nor
+the producer. The oldest open transaction bounds what is stable.
 
 On the path of every idempotent batch: plain attributes, no allocation beyond the window's entry.
 """
@@ -55,6 +57,9 @@ NO_TRANSACTION: Final = Offset(-1)
 
 NO_COORDINATOR_EPOCH = -1
 """No marker has come yet."""
+
+NO_NUMBER = 0
+"""Of a marker that is no coordinator's: an administrator ends what hangs (KIP-664)."""
 
 NEW_EPOCHS_FROM = 2
 """The level of `transaction.version` from which on each marker begins a new epoch (KIP-890)."""
@@ -299,7 +304,7 @@ class Producers:
         coordinator_epoch: int,
         *,
         transaction_version: int,
-        number: int = 0,
+        number: int = NO_NUMBER,
     ) -> bool | ErrorCode:
         """What to do with a marker: True to append it, False where there is nothing that it ends,
         or the error to answer (KIP-98, KIP-1228).
@@ -309,27 +314,36 @@ class Producers:
         transaction's number tells: it is noted also where the transaction has written nothing, or
         the marker could come again and end the next one.
         """
-        is_known_by_number = number > 0 and transaction_version < NEW_EPOCHS_FROM
+        is_known_by_number = number > NO_NUMBER and transaction_version < NEW_EPOCHS_FROM
         committed = self._producers.get(producer_id)
         newest = overlay.producers.get(producer_id) or committed
         if newest is None:
             return is_known_by_number
-        known, ended = newest.coordinator_epoch, newest.number
-        if committed is not None:
-            known = max(known, committed.coordinator_epoch)
-            ended = max(ended, committed.number)
-        if 0 < number <= ended:
+        ended = newest.number if committed is None else max(newest.number, committed.number)
+        if NO_NUMBER < number <= ended:
             return False
-        if coordinator_epoch < known:
+        if coordinator_epoch < self.epochs(overlay, producer_id)[1]:
             return ErrorCode.TRANSACTION_COORDINATOR_FENCED
         if epoch < newest.epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
         if not newest.has_transaction:
             # A newer epoch is noted all the same: it fences what an older producer still sends.
-            return is_known_by_number or epoch > newest.epoch
+            return is_known_by_number or (number > NO_NUMBER and epoch > newest.epoch)
         if epoch == newest.epoch and transaction_version >= NEW_EPOCHS_FROM:
             return ErrorCode.INVALID_PRODUCER_EPOCH
         return True
+
+    def epochs(self, overlay: Overlay, producer_id: int) -> tuple[int, int]:
+        """(the producer's epoch, its coordinator's) as its newest entries say, committed or not; -1
+        for none."""
+        committed = self._producers.get(producer_id)
+        newest = overlay.producers.get(producer_id) or committed
+        if newest is None:
+            return -1, NO_COORDINATOR_EPOCH
+        known = newest.coordinator_epoch
+        if committed is not None:
+            known = max(known, committed.coordinator_epoch)
+        return newest.epoch, known
 
     def check(
         self,

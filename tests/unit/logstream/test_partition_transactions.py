@@ -267,7 +267,8 @@ def test_marker_takes_an_offset_and_ends_the_transaction(cluster: Any, commit: b
     cluster.append(stream)
     cluster.run(20)
     assert (stable(stream), stream.high_watermark) == (0, 2)
-    assert ended(cluster, stream, commit=commit, coordinator_epoch=9) is ErrorCode.NONE
+    end_of_it = {"commit": commit, "coordinator_epoch": 9, "number": 1}
+    assert ended(cluster, stream, **end_of_it) is ErrorCode.NONE
     assert stable(stream) == stream.high_watermark == 3
     (batch,) = split_batches(memoryview(stream.read(2, 1 << 20).buffers[0]))
     marker = read_marker(batch)
@@ -338,13 +339,79 @@ def test_marker_that_found_nothing_does_not_end_the_next_transaction(cluster: An
 def test_older_coordinator_and_older_epochs_are_fenced(cluster: Any) -> None:
     stream = led(cluster)
     sent(cluster, stream, epoch=3)
+    newest = {"version": 2, "coordinator_epoch": 5}
     assert ended(cluster, stream, epoch=2) is ErrorCode.INVALID_PRODUCER_EPOCH
     assert ended(cluster, stream, epoch=3, version=2) is ErrorCode.INVALID_PRODUCER_EPOCH
-    assert ended(cluster, stream, epoch=4, version=2, coordinator_epoch=5) is ErrorCode.NONE
+    assert ended(cluster, stream, epoch=4, number=1, **newest) is ErrorCode.NONE
     assert sent(cluster, stream, epoch=4).error is ErrorCode.NONE
-    fenced = ended(cluster, stream, epoch=5, version=2, coordinator_epoch=4)
+    fenced = ended(cluster, stream, epoch=5, version=2, coordinator_epoch=4, number=2)
     assert fenced is ErrorCode.TRANSACTION_COORDINATOR_FENCED
     assert sent(cluster, stream, epoch=3, sequence=1).error is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+MADE_UP = [(0, (1 << 31) - 1), ((1 << 15) - 1, 1), ((1 << 15) - 1, (1 << 31) - 1)]
+"""(producer epoch, coordinator epoch) as a client may write them into a marker."""
+
+
+@pytest.mark.parametrize(("epoch", "coordinator_epoch"), MADE_UP)
+@pytest.mark.parametrize("version", [1, 2])
+def test_clients_marker_fences_neither_the_coordinator_nor_the_producer(
+    cluster: Any, epoch: int, coordinator_epoch: int, version: int
+) -> None:
+    """KIP-664: it ends what hangs, under the epochs that are there. Another leader reads the same
+    out of its log. The coordinator's own marker comes all the same, and the producer goes on."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    sent(cluster, stream)
+    forged = {"epoch": epoch, "coordinator_epoch": coordinator_epoch, "commit": False}
+    assert ended(cluster, stream, version=1, **forged) is ErrorCode.NONE
+    assert stable(stream) == stream.end_offset == 2
+    cluster.nodes[stream.leader_server].crash()
+    cluster.run(3_000)
+    stream = cluster.leader(group_id)
+    (described,) = stream.producers()
+    assert (described.epoch, described.coordinator_epoch) == (0, -1)
+    real = {"epoch": version - 1, "version": version, "coordinator_epoch": 3, "commit": False}
+    assert ended(cluster, stream, number=1, **real) is ErrorCode.NONE
+    sequence = 1 if version == 1 else 0
+    assert sent(cluster, stream, epoch=version - 1, sequence=sequence).error is ErrorCode.NONE
+
+
+@pytest.mark.parametrize(("epoch", "coordinator_epoch"), MADE_UP)
+def test_clients_marker_notes_nothing_where_nothing_is_open(
+    cluster: Any, epoch: int, coordinator_epoch: int
+) -> None:
+    """Neither of a producer that has written here, nor of one that has not; by version 2 either."""
+    stream = led(cluster)
+    sent(cluster, stream)
+    assert ended(cluster, stream, coordinator_epoch=3, number=1) is ErrorCode.NONE
+    before = stream.producers()
+    for producer_id in (7, 8):
+        for version in (0, 1, 2):
+            forged = {"epoch": epoch, "coordinator_epoch": max(coordinator_epoch, 3)}
+            fate = ended(cluster, stream, producer_id=producer_id, version=version, **forged)
+            assert fate is ErrorCode.NONE
+    assert stream.producers() == before
+    assert stream.end_offset == 2
+
+
+def test_clients_marker_of_older_epochs_ends_nothing(cluster: Any) -> None:
+    """Whoever describes producers has the epochs of now: older ones are of something else."""
+    stream = led(cluster)
+    sent(cluster, stream, epoch=3)
+    assert ended(cluster, stream, epoch=4, version=2, number=1, coordinator_epoch=5) is (
+        ErrorCode.NONE
+    )
+    sent(cluster, stream, epoch=4)
+    fenced = ended(cluster, stream, epoch=4, coordinator_epoch=4)
+    assert fenced is ErrorCode.TRANSACTION_COORDINATOR_FENCED
+    older = ended(cluster, stream, epoch=3, coordinator_epoch=5)
+    assert older is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert stable(stream) == 2
+    (described,) = stream.producers()
+    as_described = {"epoch": described.epoch, "coordinator_epoch": described.coordinator_epoch}
+    assert ended(cluster, stream, commit=False, **as_described) is ErrorCode.NONE
+    assert stable(stream) == stream.end_offset == 4
 
 
 def test_marker_arrives_as_a_command_of_another_group(cluster: Any) -> None:

@@ -44,10 +44,10 @@ def open_offset(state: PartitionState) -> int | None:
 
 
 def verdict(
-    state: PartitionState, epoch: int, coordinator_epoch: int, version: int
+    state: PartitionState, epoch: int, coordinator_epoch: int, version: int, number: int = 0
 ) -> bool | ErrorCode:
     return state.producers.check_marker(
-        Overlay(), 7, epoch, coordinator_epoch, transaction_version=version
+        Overlay(), 7, epoch, coordinator_epoch, transaction_version=version, number=number
     )
 
 
@@ -100,7 +100,8 @@ def test_marker_without_a_transaction_is_needed_only_for_its_epoch() -> None:
     end(state, 7, 1, epoch=1)
     assert verdict(state, 1, 1, 2) is False
     assert verdict(state, 1, 1, 1) is False
-    assert verdict(state, 2, 1, 2) is True
+    assert verdict(state, 2, 1, 2, number=1) is True
+    assert verdict(state, 2, 1, 2) is False, "an administrator's fences nobody"
     assert verdict(state, 0, 1, 1) is ErrorCode.INVALID_PRODUCER_EPOCH
 
 

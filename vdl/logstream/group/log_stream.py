@@ -81,7 +81,7 @@ from vdl.state.partition import (
     decode_command,
     encode_command,
 )
-from vdl.state.producers import ActiveProducer, Duplicate, Overlay
+from vdl.state.producers import NO_NUMBER, ActiveProducer, Duplicate, Overlay
 
 DELETIONS_MAX = 100
 """Deletions of one partition that may wait to be applied."""
@@ -672,16 +672,15 @@ class LogStream:
         if not self.group.store.accepts_appends:
             done(ErrorCode.KAFKA_STORAGE_ERROR)
             return
-        batch = build_marker(
-            Marker(
-                command.producer_id,
-                command.producer_epoch,
-                command.coordinator_epoch,
-                command.commit,
-                self._agreed_ms(),
-                command.number,
-            )
+        producer_id, number = command.producer_id, command.number
+        epoch, coordinator_epoch = command.producer_epoch, command.coordinator_epoch
+        if number == NO_NUMBER:
+            # Only coordinators begin epochs: nobody else fences them, or the producer.
+            epoch, coordinator_epoch = self.state.producers.epochs(self._overlay, producer_id)
+        marker = Marker(
+            producer_id, epoch, coordinator_epoch, command.commit, self._agreed_ms(), number
         )
+        batch = build_marker(marker)
         # The log's largest timestamps are those of records that somebody may look for.
         entry = Entry(data=batch, records=1)
         try:
@@ -690,13 +689,7 @@ class LogStream:
             done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
         patch_position(memoryview(batch), base_offset=entry.base_offset, leader_epoch=entry.term)
-        self._overlay.append_marker(
-            command.producer_id,
-            command.producer_epoch,
-            command.coordinator_epoch,
-            entry.index,
-            command.number,
-        )
+        self._overlay.append_marker(producer_id, epoch, coordinator_epoch, entry.index, number)
         self._endings.append(Pending(deadline_ns, done, index=entry.index))
         self._outbox.mark_dirty(self.group)
 
