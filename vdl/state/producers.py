@@ -296,6 +296,13 @@ class Producers:
             return False
         return epoch is None or newest.epoch == epoch
 
+    def opened_by(self, overlay: Overlay) -> int:
+        """How many transactions are open once what is appended is applied, and are not yet."""
+        return sum(
+            producer.has_transaction and producer_id not in self.open
+            for producer_id, producer in overlay.producers.items()
+        )
+
     def check_marker(
         self,
         overlay: Overlay,

@@ -641,3 +641,35 @@ def test_number_of_open_transactions_is_bounded(
     assert sent(cluster, stream, producer_id=7, sequence=1).error is (
         ErrorCode.CONCURRENT_TRANSACTIONS
     )
+
+
+def test_transactions_that_are_asked_about_count_as_open(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them may begin; what is one too many is refused before anybody is asked."""
+    monkeypatch.setattr(log_stream, "OPEN_TRANSACTIONS_MAX", 3)
+    stream, asked = led(cluster), Asked()
+    fates = [send(cluster, stream, asked, producer_id=number) for number in range(4)]
+    assert len(asked) == 3
+    assert codes(fates) == [None] * 3 + [ErrorCode.CONCURRENT_TRANSACTIONS]
+    for done in asked:
+        done(ErrorCode.NONE)
+    cluster.run(20)
+    assert len(stream.state.producers.open) == 3
+
+
+def test_batches_under_way_count_once_for_their_transaction(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One busy producer keeps nobody from beginning."""
+    monkeypatch.setattr(log_stream, "OPEN_TRANSACTIONS_MAX", 3)
+    stream, asked = led(cluster), Asked()
+    sent(cluster, stream)
+    for server in (1, 2, 3):
+        if server != stream.leader_server:
+            cluster.nodes[server].workers.hold()
+    for number in range(5):
+        send(cluster, stream, asked, sequence=1 + number)
+    cluster.run(10)
+    others = [send(cluster, stream, asked, producer_id=number) for number in (8, 9, 10)]
+    assert codes(others) == [None, None, ErrorCode.CONCURRENT_TRANSACTIONS]

@@ -562,8 +562,13 @@ class LogStream:
         if held.verify is None:
             held.done(Appended(ErrorCode.INVALID_TXN_STATE))
             return
-        begun = len(producers.open) + len(self._overlay.unstable) + len(self._verified)
-        if begun >= OPEN_TRANSACTIONS_MAX or len(self.state.aborted) >= ABORTED_MAX:
+        # Those that are asked about may all begin. Those of the overlay may be open already.
+        begun = len(producers.open) + len(self._verifying) + len(self._verified)
+        is_full = (
+            begun + len(self._overlay.unstable) >= OPEN_TRANSACTIONS_MAX
+            and begun + producers.opened_by(self._overlay) >= OPEN_TRANSACTIONS_MAX
+        )
+        if is_full or len(self.state.aborted) >= ABORTED_MAX:
             held.done(Appended(ErrorCode.CONCURRENT_TRANSACTIONS))
             return
         verification = self._verifying[producer_id] = _Verification(held)
