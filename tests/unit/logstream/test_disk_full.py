@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from segments.memory import MemoryStore
+from tests.unit.logstream.test_partition_transactions import Asked, ended, send, sent, stable
 from vdl.errors import ErrorCode
 from vdl.logstream.group.state_group import Outcome
 from vdl.logstream.state import CATALOG_GROUP
@@ -178,3 +179,24 @@ def test_full_disk_takes_no_more_than_it_has_room_for(
     cluster.run(4_000)
     assert behind.end_offset == 30
     assert cluster.leader(group_id).high_watermark == 30
+
+
+def test_open_transactions_end_on_a_full_disk(
+    cluster: Any, full: set[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was decided how, and nothing new begins: else what is stable would stand still until
+    somebody deletes something. Without room even for that the coordinator sends it again."""
+    stream = cluster.leader(cluster.create_topic())
+    for producer_id in (7, 8):
+        assert sent(cluster, stream, producer_id=producer_id).error is ErrorCode.NONE
+    fill(cluster, full, 1, 2, 3)
+    assert send(cluster, stream, Asked(), producer_id=9)[0].error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert ended(cluster, stream, producer_id=7, number=1) is ErrorCode.NONE
+    assert stable(stream) == 1
+    monkeypatch.setattr(MemoryStore, "entry_room", lambda store, *, is_essential: is_essential << 9)
+    assert ended(cluster, stream, producer_id=8, number=1) is ErrorCode.KAFKA_STORAGE_ERROR
+    monkeypatch.undo()
+    full.clear()
+    cluster.run(1_000)
+    assert ended(cluster, stream, producer_id=8, number=1) is ErrorCode.NONE
+    assert stable(stream) == stream.end_offset == 4

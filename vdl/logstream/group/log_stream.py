@@ -674,9 +674,6 @@ class LogStream:
         deadline_ns: int,
         done: Callable[[ErrorCode], None],
     ) -> None:
-        if not self.group.store.accepts_appends:
-            done(ErrorCode.KAFKA_STORAGE_ERROR)
-            return
         producer_id, number = command.producer_id, command.number
         epoch, coordinator_epoch = command.producer_epoch, command.coordinator_epoch
         if number == NO_NUMBER:
@@ -686,6 +683,9 @@ class LogStream:
             producer_id, epoch, coordinator_epoch, command.commit, self._agreed_ms(), number
         )
         batch = build_marker(marker)
+        if not self._has_room(len(batch)):
+            done(ErrorCode.KAFKA_STORAGE_ERROR)
+            return
         # The log's largest timestamps are those of records that somebody may look for.
         entry = Entry(data=batch, records=1)
         try:
@@ -697,6 +697,14 @@ class LogStream:
         self._overlay.append_marker(producer_id, epoch, coordinator_epoch, entry.index, number)
         self._endings.append(Pending(deadline_ns, done, index=entry.index))
         self._outbox.mark_dirty(self.group)
+
+    def _has_room(self, entry_bytes: int) -> bool:
+        """Whether a marker may be appended. On a full disk nothing new begins, so there are few:
+        they get some of the room that is left, or what is stable would stand still until somebody
+        deletes something. Not of that which deletions need."""
+        store = self.group.store
+        needed = entry_bytes + self.group.node.uncommitted_bytes
+        return store.accepts_appends or needed < store.entry_room(is_essential=False)
 
     def _answer_duplicate(
         self,
@@ -1343,14 +1351,19 @@ class LogStream:
         self.leader_changed()
 
     def takes_on_full_disk(self, entry: Entry) -> bool:
-        """Deletions, and Raft's own entries, but no records."""
-        return not entry.records
+        """Deletions, Raft's own entries, and ends of transactions, but no records."""
+        return not entry.records or _is_control(entry)
 
     def stopped(self) -> None:
         """`close` has been called: nobody waits."""
 
     def take_meta(self) -> list[tuple[bytes, bytes | None]]:
         return self.state.take_dirty()
+
+
+def _is_control(entry: Entry) -> bool:
+    is_batch = bool(entry.records) and len(entry.data) > _ATTRIBUTES_POSITION
+    return is_batch and entry.data[_ATTRIBUTES_POSITION] & CONTROL_FLAG != 0
 
 
 def _transaction_ended(done: Callable[[Outcome], None], error: ErrorCode) -> None:

@@ -242,7 +242,8 @@ class Inbox:
             if not (is_essential or entry.term < message.term) or (room < 0 and taken):
                 break
             needed = len(entry.data) + ENTRY_OVERHEAD_BYTES
-            if not self._grant(group, needed, is_essential=is_essential):
+            # A marker is needed, but less than what makes room again.
+            if not self._grant(group, needed, is_essential=is_essential and not entry.records):
                 break
             taken.append(entry)
         return taken
