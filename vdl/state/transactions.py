@@ -21,6 +21,7 @@ Must not know: who proposes, which topics there are, how participants are told.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -131,10 +132,14 @@ class TransactionAnswer(CommandAnswer):
 class Transactions:
     """See the module. `ids` is read-only to others."""
 
-    __slots__ = ("_dirty", "bytes", "bytes_max", "ids")
+    __slots__ = ("_dirty", "_oldest", "bytes", "bytes_max", "ids")
 
     def __init__(self) -> None:
         self.ids: dict[str, TransactionalId] = {}
+        self._oldest: list[tuple[int, str]] | None = None
+        """A heap of all ids by when each was last used, or some time before; None: nobody needed
+        it lately. An id that is forgotten stays until it comes up. Not part of the state: what it
+        gives is a function of `ids`."""
         self.bytes = 0
         """What all of them take in a snapshot, about."""
         self.bytes_max = 1 << 62
@@ -201,9 +206,17 @@ class Transactions:
         if not self._make_room(created.bytes, now_ms):
             return TransactionAnswer(ErrorCode.POLICY_VIOLATION)
         self.ids[created.transactional_id] = created
+        if self._oldest is not None:
+            self._note_created(self._oldest, created)
         self.bytes += created.bytes
         self._dirty.add(created.transactional_id)
         return TransactionAnswer(ErrorCode.NONE, producer_id=created.producer_id, epoch=0)
+
+    def _note_created(self, oldest: list[tuple[int, str]], created: TransactionalId) -> None:
+        if len(oldest) > 2 * len(self.ids):
+            self._oldest = None  # mostly of ids that are forgotten
+        else:
+            heapq.heappush(oldest, (created.changed_ms, created.transactional_id))
 
     def _make_room(self, more: int, now_ms: int) -> bool:
         """Whether `more` bytes fit. Where clients draw ever new ids, those that were not used for
@@ -211,15 +224,24 @@ class Transactions:
         if self.bytes + more <= self.bytes_max:
             return True
         goal = self.bytes_max - more - self.bytes_max // 64
-        idle = sorted(
-            (known.changed_ms, name)
-            for name, known in self.ids.items()
-            if known.is_idle and known.changed_ms + IDLE_MS_MIN <= now_ms
-        )
-        for _, name in idle:
-            if self.bytes <= goal:
-                break
-            self._forget(name)
+        if self._oldest is None or len(self._oldest) > 2 * len(self.ids):
+            self._oldest = [(known.changed_ms, name) for name, known in self.ids.items()]
+            heapq.heapify(self._oldest)
+        oldest = self._oldest
+        busy: list[tuple[int, str]] = []
+        while self.bytes > goal and oldest and oldest[0][0] + IDLE_MS_MIN <= now_ms:
+            changed_ms, name = heapq.heappop(oldest)
+            known = self.ids.get(name)
+            if known is None:
+                continue
+            if known.changed_ms != changed_ms:
+                heapq.heappush(oldest, (known.changed_ms, name))
+            elif known.is_idle:
+                self._forget(name)
+            else:
+                busy.append((changed_ms, name))
+        for one in busy:
+            heapq.heappush(oldest, one)
         return self.bytes + more <= self.bytes_max
 
     # --- adding participants -------------------------------------------------------------------
@@ -448,6 +470,7 @@ class Transactions:
         self._dirty = set()
         loaded = [decode_value(value, TransactionalId) for value in values]
         self.ids = {known.transactional_id: known for known in loaded}
+        self._oldest = None
         self.bytes = sum(known.bytes for known in loaded)
 
 

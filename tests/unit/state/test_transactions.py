@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -417,3 +418,60 @@ def test_ids_of_long_ago_make_room_for_new_ones() -> None:
     assert "0".rjust(1_000) not in ids
     assert f"{count - 2}".rjust(1_000) in ids
     assert len(ids) > count * 9 // 10
+
+
+class Counted(dict[str, TransactionalId]):
+    """Counts how often all of it is looked at."""
+
+    looks = 0
+
+    def items(self) -> Any:
+        self.looks += 1
+        return super().items()
+
+
+def test_refusing_new_ids_does_not_look_at_all_of_them_each_time() -> None:
+    """Thousands of clients may draw new ids while there is no room for any."""
+    life = Life()
+    fill(life, 1_000)
+    transactions = life.machine.transactions
+    counted = transactions.ids = Counted(transactions.ids)
+    for number in range(100):
+        answers = life.machine.apply(
+            commands.InitTransactions(f"late{number}".rjust(1_000), 1, 8), life.now_ms, number
+        )
+        assert answers.error is ErrorCode.POLICY_VIOLATION
+    assert counted.looks <= 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ids_make_room_in_the_order_in_which_they_were_used_last(seed: int) -> None:
+    """Whatever a replica has looked at before, and when it was last started."""
+    rng = random.Random(seed)
+    machine, restarted = Coordinator(), Coordinator()
+    now_ms = 1_000
+    for index in range(600):
+        now_ms += rng.choice((0, 1, IDLE_MS_MIN // 40))
+        name = f"{rng.randrange(90)}".rjust(20_000)
+        ids = machine.transactions.ids
+        command: Any = commands.InitTransactions(name, 1, 100 + index)
+        known = ids.get(name)
+        if known is not None and rng.random() < 0.5:
+            who = name, known.producer_id, known.epoch
+            command = commands.AddToTransaction(*who, [9], version=SECOND_VERSION)
+        elif known is not None and known.state is TransactionState.ONGOING:
+            done = [(name, known.producer_id, known.number)]
+            machine.apply(commands.AbortTransactions(done), now_ms, index)
+            restarted.apply(commands.AbortTransactions(done), now_ms, index)
+            command = commands.CompleteTransactions(done)
+        before = {one.transactional_id: one.changed_ms for one in ids.values() if one.is_idle}
+        machine.apply(command, now_ms, index)
+        restarted.apply(command, now_ms, index)
+        gone = sorted((before[name], name) for name in before.keys() - ids.keys())
+        left = sorted((ms, name) for name, ms in before.items() if name in ids)
+        assert not gone or not left or gone[-1] < left[0]
+        if rng.random() < 0.2:
+            items = restarted.items()
+            restarted = Coordinator()
+            restarted.load(items)
+        assert restarted.items() == machine.items()
