@@ -26,6 +26,7 @@ MEASUREMENTS = (
     "sarama",
     "double_writing",
     "encryption",
+    "transactions",
     "scale",
     "connections",
     "log_size",

@@ -90,6 +90,11 @@ WORKLOADS: Targets = {
     "sync_producer_mean_ms": _at_most(1.2),
 }
 
+TRANSACTIONS: Targets = {
+    "records_per_second": _times_at_least(1),
+    "transaction_p99_ms": _times_at_most(1),
+}
+
 _RECORDS_2018 = 870
 """A second, of the system of 2018: records sent one by one, the best it told of."""
 _MB_2018 = 7
