@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from segments.api import Buffer
-from vdl.kafka import frontend
+from vdl.kafka.connections import frontend
 from vdl.kafka.handlers import produce
 from vdl.logstream.group.log_stream import LogStream
 from vdl.records import batch as records

@@ -21,7 +21,7 @@ from tests.differential.compare import Known, differences, load_known, unlisted
 from tests.differential.connection import Login
 from tests.differential.kafka_cluster import KafkaCluster, why_not
 from tests.differential.side import Side, Versions, common, versions_of
-from tests.unit.kafka.test_permissions import NEEDED, requests
+from tests.unit.kafka.permissions.test_permissions import NEEDED, requests
 from vdl.commands.replica_set import make_replica_set, write_configs
 from vdl.commands.secure_set import secure_replica_set
 from vdl.kafka.api import API

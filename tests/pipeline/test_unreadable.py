@@ -33,7 +33,7 @@ from vdl.records.batch import HEADER_BYTES, BatchFields, Record, build_batch, se
 from vdl.records.compression import Compression
 
 LENIENT = """
-from vdl.kafka.record_checks import RecordChecks
+from vdl.kafka.partitions.record_checks import RecordChecks
 RecordChecks.check = lambda self, batch, header, bounds, wanted=None: header.max_timestamp
 """
 PRODUCE_KEY = 0

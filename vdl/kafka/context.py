@@ -21,29 +21,29 @@ from rpc.tls_context import TlsOptions
 from segments.api import Slices, StorageError
 from vdl.clock import MS, NEVER, Clock
 from vdl.errors import ErrorCode
-from vdl.kafka.client_metrics import ClientMetrics
-from vdl.kafka.client_quotas import ClientQuotas
-from vdl.kafka.down_conversion import DownConversion
-from vdl.kafka.fetch_sessions import FetchSessions
-from vdl.kafka.log_sizes import LogSizes
-from vdl.kafka.memory import AnswerAccount, AnswerMemory, RequestMemory
-from vdl.kafka.read_throttle import ReadThrottle
-from vdl.kafka.record_checks import Compute, RecordChecks, at_once
+from vdl.kafka.limits.client_quotas import ClientQuotas
+from vdl.kafka.limits.memory import AnswerAccount, AnswerMemory, RequestMemory
+from vdl.kafka.partitions.down_conversion import DownConversion
+from vdl.kafka.partitions.fetch_sessions import FetchSessions
+from vdl.kafka.partitions.log_sizes import LogSizes
+from vdl.kafka.partitions.read_throttle import ReadThrottle
+from vdl.kafka.partitions.record_checks import Compute, RecordChecks, at_once
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.authorizer import Authorizer, Grants
 from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.security.protocol import SecurityProtocol
 from vdl.kafka.share.live_partitions import LivePartitions
 from vdl.kafka.share.sessions import ShareSessions
+from vdl.kafka.telemetry.client_metrics import ClientMetrics
 from vdl.log import Log
 
 if TYPE_CHECKING:
     from rpc.queries import Quorum
     from vdl.kafka.answer import Encoded
-    from vdl.kafka.group_coordinator import GroupCoordinator
+    from vdl.kafka.groups.group_coordinator import GroupCoordinator
     from vdl.kafka.security.login import Login
     from vdl.kafka.security.oauth import Validator
-    from vdl.kafka.transaction_coordinator import TransactionCoordinator
+    from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
     from vdl.logstream.group.state_group import Outcome, StateGroup
     from vdl.records.batch import BatchHeader
     from vdl.state.catalog import Catalog
@@ -513,7 +513,7 @@ class Context:
     topics_refused: int = 0
     """Topics not created, or not enlarged, because servers have all the replicas they may have."""
     leader_waits: int = 0
-    """Requests that wait for leaders now: see `vdl.kafka.leaders`."""
+    """Requests that wait for leaders now: see `vdl.kafka.handlers.leaders`."""
     defer: Callable[[Callable[[], None]], None] = _before_the_front_end
     """Run a step once at the end of this turn, before answers are sent. Set by the front end."""
     shared: dict[Hashable, tuple[int, Encoded]] = field(default_factory=dict)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vdl.kafka.frontend import Frontend
-from vdl.kafka.topic_configs import compaction_policy, retention_policy
+from vdl.kafka.configs.topic_configs import compaction_policy, retention_policy
+from vdl.kafka.connections.frontend import Frontend
 from vdl.logstream.group.compaction import CompactionPolicy
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.retention import KEEP, RetentionPolicy

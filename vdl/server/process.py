@@ -38,7 +38,7 @@ from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
 from vdl.config.settings import ADMIN_LISTENER, Config, ConfigError
 from vdl.kafka.api import load as load_apis
-from vdl.kafka.listener import Listener
+from vdl.kafka.connections.listener import Listener
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.oauth import Validator
 from vdl.listening import listening_socket

@@ -32,16 +32,16 @@ from segments.api import Store
 from vdl.clock import MS, Clock
 from vdl.config.settings import Config
 from vdl.errors import ErrorCode
-from vdl.kafka.broker_configs import follow
+from vdl.kafka.configs.broker_configs import follow
+from vdl.kafka.configs.topic_configs import MIN_IN_SYNC_REPLICAS
+from vdl.kafka.connections.frontend import Frontend
 from vdl.kafka.context import Context
-from vdl.kafka.frontend import Frontend
-from vdl.kafka.group_coordinator import GroupCoordinator
-from vdl.kafka.offsets_topic import CommitLog
-from vdl.kafka.record_checks import Compute, at_once
+from vdl.kafka.groups.group_coordinator import GroupCoordinator
+from vdl.kafka.groups.offsets_topic import CommitLog
+from vdl.kafka.partitions.record_checks import Compute, at_once
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.oauth import Validator
-from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS
-from vdl.kafka.transaction_coordinator import TransactionCoordinator
+from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
 from vdl.log import Log
 from vdl.logstream.bootstrap import (
     Birth,

@@ -26,7 +26,7 @@ from typing import Any
 from rpc.streams import Address, Dial, Dialer, DialFailed, Stream, Timer
 from segments.api import Buffer
 from vdl.clock import MS, Clock
-from vdl.kafka.connection import FrameReader
+from vdl.kafka.connections.connection import FrameReader
 from vdl.kafka.wire import api_versions, metadata, offset_commit, offset_fetch
 from vdl.kafka.wire.header import (
     RequestHeader,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vdl.clock import MS
-from vdl.kafka.read_throttle import READ_BYTES_MAX
+from vdl.kafka.partitions.read_throttle import READ_BYTES_MAX
 from vdl.sim.client import KafkaClient
 from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched
 from vdl.sim.options import Options

@@ -43,8 +43,8 @@ from raft.types import Entry, EntryKind, HardState
 from rpc.frames import decode_messages
 from segments.api import Log
 from vdl.errors import ErrorCode
-from vdl.kafka.group_coordinator import GroupCoordinator
-from vdl.kafka.led_coordinator import LedCoordinator
+from vdl.kafka.groups.group_coordinator import GroupCoordinator
+from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import replica_id_of, server_of
 from vdl.logstream.group.read_index import ReadRounds

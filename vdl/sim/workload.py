@@ -18,8 +18,8 @@ from vdl.check.history import EARLIEST, EPOCHS, LATEST, Mark, Send
 from vdl.check.history import Record as Seen
 from vdl.clock import MS
 from vdl.errors import ErrorCode
+from vdl.kafka.configs.topic_configs import MIN_IN_SYNC_REPLICAS
 from vdl.kafka.handlers.produce import ACKS_ALL
-from vdl.kafka.topic_configs import MIN_IN_SYNC_REPLICAS
 from vdl.kafka.wire import (
     create_partitions,
     create_topics,

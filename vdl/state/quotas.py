@@ -4,7 +4,7 @@ An entity is a user, a client id, or both; each may stand for all of its kind th
 their own (a name of None). Or it is an address, or all of them. An entity without quotas is not
 there. All of them are in every snapshot of the catalog, so they are bounded as a whole.
 
-Must not know: who uses how much, what happens to who uses more (`vdl/kafka/client_quotas.py`).
+Must not know: who uses how much, what happens to who uses more (`vdl.kafka.limits`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.kafka.twin import World
+from tests.unit.kafka.fake_host import World
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later, Reply
 from vdl.kafka.api import API, ROWS, Api, advertised
@@ -153,7 +153,7 @@ def test_starting_loads_no_handler_that_was_not_asked_for() -> None:
     import sys
 
     code = (
-        "import sys, vdl.kafka.frontend, vdl.kafka.listener;"
+        "import sys, vdl.kafka.connections.frontend, vdl.kafka.connections.listener;"
         "print([m for m in sys.modules if m.startswith('vdl.kafka.wire.') or "
         "m.startswith('vdl.kafka.handlers.')])"
     )

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.unit.kafka.twin import Client, World, batch, fill
+from tests.unit.kafka.fake_host import Client, World, batch, fill
 from vdl.kafka.api import ROWS, Api
 from vdl.kafka.wire import incremental_alter_configs as incremental
 from vdl.kafka.wire.alter_client_quotas import (

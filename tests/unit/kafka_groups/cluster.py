@@ -19,8 +19,8 @@ from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
 from vdl.kafka.api import API
 from vdl.kafka.context import ConnectionInfo, Context, KafkaOptions, RequestContext
-from vdl.kafka.group_coordinator import GroupCoordinator
-from vdl.kafka.transaction_coordinator import TransactionCoordinator
+from vdl.kafka.groups.group_coordinator import GroupCoordinator
+from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
 from vdl.logstream.group.state_group import UNKNOWN, Outcome, OutcomeKind, StateGroup
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state import commands

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.kafka_groups.client import GROUP, heartbeat, join, leave, stable_group
 from tests.unit.kafka_groups.cluster import Call, Cluster, TwinServer
 from vdl.errors import ErrorCode
-from vdl.kafka import led_coordinator
+from vdl.kafka.groups import led_coordinator
 from vdl.kafka.wire import offset_commit as commit_wire
 from vdl.kafka.wire import offset_delete as delete_wire
 from vdl.kafka.wire import offset_fetch as fetch_wire

@@ -8,9 +8,9 @@ import pytest
 
 from tests.unit.kafka_groups.cluster import COORDINATORS, Call, Cluster
 from vdl.errors import ErrorCode
-from vdl.kafka import led_transactions
-from vdl.kafka.led_transactions import CHECK_NS, RETRY_NS
-from vdl.kafka.transaction_coordinator import LATE_NS
+from vdl.kafka.transactions import led_transactions
+from vdl.kafka.transactions.led_transactions import CHECK_NS, RETRY_NS
+from vdl.kafka.transactions.transaction_coordinator import LATE_NS
 from vdl.kafka.wire import add_offsets_to_txn as add_offsets_wire
 from vdl.kafka.wire import add_partitions_to_txn as add_wire
 from vdl.kafka.wire import describe_transactions as describe_wire

@@ -12,9 +12,9 @@ import pytest
 
 from rpc.streams import LinkStatus
 from tests.unit.rpc.world import World, address_of
-from vdl.kafka.client_metrics import ClientMetrics
-from vdl.kafka.frontend import ApiStats
-from vdl.kafka.otlp import Point
+from vdl.kafka.connections.frontend import ApiStats
+from vdl.kafka.telemetry.client_metrics import ClientMetrics
+from vdl.kafka.telemetry.otlp import Point
 from vdl.log import EventLog
 from vdl.server import http
 from vdl.server.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, HttpServer, Response, answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vdl.kafka.connection import Connection
+from vdl.kafka.connections.connection import Connection
 from vdl.kafka.wire import api_versions, heartbeat, metadata
 from vdl.kafka.wire.header import encode_response_header
 from vdl.kafka.wire.runtime import WireError

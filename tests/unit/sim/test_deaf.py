@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vdl.kafka.memory import SMALL_BYTES
+from vdl.kafka.limits.memory import SMALL_BYTES
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.sim.fetch_session import FetchSession
 from vdl.sim.options import Options

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vdl.clock import MS
-from vdl.kafka.read_pace import ReadPace
-from vdl.kafka.read_throttle import ReadThrottle
+from vdl.kafka.partitions.read_pace import ReadPace
+from vdl.kafka.partitions.read_throttle import ReadThrottle
 from vdl.sim.options import Options
 from vdl.sim.world import World
 
@@ -46,7 +46,7 @@ def test_consumer_that_does_not_gain_on_producers_is_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A pace that ignores what producers write, and what they feel."""
-    monkeypatch.setattr("vdl.kafka.read_throttle.GAIN", 0)
+    monkeypatch.setattr("vdl.kafka.partitions.read_throttle.GAIN", 0)
     monkeypatch.setattr(ReadPace, "look", lambda pace, now_ns, least, **_: least)
     _, violations = lived()
     assert violations == ["reader-starved"]

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka.record_checks import Bounds, RecordChecks, at_once
+from vdl.kafka.partitions.record_checks import Bounds, RecordChecks, at_once
 from vdl.records.batch import Record, check_batch, crc_matches, iter_records, read_header
 from vdl.records.compression import Compression
 from vdl.records.walk import ANY_TIME

@@ -8,7 +8,7 @@ import pytest
 
 from raft.state import LEADER
 from vdl.clock import MS
-from vdl.kafka.group_coordinator import GroupCoordinator
+from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.group.state_group import StateGroup

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vdl.clock import MS
-from vdl.kafka.fetch_sessions import Cached, FetchSession
 from vdl.kafka.handlers import fetch as handler
+from vdl.kafka.partitions.fetch_sessions import Cached, FetchSession
 from vdl.sim.options import Options
 from vdl.sim.world import World
 

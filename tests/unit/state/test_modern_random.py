@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vdl.errors import ErrorCode
-from vdl.kafka.target_computation import request_of, targets_of
-from vdl.kafka.topic_patterns import TopicPatterns
+from vdl.kafka.groups.target_computation import request_of, targets_of
+from vdl.kafka.groups.topic_patterns import TopicPatterns
 from vdl.state import commands
 from vdl.state.catalog import Catalog
 from vdl.state.coordinator import Coordinator

@@ -3,7 +3,7 @@ groups and subscriptions to metrics (KIP-133, KIP-226, KIP-339, KIP-714, KIP-848
 
 The older one replaces all settings of a resource by those named; the newer one sets, unsets, and
 adds to or takes from lists. Of a server's settings only some can be changed at run time
-(`vdl.kafka.broker_configs`); the others come from its file.
+(`vdl.kafka.configs.broker_configs`); the others come from its file.
 
 Values are judged here; that a topic exists, and what a list is that is added to, is decided where
 the command is applied, or, when the request is only to be validated, by this server's catalog.
@@ -20,19 +20,20 @@ from functools import partial
 from typing import Any, TypeVar
 
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka import broker_configs, client_metrics_configs, group_configs, topic_configs
 from vdl.kafka.answer import Gathering, Later
-from vdl.kafka.broker_configs import ALL_SERVERS
-from vdl.kafka.context import RequestContext
-from vdl.kafka.handlers.configs import check_server_name
-from vdl.kafka.handlers.partitions import find_topic
-from vdl.kafka.handlers.topics import undecided
-from vdl.kafka.topic_configs import (
+from vdl.kafka.configs import broker_configs, group_configs, topic_configs
+from vdl.kafka.configs.broker_configs import ALL_SERVERS
+from vdl.kafka.configs.topic_configs import (
     ConfigType,
     InvalidConfig,
     TopicConfig,
     check_configs,
 )
+from vdl.kafka.context import RequestContext
+from vdl.kafka.handlers.configs import check_server_name
+from vdl.kafka.handlers.topics import undecided
+from vdl.kafka.lookup import find_topic
+from vdl.kafka.telemetry import client_metrics_configs
 from vdl.kafka.wire import alter_configs as whole
 from vdl.kafka.wire import incremental_alter_configs as incremental
 from vdl.logstream.group.state_group import Outcome, OutcomeKind

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka import client_metrics_configs, group_configs
-from vdl.kafka.broker_configs import (
+from vdl.kafka.configs import group_configs
+from vdl.kafka.configs.broker_configs import (
     ALL_SERVERS,
     DYNAMIC,
     KNOWN_OF_SERVERS,
@@ -22,9 +22,10 @@ from vdl.kafka.broker_configs import (
     Source,
     layers,
 )
+from vdl.kafka.configs.topic_configs import KNOWN, ConfigType, TopicConfig
 from vdl.kafka.context import RequestContext
-from vdl.kafka.handlers.partitions import find_topic
-from vdl.kafka.topic_configs import KNOWN, ConfigType, TopicConfig
+from vdl.kafka.lookup import find_topic
+from vdl.kafka.telemetry import client_metrics_configs
 from vdl.kafka.wire.create_topics import CreatableTopicConfigs
 from vdl.kafka.wire.describe_configs import (
     DescribeConfigsRequest,

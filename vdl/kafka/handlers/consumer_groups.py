@@ -16,15 +16,15 @@ from functools import partial
 
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Gathering, Later
-from vdl.kafka.assignors import ASSIGNORS
 from vdl.kafka.context import RequestContext
+from vdl.kafka.groups.assignors import ASSIGNORS
+from vdl.kafka.groups.led_consumer_groups import Heartbeated
+from vdl.kafka.groups.led_coordinator import LedCoordinator
+from vdl.kafka.groups.target_computation import assignor_of
 from vdl.kafka.handlers.groups import GROUP_OPERATIONS, group_coordinator
-from vdl.kafka.led_consumer_groups import Heartbeated
-from vdl.kafka.led_coordinator import LedCoordinator
-from vdl.kafka.linear_regex import BadPattern, compile_pattern
-from vdl.kafka.target_computation import assignor_of
 from vdl.kafka.wire import consumer_group_describe as describe_wire
 from vdl.kafka.wire import consumer_group_heartbeat as heartbeat_wire
+from vdl.linear_regex import BadPattern, compile_pattern
 from vdl.state import commands
 from vdl.state.coordinator import Coordinator
 from vdl.state.features import GROUP_VERSION

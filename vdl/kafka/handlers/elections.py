@@ -22,7 +22,7 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
-from vdl.kafka.leaders import when_led_by
+from vdl.kafka.handlers.leaders import when_led_by
 from vdl.kafka.wire.elect_leaders import (
     ElectLeadersRequest,
     ElectLeadersResponse,

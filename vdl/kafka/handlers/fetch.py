@@ -1,8 +1,8 @@
 """Fetch (key 1): committed batches from an offset on, at once or when there are enough.
 
-* v0–v3: consumers before 0.11 get message sets (`vdl.kafka.down_conversion`). v1 throttle time, v2
+* v0–v3: consumers before 0.11 get message sets (`partitions.down_conversion`). v1 throttle time, v2
   magic 1 (KIP-32), v3 a bound on the answer (KIP-74). v4 record batches.
-* v7: sessions (KIP-227), see `vdl.kafka.fetch_sessions`. An incremental request reads those of
+* v7: sessions (KIP-227), see `partitions.fetch_sessions`. An incremental request reads those of
   its session's partitions that may have something to say; whatever woke one while it waits joins.
 * v9: leader epochs are checked (KIP-320). v11: a consumer with a rack is sent to a replica in it
   (KIP-392); a follower serves what it knows to be committed. v12: divergence of an older epoch
@@ -40,21 +40,21 @@ from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import MS, NEVER, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Encoded, Later
-from vdl.kafka.client_quotas import REQUEST_THROTTLE_MS_MAX, Quota
 from vdl.kafka.context import LogStream, RequestContext, Wait
-from vdl.kafka.down_conversion import BYTES_MAX, Outcome, ToConvert
-from vdl.kafka.error_map import code_of
-from vdl.kafka.fetch_sessions import Cached, FetchSession, Key
-from vdl.kafka.handlers.partitions import (
+from vdl.kafka.handlers.error_map import code_of
+from vdl.kafka.limits.client_quotas import REQUEST_THROTTLE_MS_MAX, Quota
+from vdl.kafka.limits.memory import UNCOUNTED_BYTES
+from vdl.kafka.lookup import (
     Topic,
     check_leader_epoch,
     endpoint,
     find_topic,
     leader_endpoints,
 )
-from vdl.kafka.memory import UNCOUNTED_BYTES
-from vdl.kafka.read_throttle import REQUEST_WAIT_NS_MAX, Admission
-from vdl.kafka.security.topic_rules import may_read
+from vdl.kafka.partitions.down_conversion import BYTES_MAX, Outcome, ToConvert
+from vdl.kafka.partitions.fetch_sessions import Cached, FetchSession, Key
+from vdl.kafka.partitions.read_throttle import REQUEST_WAIT_NS_MAX, Admission
+from vdl.kafka.permissions.topic_rules import may_read
 from vdl.kafka.wire.fetch import (
     AbortedTransaction,
     EpochEndOffset,

@@ -26,9 +26,9 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
-from vdl.kafka.group_coordinator import GroupCoordinator
-from vdl.kafka.handlers.partitions import endpoint
-from vdl.kafka.led_coordinator import Joined, Synced
+from vdl.kafka.groups.group_coordinator import GroupCoordinator
+from vdl.kafka.groups.led_coordinator import Joined, Synced
+from vdl.kafka.lookup import endpoint
 from vdl.kafka.wire import delete_groups as delete_wire
 from vdl.kafka.wire import describe_groups as describe_wire
 from vdl.kafka.wire import find_coordinator as find_wire

@@ -27,8 +27,8 @@ from segments.api import StorageError
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import LogStream, RequestContext, TimedOffset
-from vdl.kafka.error_map import code_of
-from vdl.kafka.handlers.partitions import led_stream
+from vdl.kafka.handlers.error_map import code_of
+from vdl.kafka.lookup import led_stream
 from vdl.kafka.wire import list_offsets as offsets_wire
 from vdl.kafka.wire import offset_for_leader_epoch as epochs_wire
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.context import RequestContext
-from vdl.kafka.error_map import code_of
-from vdl.kafka.handlers.partitions import find_topic, partition_group
-from vdl.kafka.log_sizes import Sizes
+from vdl.kafka.handlers.error_map import code_of
+from vdl.kafka.lookup import find_topic, partition_group
+from vdl.kafka.partitions.log_sizes import Sizes
 from vdl.kafka.wire.alter_replica_log_dirs import (
     AlterReplicaLogDirPartitionResult,
     AlterReplicaLogDirsRequest,

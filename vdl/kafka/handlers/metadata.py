@@ -24,15 +24,15 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.context import RequestContext
-from vdl.kafka.handlers.partitions import (
+from vdl.kafka.groups.offsets_topic import OFFSETS_TOPIC_ID
+from vdl.kafka.handlers.leaders import when_led
+from vdl.kafka.lookup import (
     NO_TOPIC_ID,
     Topic,
     all_topics,
     endpoint,
     find_topic,
 )
-from vdl.kafka.leaders import when_led
-from vdl.kafka.offsets_topic import OFFSETS_TOPIC_ID
 from vdl.kafka.wire import describe_topic_partitions as described
 from vdl.kafka.wire.metadata import (
     MetadataRequest,

@@ -36,7 +36,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.groups import group_coordinator
-from vdl.kafka.handlers.partitions import find_topic
+from vdl.kafka.lookup import find_topic
 from vdl.kafka.wire import offset_commit as commit_wire
 from vdl.kafka.wire import offset_delete as delete_wire
 from vdl.kafka.wire import offset_fetch as fetch_wire

@@ -33,16 +33,7 @@ from functools import partial
 from ids import GroupId
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later, Reply
-from vdl.kafka.context import Appended, LogStream, RequestContext, Verify
-from vdl.kafka.handlers.partitions import (
-    Topic,
-    find_topic,
-    leader_endpoints,
-    partition_group,
-    topic_setting,
-)
-from vdl.kafka.record_checks import Bounds, Codec, Recompressed, RecordsRefused, Verdict
-from vdl.kafka.topic_configs import (
+from vdl.kafka.configs.topic_configs import (
     MAX_MESSAGE_BYTES,
     MIN_IN_SYNC_REPLICAS,
     PRODUCERS_CODEC,
@@ -52,7 +43,16 @@ from vdl.kafka.topic_configs import (
     codec_of,
     is_compacted,
 )
-from vdl.kafka.verification import produce_code, verification
+from vdl.kafka.context import Appended, LogStream, RequestContext, Verify
+from vdl.kafka.lookup import (
+    Topic,
+    find_topic,
+    leader_endpoints,
+    partition_group,
+    topic_setting,
+)
+from vdl.kafka.partitions.record_checks import Bounds, Codec, Recompressed, RecordsRefused, Verdict
+from vdl.kafka.transactions.verification import produce_code, verification
 from vdl.kafka.wire.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,

@@ -27,7 +27,7 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
-from vdl.kafka.handlers.partitions import find_topic, partition_group
+from vdl.kafka.lookup import find_topic, partition_group
 from vdl.kafka.wire.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,

@@ -26,10 +26,10 @@ from vdl.clock import MS, NEVER, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
 from vdl.kafka.context import AbortedRange, LogStream, RequestContext, Wait
-from vdl.kafka.handlers.partitions import find_topic, leader_endpoints
-from vdl.kafka.memory import UNCOUNTED_BYTES
-from vdl.kafka.read_throttle import REQUEST_WAIT_NS_MAX, Admission
-from vdl.kafka.security.topic_rules import may_read
+from vdl.kafka.limits.memory import UNCOUNTED_BYTES
+from vdl.kafka.lookup import find_topic, leader_endpoints
+from vdl.kafka.partitions.read_throttle import REQUEST_WAIT_NS_MAX, Admission
+from vdl.kafka.permissions.topic_rules import may_read
 from vdl.kafka.share.configs import group_settings
 from vdl.kafka.share.live_partitions import LivePartition, Phase
 from vdl.kafka.share.sessions import Place, ShareSession

@@ -15,11 +15,11 @@ from functools import partial
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
-from vdl.kafka.group_coordinator import GroupCoordinator
+from vdl.kafka.groups.group_coordinator import GroupCoordinator
+from vdl.kafka.groups.led_coordinator import LedCoordinator
+from vdl.kafka.groups.led_share_groups import MEMBERS_MAX
 from vdl.kafka.handlers.groups import GROUP_OPERATIONS, group_coordinator
 from vdl.kafka.handlers.share_fetch import share_groups_enabled
-from vdl.kafka.led_coordinator import LedCoordinator
-from vdl.kafka.share.led_share_groups import MEMBERS_MAX
 from vdl.kafka.wire import share_group_describe as describe_wire
 from vdl.kafka.wire.share_group_heartbeat import (
     Assignment,

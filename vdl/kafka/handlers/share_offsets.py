@@ -17,8 +17,8 @@ from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.groups import group_coordinator
-from vdl.kafka.handlers.partitions import Topic, find_topic
 from vdl.kafka.handlers.share_fetch import share_groups_enabled
+from vdl.kafka.lookup import Topic, find_topic
 from vdl.kafka.wire.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequest,
     AlterShareGroupOffsetsResponse,

@@ -13,7 +13,7 @@ from uuid import UUID
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
-from vdl.kafka.otlp import BadMetrics, Point, read_points
+from vdl.kafka.telemetry.otlp import BadMetrics, Point, read_points
 from vdl.kafka.wire.get_telemetry_subscriptions import (
     GetTelemetrySubscriptionsRequest,
     GetTelemetrySubscriptionsResponse,

@@ -20,11 +20,11 @@ from collections import Counter
 from ids import GroupId, ServerId
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later
+from vdl.kafka.configs.topic_configs import InvalidConfig, check_configs
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.configs import created_configs
-from vdl.kafka.handlers.partitions import NO_TOPIC_ID, find_topic, is_internal
-from vdl.kafka.leaders import when_led
-from vdl.kafka.topic_configs import InvalidConfig, check_configs
+from vdl.kafka.handlers.leaders import when_led
+from vdl.kafka.lookup import NO_TOPIC_ID, find_topic, is_internal
 from vdl.kafka.wire.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,

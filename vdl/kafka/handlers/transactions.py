@@ -27,13 +27,12 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
+from vdl.kafka.groups.offsets_topic import OFFSETS_TOPIC
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.handlers.offsets import position_of
-from vdl.kafka.handlers.partitions import find_topic, is_internal
-from vdl.kafka.led_transactions import LedTransactions
-from vdl.kafka.linear_regex import BadPattern, compile_pattern
-from vdl.kafka.offsets_topic import OFFSETS_TOPIC
-from vdl.kafka.transaction_coordinator import TransactionCoordinator
+from vdl.kafka.lookup import find_topic, is_internal
+from vdl.kafka.transactions.led_transactions import LedTransactions
+from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
 from vdl.kafka.wire import add_offsets_to_txn as add_offsets_wire
 from vdl.kafka.wire import add_partitions_to_txn as add_wire
 from vdl.kafka.wire import describe_transactions as describe_wire
@@ -41,6 +40,7 @@ from vdl.kafka.wire import end_txn as end_wire
 from vdl.kafka.wire import list_transactions as list_wire
 from vdl.kafka.wire import txn_offset_commit as commit_wire
 from vdl.kafka.wire import write_txn_markers as markers_wire
+from vdl.linear_regex import BadPattern, compile_pattern
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.state import commands
 from vdl.state.answer import CommandAnswer

@@ -6,7 +6,7 @@
 Rules:
 
 * What is denied is noted each time, and so is every use of an API that changes something
-  (`permissions.CHANGES`). Of everything else, which may be thousands a second, a connection's first
+  (`permissions.table.CHANGES`). Of all else, which may be thousands a second, a connection's first
   use of each thing is noted, and the first after permissions changed.
 * At most `lines_max` lines of one principal on one host, and `LINES_MAX` in all, leave in a second.
   The rest is counted, and a line says how many were left out, whose they were, and how they were

@@ -14,7 +14,7 @@ The rules, in their order (KIP-11, KIP-290):
 Each connection remembers its last answers. They hold until the bindings or the principal change:
 the next question after a command is applied here is decided anew.
 
-Must not know: requests (`vdl/kafka/security/permissions.py` says what each needs).
+Must not know: requests (`vdl/kafka/permissions/table.py` says what each needs).
 """
 
 from __future__ import annotations

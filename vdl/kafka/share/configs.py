@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from vdl.clock import MS
-from vdl.kafka.group_configs import BY_NAME
+from vdl.kafka.configs.group_configs import BY_NAME
 from vdl.kafka.share.group_settings import EARLIEST, LATEST, GroupSettings
 from vdl.kafka.share.share_partition import Limits
 from vdl.state.catalog import Catalog

@@ -1,0 +1,202 @@
+"""The reading half of a connection: frames, memory, limits."""
+
+import random
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vdl.kafka.connections.connection import (
+    CHUNK_BYTES_MAX,
+    CHUNK_BYTES_MIN,
+    GROWTH,
+    BadFrameLength,
+    Connection,
+    FrameReader,
+    Request,
+)
+from vdl.kafka.wire.header import RequestHeader, encode_request_header
+from vdl.kafka.wire.runtime import WireError
+
+PRODUCE = 0
+
+
+def request_frame(body: bytes, correlation_id: int = 1, version: int = 9) -> bytes:
+    header = RequestHeader(PRODUCE, version, correlation_id, "tests", 0)
+    head = encode_request_header(header, is_flexible=version >= 9)
+    return struct.pack(">i", len(head) + len(body)) + head + body
+
+
+def feed(connection: Connection, data: bytes, step: int) -> list[Request]:
+    """Hand over `data`, at most `step` bytes a time, as a socket would."""
+    requests = []
+    view = memoryview(data)
+    while view:
+        buffer = connection.get_buffer()
+        assert len(buffer) > 0
+        count = min(len(buffer), len(view), step)
+        buffer[:count] = view[:count]
+        connection.buffer_updated(count)
+        view = view[count:]
+        while (request := connection.next_request()) is not None:
+            requests.append(request)
+    return requests
+
+
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 90, 4_000, 20_000, 70_000, 300_000]), max_size=8),
+    step=st.sampled_from([333, 4_096, 65_536, 1 << 20]),
+)
+@settings(max_examples=60, deadline=None)
+def test_stream_cut_anywhere_gives_the_same_requests(sizes: list[int], step: int) -> None:
+    """The same requests in the same order, however the bytes were cut; views stay what they are."""
+    rng = random.Random(repr(sizes))
+    bodies = [rng.randbytes(size) for size in sizes]
+    data = b"".join(request_frame(body, number) for number, body in enumerate(bodies))
+    connection = Connection()
+    requests = feed(connection, data, step)
+    # Compared after everything has arrived: no view may have been written over meanwhile.
+    assert [bytes(request.body) for request in requests] == bodies
+    assert [request.correlation_id for request in requests] == list(range(len(bodies)))
+    assert all(request.client_id == "tests" for request in requests)
+    assert not connection.mid_request
+
+
+def test_small_stream_byte_by_byte_gives_the_same_requests() -> None:
+    """One byte at a time."""
+    data = b"".join(request_frame(bytes([number]) * 20, number) for number in range(5))
+    requests = feed(Connection(), data, 1)
+    assert [bytes(request.body) for request in requests] == [bytes([n]) * 20 for n in range(5)]
+
+
+def test_body_can_be_patched_in_place() -> None:
+    """The batch header is patched where the request lies, so the body is writable."""
+    (request,) = feed(Connection(), request_frame(b"abcd"), 100)
+    request.body[0:2] = b"XY"
+    assert bytes(request.body) == b"XYcd"
+
+
+def test_request_counts_its_whole_frame() -> None:
+    """`bytes` is the frame's size, header included, without the length in front."""
+    frame = request_frame(b"abcd")
+    (request,) = feed(Connection(), frame, 100)
+    assert request.bytes == len(frame) - 4
+
+
+def test_mid_request_is_true_from_the_first_byte_to_the_last() -> None:
+    """A deadline for one request counts from its first byte."""
+    connection = Connection()
+    frame = request_frame(bytes(50))
+    assert not connection.mid_request
+    feed(connection, frame[:1], 10)
+    assert connection.mid_request
+    feed(connection, frame[1:-1], 100)
+    assert connection.mid_request
+    assert len(feed(connection, frame[-1:], 10)) == 1
+    assert not connection.mid_request
+
+
+@pytest.mark.parametrize("length", [-1, -(2**31), 101, 1_195_725_856, 0x16030102])
+def test_frame_length_that_cannot_be_is_refused_again_and_again(length: int) -> None:
+    """Negative, above the limit, "GET " and a TLS hello: a WireError that stays."""
+    connection = Connection(bytes_max=100)
+    connection.get_buffer()[:4] = struct.pack(">i", length)
+    connection.buffer_updated(4)
+    for _ in range(2):
+        with pytest.raises(BadFrameLength) as caught:
+            connection.next_request()
+        assert (caught.value.length, caught.value.bytes_max) == (length, 100)
+
+
+def test_frame_at_the_limit_is_taken_and_one_past_it_is_not() -> None:
+    """`bytes_max` counts the frame without its length."""
+    frame = request_frame(bytes(30))
+    assert len(feed(Connection(bytes_max=len(frame) - 4), frame, 100)) == 1
+    with pytest.raises(BadFrameLength):
+        feed(Connection(bytes_max=len(frame) - 5), frame, 100)
+
+
+def test_limit_may_be_raised_once_a_client_has_authenticated() -> None:
+    """The cap before authentication is lower."""
+    connection = Connection(bytes_max=60)
+    feed(connection, request_frame(bytes(10)), 100)
+    connection.bytes_max = 1_000
+    assert len(feed(connection, request_frame(bytes(500)), 2_000)) == 1
+
+
+@pytest.mark.parametrize("size", range(8))
+def test_frame_too_short_for_a_header_is_a_wire_error(size: int) -> None:
+    """Frames of 0 to 7 bytes hold no header; the error stays."""
+    connection = Connection()
+    data = struct.pack(">i", size) + bytes(size)
+    connection.get_buffer()[: len(data)] = data
+    connection.buffer_updated(len(data))
+    for _ in range(2):
+        with pytest.raises(WireError):
+            connection.next_request()
+
+
+def test_requests_before_a_bad_one_are_given_out() -> None:
+    """What was asked before the bytes went wrong is answered."""
+    connection = Connection()
+    data = request_frame(b"good") + struct.pack(">i", -5)
+    connection.get_buffer()[: len(data)] = data
+    connection.buffer_updated(len(data))
+    request = connection.next_request()
+    assert request is not None
+    assert bytes(request.body) == b"good"
+    with pytest.raises(BadFrameLength):
+        connection.next_request()
+
+
+def test_claimed_length_takes_no_memory_before_bytes_arrive() -> None:
+    """A buffer grows with what has arrived, never with what was claimed."""
+    reader = FrameReader()
+    arrived = 0
+    prefix = struct.pack(">i", 90 << 20)
+    while arrived < 1 << 20:
+        buffer = reader.get_buffer()
+        backing = buffer.obj
+        assert isinstance(backing, bytearray)
+        assert len(backing) <= max(CHUNK_BYTES_MAX, GROWTH * (arrived + 4))
+        count = min(1_000, len(buffer))
+        if not arrived:
+            buffer[:4] = prefix
+        reader.buffer_updated(count)
+        arrived += count
+        assert reader.next_frame() is None
+
+
+def test_large_frame_has_memory_of_its_own_and_no_more_than_its_size() -> None:
+    """A frame too big for a chunk ends where its buffer ends; nothing else is pinned by it."""
+    (request,) = feed(Connection(), request_frame(bytes(500_000)) + request_frame(b"next"), 70_000)[
+        :1
+    ]
+    backing = request.body.obj
+    assert isinstance(backing, bytearray)
+    assert len(backing) == 4 + request.bytes
+
+
+def test_small_frames_share_a_chunk_of_bounded_size() -> None:
+    """A view pins at most one chunk."""
+    requests = feed(Connection(), request_frame(bytes(40)) * 3_000, 1 << 20)
+    assert len(requests) == 3_000
+    backings = {id(request.body.obj): request.body.obj for request in requests}
+    assert 1 < len(backings) < 20
+    for backing in backings.values():
+        assert isinstance(backing, bytearray)
+        assert CHUNK_BYTES_MIN <= len(backing) <= CHUNK_BYTES_MAX
+
+
+def test_idle_connection_holds_no_buffer() -> None:
+    """Ten thousand idle connections cost no buffers."""
+    reader = FrameReader()
+    buffer = reader.get_buffer()
+    buffer[:7] = struct.pack(">i", 3) + b"abc"
+    reader.buffer_updated(7)
+    frame = reader.next_frame()
+    assert frame is not None
+    assert frame.tobytes() == b"abc"
+    # The next bytes go into fresh memory, while the frame's views keep the old.
+    assert reader.get_buffer().obj is not frame.obj

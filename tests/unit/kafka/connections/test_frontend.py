@@ -1,0 +1,590 @@
+"""Connections: order, bounds, time limits, failures; and what bad bytes get, RELIABILITY-style."""
+
+from __future__ import annotations
+
+from struct import pack
+from typing import Any
+
+import pytest
+
+from tests.unit.kafka.fake_host import LISTENER, Client, World, batch, fill
+from vdl.errors import ErrorCode
+from vdl.kafka.api import API, Api
+from vdl.kafka.connections.frontend import FRAME_RATE_MIN
+from vdl.kafka.context import KafkaOptions
+from vdl.kafka.wire.api_versions import ApiVersionsRequest
+from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from vdl.kafka.wire.metadata import MetadataRequest
+from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+
+PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
+
+
+def produce(acks: int = -1, size: int = 10) -> ProduceRequest:
+    data = PartitionProduceData(0, memoryview(batch(size=size)))
+    return ProduceRequest(None, acks, 1000, [TopicProduceData("t", bytes(16), [data])])
+
+
+def poll(max_wait_ms: int = 60_000) -> FetchRequest:
+    partition = FetchPartition(0, fetch_offset=0, partition_max_bytes=1 << 20)
+    return FetchRequest(
+        max_wait_ms=max_wait_ms, min_bytes=1, topics=[FetchTopic("t", bytes(16), [partition])]
+    )
+
+
+def hello(client: Client) -> None:
+    """The connection works."""
+    answer = client.ask(API_VERSIONS, 0, ApiVersionsRequest())
+    assert answer.error_code == ErrorCode.NONE
+
+
+# --- bytes that make no sense --------------------------------------------------------------------
+
+
+def frame(*parts: bytes) -> bytes:
+    body = b"".join(parts)
+    return pack(">i", len(body)) + body
+
+
+def header(api_key: int, version: int, client: bytes = b"\x00\x01x") -> bytes:
+    return pack(">hhi", api_key, version, 7) + client
+
+
+CLOSED = {
+    "negative size": pack(">i", -1),
+    "size over the limit": pack(">i", (100 << 20) + 1),
+    "an HTTP request": b"GET / HTTP/1.1\r\n\r\n",
+    "a TLS hello": bytes.fromhex("16030100f8010000f40303"),
+    "size 0": pack(">i", 0),
+    "size 1": frame(b"\x00"),
+    "size 7": frame(bytes(7)),
+    "header cut in the client id": frame(pack(">hhih", METADATA, 1, 7, 300), b"abc"),
+    "unknown key": frame(header(999, 0)),
+    "negative key": frame(header(-1, 0)),
+    "inter-broker key": frame(header(4, 0)),
+    "version too new": frame(header(METADATA, 99, b"\x00\x01x\x00")),
+    "negative version": frame(header(METADATA, -1)),
+    "version too old": frame(header(FETCH, 3)),
+    "body missing": frame(header(METADATA, 1)),
+    "body cut": frame(header(METADATA, 1), pack(">ih", 1, 5), b"ab"),
+    "array longer than the request": frame(header(METADATA, 1), pack(">i", 1 << 30)),
+    "null where there must be a string": frame(header(METADATA, 1), pack(">ih", 1, -1)),
+    "very many tagged fields": frame(
+        header(METADATA, 9, b"\x00\x01x\xff\xff\xff\xff\x07"), b"\x00\x01\x00\x00\x00"
+    ),
+}
+
+
+@pytest.mark.parametrize("data", CLOSED.values(), ids=CLOSED.keys())
+@pytest.mark.parametrize("byte_by_byte", [False, True])
+def test_bytes_that_make_no_sense_end_their_connection_alone(
+    data: bytes, byte_by_byte: bool
+) -> None:
+    """As Kafka: closed without an answer; whatever the slicing; others notice nothing."""
+    world = World()
+    other = world.client()
+    client = world.client()
+    pieces = [data[i : i + 1] for i in range(len(data))] if byte_by_byte else [data]
+    for piece in pieces:
+        client.session.receive(piece)
+    world.run()
+    assert client.closed
+    assert client.received == b""
+    assert world.frontend.handler_errors == 0
+    assert {event for _, event, _ in world.log.events} == {"client_disconnected"}
+    hello(other)
+    assert len(world.frontend) == 1
+
+
+def test_bytes_after_the_body_are_ignored() -> None:
+    """Kafka ignores them; so a newer client's unknown tail does no harm."""
+    world = World()
+    client = world.client()
+    body = b"".join(API[METADATA].wire.encode_request(MetadataRequest([]), 1))
+    client.session.receive(client.frame(METADATA, 1, body + b"more"))
+    world.run()
+    (answer,) = client.answers()
+    assert answer.topics == []
+
+
+def test_text_that_is_no_utf8_is_an_unknown_topic() -> None:
+    """Kafka replaces what it cannot read; the name is then simply invalid."""
+    world = World()
+    client = world.client()
+    client.session.receive(client.frame(METADATA, 1, pack(">ih", 1, 2) + b"\xff\xfe"))
+    world.run()
+    (answer,) = client.answers()
+    assert answer.topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def test_requests_before_bad_bytes_are_answered_first() -> None:
+    """Kafka reads one request at a time: what was asked before is answered before the close."""
+    world = World()
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    client = world.client()
+    client.request(PRODUCE, 9, produce())
+    client.session.receive(pack(">i", -5))
+    world.run()
+    assert not client.closed
+    stream.commit()
+    world.run()
+    assert len(client.answers()) == 1
+    assert client.closed
+
+
+def test_requests_that_wait_behind_bad_bytes_are_answered_first() -> None:
+    """Also when they arrived in one piece with the bytes that end the connection."""
+    world = World()
+    (stream,) = world.topic()
+    client = world.client()
+    client.request(FETCH, 11, poll())
+    body = b"".join(API[METADATA].wire.encode_request(MetadataRequest([]), 1))
+    client.session.receive(client.frame(METADATA, 1, body) + b"GET / HTTP/1.1")
+    world.run()
+    assert not client.closed
+    fill(stream)
+    world.run()
+    assert len(client.answers()) == 2
+    assert client.closed
+
+
+def test_requests_behind_one_that_makes_no_sense_are_not_started() -> None:
+    """The connection ends there, as it does in Kafka."""
+    world = World()
+    (stream,) = world.topic()
+    client = world.client()
+    client.session.receive(frame(header(METADATA, 1)))
+    client.request(PRODUCE, 9, produce())
+    world.run()
+    assert client.closed
+    assert stream.batches == []
+
+
+def test_equal_correlation_ids_are_echoed() -> None:
+    """The id is the client's business."""
+    client = World().client()
+    for _ in range(3):
+        client.session.receive(client.frame(API_VERSIONS, 0, b""))
+        client._correlation_id = 0
+    assert len(client.answers()) == 3
+
+
+def test_requests_arriving_byte_by_byte_are_answered_as_whole_ones() -> None:
+    """The same input whole and in pieces gives the same output."""
+    outputs = []
+    for step in (1, 3, 10_000):
+        world = World()
+        client = world.client()
+        data = client.frame(API_VERSIONS, 0, b"") + client.frame(METADATA, 1, pack(">i", -1))
+        for position in range(0, len(data), step):
+            client.session.receive(data[position : position + step])
+        world.run()
+        outputs.append(bytes(client.received))
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+# --- order and bounds --------------------------------------------------------------------------
+
+
+def test_requests_behind_a_long_poll_wait_for_it() -> None:
+    """Kafka's rule; the answers leave in the order of the requests."""
+    world = World()
+    (stream,) = world.topic()
+    client = world.client()
+    client.request(FETCH, 11, poll())
+    client.request(METADATA, 1, MetadataRequest([]))
+    client.request(PRODUCE, 9, produce())
+    world.run()
+    assert client.answers() == []
+    assert stream.batches == []
+    fill(stream)
+    world.run()
+    assert len(client.answers()) == 3
+
+
+def test_reading_stops_at_the_bound_of_requests_and_goes_on_below_it() -> None:
+    """A client that does not wait is not read without limit."""
+    world = World(KafkaOptions(requests_in_flight_max=4))
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    client = world.client()
+    for _ in range(3):
+        client.request(PRODUCE, 9, produce())
+    assert client.reading
+    client.request(PRODUCE, 9, produce())
+    assert not client.reading
+    stream.commit()
+    world.run()
+    assert client.reading
+    assert len(client.answers()) == 4
+
+
+def test_reading_stops_at_the_bound_of_bytes() -> None:
+    """Bytes count as well as requests; one request may be larger than the bound."""
+    world = World(KafkaOptions(request_bytes_in_flight_max=1000))
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    client = world.client()
+    client.request(PRODUCE, 9, produce(size=5000))
+    assert not client.reading
+    assert len(stream.batches) == 1
+    stream.commit()
+    world.run()
+    assert client.reading
+
+
+def test_a_client_that_does_not_read_is_not_served_further() -> None:
+    """Above the high water mark nothing starts and nothing more is queued."""
+    world = World()
+    client = world.client()
+    hello(client)
+    client.session.pause_writing()
+    client.request(METADATA, 1, MetadataRequest([]))
+    world.run()
+    assert client.received == b""
+    client.session.resume_writing()
+    world.run()
+    assert len(client.answers()) == 1
+
+
+def test_answers_to_requests_that_came_together_are_bounded() -> None:
+    """A few bytes of requests may ask for a great many: at the high water mark what there is goes
+    out, and the rest waits for the client to read."""
+    world = World(KafkaOptions(write_buffer_bytes_max=2_000))
+    client = world.client()
+    sent: list[int] = []
+
+    def send(buffers: list[bytes]) -> None:
+        sent.append(sum(map(len, buffers)))
+        client.received += b"".join(buffers)
+        client.session.pause_writing()
+
+    client.send = send  # type: ignore[method-assign]
+    requests = [client.frame(API_VERSIONS, 0, b"") for _ in range(60)]
+    client.session.receive(b"".join(requests))
+    world.run()
+    assert len(sent) == 1
+    answer_bytes = sum(sent) // (60 - len(client.session._waiting))
+    while client.session._waiting:
+        client.session.resume_writing()
+        world.run()
+    assert len(client.answers()) == 60
+    assert len(sent) > 1
+    assert max(sent) < 2_000 + answer_bytes
+
+
+def test_connections_above_the_limits_are_refused() -> None:
+    """In all, and from one address: at the limit and one past it."""
+    world = World(KafkaOptions(connections_max=3, connections_per_ip_max=2))
+    frontend = world.frontend
+    first = world.client(("10.0.0.1", 1))
+    world.client(("10.0.0.1", 2))
+    assert frontend.accept(first, LISTENER, ("10.0.0.1", 3)) is None
+    world.client(("10.0.0.2", 1))
+    assert frontend.accept(first, LISTENER, ("10.0.0.3", 1)) is None
+    first.session.connection_lost()
+    world.client(("10.0.0.3", 1))
+    assert (frontend.connections_refused, len(frontend)) == (2, 3)
+
+
+def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
+    """Ten minutes without a byte; a long poll that still waits is not idle."""
+    world = World()
+    world.topic()
+    idle, busy = world.client(), world.client()
+    world.run(301_000)
+    busy.request(FETCH, 11, poll(max_wait_ms=300_000))
+    world.run(298_000)
+    assert not idle.closed
+    world.run(3_000)
+    assert idle.aborted
+    world.run(590_000)
+    assert not busy.closed, "it was answered less than ten minutes ago"
+    world.run(20_000)
+    assert busy.aborted
+
+
+def test_a_request_that_dribbles_in_is_cut_off() -> None:
+    """Below the least rate for thirty seconds, however steadily its bytes come."""
+    world = World()
+    client = world.client()
+    client.session.receive(pack(">i", 1000))
+    for _ in range(29):
+        client.session.receive(b"\0")
+        world.run(1000)
+    assert not client.closed
+    client.session.receive(b"\0")
+    world.run(2000)
+    assert client.aborted
+
+
+@pytest.mark.parametrize(
+    ("rate", "is_cut"), [(2 * FRAME_RATE_MIN, False), (FRAME_RATE_MIN - 1, True)]
+)
+def test_a_request_that_gets_on_may_take_its_time(rate: int, is_cut: bool) -> None:
+    """Kafka cuts none; here a slow one must keep to the least rate over each deadline, and then
+    is served minutes later."""
+    world = World()
+    (stream,) = world.topic()
+    world.run()
+    client = world.client()
+    body = b"".join(API[PRODUCE].wire.encode_request(produce(size=300 * FRAME_RATE_MIN), 9))
+    data = client.frame(PRODUCE, 9, body)
+    for at in range(0, len(data), rate):
+        if client.closed:
+            break
+        client.session.receive(data[at : at + rate])
+        world.run(1_000)
+    assert client.closed is is_cut
+    assert len(stream.batches) == (not is_cut)
+
+
+def test_a_request_that_stops_in_its_middle_is_cut_off() -> None:
+    """What it brought before counts for nothing in the next deadline."""
+    world = World()
+    world.run()
+    client = world.client()
+    client.session.receive(pack(">i", 80 << 20))
+    for _ in range(40):
+        client.session.receive(bytes(1 << 20))
+        world.run(1_000)
+    assert not client.closed
+    world.run(19_000)
+    assert not client.closed
+    world.run(34_000)
+    assert client.aborted
+
+
+def pipelined(world: World, *, whole: int) -> tuple[Client, bytes]:
+    """A client that sent so many Produce requests and a part of one more, and the rest of that."""
+    world.run()  # time 0 says that nothing has begun to arrive
+    client = world.client()
+    body = b"".join(API[PRODUCE].wire.encode_request(produce(), 9))
+    data = b"".join(client.frame(PRODUCE, 9, body) for _ in range(whole + 1))
+    client.session.receive(data[:-20])
+    return client, data[-20:]
+
+
+@pytest.mark.parametrize("overloaded", [False, True])
+def test_a_request_is_not_late_while_the_server_does_not_read(overloaded: bool) -> None:
+    """At the bound in mid-frame: neither slow commits nor a host without room are the client's
+    fault. Reading again, it has the whole time for the rest."""
+    world = World(KafkaOptions(requests_in_flight_max=4))
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    world.host.overloaded = overloaded
+    client, rest = pipelined(world, whole=4)
+    assert not client.reading
+    world.run(31_000)
+    assert not client.closed
+    world.host.overloaded = False
+    world.run()
+    stream.commit()
+    world.run(29_000)
+    assert client.reading
+    assert not client.closed
+    client.session.receive(rest)
+    stream.commit()
+    world.run()
+    assert len(client.answers()) == 5
+    world.run(60_000)
+    assert not client.closed
+
+
+@pytest.mark.parametrize("dribbles", [False, True])
+def test_time_runs_again_for_a_slow_request_after_a_pause(dribbles: bool) -> None:
+    """From when reading goes on, and no answer given meanwhile prolongs it: for another pause the
+    request would have to be whole."""
+    world = World(KafkaOptions(requests_in_flight_max=4))
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    client, rest = pipelined(world, whole=4)
+    later = [stream.batches.pop(), stream.batches.pop()]
+    world.run(40_000)
+    stream.commit()
+    world.run(1_000)
+    assert client.reading
+    assert client.session.busy
+    for second in range(28):
+        if second in (10, 20):
+            stream.batches.append(later.pop())
+            stream.commit()
+        if dribbles and second < 19:
+            client.session.receive(rest[second : second + 1])
+        world.run(1_000)
+    assert len(client.answers()) == 4
+    assert not client.closed
+    world.run(3_000)
+    assert client.aborted
+
+
+def test_answers_due_before_bad_bytes_are_waited_for() -> None:
+    """Bytes nobody will read are not a request that takes too long to arrive."""
+    world = World()
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    world.run()
+    client = world.client()
+    client.request(PRODUCE, 9, produce())
+    client.session.receive(pack(">i", -5))
+    world.run(31_000)
+    assert not client.closed
+    stream.commit()
+    world.run()
+    assert len(client.answers()) == 1
+    assert client.closed
+
+
+def test_a_client_that_never_reads_its_answers_is_idle_in_the_end() -> None:
+    """What is answered and cannot be sent keeps no connection, nor what it holds."""
+    world = World(KafkaOptions(requests_in_flight_max=4))
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    client, _ = pipelined(world, whole=4)
+    client.session.pause_writing()
+    stream.commit()
+    world.run(599_000)
+    assert not client.closed
+    world.run(3_000)
+    assert client.aborted
+
+
+def test_answers_of_one_turn_leave_in_one_call() -> None:
+    """One system call per connection and turn."""
+    world = World()
+    client = world.client()
+    data = b"".join(client.frame(API_VERSIONS, 0, b"") for _ in range(5))
+    client.session.receive(data)
+    assert len(client.answers()) == 5
+    assert client.sends == 1
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+def explode(ctx: Any, request: Any) -> Any:
+    raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_a_handler_that_raises_costs_its_request_only(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UNKNOWN_SERVER_ERROR for that request, one trace in the log, the connection goes on."""
+    row = API[METADATA]
+    broken = Api(
+        METADATA,
+        row.name,
+        row.min_version,
+        row.max_version,
+        "metadata",
+        explode,
+        row.failure,
+        large_answer=True,
+    )
+    monkeypatch.setitem(API, METADATA, broken)
+    world = World()
+    client = world.client()
+    request = MetadataRequest([])
+    for _ in range(3):
+        client.ask(METADATA, version, request)
+    assert world.frontend.handler_errors == 3
+    assert world.frontend.stats["Metadata"].errors == 3
+    told = [fields for level, _, fields in world.log.events if level == "error"]
+    assert len(told) == 1
+    assert "RuntimeError: a bug" in told[0]["traceback"]
+    hello(client)
+
+
+def test_a_produce_handler_that_raises_answers_each_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error stands where the client looks for it."""
+    world = World()
+    (stream,) = world.topic()
+    monkeypatch.setattr(stream, "append", explode)
+    answer = world.client().ask(PRODUCE, 9, produce())
+    (partition,) = answer.responses[0].partition_responses
+    assert partition.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def test_a_produce_handler_that_raises_without_acks_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """acks=0: no frame, which the client would take for the answer to its next request."""
+    world = World()
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    client, other = world.client(), world.client()
+    client.request(PRODUCE, 9, produce())
+    monkeypatch.setattr(stream, "append", explode)
+    client.request(PRODUCE, 9, produce(acks=0))
+    client.expected.pop()
+    client.request(METADATA, 1, MetadataRequest([]))
+    client.expected.pop()
+    stream.commit()
+    world.run()
+    assert len(client.answers()) == 1, "what was asked before"
+    assert client.closed
+    assert world.frontend.stats["Produce"].errors == 1
+    hello(other)
+
+
+def test_a_step_that_raises_after_the_handler_returned_is_answered_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A bug in a long poll does not reach whoever woke it."""
+    world = World()
+    (stream,) = world.topic()
+    client = world.client()
+    client.request(FETCH, 11, poll())
+    monkeypatch.setattr(stream, "read", explode)
+    fill(stream)
+    world.run()
+    (answer,) = client.answers()
+    assert answer.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert world.frontend.handler_errors == 1
+
+
+def test_an_answer_that_cannot_be_encoded_is_a_failure_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Our fault: counted, and the client gets an error instead of silence."""
+    world = World()
+    monkeypatch.setattr(world.host, "cluster_id", 17)
+    answer = world.client().ask(METADATA, 13, MetadataRequest([]))
+    assert answer.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert world.frontend.handler_errors == 1
+
+
+# --- stop ----------------------------------------------------------------------------------------
+
+
+def test_stop_lets_appends_finish_and_drops_long_polls() -> None:
+    """Acknowledgements under way are given; nothing new is taken."""
+    world = World()
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    producer, consumer, idle = world.client(), world.client(), world.client()
+    producer.request(PRODUCE, 9, produce())
+    consumer.request(FETCH, 11, poll())
+    world.frontend.stop()
+    assert (producer.closed, consumer.closed, idle.closed) == (False, True, True)
+    assert world.frontend.accept(idle, LISTENER, ("10.0.0.9", 1)) is None
+    producer.request(PRODUCE, 9, produce())
+    stream.commit()
+    world.run()
+    producer.expected = producer.expected[:1]
+    assert len(producer.answers()) == 1
+    assert producer.closed
+    assert len(stream.batches) == 1
+
+
+def test_close_drops_everything_at_once() -> None:
+    """The last step of a stop."""
+    world = World()
+    clients = [world.client() for _ in range(3)]
+    world.frontend.close()
+    assert all(client.closed for client in clients)
+    assert len(world.frontend) == 0

@@ -1,0 +1,588 @@
+"""Logins by SASL at a front end on virtual time: what may be asked when, and who gets in."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import random
+from collections.abc import Callable
+from struct import pack, unpack
+from typing import Any
+
+import pytest
+
+from tests.unit.kafka.fake_host import LISTENER, Client, World
+from vdl.errors import ErrorCode
+from vdl.kafka.context import KafkaOptions
+from vdl.kafka.handlers.sasl import REFUSAL_DELAY_MS
+from vdl.kafka.security.audit import AuditLog
+from vdl.kafka.security.login import LOGIN_SECONDS_MAX, LoginState
+from vdl.kafka.security.oauth import Validator
+from vdl.kafka.security.oauth_options import OauthOptions
+from vdl.kafka.security.principal import ANONYMOUS, Principal
+from vdl.kafka.security.protocol import OAUTHBEARER, PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
+from vdl.kafka.security.scram import (
+    ITERATIONS_MAX,
+    ITERATIONS_MIN,
+    salted_password,
+    verifier_of,
+)
+from vdl.kafka.security.scram_client import ScramConversation, ScramRefused
+from vdl.kafka.wire.alter_user_scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
+)
+from vdl.kafka.wire.api_versions import ApiVersionsRequest
+from vdl.kafka.wire.describe_user_scram_credentials import (
+    CredentialInfo,
+    DescribeUserScramCredentialsRequest,
+    UserName,
+)
+from vdl.kafka.wire.metadata import MetadataRequest
+from vdl.kafka.wire.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from vdl.kafka.wire.sasl_handshake import SaslHandshakeRequest
+from vdl.state.commands import AlterScramCredentials, ScramUpsert
+
+HANDSHAKE, AUTHENTICATE, API_VERSIONS, METADATA, DESCRIBE, ALTER = 17, 36, 18, 3, 50, 51
+MECHANISMS = (SCRAM_SHA_512, SCRAM_SHA_256, PLAIN)
+PASSWORD = "correct horse"
+WRONG = "correct hearse"
+
+
+def upsert(user: str, mechanism: str, password: str = PASSWORD) -> ScramUpsert:
+    salt = user.encode().ljust(16, b"s")
+    salted = salted_password(mechanism, password.encode(), salt, ITERATIONS_MIN)
+    made = verifier_of(mechanism, salted, salt, ITERATIONS_MIN)
+    return ScramUpsert(user, mechanism, *made)
+
+
+class Place(World):
+    """A front end with users `alice` and `=,`, and a listener where one logs in."""
+
+    def __init__(self, options: KafkaOptions | None = None) -> None:
+        super().__init__(options)
+        upserts = [upsert(user, m) for user in ("alice", "=,") for m in MECHANISMS[:2]]
+        self.host.apply(AlterScramCredentials([], upserts, b"d" * 32))
+
+    def visitor(self, mechanisms: tuple[str, ...] = MECHANISMS) -> Client:
+        """A connection that has not logged in."""
+        client = self.client()
+        client.session.connection_lost()
+        client.closed = False
+        session = self.frontend.accept(client, LISTENER, ("10.0.0.1", 1), mechanisms=mechanisms)
+        assert session is not None
+        client.session = session
+        return client
+
+    def prove(self, client: Client, token: bytes, version: int = 2) -> SaslAuthenticateResponse:
+        answer = client.ask(
+            AUTHENTICATE, version, SaslAuthenticateRequest(token), 2 * REFUSAL_DELAY_MS
+        )
+        assert isinstance(answer, SaslAuthenticateResponse)
+        return answer
+
+    def log_in(
+        self, client: Client, mechanism: str, user: str = "alice", password: str = PASSWORD
+    ) -> SaslAuthenticateResponse:
+        """The last answer of a whole login."""
+        chosen = client.ask(HANDSHAKE, 1, SaslHandshakeRequest(mechanism))
+        assert chosen.error_code == ErrorCode.NONE
+        if mechanism == PLAIN:
+            return self.prove(client, f"\0{user}\0{password}".encode())
+        scram = ScramConversation(mechanism, user, password, "client-nonce")
+        first = self.prove(client, scram.first())
+        if first.error_code:
+            return first
+        last = self.prove(client, scram.final(first.auth_bytes))
+        if not last.error_code:
+            scram.check(last.auth_bytes)
+        return last
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("user", ["alice", "=,"])
+def test_login_with_the_right_password_says_who_it_is(mechanism: str, user: str) -> None:
+    place = Place()
+    client = place.visitor()
+    assert place.log_in(client, mechanism, user).error_code == ErrorCode.NONE
+    assert client.session.info.principal == Principal(user)
+    place.topic("t")
+    assert client.ask(METADATA, 12, MetadataRequest(topics=None)).topics
+    assert not client.closed
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_login_that_is_refused_says_the_same_of_every_cause(mechanism: str) -> None:
+    """A wrong password and a user there is not: one answer, one time, then the end."""
+    told = set()
+    for user, password in (("alice", WRONG), ("nobody", PASSWORD)):
+        place = Place()
+        client = place.visitor()
+        answer = place.log_in(client, mechanism, user, password)
+        assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert answer.auth_bytes == b""
+        told.add(answer.error_message)
+        assert client.closed
+        assert client.session.info.principal == ANONYMOUS
+        assert place.frontend.login_failures == 1
+        said = repr(place.log.events)
+        assert PASSWORD not in said
+        assert WRONG not in said
+    assert len(told) == 1
+    assert mechanism in told.pop()
+
+
+def test_login_of_nobody_is_asked_for_the_same_proof_each_time() -> None:
+    """The salt of a user there is not is always the same, and another one for another name."""
+    place = Place()
+    salts = []
+    for user in ("nobody", "nobody", "someone"):
+        client = place.visitor()
+        client.ask(HANDSHAKE, 1, SaslHandshakeRequest(SCRAM_SHA_512))
+        scram = ScramConversation(SCRAM_SHA_512, user, PASSWORD, "n")
+        answer = place.prove(client, scram.first())
+        assert answer.error_code == ErrorCode.NONE
+        _, salt, iterations = answer.auth_bytes.decode().split(",")
+        assert iterations == f"i={ITERATIONS_MIN}"
+        salts.append(salt)
+    assert salts[0] == salts[1] != salts[2]
+    assert len(base64.b64decode(salts[0][2:])) == 16
+
+
+def test_login_draws_a_nonce_of_its_own_each_time() -> None:
+    """So that what was listened to is of no use in another login."""
+    place = Place()
+    finals = []
+    for _ in range(2):
+        client = place.visitor()
+        client.ask(HANDSHAKE, 1, SaslHandshakeRequest(SCRAM_SHA_512))
+        scram = ScramConversation(SCRAM_SHA_512, "alice", PASSWORD, "same")
+        finals.append((client, scram.final(place.prove(client, scram.first()).auth_bytes)))
+    assert finals[0][1] != finals[1][1]
+    replayed = place.prove(finals[1][0], finals[0][1])
+    assert replayed.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
+@pytest.mark.parametrize(
+    ("first", "change"),
+    [
+        (b"n,a=bob,n=alice,r=x", None),
+        (b"p=tls-unique,,n=alice,r=x", None),
+        (b"n,,n=al=ice,r=x", None),
+        (b"n,,n=,r=x", None),
+        (b"n,,m=ext,n=alice,r=x", None),
+        (b"\xff\xfe", None),
+        (b"", None),
+        (b"n,,n=alice,r=x", (b"r=x", b"r=y")),
+        (b"n,,n=alice,r=x", (b"c=biws", b"c=eSws")),
+        (b"n,,n=alice,r=x", (b",p=", b",p=AA")),
+        (b"n,,n=alice,r=x", (b",p=", b",q=")),
+    ],
+)
+def test_login_by_scram_takes_no_message_that_was_changed(
+    first: bytes, change: tuple[bytes, bytes] | None
+) -> None:
+    """Somebody else's name to act for, channel binding, a nonce or binding that is not that of this
+    login (CVE-2017-12610, CVE-2024-56128)."""
+    place = Place()
+    client = place.visitor()
+    client.ask(HANDSHAKE, 1, SaslHandshakeRequest(SCRAM_SHA_256))
+    answer = place.prove(client, first)
+    if change is not None:
+        assert answer.error_code == ErrorCode.NONE
+        scram = ScramConversation(SCRAM_SHA_256, "alice", PASSWORD, "x")
+        scram.first()
+        final = scram.final(answer.auth_bytes)
+        assert change[0] in final
+        answer = place.prove(client, final.replace(*change, 1))
+    assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert client.closed
+
+
+@pytest.mark.parametrize("kept", ["all", "nonce", "binding"])
+def test_proof_of_one_who_knows_the_password_is_for_this_login_only(kept: str) -> None:
+    """CVE-2024-56128: a well made proof over a nonce or a binding that is not that of this login is
+    refused, though whoever made it knows the password."""
+    place = Place()
+    client = place.visitor()
+    client.ask(HANDSHAKE, 1, SaslHandshakeRequest(SCRAM_SHA_256))
+    first = "n=alice,r=mine"
+    server_first = place.prove(client, f"n,,{first}".encode()).auth_bytes.decode()
+    nonce, salt, _ = (part.partition("=")[2] for part in server_first.split(","))
+    if kept == "binding":
+        nonce = "mine"
+    binding = "eSws" if kept == "nonce" else "biws"
+    bare = f"c={binding},r={nonce}"
+    salted = salted_password(
+        SCRAM_SHA_256, PASSWORD.encode(), base64.b64decode(salt), ITERATIONS_MIN
+    )
+    client_key = hmac.digest(salted, b"Client Key", "sha256")
+    signature = hmac.digest(
+        hashlib.sha256(client_key).digest(), f"{first},{server_first},{bare}".encode(), "sha256"
+    )
+    proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+    final = f"{bare},p={base64.b64encode(proof).decode()}"
+    expected = ErrorCode.NONE if kept == "all" else ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert place.prove(client, final.encode()).error_code == expected
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        b"bob\0alice\0" + PASSWORD.encode(),
+        b"\0alice\0",
+        b"\0\0x",
+        b"alice",
+        b"\0a\0b\0c",
+        b"\xff\0a\0b",
+    ],
+)
+def test_login_by_plain_takes_no_token_of_another_form(token: bytes) -> None:
+    place = Place()
+    client = place.visitor()
+    client.ask(HANDSHAKE, 1, SaslHandshakeRequest(PLAIN))
+    assert place.prove(client, token).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert client.closed
+
+
+def test_nothing_but_api_versions_is_answered_before_login() -> None:
+    """Every other API ends the connection, unanswered; so does ApiVersions once a mechanism was
+    chosen."""
+    from vdl.kafka.api import ROWS
+
+    for api in ROWS:
+        if api.key in (HANDSHAKE, API_VERSIONS):
+            continue
+        place = Place()
+        client = place.visitor()
+        client.session.receive(client.frame(api.key, api.max_version, bytes(8)))
+        place.run(500)
+        assert client.closed, api.name
+        assert client.received == b"", api.name
+    place = Place()
+    client = place.visitor()
+    assert client.ask(API_VERSIONS, 3, ApiVersionsRequest("c", "1")).error_code == ErrorCode.NONE
+    client.ask(HANDSHAKE, 1, SaslHandshakeRequest(PLAIN))
+    client.request(API_VERSIONS, 3, ApiVersionsRequest("c", "1"))
+    place.run()
+    assert client.closed
+
+
+def test_request_sent_along_with_a_login_is_not_answered_if_that_fails() -> None:
+    """Requests start in their order, so one behind a token is never early."""
+    place = Place()
+    place.topic("secret")
+    client = place.visitor()
+    client.ask(HANDSHAKE, 1, SaslHandshakeRequest(PLAIN))
+    client.request(AUTHENTICATE, 2, SaslAuthenticateRequest(f"\0alice\0{WRONG}".encode()))
+    client.request(METADATA, 12, MetadataRequest())
+    place.run(500)
+    assert b"secret" not in client.received
+    assert client.closed
+
+
+def test_mechanism_that_is_not_offered_is_answered_with_those_that_are() -> None:
+    place = Place()
+    client = place.visitor((SCRAM_SHA_512,))
+    answer = client.ask(HANDSHAKE, 1, SaslHandshakeRequest("GSSAPI"))
+    assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
+    assert answer.mechanisms == [SCRAM_SHA_512]
+    assert not client.closed  # it has a moment to read that
+    place.run(100)
+    assert client.closed
+
+
+def test_login_on_a_plain_listener_is_answered_as_kafka_does() -> None:
+    client = Place().client()
+    answer = client.ask(HANDSHAKE, 1, SaslHandshakeRequest(PLAIN))
+    assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
+    assert client.ask(AUTHENTICATE, 1, SaslAuthenticateRequest(b"x")).error_code == 34
+    assert not client.closed
+
+
+def test_login_after_handshake_v0_has_bare_tokens() -> None:
+    """KIP-43: a length and the token, both ways; then requests as ever."""
+    place = Place()
+    client = place.visitor()
+    assert client.ask(HANDSHAKE, 0, SaslHandshakeRequest(SCRAM_SHA_256)).error_code == 0
+    scram = ScramConversation(SCRAM_SHA_256, "alice", PASSWORD, "v0")
+
+    def exchange(token: bytes) -> bytes:
+        client.session.receive(pack(">i", len(token)) + token)
+        place.run()
+        answer = bytes(client.received)
+        client.received.clear()
+        assert unpack(">i", answer[:4]) == (len(answer) - 4,)
+        return answer[4:]
+
+    scram.check(exchange(scram.final(exchange(scram.first()))))
+    assert client.session.info.principal == Principal("alice")
+    assert client.ask(METADATA, 12, MetadataRequest()).error_code == ErrorCode.NONE
+
+
+def test_bare_token_that_is_wrong_ends_the_connection_unanswered() -> None:
+    place = Place()
+    client = place.visitor()
+    client.ask(HANDSHAKE, 0, SaslHandshakeRequest(PLAIN))
+    token = f"\0alice\0{WRONG}".encode()
+    client.session.receive(pack(">i", len(token)) + token)
+    place.run(500)
+    assert client.closed
+    assert client.received == b""
+
+
+def test_frame_before_login_is_small() -> None:
+    """And after it as large as any."""
+    place = Place(KafkaOptions(login_bytes_max=2_000))
+    client = place.visitor()
+    client.session.receive(pack(">i", 2_001))
+    place.run()
+    assert client.closed
+    client = place.visitor()
+    place.log_in(client, SCRAM_SHA_512)
+    client.session.receive(pack(">i", 1 << 20))
+    place.run()
+    assert not client.closed
+
+
+def test_login_that_is_not_done_in_time_ends() -> None:
+    """Whatever it has sent so far; one that is done stays."""
+    place = Place()
+    silent, chosen, done = place.visitor(), place.visitor(), place.visitor()
+    chosen.ask(HANDSHAKE, 1, SaslHandshakeRequest(PLAIN))
+    place.log_in(done, SCRAM_SHA_512)
+    place.run((LOGIN_SECONDS_MAX + 2) * 1_000)
+    assert (silent.closed, chosen.closed, done.closed) == (True, True, False)
+
+
+def test_session_ends_and_goes_on_with_another_login() -> None:
+    """KIP-368: the client is told for how long, and may log in again before and after that."""
+    place = Place(KafkaOptions(session_ms_max=10_000))
+    client = place.visitor()
+    assert place.log_in(client, SCRAM_SHA_512).session_lifetime_ms == 10_000
+    place.run(8_000)
+    assert place.log_in(client, SCRAM_SHA_512).error_code == ErrorCode.NONE
+    place.run(8_000)
+    assert client.ask(METADATA, 12, MetadataRequest()).error_code == ErrorCode.NONE
+    place.run(8_000)
+    assert place.log_in(client, SCRAM_SHA_512).error_code == ErrorCode.NONE
+    place.run(12_000)
+    client.request(METADATA, 12, MetadataRequest())
+    place.run()
+    assert client.closed
+    assert client.received == b""
+
+
+@pytest.mark.parametrize("how", ["user", "mechanism", "password"])
+def test_session_is_not_taken_over_by_another_login(how: str) -> None:
+    """Another principal or another mechanism ends it."""
+    place = Place(KafkaOptions(session_ms_max=10_000))
+    client = place.visitor()
+    place.log_in(client, SCRAM_SHA_512)
+    if how == "mechanism":
+        answer = client.ask(HANDSHAKE, 1, SaslHandshakeRequest(SCRAM_SHA_256))
+    elif how == "user":
+        answer = place.log_in(client, SCRAM_SHA_512, "=,")
+    else:
+        answer = place.log_in(client, SCRAM_SHA_512, password=WRONG)
+    assert answer.error_code != ErrorCode.NONE
+    place.run(100)
+    assert client.closed
+    assert client.session.info.principal in (Principal("alice"), ANONYMOUS)
+
+
+def test_session_without_an_end_takes_no_other_login() -> None:
+    place = Place()
+    client = place.visitor()
+    place.log_in(client, SCRAM_SHA_512)
+    answer = client.ask(HANDSHAKE, 1, SaslHandshakeRequest(SCRAM_SHA_512))
+    assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
+    assert client.ask(METADATA, 12, MetadataRequest()).error_code == ErrorCode.NONE
+
+
+def test_tokens_of_any_bytes_never_fail_the_server() -> None:
+    """Random and damaged ones, for each mechanism: refused, and nothing is logged as a failure."""
+    rng = random.Random(5)
+    place = Place()
+    for _ in range(60):
+        for mechanism in MECHANISMS:
+            client = place.visitor()
+            client.ask(HANDSHAKE, 1, SaslHandshakeRequest(mechanism))
+            scram = ScramConversation(SCRAM_SHA_256, "alice", PASSWORD, "n")
+            token = bytearray(scram.first() if rng.random() < 0.7 else rng.randbytes(40))
+            for _ in range(rng.randrange(4)):
+                token[rng.randrange(len(token))] = rng.randrange(256)
+            answer = place.prove(client, bytes(token))
+            if not answer.error_code:
+                final = bytearray(b"c=biws,r=" + rng.randbytes(8) + b",p=AAAA")
+                answer = place.prove(client, bytes(final))
+            assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert [event for event in place.log.events if event[0] == "error"] == []
+
+
+def test_logins_are_in_the_audit_log_with_what_came_of_them() -> None:
+    """Who, from where, by what; a refusal with its reason, and without what was tried."""
+    place = Place()
+    lines: list[bytes] = []
+    place.context.audit = AuditLog(lines.append, place.clock)
+    place.log_in(place.visitor(), SCRAM_SHA_512)
+    place.log_in(place.visitor(), PLAIN, password=WRONG)
+    found = [json.loads(line) for line in lines]
+    assert [(line["event"], line["principal"], line["mechanism"]) for line in found] == [
+        ("logged_in", "User:alice", SCRAM_SHA_512),
+        ("login_refused", "User:ANONYMOUS", PLAIN),
+    ]
+    assert {line["host"] for line in found} == {"10.0.0.1"}
+    assert "wrong user or password" in found[1]["reason"]
+    assert WRONG.encode() not in b"".join(lines)
+
+
+@pytest.mark.parametrize("mechanism", [PLAIN, OAUTHBEARER])
+def test_login_whose_check_fails_in_a_thread_costs_one_connection(mechanism: str) -> None:
+    """Not the server: what a thread raises comes back to the loop."""
+
+    def failing(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        del job
+        done(RuntimeError("in a library"))
+
+    place = Place()
+    place.context.login_compute = failing
+    place.context.tokens = Validator(OauthOptions())
+    client = place.visitor((mechanism,))
+    client.ask(HANDSHAKE, 1, SaslHandshakeRequest(mechanism))
+    token = b"\0alice\0x" if mechanism == PLAIN else b"n,,\1auth=Bearer a.b.c\1\1"
+    assert place.prove(client, token).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    place.run(100)
+    assert client.closed
+
+
+# --- users ----------------------------------------------------------------------------------------
+
+
+def salted_upsertion(name: str, number: int = 2, **changes: object) -> ScramCredentialUpsertion:
+    mechanism = {1: SCRAM_SHA_256, 2: SCRAM_SHA_512}.get(number, SCRAM_SHA_512)
+    salted = salted_password(mechanism, PASSWORD.encode(), b"salt", ITERATIONS_MIN)
+    fields = {"iterations": ITERATIONS_MIN, "salt": b"salt", "salted_password": salted} | changes
+    return ScramCredentialUpsertion(name, number, **fields)  # type: ignore[arg-type]
+
+
+def altered(place: World, **changes: object) -> dict[str, int]:
+    request = AlterUserScramCredentialsRequest(**changes)  # type: ignore[arg-type]
+    answer = place.client().ask(ALTER, 0, request)
+    return {result.user: result.error_code for result in answer.results}
+
+
+def test_user_that_was_added_logs_in_and_one_removed_does_not() -> None:
+    place = Place()
+    assert altered(place, upsertions=[salted_upsertion("bob")]) == {"bob": 0}
+    assert place.log_in(place.visitor(), SCRAM_SHA_512, "bob").error_code == 0
+    deletion = ScramCredentialDeletion("bob", 2)
+    assert altered(place, deletions=[deletion]) == {"bob": 0}
+    assert altered(place, deletions=[deletion]) == {"bob": ErrorCode.RESOURCE_NOT_FOUND}
+    answer = place.log_in(place.visitor(), SCRAM_SHA_512, "bob")
+    assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
+@pytest.mark.parametrize(
+    ("upsertion", "code"),
+    [
+        (salted_upsertion(""), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (salted_upsertion("u" * 300), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (salted_upsertion("a\nb"), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (salted_upsertion("u", 0), ErrorCode.UNSUPPORTED_SASL_MECHANISM),
+        (salted_upsertion("u", 3), ErrorCode.UNSUPPORTED_SASL_MECHANISM),
+        (salted_upsertion("u", iterations=ITERATIONS_MIN - 1), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (salted_upsertion("u", iterations=ITERATIONS_MAX + 1), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (salted_upsertion("u", iterations=ITERATIONS_MAX), ErrorCode.NONE),
+        (salted_upsertion("u", salt=b""), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (salted_upsertion("u", salted_password=b""), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (salted_upsertion("u", salted_password=bytes(5_000)), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+    ],
+)
+def test_user_with_an_impossible_credential_is_refused(
+    upsertion: ScramCredentialUpsertion, code: ErrorCode
+) -> None:
+    """And another one of the same request is added."""
+    place = World()
+    found = altered(place, upsertions=[upsertion, salted_upsertion("other")])
+    assert found == {upsertion.name: code, "other": 0}
+    assert place.host.catalog.scram.users() == (["other"] if code else ["other", "u"])
+
+
+def test_user_changed_twice_in_one_request_is_refused() -> None:
+    place = World()
+    twice = [salted_upsertion("u"), salted_upsertion("u")]
+    assert altered(place, upsertions=twice) == {"u": ErrorCode.DUPLICATE_RESOURCE}
+    both = [salted_upsertion("u", 1), salted_upsertion("u", 2)]
+    assert altered(place, upsertions=both) == {"u": 0}
+    assert sorted(place.host.catalog.scram.of("u")) == [SCRAM_SHA_256, SCRAM_SHA_512]
+
+
+def test_users_described_are_told_without_what_is_secret() -> None:
+    place = Place()
+    client = place.client()
+    names = [UserName("alice"), UserName("nobody"), UserName("x"), UserName("x")]
+    answer = client.ask(DESCRIBE, 0, DescribeUserScramCredentialsRequest(names))
+    found = {result.user: result for result in answer.results}
+    assert found["alice"].credential_infos == [
+        CredentialInfo(1, ITERATIONS_MIN),
+        CredentialInfo(2, ITERATIONS_MIN),
+    ]
+    assert found["nobody"].error_code == ErrorCode.RESOURCE_NOT_FOUND
+    assert found["x"].error_code == ErrorCode.DUPLICATE_RESOURCE
+    everybody = client.ask(DESCRIBE, 0, DescribeUserScramCredentialsRequest(None))
+    assert [result.user for result in everybody.results] == ["=,", "alice"]
+
+
+# --- the client's side ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "server_first",
+    [
+        b"r=other,s=c2FsdA==,i=4096",
+        b"r=mine,s=c2FsdA==,i=4096",
+        b"r=mine-and-more,s=c2FsdA==,i=100000000",
+        b"r=mine-and-more,s=c2FsdA==,i=1",
+        b"r=mine-and-more,s=!,i=4096",
+        b"",
+    ],
+)
+def test_client_does_not_believe_every_server(server_first: bytes) -> None:
+    """Nor compute for one as long as it asks."""
+    conversation = ScramConversation(SCRAM_SHA_256, "alice", PASSWORD, "mine")
+    with pytest.raises(ScramRefused):
+        conversation.final(server_first)
+
+
+def test_client_notices_a_server_that_does_not_know_the_password() -> None:
+    conversation = ScramConversation(SCRAM_SHA_256, "alice", PASSWORD, "mine")
+    conversation.final(b"r=mine-and-more,s=c2FsdA==,i=4096")
+    with pytest.raises(ScramRefused):
+        conversation.check(b"v=" + base64.b64encode(bytes(32)))
+
+
+def test_scram_gives_the_keys_of_the_published_example() -> None:
+    """RFC 7677 §3."""
+    conversation = ScramConversation(SCRAM_SHA_256, "user", "pencil", "rOprNGfwEbeRWgbNEkqO")
+    assert conversation.first() == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
+    final = conversation.final(
+        b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
+    )
+    assert final.endswith(b",p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=")
+    conversation.check(b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=")
+
+
+def test_login_state_is_known_to_the_session() -> None:
+    """What the twin's session sees is what the login says."""
+    place = Place()
+    client = place.visitor()
+    login = client.session.info.login
+    assert login is not None
+    assert login.state is LoginState.CHOOSING
+    place.log_in(client, PLAIN)
+    assert login.state.value == LoginState.DONE.value
+    assert login.ends_ns == 0

@@ -1,0 +1,404 @@
+"""Nobody waits behind long requests and long answers of others: they take turns."""
+
+from __future__ import annotations
+
+from functools import cache
+from heapq import heappop, heappush
+from itertools import pairwise
+from struct import pack
+
+import pytest
+
+from tests.unit.kafka.fake_host import Client, World, batch, fill
+from vdl.clock import MS
+from vdl.kafka.answer import Later, Unbuilt
+from vdl.kafka.api import API, Api
+from vdl.kafka.connections.turn_budget import (
+    ANSWER_BYTES,
+    FEW_BYTES,
+    FRAME_BYTES,
+    READ_BYTES_MIN,
+    SHARE_NS,
+    SHORT_BYTES,
+    START_NS,
+    ReceiveBudget,
+    SendBudget,
+    StartBudget,
+)
+from vdl.kafka.context import KafkaOptions, RequestContext
+from vdl.kafka.handlers.api_versions import unsupported_version
+from vdl.kafka.wire import produce
+from vdl.kafka.wire.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from vdl.sim.clock import FOREVER_NS, VirtualTime
+
+PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
+MIB = 1 << 20
+LONG = 5 * MIB
+
+
+@cache
+def body_of(size: int) -> bytes:
+    data = PartitionProduceData(0, memoryview(batch(size=size)))
+    request = ProduceRequest(None, -1, 30_000, [TopicProduceData("t", bytes(16), [data])])
+    return b"".join(produce.encode_request(request, 9))
+
+
+class Sender:
+    """A client of a long request: always has more to send."""
+
+    def __init__(self, world: World, size: int = LONG) -> None:
+        self.client = world.client()
+        self.rest = memoryview(self.client.frame(PRODUCE, 9, body_of(size)))
+
+    def send(self) -> int:
+        """What the server reads in one turn: once, as a transport does."""
+        client = self.client
+        if not client.reading or client.closed or not self.rest:
+            return 0
+        into = client.session.get_buffer(1 << 18)
+        count = min(len(into), len(self.rest))
+        into[:count] = self.rest[:count]
+        client.session.buffer_updated(count)
+        self.rest = self.rest[count:]
+        return count
+
+
+def world_of_requests() -> World:
+    world = World(KafkaOptions(message_max_bytes=2 * LONG))
+    world.topic()
+    world.run(1)
+    return world
+
+
+def test_long_requests_of_many_take_little_of_each_turn() -> None:
+    """And all are read to their end."""
+    world = world_of_requests()
+    senders = [Sender(world) for _ in range(30)]
+    for _ in range(10):  # until it shows how long they are
+        for sender in senders:
+            sender.send()
+        world.run(20)
+    most = 0
+    for _ in range(2_600):
+        most = max(most, sum(sender.send() for sender in senders))
+        world.run(1)
+    assert most <= FRAME_BYTES + len(senders) * READ_BYTES_MIN
+    assert all(len(sender.client.answers()) == 1 for sender in senders)
+    assert not world.frontend.receive_budget
+
+
+def test_long_requests_of_few_are_read_faster() -> None:
+    """Two producers with large requests are no crowd."""
+    world = world_of_requests()
+    senders = [Sender(world) for _ in range(2)]
+    for _ in range(10):
+        for sender in senders:
+            sender.send()
+        world.run(4)
+    waited = 0
+    before = sum(len(sender.rest) for sender in senders)
+    for _ in range(6):
+        for _ in range(8):
+            for sender in senders:
+                sender.send()
+        waited += len(world.frontend.receive_budget)
+        world.run(4)
+    assert waited, "the pace was not needed"
+    assert before - sum(len(sender.rest) for sender in senders) >= 2 * 6 * FRAME_BYTES
+
+
+def test_short_requests_are_read_as_they_come() -> None:
+    """What clients send by default does not wait for others, however many there are."""
+    world = world_of_requests()
+    long = [Sender(world) for _ in range(30)]
+    short = [Sender(world, SHORT_BYTES - 1000) for _ in range(10)]
+    for _ in range(30):
+        for sender in [*long, *short]:
+            sender.send()
+    assert world.frontend.receive_budget
+    assert not any(sender.rest for sender in short)
+
+
+def test_who_waits_for_its_turn_is_not_late() -> None:
+    """Its turn comes later than a client may be silent while others wait for memory."""
+    options = KafkaOptions(
+        request_bytes_max=8 * MIB,
+        request_memory_max=48 * MIB,
+        message_max_bytes=8 * MIB,
+        frame_deadline_ms=240,
+    )
+    world = World(options)
+    world.topic()
+    world.run(1)
+    senders = [Sender(world, 6 * MIB) for _ in range(100)]
+    waited = 0
+    for _ in range(1_000):
+        for sender in senders:
+            sender.send()
+        world.run(1)
+        waited += bool(world.context.requests.waiting and world.frontend.receive_budget)
+        now_ns, deadline_ns = world.clock.now_ns(), options.frame_deadline_ms * MS
+        for sender in senders:
+            assert not sender.client.session.is_stalled(now_ns, deadline_ns)
+            assert not sender.client.session.is_slow(now_ns, deadline_ns)
+    assert waited
+
+
+def test_a_client_that_goes_away_waits_no_more() -> None:
+    world = world_of_requests()
+    senders = [Sender(world) for _ in range(30)]
+    for _ in range(5):
+        for sender in senders:
+            sender.send()
+    assert len(world.frontend.receive_budget) > 10
+    for sender in senders:
+        sender.client.session.connection_lost()
+    assert not world.frontend.receive_budget
+
+
+class Nobody:
+    def resume_receiving(self) -> None: ...
+
+    def resume_starting(self) -> None: ...
+
+
+def test_a_pace_that_nobody_needs_sets_no_timer() -> None:
+    world = World()
+    pace, answers, starts = (
+        ReceiveBudget(world.clock),
+        SendBudget(world.clock),
+        StartBudget(world.clock),
+    )
+    pace.took(Nobody(), 1)
+    answers.sent(1)
+    assert starts.may_start(Nobody(), 0)
+    world.run(20)
+    assert not starts
+    assert pace.left == FEW_BYTES
+    assert not world.time.step()
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def fetch(max_wait_ms: int = 0) -> FetchRequest:
+    partition = FetchPartition(0, fetch_offset=0, partition_max_bytes=MIB)
+    return FetchRequest(
+        max_wait_ms=max_wait_ms,
+        min_bytes=1,
+        max_bytes=MIB,
+        topics=[FetchTopic("t", bytes(16), [partition])],
+    )
+
+
+def world_of_answers() -> tuple[World, list[Client]]:
+    world = World()
+    (stream,) = world.topic()
+    for _ in range(10):
+        fill(stream, size=100_000)
+    world.run(1)
+    return world, [world.client() for _ in range(30)]
+
+
+def test_long_answers_of_one_turn_leave_in_several() -> None:
+    """Somebody who asks for little is answered at once."""
+    world, readers = world_of_answers()
+    for reader in readers:
+        reader.request(FETCH, 11, fetch())
+    other = world.client()
+    other.request(API_VERSIONS, 0, ApiVersionsRequest())
+    world.time.run_until(world.time.now_ns)
+    assert 0 < sum(len(reader.received) for reader in readers) <= ANSWER_BYTES + MIB + 1000
+    assert len(other.answers()) == 1
+    assert len(world.frontend.send_budget) > 20
+    # One that waits asks for more, and is answered in order.
+    readers[-1].request(API_VERSIONS, 0, ApiVersionsRequest())
+    world.run(1)
+    for reader in readers:
+        assert reader.answers()[0].responses[0].partitions[0].records
+    assert not world.frontend.send_budget
+    assert world.context.answers.used == 0
+    assert all(reader.reading for reader in readers)
+
+
+def test_an_answer_that_waits_for_its_turn_leaves_before_its_connection_is_closed() -> None:
+    world, readers = world_of_answers()
+    for reader in readers:
+        reader.request(FETCH, 11, fetch())
+    world.time.run_until(world.time.now_ns)
+    assert world.frontend.send_budget
+    readers[-1].session.receive(pack(">i", -1))  # nonsense ends a connection
+    world.run(1)
+    assert readers[-1].closed
+    assert readers[-1].answers()[0].responses[0].partitions[0].records
+
+
+def test_a_reader_that_goes_away_waits_no_more() -> None:
+    world, readers = world_of_answers()
+    for reader in readers:
+        reader.request(FETCH, 11, fetch())
+    for reader in readers:
+        reader.session.connection_lost()
+    assert not world.frontend.send_budget
+    assert world.context.answers.used == 0
+
+
+# --- requests -------------------------------------------------------------------------------------
+COST_NS = START_NS // 20
+
+
+class BusyTime(VirtualTime):
+    """Events may take time: what was due meanwhile runs next, in its order."""
+
+    __slots__ = ()
+
+    def step(self, until_ns: int = FOREVER_NS) -> bool:
+        heap = self._heap
+        while heap and heap[0][0] < self.now_ns:
+            self._sequence += 1
+            heappush(heap, (self.now_ns, self._sequence, heappop(heap)[2]))
+        return super().step(until_ns)
+
+
+class CostlyWorld(World):
+    """A request of ApiVersions takes `COST_NS` of its server's loop."""
+
+    def __init__(self) -> None:
+        super().__init__(time=BusyTime())
+        self.started: list[int] = []
+        """The connections whose requests have started, in their order."""
+
+    def handle(self, ctx: RequestContext, request: object) -> ApiVersionsResponse:
+        del request
+        self.time.now_ns += COST_NS
+        self.started.append(ctx.connection.id)
+        return unsupported_version()
+
+
+@pytest.fixture
+def costly(monkeypatch: pytest.MonkeyPatch) -> CostlyWorld:
+    world = CostlyWorld()
+    row = API[API_VERSIONS]
+    changed = Api(API_VERSIONS, row.name, row.min_version, row.max_version, "", world.handle)
+    monkeypatch.setitem(API, API_VERSIONS, changed)
+    return world
+
+
+def ask(client: Client, count: int = 1) -> None:
+    """So many requests that arrive in one read."""
+    body = b"".join(API[API_VERSIONS].wire.encode_request(ApiVersionsRequest("x", "1"), 3))
+    frames = b"".join(client.frame(API_VERSIONS, 3, body) for _ in range(count))
+    into = client.session.get_buffer(len(frames))
+    assert len(into) >= len(frames), "more than one read"
+    into[: len(frames)] = frames
+    client.session.buffer_updated(len(frames))
+
+
+def test_timers_run_between_the_requests_of_a_crowd(costly: CostlyWorld) -> None:
+    """Else a server that is asked for too much is late with its heartbeats, and loses its offices
+    for it. All requests are answered, and no client waits for good."""
+    beats: list[int] = []
+
+    def beat() -> None:
+        beats.append(costly.clock.now_ns())
+        costly.clock.call_later(10 * MS, beat)
+
+    beat()
+    clients = [costly.client() for _ in range(100)]
+    before_ns = costly.clock.now_ns()
+    for client in clients:
+        ask(client, 5)
+    assert costly.clock.now_ns() - before_ns <= START_NS + COST_NS
+    costly.run(3_000)
+    assert [len(client.answers()) for client in clients] == [5] * 100
+    gaps = [after - before for before, after in pairwise(beats)]
+    assert max(gaps) <= 10 * MS + START_NS + COST_NS
+    assert not costly.frontend.start_budget
+
+
+def test_answers_that_become_known_together_are_built_in_turns(
+    costly: CostlyWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those who wait for the same, the leader of a partition lost with its server."""
+    later = [Later() for _ in range(100)]
+    rest = iter(later)
+    monkeypatch.setattr(API[API_VERSIONS], "_handler", lambda ctx, request: next(rest))
+    clients = [costly.client() for _ in later]
+    for client in clients:
+        ask(client)
+    costly.run(1_000)
+
+    def build() -> ApiVersionsResponse:
+        costly.time.now_ns += COST_NS
+        return unsupported_version()
+
+    for answer in later:
+        answer.complete(Unbuilt(build))
+    beats: list[int] = []
+
+    def beat() -> None:
+        beats.append(costly.clock.now_ns())
+        costly.clock.call_later(10 * MS, beat)
+
+    beat()
+    costly.run(2_000)
+    assert [len(client.answers()) for client in clients] == [1] * 100
+    assert max(after - before for before, after in pairwise(beats)) <= 10 * MS + START_NS + COST_NS
+
+
+def test_connections_whose_requests_wait_take_turns(costly: CostlyWorld) -> None:
+    """Who asks for little does not wait for all that another has asked for."""
+    greedy, *others = [costly.client() for _ in range(11)]
+    for _ in range(3):
+        ask(greedy, 80)
+    for client in others:
+        ask(client)
+    costly.run(5_000)
+    order = costly.started
+    assert order.count(greedy.session.info.id) == 240
+    last = max(order.index(client.session.info.id) for client in others)
+    assert last * COST_NS <= START_NS + len(others) * COST_NS + 2 * SHARE_NS
+
+
+def test_one_that_waits_alone_has_the_turn_for_itself(costly: CostlyWorld) -> None:
+    client = costly.client()
+    ask(client, 60)
+    before = len(costly.started)
+    while len(costly.started) == before:
+        costly.time.step()
+    assert len(costly.started) - before > 2 * SHARE_NS // COST_NS
+
+
+def test_who_waits_and_sends_more_is_not_read(costly: CostlyWorld) -> None:
+    """What waits is bounded by what comes in one read; the next one is the client's to keep."""
+    first, second = costly.client(), costly.client()
+    ask(first, 60)
+    ask(second, 3)
+    assert second.reading, "it has not sent more"
+    ask(second, 3)
+    assert not second.reading
+    assert costly.frontend.start_budget.oldest_ns() == 0, "until now it was served"
+    costly.time.now_ns += 7 * MS
+    assert costly.frontend.start_budget.oldest_ns() == 7 * MS
+    costly.run(1_000)
+    assert costly.frontend.start_budget.oldest_ns() == 0
+    assert second.reading
+    assert len(second.answers()) == 6
+
+
+def test_a_client_whose_request_has_not_started_may_go_away(costly: CostlyWorld) -> None:
+    first, second = costly.client(), costly.client()
+    ask(first, 60)
+    ask(second, 3)
+    assert len(costly.frontend.start_budget) == 2
+    second.session.connection_lost()
+    first.session.connection_lost()
+    assert not costly.frontend.start_budget
+    costly.run(1_000)
+    assert second.session.info.id not in costly.started
+    third = costly.client()
+    ask(third)
+    costly.run(1)
+    assert len(third.answers()) == 1

@@ -1,0 +1,103 @@
+"""The assignors of KIP-848: all partitions, each once, evenly, and little is moved."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vdl.kafka.groups.assignors import (
+    ASSIGNORS,
+    RANGE,
+    UNIFORM,
+    AssignableTopic,
+    Candidate,
+    Targets,
+    assign_ranges,
+    assign_uniformly,
+)
+from vdl.state.modern.partitions import Place, partitions_of
+
+IDS = [bytes([number]) * 16 for number in range(4)]
+
+
+def topics_of(*counts: int) -> dict[bytes, AssignableTopic]:
+    return {IDS[number]: AssignableTopic(IDS[number], count) for number, count in enumerate(counts)}
+
+
+def member(name: str, *topics: int, had: set[Place] | None = None, rack: str = "") -> Candidate:
+    ids = frozenset(IDS[number] for number in topics)
+    return Candidate(name, None, rack or None, ids, partitions_of(had or ()))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    assignor=st.sampled_from([UNIFORM, RANGE]),
+    counts=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    wants=st.lists(st.sets(st.integers(0, 3)), min_size=1, max_size=6),
+    moves=st.lists(st.integers(0, 5), max_size=6),
+)
+def test_every_partition_goes_to_one_subscriber(
+    assignor: str, counts: list[int], wants: list[set[int]], moves: list[int]
+) -> None:
+    """Whoever subscribes to what, and whatever they had: also things that are gone."""
+    topics = topics_of(*counts)
+    wants = [{number for number in want if number < len(counts)} for want in wants]
+    had: Targets = {}
+    for number in [*moves, 9]:
+        members = [
+            member(f"m{n}", *sorted(want), had=had.get(f"m{n}", {(b"gone" * 4, 0), (IDS[0], 50)}))
+            for n, want in enumerate(wants)
+            if n != number
+        ]
+        had = ASSIGNORS[assignor](members, topics)
+        given = [place for places in had.values() for place in places]
+        assert len(given) == len(set(given))
+        wanted = {topic_id for one in members for topic_id in one.topics}
+        assert set(given) == {
+            (topic_id, index) for topic_id in wanted for index in range(topics[topic_id].partitions)
+        }
+        for one in members:
+            assert {topic_id for topic_id, _ in had[one.member_id]} <= one.topics
+        if assignor == UNIFORM and len({one.topics for one in members}) == 1:
+            sizes = [len(places) for places in had.values()]
+            assert max(sizes) - min(sizes) <= 1
+        assert ASSIGNORS[assignor](members, topics).keys() == had.keys()
+
+
+def test_uniform_moves_no_more_than_it_must() -> None:
+    """A member more takes its share from the others, and nothing else moves."""
+    topics = topics_of(7, 5)
+    before = assign_uniformly([member("a", 0, 1), member("b", 0, 1)], topics)
+    three = [member("a", 0, 1, had=before["a"]), member("b", 0, 1, had=before["b"])]
+    after = assign_uniformly([*three, member("c", 0, 1)], topics)
+    assert {name: len(places) for name, places in after.items()} == {"a": 4, "b": 4, "c": 4}
+    assert after["a"] < before["a"]
+    assert after["b"] < before["b"]
+
+
+def test_uniform_evens_out_what_subscriptions_allow() -> None:
+    """Who subscribes to one topic alone has it, the other one has the rest."""
+    topics = topics_of(4, 4)
+    both, one = member("both", 0, 1), member("one", 0)
+    after = assign_uniformly([both, one], topics)
+    assert after == {
+        "both": {(IDS[1], index) for index in range(4)},
+        "one": {(IDS[0], index) for index in range(4)},
+    }
+
+
+def test_uniform_prefers_the_partition_s_racks() -> None:
+    """As long as shares stay equal."""
+    racks = [frozenset({"x"}), frozenset({"y"}), frozenset({"x"}), frozenset({"y"})]
+    topics = {IDS[0]: AssignableTopic(IDS[0], 4, racks)}
+    after = assign_uniformly([member("b", 0, rack="y"), member("a", 0, rack="x")], topics)
+    assert after == {"a": {(IDS[0], 0), (IDS[0], 2)}, "b": {(IDS[0], 1), (IDS[0], 3)}}
+
+
+def test_range_gives_the_same_numbers_of_all_topics() -> None:
+    """So that topics can be joined; static members come first, by their instance."""
+    topics = topics_of(5, 5)
+    static = Candidate("z", "i", None, frozenset(IDS[:2]), ())
+    after = assign_ranges([member("a", 0, 1), static], topics)
+    assert after["z"] == {(topic_id, index) for topic_id in IDS[:2] for index in range(3)}
+    assert after["a"] == {(topic_id, index) for topic_id in IDS[:2] for index in (3, 4)}

@@ -1,0 +1,399 @@
+"""`__consumer_offsets`: what groups committed, as a log that monitors read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from segments.api import NotInMemory, OffsetOutOfRange, Slices
+from tests.unit.kafka.fake_host import WALL_MS, World, batch
+from vdl.errors import ErrorCode
+from vdl.kafka.groups import offsets_topic
+from vdl.kafka.groups.offsets_topic import (
+    OFFSETS_PER_ENTRY,
+    OFFSETS_TOPIC,
+    OFFSETS_TOPIC_ID,
+    RECORDS_PER_READ,
+    CommitLog,
+)
+from vdl.kafka.partitions.record_checks import at_once
+from vdl.kafka.wire.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
+from vdl.kafka.wire.create_topics import CreatableTopic, CreateTopicsRequest
+from vdl.kafka.wire.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from vdl.kafka.wire.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
+from vdl.kafka.wire.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from vdl.logstream.time.loop_gap import LoopGaps
+from vdl.records.batch import crc_matches, iter_records, read_header
+from vdl.state import commands
+from vdl.state.coordinator import Coordinator
+
+Read = tuple[str, str, int, int]
+"""Group, topic, partition, committed offset."""
+
+
+class TwinCoordinator:
+    """A coordinator's state group: commands are committed and applied at once."""
+
+    is_running = is_leader = serving = True
+    term = 7
+    leader_server = 1
+
+    def __init__(self) -> None:
+        self.machine = Coordinator()
+        self.observers: list[Any] = []
+        self.group = SimpleNamespace(applied=3)
+
+    def apply(self, command: Any, now_ms: int = WALL_MS) -> Any:
+        index = self.group.applied + 1
+        result = self.machine.apply(command, now_ms, index)
+        for observer in self.observers:
+            observer.on_applied(self, result, now_ms, index)
+        self.group.applied = index
+        return result
+
+    def commit(self, group: str, offset: int, *partitions: int, now_ms: int = WALL_MS) -> None:
+        offsets = [commands.OffsetCommit("t", bytes(16), p, offset, 4, "m") for p in partitions]
+        answer = self.apply(commands.CommitOffsets(group, -1, "", None, offsets), now_ms)
+        assert answer.error is ErrorCode.NONE
+
+    def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        done(True)
+
+    def led_again(self) -> None:
+        """Another server's term, and this one's after it: its first entries do nothing."""
+        for observer in self.observers:
+            observer.on_stopped_serving(self)
+        self.group.applied += 2
+        self.term += 2
+        for observer in self.observers:
+            observer.on_serving(self)
+
+
+class Reader:
+    """A consumer of one view: batches as a client takes them."""
+
+    def __init__(self, log: CommitLog, position: int = 0) -> None:
+        self.log = log
+        self.position = position
+
+    def poll(self, bytes_max: int = 1 << 20) -> list[Read]:
+        """What there is up to the end."""
+        found: list[Read] = []
+        while self.position < self.log.high_watermark:
+            found += self.poll_once(bytes_max)
+        return found
+
+    def poll_once(self, bytes_max: int) -> list[Read]:
+        try:
+            slices = self.log.read(self.position, bytes_max)
+        except NotInMemory:
+            cold: list[Any] = []
+            self.log.read_cold(self.position, bytes_max, cold.append)
+            (slices,) = cold
+        assert isinstance(slices, Slices)
+        assert slices.end_offset > self.position, "a reader always moves on"
+        found: list[Read] = []
+        for buffer in slices.buffers:
+            header = read_header(buffer)
+            assert crc_matches(buffer)
+            assert header.base_offset + header.last_offset_delta + 1 > self.position
+            for record in iter_records(buffer):
+                assert record.offset >= header.base_offset
+                if record.offset >= self.position:
+                    found.append(decoded(record.key, record.value))
+            self.position = header.base_offset + header.last_offset_delta + 1
+        assert self.position == slices.end_offset
+        return found
+
+
+def decoded(key: bytes | None, value: bytes | None) -> Read:
+    """As Burrow does: OffsetCommitKey v1, OffsetCommitValue v3."""
+    assert key is not None
+    assert value is not None
+
+    def text(data: bytes, at: int) -> tuple[str, int]:
+        (length,) = Struct(">h").unpack_from(data, at)
+        return data[at + 2 : at + 2 + length].decode(), at + 2 + length
+
+    assert Struct(">h").unpack_from(key) == (1,)
+    group, at = text(key, 2)
+    topic, at = text(key, at)
+    (partition,) = Struct(">i").unpack(key[at:])
+    version, offset, epoch = Struct(">hqi").unpack_from(value)
+    metadata, at = text(value, 14)
+    (committed_ms,) = Struct(">q").unpack(value[at:])
+    assert (version, epoch, metadata) == (3, 4, "m")
+    assert committed_ms >= WALL_MS
+    return group, topic, partition, offset
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def coordinator() -> TwinCoordinator:
+    return TwinCoordinator()
+
+
+def view(world: World, coordinator: TwinCoordinator) -> CommitLog:
+    gaps = LoopGaps(world.clock, limit_ns=1 << 40)
+    log = CommitLog(coordinator, 1, world.clock, gaps, at_once)  # type: ignore[arg-type]
+    world.context.commit_logs[1] = log
+    return log
+
+
+def test_commits_are_read_in_their_order(world: World, coordinator: TwinCoordinator) -> None:
+    """What stands when it is first read, then each commit by itself; the end is told by offsets
+    that no record has."""
+    coordinator.commit("a", 10, 0, 1)
+    coordinator.commit("b", 20, 0)
+    log = view(world, coordinator)
+    reader = Reader(log)
+    assert reader.poll() == [("a", "t", 0, 10), ("a", "t", 1, 10), ("b", "t", 0, 20)]
+    coordinator.commit("b", 21, 0)
+    coordinator.apply(commands.ExpireMembers("b", []))
+    coordinator.commit("a", 11, 1, 0)
+    assert reader.poll() == [("b", "t", 0, 21), ("a", "t", 1, 11), ("a", "t", 0, 11)]
+    coordinator.apply(commands.ExpireMembers("b", []))
+    assert reader.poll() == []
+    assert (
+        reader.position
+        == log.high_watermark
+        == (coordinator.group.applied + 1) * (OFFSETS_PER_ENTRY)
+    )
+
+
+def test_position_that_is_committed_again_is_found_at_the_later_commit_alone(
+    world: World, coordinator: TwinCoordinator
+) -> None:
+    """As after compaction: a reader far behind reads each once."""
+    log = view(world, coordinator)
+    behind = Reader(log)
+    behind.poll()
+    for offset in range(50):
+        coordinator.commit("a", offset, 0, 1)
+        coordinator.commit("b", offset, 0)
+    coordinator.commit("a", 99, 1)
+    assert behind.poll() == [("a", "t", 0, 49), ("b", "t", 0, 49), ("a", "t", 1, 99)]
+    assert Reader(log).poll() == [("a", "t", 0, 49), ("b", "t", 0, 49), ("a", "t", 1, 99)]
+
+
+def test_positions_of_a_transaction_are_found_when_it_has_committed(
+    world: World, coordinator: TwinCoordinator
+) -> None:
+    """At the entry of its end; those of an aborted one never are. Of several groups in one entry,
+    everything is told once more."""
+
+    def pend(group: str, producer: int, offset: int) -> None:
+        offsets = [commands.OffsetCommit("t", bytes(16), 0, offset, 4, "m")]
+        command = commands.CommitTransactionOffsets(group, -1, "", None, producer, 0, 1, offsets)
+        assert coordinator.apply(command).error is ErrorCode.NONE
+
+    coordinator.commit("a", 1, 0)
+    reader = Reader(view(world, coordinator))
+    assert reader.poll() == [("a", "t", 0, 1)]
+    pend("a", 7, 5)
+    pend("a", 8, 6)
+    assert reader.poll() == []
+    coordinator.apply(commands.EndTransactionOffsets(8, 0, 1, False))
+    assert reader.poll() == []
+    coordinator.apply(commands.EndTransactionOffsets(7, 0, 1, True))
+    assert reader.poll() == [("a", "t", 0, 5)]
+    pend("a", 9, 7)
+    pend("b", 9, 8)
+    coordinator.apply(commands.EndTransactionOffsets(9, 0, 1, True))
+    assert sorted(reader.poll()) == [("a", "t", 0, 7), ("b", "t", 0, 8)]
+
+
+def test_position_that_is_deleted_is_not_there(world: World, coordinator: TwinCoordinator) -> None:
+    """Wherever it stood."""
+    coordinator.commit("old", 1, 0)
+    log = view(world, coordinator)
+    Reader(log).poll()
+    coordinator.commit("new", 2, 0, 1)
+    coordinator.apply(commands.DeleteOffsets("new", [("t", 0)]))
+    coordinator.apply(commands.DeleteGroups(["old"]))
+    assert Reader(log).poll() == [("new", "t", 1, 2)]
+
+
+def test_reader_that_goes_on_under_a_new_leader_misses_nothing(
+    world: World, coordinator: TwinCoordinator
+) -> None:
+    """It may read what stands once more; it is told its position lies in a log that goes on."""
+    log = view(world, coordinator)
+    reader = Reader(log)
+    coordinator.commit("a", 1, 0)
+    assert reader.poll() == [("a", "t", 0, 1)]
+    coordinator.commit("a", 2, 0)
+    before = log.high_watermark
+    term = log.term
+    coordinator.led_again()
+    assert log.end_offset_for_epoch(term) == (term, log.high_watermark)
+    coordinator.commit("b", 3, 0)
+    assert reader.poll() == [("a", "t", 0, 2), ("b", "t", 0, 3)]
+    assert reader.position > before
+
+
+def test_view_of_many_positions_is_read_in_pieces(
+    world: World, coordinator: TwinCoordinator
+) -> None:
+    """Entries are never torn apart, and no read takes many more records than it should."""
+    for number in range(30):
+        coordinator.commit(f"g{number}", number, *range(300))
+    log = view(world, coordinator)
+    reader = Reader(log)
+    pieces: list[int] = []
+    while reader.position < log.high_watermark:
+        pieces.append(len(reader.poll_once(1 << 30)))
+    assert sum(pieces) == 9_000
+    assert max(pieces) <= RECORDS_PER_READ + 300
+    assert len(Reader(log).poll_once(1)) == 300
+    with pytest.raises(NotInMemory):
+        log.read(0, 1 << 30)
+    with pytest.raises(OffsetOutOfRange):
+        log.read(log.high_watermark + 1, 1)
+
+
+def test_time_finds_the_first_commit_at_or_after(
+    world: World, coordinator: TwinCoordinator
+) -> None:
+    """Also where what stood at that entry is committed again by now."""
+    log = view(world, coordinator)
+    Reader(log).poll()
+    for n in range(4):
+        coordinator.commit("ab"[n % 2], n, 0, now_ms=WALL_MS + 100 * n)
+    found: list[Any] = []
+    last = coordinator.group.applied
+    for timestamp in (0, WALL_MS + 150, WALL_MS + 250, WALL_MS + 301):
+        log.offset_for_time(timestamp, found.append)
+    log.offset_of_largest_time(found.append)
+    entries = [one.offset // OFFSETS_PER_ENTRY if one.offset >= 0 else -1 for one in found]
+    assert entries == [last - 1, last - 1, last, -1, last]
+    assert found[-1].timestamp == WALL_MS + 300
+
+
+def test_view_forgets_groups_that_have_come_and_gone(
+    world: World, coordinator: TwinCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds is bounded by what there is; readers miss nothing by that."""
+    monkeypatch.setattr(offsets_topic, "FORGOTTEN_MAX", 20)
+    log = view(world, coordinator)
+    reader, behind = Reader(log), Reader(log)
+    found = reader.poll() + behind.poll()
+    for number in range(100):
+        coordinator.commit(f"g{number}", number, 0)
+        found += reader.poll()
+        if number % 10:
+            coordinator.apply(commands.DeleteGroups([f"g{number}"]))
+        assert len(log._order) <= 2 * 11 + 20
+    assert {one[3] for one in found} == set(range(100))
+    assert {one[3] for one in behind.poll()} == set(range(0, 100, 10))
+
+
+def test_long_polls_that_are_given_up_are_forgotten(
+    world: World, coordinator: TwinCoordinator
+) -> None:
+    """Also where nobody commits."""
+    log = view(world, coordinator)
+    for _ in range(1_000):
+        log.wait_for(log.high_watermark, lambda: None).cancel()
+    assert len(log._waits) <= 20
+
+
+def test_long_poll_hears_of_a_commit(world: World, coordinator: TwinCoordinator) -> None:
+    """Once; and of a leader that is none any more."""
+    log = view(world, coordinator)
+    heard: list[str] = []
+    log.wait_for(log.high_watermark, lambda: heard.append("commit"))
+    log.wait_for(log.high_watermark, lambda: heard.append("cancelled")).cancel()
+    world.run(5)
+    assert heard == []
+    coordinator.commit("a", 1, 0)
+    world.run(5)
+    assert heard == ["commit"]
+    log.wait_for(log.high_watermark, lambda: heard.append("leader"))
+    coordinator.led_again()
+    world.run(5)
+    assert heard == ["commit", "leader"]
+
+
+def fetch(topic_id: bytes, offset: int) -> FetchRequest:
+    poll = FetchPartition(0, fetch_offset=offset, partition_max_bytes=1 << 20)
+    topic = FetchTopic(OFFSETS_TOPIC, topic_id, [poll])
+    return FetchRequest(max_wait_ms=10, max_bytes=1 << 20, topics=[topic])
+
+
+def test_consumers_fetch_and_list_it_like_any_topic(
+    world: World, coordinator: TwinCoordinator
+) -> None:
+    """By name and by id; a partition led elsewhere is said to be."""
+    coordinator.commit("a", 5, 0)
+    log = view(world, coordinator)
+    client = world.client()
+    for version, topic_id in ((12, bytes(16)), (13, OFFSETS_TOPIC_ID)):
+        answer = client.ask(1, version, fetch(topic_id, 0))
+        (partition,) = answer.responses[0].partitions
+        assert partition.error_code == ErrorCode.NONE
+        assert partition.high_watermark == log.high_watermark
+        (record,) = iter_records(memoryview(bytes(partition.records)))
+        assert decoded(record.key, record.value) == ("a", "t", 0, 5)
+    ends: list[int] = []
+    for timestamp in (-2, -1):
+        asked = [ListOffsetsPartition(p, timestamp=timestamp) for p in (0, 1, 8)]
+        request = ListOffsetsRequest(-1, 0, [ListOffsetsTopic(OFFSETS_TOPIC, asked)])
+        found = client.ask(2, 7, request).topics[0].partitions
+        assert [one.error_code for one in found] == [
+            ErrorCode.NONE,
+            ErrorCode.NOT_LEADER_OR_FOLLOWER,
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ]
+        ends.append(found[0].offset)
+    assert ends == [0, log.high_watermark]
+
+
+def test_clients_change_nothing_of_it(world: World, coordinator: TwinCoordinator) -> None:
+    """Neither write, nor delete, nor make, nor let it grow."""
+    view(world, coordinator)
+    client = world.client()
+    refused = ErrorCode.INVALID_TOPIC_EXCEPTION
+    data = [PartitionProduceData(0, memoryview(batch()))]
+    produce = ProduceRequest(None, -1, 100, [TopicProduceData(OFFSETS_TOPIC, bytes(16), data)])
+    (topic,) = client.ask(0, 9, produce).responses
+    assert topic.partition_responses[0].error_code == refused
+    records = DeleteRecordsTopic(OFFSETS_TOPIC, [DeleteRecordsPartition(0, -1)])
+    (topic,) = client.ask(21, 2, DeleteRecordsRequest([records], 100)).topics
+    assert topic.partitions[0].error_code == refused
+    growth = CreatePartitionsTopic(OFFSETS_TOPIC, 50, None)
+    (result,) = client.ask(37, 3, CreatePartitionsRequest([growth], 100)).results
+    assert result.error_code == refused
+    for named in (
+        DeleteTopicState(name=OFFSETS_TOPIC),
+        DeleteTopicState(name=None, topic_id=OFFSETS_TOPIC_ID),
+    ):
+        (deleted,) = client.ask(20, 6, DeleteTopicsRequest([named], [], 100)).responses
+        assert deleted.error_code == refused
+    new = CreateTopicsRequest([CreatableTopic(OFFSETS_TOPIC, 1, 1)], 100)
+    (created,) = client.ask(19, 7, new).topics
+    assert created.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
+    assert world.host.catalog.topics == {}
+
+
+def test_names_that_kafkas_records_have_no_room_for_are_left_out(
+    world: World, coordinator: TwinCoordinator
+) -> None:
+    """The others of the group are there."""
+    coordinator.commit("g" * 40_000, 1, 0)
+    coordinator.commit("a", 1, 0)
+    assert Reader(view(world, coordinator)).poll() == [("a", "t", 0, 1)]

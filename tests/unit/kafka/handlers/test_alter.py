@@ -1,0 +1,252 @@
+"""DeleteRecords, AlterConfigs, IncrementalAlterConfigs: what is changed about a topic."""
+
+from __future__ import annotations
+
+import pytest
+
+from segments.api import SegmentLimits
+from tests.unit.kafka.fake_host import World, batch
+from vdl.errors import ErrorCode
+from vdl.kafka.configs.topic_configs import compaction_policy, retention_policy
+from vdl.kafka.context import KafkaOptions
+from vdl.kafka.wire import alter_configs as whole
+from vdl.kafka.wire import incremental_alter_configs as incremental
+from vdl.kafka.wire.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from vdl.logstream.group.compaction import CompactionPolicy
+from vdl.logstream.group.retention import RetentionPolicy
+from vdl.logstream.group.state_group import OutcomeKind
+from vdl.records.batch import read_header
+
+DELETE_RECORDS, ALTER, INCREMENTAL = 21, 33, 44
+TOPIC, BROKER = 2, 4
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+
+def delete(
+    world: World, offsets: dict[int, int], name: str = "t", version: int = 2
+) -> dict[int, tuple[int, int]]:
+    partitions = [DeleteRecordsPartition(index, offset) for index, offset in offsets.items()]
+    request = DeleteRecordsRequest([DeleteRecordsTopic(name, partitions)], 1_000)
+    answer = world.client().ask(DELETE_RECORDS, version, request)
+    return {
+        result.partition_index: (result.error_code, result.low_watermark)
+        for result in answer.topics[0].partitions
+    }
+
+
+def alter(world: World, *changes: tuple[str, int, str | None], name: str = "t") -> int:
+    configs = [incremental.AlterableConfig(*change) for change in changes]
+    resource = incremental.AlterConfigsResource(TOPIC, name, configs)
+    request = incremental.IncrementalAlterConfigsRequest([resource], False)
+    return int(world.client().ask(INCREMENTAL, 1, request).responses[0].error_code)
+
+
+def configs(world: World) -> dict[str, str]:
+    return dict(world.host.catalog.topics["t"].configs)
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_deletion_answers_with_the_new_low_watermark(version: int) -> None:
+    """Each partition has its own answer; -1 is everything committed."""
+    world = World()
+    streams = world.topic(partitions=3)
+    for stream in streams[:2]:
+        data = batch(5)
+        stream.append(
+            memoryview(data), read_header(data), deadline_ns=0, done=lambda appended: None
+        )
+    world.run()
+    assert delete(world, {0: 3, 1: -1, 2: 7, 9: 0}, version=version) == {
+        0: (ErrorCode.NONE, 3),
+        1: (ErrorCode.NONE, 5),
+        2: (ErrorCode.OFFSET_OUT_OF_RANGE, -1),
+        9: (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
+    }
+
+
+def test_deletion_is_the_leaders() -> None:
+    """Elsewhere, and of topics nobody has, it is refused."""
+    world = World()
+    (stream,) = world.topic()
+    stream.lose_leadership()
+    assert delete(world, {0: 0}) == {0: (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)}
+    assert delete(world, {0: 0}, name="no") == {0: (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)}
+
+
+def test_incremental_changes_touch_only_what_they_name() -> None:
+    """Set, unset, and the operations on lists (KIP-339)."""
+    world = World()
+    world.topic(configs={"retention.ms": "5", "segment.ms": "7"})
+    assert alter(world, ("retention.bytes", SET, "9"), ("segment.ms", DELETE, None)) == 0
+    assert configs(world) == {"retention.ms": "5", "retention.bytes": "9"}
+    assert alter(world, ("cleanup.policy", APPEND, "delete")) == 0
+    assert configs(world)["cleanup.policy"] == "delete"
+    assert alter(world, ("cleanup.policy", APPEND, "compact")) == 0
+    assert configs(world)["cleanup.policy"] == "delete,compact"
+    assert alter(world, ("cleanup.policy", SUBTRACT, "delete")) == 0
+    assert configs(world)["cleanup.policy"] == "compact"
+    assert alter(world, ("cleanup.policy", SET, " compact, delete")) == 0
+    assert configs(world)["cleanup.policy"] == "compact,delete"
+    assert alter(world, ("cleanup.policy", DELETE, None)) == 0
+    assert "cleanup.policy" not in configs(world)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (("retention.ms", SET, "soon"), ErrorCode.INVALID_CONFIG),
+        (("retention.ms", SET, None), ErrorCode.INVALID_CONFIG),
+        (("no.such", SET, "1"), ErrorCode.INVALID_CONFIG),
+        (("no.such", DELETE, None), ErrorCode.INVALID_CONFIG),
+        (("retention.ms", APPEND, "1"), ErrorCode.INVALID_CONFIG),
+        (("cleanup.policy", APPEND, "compress"), ErrorCode.INVALID_CONFIG),
+        (("cleanup.policy", SET, "compact,"), ErrorCode.INVALID_CONFIG),
+        (("retention.ms", 7, "1"), ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_change_that_means_nothing_is_refused(
+    change: tuple[str, int, str | None], error: ErrorCode
+) -> None:
+    """And changes nothing."""
+    world = World()
+    world.topic()
+    assert alter(world, change) == error
+    assert configs(world) == {}
+
+
+def test_whole_alteration_replaces_everything() -> None:
+    """The older request: what it does not name is back at its default (KIP-133)."""
+    world = World()
+    world.topic(configs={"retention.ms": "5", "segment.ms": "7"})
+    resource = whole.AlterConfigsResource(TOPIC, "t", [whole.AlterableConfig("segment.ms", "8")])
+    for validate_only, after in (
+        (True, {"retention.ms": "5", "segment.ms": "7"}),
+        (False, {"segment.ms": "8"}),
+    ):
+        request = whole.AlterConfigsRequest([resource], validate_only)
+        assert world.client().ask(ALTER, 2, request).responses[0].error_code == 0
+        assert configs(world) == after
+
+
+@pytest.mark.parametrize("api_key", [ALTER, INCREMENTAL])
+def test_validation_tells_what_a_change_would_be_answered(api_key: int) -> None:
+    """Of a topic that is there, of one that is not, and of values nobody could have set."""
+    world = World()
+    world.topic(configs={"retention.ms": "5"})
+    asked = [("t", "7"), ("nope", "7"), ("nope too", "soon")]
+    request: whole.AlterConfigsRequest | incremental.IncrementalAlterConfigsRequest
+    for validate_only in (True, False):
+        if api_key == ALTER:
+            request = whole.AlterConfigsRequest(
+                [
+                    whole.AlterConfigsResource(
+                        TOPIC, name, [whole.AlterableConfig("retention.ms", value)]
+                    )
+                    for name, value in asked
+                ],
+                validate_only,
+            )
+        else:
+            request = incremental.IncrementalAlterConfigsRequest(
+                [
+                    incremental.AlterConfigsResource(
+                        TOPIC, name, [incremental.AlterableConfig("retention.ms", SET, value)]
+                    )
+                    for name, value in asked
+                ],
+                validate_only,
+            )
+        answer = world.client().ask(api_key, 1, request)
+        assert [(result.error_code, result.error_message) for result in answer.responses][:2] == [
+            (ErrorCode.NONE, None),
+            (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no topic 'nope'"),
+        ]
+        assert answer.responses[2].error_code == ErrorCode.INVALID_CONFIG
+        assert configs(world) == {"retention.ms": "5" if validate_only else "7"}
+
+
+def test_resources_that_cannot_be_altered_are_refused() -> None:
+    """Another server's settings, a kind that has none, and one named twice, which is in doubt."""
+    world = World()
+    world.topic()
+    asked = [
+        incremental.AlterConfigsResource(kind, name, [])
+        for kind, name in (
+            (BROKER, "2"), (BROKER, "one"), (8, "1"), (64, "x"), (16, ""), (32, ""),
+            (TOPIC, "t"), (TOPIC, "t"), (TOPIC, "nobody"),
+        )
+    ]  # fmt: skip
+    request = incremental.IncrementalAlterConfigsRequest(asked, False)
+    answer = world.client().ask(INCREMENTAL, 1, request)
+    assert [result.error_code for result in answer.responses] == [
+        *[ErrorCode.INVALID_REQUEST] * 8,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+
+
+def test_replicas_that_tools_throttle_are_added_and_taken_away() -> None:
+    """One by one (KIP-339), until none is left; what names no replica is refused."""
+    world = World()
+    world.topic()
+    name = "leader.replication.throttled.replicas"
+    for operation, value, after in (
+        (APPEND, "0:1,0:2", "0:1,0:2"),
+        (APPEND, "0:2, 1:3", "0:1,0:2,1:3"),
+        (SUBTRACT, "0:1,7:7", "0:2,1:3"),
+        (SUBTRACT, "0:2,1:3", ""),
+        (SET, "*", "*"),
+    ):
+        assert alter(world, (name, operation, value)) == ErrorCode.NONE
+        assert configs(world) == {name: after}
+    for operation in (SET, APPEND):
+        assert alter(world, (name, operation, "0:1,everywhere")) == ErrorCode.INVALID_CONFIG
+    assert configs(world) == {name: "*"}
+
+
+def test_alteration_nobody_decides_has_an_open_fate() -> None:
+    """A time-out is not a refusal."""
+    world = World()
+    world.topic()
+    world.host.catalog_outcome = OutcomeKind.UNKNOWN
+    assert alter(world, ("retention.ms", SET, "5")) == ErrorCode.REQUEST_TIMED_OUT
+
+
+def test_retention_policy_is_the_topics_or_the_servers() -> None:
+    """A topic that does not say keeps what the server's file says, by default everything."""
+    assert retention_policy({}, KafkaOptions()) == RetentionPolicy(-1, -1)
+    week = SegmentLimits(64 << 20, 604_800_000)
+    assert retention_policy({}, KafkaOptions(retention_ms=7)) == RetentionPolicy(7, -1, week)
+    by_age = retention_policy({"retention.ms": "9"}, KafkaOptions())
+    assert by_age == RetentionPolicy(9, -1, week), "few records are not kept until 64 MiB are full"
+    rolled = retention_policy({"segment.ms": "5"}, KafkaOptions(segment_bytes=1 << 20)).segments
+    assert rolled == SegmentLimits(1 << 20, 5)
+    small = retention_policy({"segment.bytes": "14"}, KafkaOptions()).segments
+    assert small == SegmentLimits(64 << 10, 604_800_000)
+    mine = {"retention.ms": "-1", "retention.bytes": "9"}
+    assert retention_policy(mine, KafkaOptions(retention_ms=7)) == RetentionPolicy(-1, 9)
+
+
+def test_compaction_policy_is_the_topics() -> None:
+    """Only of topics that are compacted; what they do not say is as in Kafka."""
+    assert compaction_policy({}) is None
+    assert compaction_policy({"cleanup.policy": "delete", "min.compaction.lag.ms": "5"}) is None
+    assert compaction_policy({"cleanup.policy": "compact"}) == CompactionPolicy()
+    asked = {
+        "cleanup.policy": "compact,delete", "min.compaction.lag.ms": "5",
+        "max.compaction.lag.ms": "9", "delete.retention.ms": "0",
+        "min.cleanable.dirty.ratio": "0.01",
+    }  # fmt: skip
+    assert compaction_policy(asked) == CompactionPolicy(5, 9, 0, 0.01)
+
+
+def test_topic_that_is_only_compacted_deletes_nothing_by_age() -> None:
+    """Its segments end in time for its records to be compacted in time."""
+    aged = {"retention.ms": "5", "retention.bytes": "6", "max.compaction.lag.ms": "70"}
+    only = retention_policy({**aged, "cleanup.policy": "compact"}, KafkaOptions())
+    assert only == RetentionPolicy(-1, -1, SegmentLimits(64 << 20, 70))
+    both = retention_policy({**aged, "cleanup.policy": "compact,delete"}, KafkaOptions())
+    assert both == RetentionPolicy(5, 6, SegmentLimits(64 << 20, 70))

@@ -1,0 +1,534 @@
+"""Fetch: gates, sizes, long polls, cold reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from segments.api import CorruptRecord
+from tests.unit.kafka.fake_host import World, batch, fill
+from vdl.clock import MS
+from vdl.errors import ErrorCode
+from vdl.kafka.context import KafkaOptions
+from vdl.kafka.partitions.read_throttle import READ_BYTES_MAX, REQUEST_WAIT_NS_MAX
+from vdl.kafka.wire.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+    ReplicaState,
+)
+from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from vdl.records.batch import read_header, split_batches
+from vdl.state import commands
+
+FETCH = 1
+SECOND = 1_000 * MS
+
+
+def fetch(
+    *offsets: int,
+    topic: str = "t",
+    topic_id: bytes = bytes(16),
+    max_wait_ms: int = 0,
+    min_bytes: int = 1,
+    max_bytes: int = 1 << 20,
+    partition_max_bytes: int = 1 << 20,
+    epoch: int = -1,
+    last_epoch: int = -1,
+    **fields: object,
+) -> FetchRequest:
+    """One partition for each offset."""
+    partitions = [
+        FetchPartition(
+            index,
+            current_leader_epoch=epoch,
+            fetch_offset=offset,
+            last_fetched_epoch=last_epoch,
+            partition_max_bytes=partition_max_bytes,
+        )
+        for index, offset in enumerate(offsets)
+    ]
+    return FetchRequest(
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        topics=[FetchTopic(topic, topic_id, partitions)],
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def parts(response: FetchResponse) -> list[PartitionData]:
+    (topic,) = response.responses
+    return topic.partitions
+
+
+def counts(response: FetchResponse) -> list[int]:
+    """Batches in each partition of the answer."""
+    return [len(split_batches(memoryview(part.records or b""))) for part in parts(response)]
+
+
+def error_of(response: FetchResponse) -> int:
+    (part,) = parts(response)
+    return part.error_code
+
+
+@pytest.mark.parametrize("version", range(4, 19))
+def test_fetch_of_each_version_returns_the_stored_bytes(version: int) -> None:
+    """Records leave as they were stored, from the batch that holds the offset on."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream, 2)
+    fill(stream, 3)
+    topic_id = world.host.catalog.topics["t"].topic_id if version >= 13 else bytes(16)
+    request = fetch(3, topic="" if version >= 13 else "t", topic_id=topic_id)
+    if version < 12:
+        request.topics[0].partitions[0].last_fetched_epoch = -1
+    response = world.client().ask(FETCH, version, request)
+    (part,) = parts(response)
+    assert part.error_code == ErrorCode.NONE
+    assert bytes(part.records) == stream.batches[1].data
+    assert (part.high_watermark, part.last_stable_offset) == (5, 5)
+
+
+def test_fetch_of_committed_data_only() -> None:
+    """What is appended and not committed is not there (KAFKA-14704, and any reader's safety)."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream)
+    stream.auto_commit = False
+    data = memoryview(batch())
+    stream.append(data, read_header(data), deadline_ns=0, done=lambda _: None)
+    response = world.client().ask(FETCH, 11, fetch(0))
+    assert counts(response) == [1]
+    assert parts(response)[0].high_watermark == 1
+    assert error_of(world.client().ask(FETCH, 11, fetch(1))) == ErrorCode.NONE
+
+
+def test_fetch_at_the_end_waits_and_wakes_at_the_next_commit() -> None:
+    """A long poll is answered in the turn its data commits, and leaves nothing behind."""
+    world = World()
+    (stream,) = world.topic()
+    client = world.client()
+    client.request(FETCH, 11, fetch(0, max_wait_ms=10_000))
+    world.run(500)
+    assert client.answers() == []
+    fill(stream, 4)
+    world.run(1)
+    (answer,) = client.answers()
+    assert counts(answer) == [1]
+    assert all(wait.callback is None for wait in stream.waits)
+
+
+def test_fetch_at_the_end_is_answered_empty_after_max_wait() -> None:
+    """Nothing came: an empty answer at max_wait, not before."""
+    world = World()
+    world.topic()
+    client = world.client()
+    client.request(FETCH, 11, fetch(0, max_wait_ms=300))
+    world.run(299)
+    assert client.answers() == []
+    world.run(2)
+    assert counts(client.answers()[0]) == [0]
+
+
+def test_fetch_waits_for_min_bytes_over_all_partitions() -> None:
+    """min_bytes counts the whole answer; wakes that do not suffice wait on."""
+    world = World()
+    first, second = world.topic(partitions=2)
+    size = len(batch())
+    client = world.client()
+    client.request(FETCH, 11, fetch(0, 0, max_wait_ms=10_000, min_bytes=2 * size))
+    fill(first)
+    world.run(100)
+    assert client.answers() == []
+    fill(second)
+    world.run(1)
+    assert counts(client.answers()[0]) == [1, 1]
+
+
+def test_fetch_answers_errors_at_once() -> None:
+    """One partition in error: the others do not keep the answer."""
+    world = World()
+    world.topic()
+    response = world.client().ask(FETCH, 11, fetch(0, 0, max_wait_ms=10_000))
+    assert [part.error_code for part in parts(response)] == [
+        ErrorCode.NONE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+
+
+def test_fetch_always_returns_the_first_batch_and_then_keeps_the_limits() -> None:
+    """KIP-74: a batch larger than every limit is sent if nothing was before it; only then."""
+    world = World()
+    first, second = world.topic(partitions=2)
+    fill(first, size=1000)
+    fill(first, size=1000)
+    fill(second, size=1000)
+    client = world.client()
+    assert counts(client.ask(FETCH, 11, fetch(0, 0, partition_max_bytes=10))) == [1, 0]
+    assert counts(client.ask(FETCH, 11, fetch(0, 0, max_bytes=10))) == [1, 0]
+    for nothing in (0, -1):  # as Kafka: a consumer would otherwise ask for ever
+        assert counts(client.ask(FETCH, 11, fetch(0, 0, max_bytes=nothing))) == [1, 0]
+        assert counts(client.ask(FETCH, 11, fetch(2, 0, max_bytes=nothing))) == [0, 1]
+    assert counts(client.ask(FETCH, 11, fetch(2, 0, max_bytes=10))) == [0, 1]
+    assert counts(client.ask(FETCH, 11, fetch(0, 0, max_bytes=2500))) == [2, 0]
+    assert counts(client.ask(FETCH, 11, fetch(0, 0))) == [2, 1]
+
+
+def test_fetch_above_the_end_asks_a_quorum_before_out_of_range() -> None:
+    """Only a leader that a quorum confirms may make a consumer start over."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream)
+    client = world.client()
+    assert error_of(client.ask(FETCH, 11, fetch(7))) == ErrorCode.OFFSET_OUT_OF_RANGE
+    stream.quorum = False
+    assert error_of(client.ask(FETCH, 11, fetch(7))) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_fetch_above_a_high_watermark_that_catches_up_is_served() -> None:
+    """The quorum's answer may move the high watermark past the offset: then it is no error."""
+    world = World()
+    (stream,) = world.topic()
+    client = world.client()
+    client.request(FETCH, 11, fetch(1))
+    fill(stream, 2)
+    world.run()
+    (answer,) = client.answers()
+    assert error_of(answer) == ErrorCode.NONE
+    assert counts(answer) == [1]
+
+
+def test_fetch_below_the_log_start_is_out_of_range() -> None:
+    """The log start only grows, so this is certain without asking anyone."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream, 5)
+    stream.log_start_offset = 3
+    assert error_of(world.client().ask(FETCH, 11, fetch(2))) == ErrorCode.OFFSET_OUT_OF_RANGE
+    assert error_of(world.client().ask(FETCH, 11, fetch(-1))) == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+@pytest.mark.parametrize(
+    ("epoch", "error"),
+    [
+        (4, ErrorCode.FENCED_LEADER_EPOCH),
+        (5, ErrorCode.NONE),
+        (6, ErrorCode.UNKNOWN_LEADER_EPOCH),
+        (-2, ErrorCode.NONE),
+    ],
+)
+def test_fetch_checks_the_leader_epoch(epoch: int, error: ErrorCode) -> None:
+    """KIP-320: neither an older nor a newer epoch than this leader's is served; one below nought is
+    none."""
+    world = World()
+    world.topic()
+    assert error_of(world.client().ask(FETCH, 11, fetch(0, epoch=epoch))) == error
+
+
+def test_fetch_after_a_truncated_epoch_is_told_where_it_diverges() -> None:
+    """KIP-595: the reader's last epoch ends earlier here than where it has read to."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream, 2)
+    stream.term = 8
+    fill(stream, 3)
+    (part,) = parts(world.client().ask(FETCH, 12, fetch(4, last_epoch=6)))
+    assert (part.diverging_epoch.epoch, part.diverging_epoch.end_offset) == (5, 2)
+    assert not part.records
+    (part,) = parts(world.client().ask(FETCH, 12, fetch(4, last_epoch=8)))
+    assert part.diverging_epoch is None
+
+
+def test_fetch_whose_gate_opens_at_once_is_checked_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What lies behind a gate is looked at by the next attempt, however soon that is."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream, 2)
+    stream.term = 8
+    fill(stream, 3)
+    stream.is_proved = False
+
+    def prove(*, deadline_ns: int, done: Callable[[bool], None]) -> None:
+        del deadline_ns
+        stream.is_proved = True
+        done(True)
+
+    monkeypatch.setattr(stream, "prove", prove)
+    (part,) = parts(world.client().ask(FETCH, 12, fetch(4, last_epoch=6)))
+    assert (part.diverging_epoch.epoch, part.diverging_epoch.end_offset) == (5, 2)
+    assert not part.records
+
+
+def test_fetch_whose_last_epoch_was_deleted_is_served() -> None:
+    """KIP-595, KIP-107: a reader at the log's start has read all that was deleted, not what was
+    truncated."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream, 2)
+    stream.term = 8
+    fill(stream, 3)
+    stream.log_start_offset = 2
+    for last_epoch in (3, 5, 8):
+        (part,) = parts(world.client().ask(FETCH, 12, fetch(2, last_epoch=last_epoch)))
+        assert part.error_code == ErrorCode.NONE
+        assert part.diverging_epoch is None
+        assert part.records
+    answer = world.client().ask(FETCH, 12, fetch(2, last_epoch=9))
+    assert error_of(answer) == ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+def test_fetch_before_the_leader_serves_is_held() -> None:
+    """A new leader does not yet know what is committed: readers wait for its own-term entry."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream)
+    stream.serving = False
+    client = world.client()
+    client.request(FETCH, 11, fetch(0))
+    world.run(100)
+    assert client.answers() == []
+    stream.start_serving()
+    world.run(1)
+    assert counts(client.answers()[0]) == [1]
+
+
+def test_fetch_after_a_gap_in_the_loop_asks_a_quorum_first() -> None:
+    """Meanwhile another may have been elected, and what is known here be long ago (§8)."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream)
+    world.run(1)
+    stream.is_proved = False
+    client = world.client()
+    assert counts(client.ask(FETCH, 11, fetch(0))) == [1]
+    assert stream.is_proved
+    stream.is_proved = stream.quorum = False
+    response = client.ask(FETCH, 11, fetch(0))
+    assert error_of(response) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert counts(response) == [0]
+
+
+def test_fetch_from_a_follower_names_the_leader() -> None:
+    """KIP-951: the hint and, from v16 on, the address."""
+    world = World()
+    (stream,) = world.topic()
+    stream.lose_leadership()
+    world.host.leaders[stream.group_id] = (2, 6)
+    topic_id = world.host.catalog.topics["t"].topic_id
+    response = world.client().ask(FETCH, 16, fetch(0, topic="", topic_id=topic_id))
+    assert error_of(response) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert parts(response)[0].current_leader.leader_id == 2
+    assert [node.host for node in response.node_endpoints] == ["host2"]
+
+
+def test_fetch_that_waits_learns_of_a_new_leader() -> None:
+    """A long poll does not outlive its leader."""
+    world = World()
+    (stream,) = world.topic()
+    client = world.client()
+    client.request(FETCH, 11, fetch(0, max_wait_ms=60_000))
+    world.run(10)
+    stream.lose_leadership()
+    world.run(1)
+    assert error_of(client.answers()[0]) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_fetch_of_a_topic_that_is_deleted_meanwhile_is_unknown() -> None:
+    """A long poll does not outlive its topic."""
+    world = World()
+    world.topic()
+    client = world.client()
+    client.request(FETCH, 11, fetch(0, max_wait_ms=60_000))
+    world.run(10)
+    world.host.apply(commands.DeleteTopics(["t"]))
+    world.run(1)
+    assert error_of(client.answers()[0]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_fetch_from_disk_leaves_the_loop_and_comes_back() -> None:
+    """What is not in memory is read by the pool; requests behind it wait for their turn."""
+    world = World()
+    first, second = world.topic(partitions=2)
+    fill(first)
+    fill(second)
+    first.on_disk_below = second.on_disk_below = 1
+    client = world.client()
+    response = client.ask(FETCH, 11, fetch(0, 0))
+    assert counts(response) == [1, 1]
+    assert (first.cold_reads, second.cold_reads) == (1, 1)
+
+
+def test_fetch_of_a_damaged_batch_is_a_storage_error() -> None:
+    """Bytes that do not match their CRC are never served."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream)
+    stream.on_disk_below = 1
+    stream.cold_error = CorruptRecord("batch", 0)
+    assert error_of(world.client().ask(FETCH, 11, fetch(0))) == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_fetch_as_a_replica_is_refused() -> None:
+    """CVE-2018-1288: nobody becomes a replica by saying so on a client port."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream)
+    client = world.client()
+    refused = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    assert error_of(client.ask(FETCH, 4, fetch(0, replica_id=2))) == refused
+    assert client.ask(FETCH, 11, fetch(0, replica_id=2)).error_code == refused
+    request = fetch(0, topic="", replica_state=ReplicaState(2, 1))
+    assert client.ask(FETCH, 15, request).error_code == refused
+
+
+def test_fetch_of_an_unknown_topic_id_says_so() -> None:
+    """KIP-516: UNKNOWN_TOPIC_ID from v13 on."""
+    world = World()
+    request = fetch(0, topic="", topic_id=b"n" * 16)
+    assert error_of(world.client().ask(FETCH, 13, request)) == ErrorCode.UNKNOWN_TOPIC_ID
+
+
+def test_fetch_under_read_committed_lists_no_aborted_transaction() -> None:
+    """There are no transactions: everything committed is stable."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream)
+    (part,) = parts(world.client().ask(FETCH, 11, fetch(0, isolation_level=1)))
+    assert part.aborted_transactions == []
+    assert part.last_stable_offset == 1
+
+
+def test_fetch_polls_of_the_same_tail_share_their_answer() -> None:
+    """Identical polls that wake in one turn are read and encoded once."""
+    world = World()
+    (stream,) = world.topic()
+    clients = [world.client() for _ in range(5)]
+    for client in clients:
+        client.request(FETCH, 11, fetch(0, max_wait_ms=60_000))
+    reads = 0
+    read = stream.read
+
+    def counted(offset: int, bytes_max: int, *, stable: bool = False) -> object:
+        nonlocal reads
+        reads += 1
+        return read(offset, bytes_max, stable=stable)
+
+    stream.read = counted  # type: ignore[method-assign,assignment]
+    fill(stream, 3)
+    world.run(1)
+    assert [counts(client.answers()[0]) for client in clients] == [[1]] * 5
+    assert reads == 1
+    assert world.context.shared == {}
+
+
+def test_fetch_that_wants_more_does_not_share_a_smaller_answer() -> None:
+    """`fetch.min.bytes` of each poll holds."""
+    world = World()
+    (stream,) = world.topic()
+    eager, patient = world.client(), world.client()
+    eager.request(FETCH, 11, fetch(0, max_wait_ms=60_000))
+    patient.request(FETCH, 11, fetch(0, max_wait_ms=60_000, min_bytes=1_000_000))
+    fill(stream, 3)
+    world.run(1)
+    assert counts(eager.answers()[0]) == [1]
+    assert patient.answers() == []
+
+
+def test_fetch_of_a_client_that_goes_away_is_forgotten() -> None:
+    """Subscriptions and timers of a closed connection are taken back."""
+    world = World()
+    (stream,) = world.topic()
+    client = world.client()
+    client.request(FETCH, 11, fetch(0, max_wait_ms=60_000))
+    client.session.connection_lost()
+    assert all(wait.callback is None for wait in stream.waits)
+    fill(stream)
+    world.run(100_000)
+    assert client.received == b""
+
+
+def test_fetch_behind_a_produce_sees_it() -> None:
+    """Kafka processes one request of a connection at a time: a reader sees its own write."""
+    world = World()
+    (stream,) = world.topic()
+    stream.auto_commit = False
+    client = world.client()
+    data = [PartitionProduceData(0, memoryview(batch()))]
+    client.request(0, 9, ProduceRequest(None, -1, 1000, [TopicProduceData("t", bytes(16), data)]))
+    client.request(FETCH, 11, fetch(0))
+    world.run()
+    stream.commit()
+    world.run()
+    _, fetched = client.answers()
+    assert counts(fetched) == [1]
+
+
+def test_readers_from_disk_are_paced_while_producers_are_at_work() -> None:
+    """Nobody waits for their next megabyte; as soon as nobody produces they get all they take."""
+    world = World(KafkaOptions(cold_read_bytes_per_second=1 << 20))
+    (stream,) = world.topic()
+    fill(stream)
+    stream.on_disk_below = 1
+    client = world.client()
+    for _ in range(3):
+        assert counts(client.ask(FETCH, 11, fetch(0))) == [1]  # nobody produces
+    occupy(world)
+    client.request(FETCH, 11, fetch(0))
+    world.run(700)
+    assert client.answers() == []
+    world.run(400)
+    (late,) = client.answers()
+    assert counts(late) == [1]
+
+
+def test_reader_that_leaves_while_it_waits_gives_its_turn_back() -> None:
+    """What was let in and will not be read costs others nothing, and is not read."""
+    world = World(KafkaOptions(cold_read_bytes_per_second=1 << 21))
+    (stream,) = world.topic()
+    fill(stream)
+    stream.on_disk_below = 1
+    occupy(world)  # for half a second
+    leaving = world.client()
+    leaving.request(FETCH, 11, fetch(0))
+    world.run(1)
+    leaving.session.connection_lost()
+    pace = world.context.read_throttle
+    admission = pace.ask((-2, 0), READ_BYTES_MAX, world.clock.now_ns())
+    assert admission.wait_ns <= SECOND // 2
+    reads = stream.cold_reads
+    world.run(2_000)
+    assert stream.cold_reads == reads
+
+
+def test_request_waits_for_all_its_reads_from_disk_no_longer_than_the_limit() -> None:
+    """Each of twenty partitions would wait for a second: the client would have given up."""
+    world = World(KafkaOptions(cold_read_bytes_per_second=1))
+    streams = world.topic(partitions=20)
+    for stream in streams:
+        fill(stream)
+        stream.on_disk_below = 1
+    occupy(world)
+    client = world.client()
+    client.request(FETCH, 11, fetch(*[0] * len(streams)))
+    waited_ms = 0
+    answers: list[FetchResponse] = []
+    while not answers and waited_ms < 30_000:
+        world.context.read_throttle.produced(-1, 1, world.clock.now_ns())
+        world.run(100)
+        waited_ms += 100
+        answers = client.answers()
+    assert counts(answers[0]) == [1] * len(streams)
+    assert waited_ms <= REQUEST_WAIT_NS_MAX // MS + 200
+
+
+def occupy(world: World) -> None:
+    """Producers are at work, elsewhere, and another reader has taken a mebibyte."""
+    pace, now_ns = world.context.read_throttle, world.clock.now_ns()
+    pace.produced(-1, 1, now_ns)
+    assert pace.ask((-1, -1), READ_BYTES_MAX, now_ns).wait_ns == 0

@@ -1,0 +1,413 @@
+"""Metadata, DescribeTopicPartitions, DescribeCluster: the cluster as clients see it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.kafka.fake_host import World
+from vdl.errors import ErrorCode
+from vdl.kafka.context import KafkaOptions
+from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
+from vdl.kafka.wire.describe_topic_partitions import (
+    Cursor,
+    DescribeTopicPartitionsRequest,
+    TopicRequest,
+)
+from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
+from vdl.logstream.group.state_group import OutcomeKind
+from vdl.logstream.state import CATALOG_GROUP
+
+METADATA = 3
+DESCRIBE_CLUSTER = 60
+DESCRIBE_TOPIC_PARTITIONS = 75
+
+
+def named(*names: str, create: bool = True) -> MetadataRequest:
+    return MetadataRequest(
+        [MetadataRequestTopic(name=name) for name in names], allow_auto_topic_creation=create
+    )
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_metadata_of_each_version_describes_servers_and_topics(version: int) -> None:
+    """Servers with their addresses on this listener; leaders with their epochs."""
+    world = World()
+    world.topic("t", 2)
+    answer = world.client().ask(METADATA, version, named("t"))
+    assert [(b.node_id, b.host, b.port) for b in answer.brokers] == [
+        (1, "host1", 9091),
+        (2, "host2", 9092),
+        (3, "host3", 9093),
+    ]
+    (topic,) = answer.topics
+    assert (topic.error_code, topic.name) == (ErrorCode.NONE, "t")
+    for index, partition in enumerate(topic.partitions):
+        assert (partition.partition_index, partition.leader_id) == (index, 1)
+        assert partition.replica_nodes == partition.isr_nodes == [1, 2, 3]
+        assert partition.leader_epoch == (5 if version >= 7 else -1)
+    if version >= 1:
+        assert answer.controller_id == 2
+    if version >= 2:
+        assert answer.cluster_id == "twin"
+    if version >= 8:
+        assert topic.topic_authorized_operations == -(1 << 31)
+
+
+TOPIC_OPERATIONS = 3_576
+"""Read, write, create, delete, alter, describe, describe and alter configs: what Kafka answers."""
+CLUSTER_OPERATIONS = 8_096
+"""Create, alter, describe, act as the cluster, describe and alter configs, idempotent write."""
+
+
+@pytest.mark.parametrize("version", [8, 10])
+def test_metadata_says_what_one_may_do_when_asked(version: int) -> None:
+    """KIP-430: without an authorizer everything that there is to be done."""
+    world = World()
+    world.topic("t")
+    request = named("t")
+    request.include_topic_authorized_operations = True
+    request.include_cluster_authorized_operations = True
+    answer = world.client().ask(METADATA, version, request)
+    assert answer.topics[0].topic_authorized_operations == TOPIC_OPERATIONS
+    assert answer.cluster_authorized_operations == CLUSTER_OPERATIONS
+    request.topics = None
+    answer = world.client().ask(METADATA, version, request)
+    assert answer.topics[0].topic_authorized_operations == TOPIC_OPERATIONS
+
+
+def test_metadata_of_all_topics_is_asked_for_differently_by_version() -> None:
+    """v0: an empty list is all; later: null is all and an empty list is none."""
+    world = World()
+    world.topic("a")
+    world.topic("b")
+    client = world.client()
+    names = ["__consumer_offsets", "a", "b"]
+    assert [t.name for t in client.ask(METADATA, 0, MetadataRequest([])).topics] == names
+    assert [t.name for t in client.ask(METADATA, 1, MetadataRequest(None)).topics] == names
+    assert client.ask(METADATA, 1, MetadataRequest([])).topics == []
+
+
+def test_metadata_by_topic_id_is_answered_from_v12_on() -> None:
+    """KIP-516: a known id gives the topic, an unknown one UNKNOWN_TOPIC_ID; v10 has names only."""
+    world = World()
+    world.topic()
+    topic_id = world.host.catalog.topics["t"].topic_id
+    request = MetadataRequest(
+        [MetadataRequestTopic(topic_id, None), MetadataRequestTopic(b"?" * 16, None)]
+    )
+    known, unknown = world.client().ask(METADATA, 12, request).topics
+    assert (known.name, known.topic_id) == ("t", topic_id)
+    assert (unknown.error_code, unknown.name) == (ErrorCode.UNKNOWN_TOPIC_ID, None)
+    both = MetadataRequest([MetadataRequestTopic(topic_id, "t")])
+    assert world.client().ask(METADATA, 10, both).topics[0].error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_metadata_of_an_unknown_topic_creates_it() -> None:
+    """`auto.create.topics.enable`: the answer shows the new topic with its leaders."""
+    world = World(KafkaOptions(num_partitions=4))
+    (topic,) = world.client().ask(METADATA, 9, named("new")).topics
+    assert topic.error_code == ErrorCode.NONE
+    assert len(topic.partitions) == 4
+    assert all(p.leader_id > 0 and len(p.replica_nodes) == 3 for p in topic.partitions)
+
+
+def test_metadata_answers_a_new_topic_without_leaders_in_time() -> None:
+    """Leaders that take too long: the client is told to ask again."""
+    world = World()
+    world.host.leaders_at_once = False
+    client = world.client()
+    client.request(METADATA, 9, named("new"))
+    world.run(900)
+    assert client.answers() == []
+    world.run(200)
+    (topic,) = client.answers()[0].topics
+    assert topic.partitions[0].error_code == ErrorCode.LEADER_NOT_AVAILABLE
+    assert topic.partitions[0].leader_id == -1
+
+
+def test_metadata_tells_each_topic_once() -> None:
+    """A short request must not get a long answer by naming a topic a million times."""
+    world = World()
+    world.topic("t", 2)
+    topic_id = world.host.catalog.topics["t"].topic_id
+    client = world.client()
+    assert [t.name for t in client.ask(METADATA, 9, named("t", "t", "t")).topics] == ["t"]
+    by_id = [MetadataRequestTopic(topic_id, name) for name in (None, "a", "b")]
+    assert [t.name for t in client.ask(METADATA, 12, MetadataRequest(by_id)).topics] == ["t"]
+
+
+def test_metadata_creates_no_more_than_one_command_may() -> None:
+    """`partitions_per_request_max` holds here, too; who asks again gets the rest."""
+    world = World(KafkaOptions(num_partitions=4, partitions_per_request_max=10))
+    names = [f"t{number}" for number in range(5)]
+    client = world.client()
+    for known in (2, 4, 5, 5):
+        answers = client.ask(METADATA, 9, named(*names)).topics
+        assert set(world.host.catalog.topics) == set(names[:known])
+        unknown = [t.name for t in answers if t.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        assert unknown == names[known:]
+
+
+def test_metadata_creates_no_more_than_a_server_may_have() -> None:
+    """POLICY_VIOLATION, which no client asks again for; what there is stays, and is counted."""
+    world = World(KafkaOptions(num_partitions=4, replicas_per_server_max=9))
+    client = world.client()
+    codes = [client.ask(METADATA, 9, named(f"t{n}")).topics[0].error_code for n in range(4)]
+    assert codes == [0, 0, ErrorCode.POLICY_VIOLATION, ErrorCode.POLICY_VIOLATION]
+    assert set(world.host.catalog.topics) == {"t0", "t1"}
+    assert client.ask(METADATA, 9, named("t0")).topics[0].error_code == 0
+
+
+@pytest.mark.parametrize("kind", [OutcomeKind.NOT_APPENDED, OutcomeKind.UNKNOWN])
+def test_metadata_whose_creation_is_not_decided_says_ask_again(kind: OutcomeKind) -> None:
+    """LEADER_NOT_AVAILABLE is what clients wait for; the topic may come."""
+    world = World()
+    world.host.catalog_outcome = kind
+    (topic,) = world.client().ask(METADATA, 9, named("new")).topics
+    assert topic.error_code == ErrorCode.LEADER_NOT_AVAILABLE
+
+
+def test_metadata_creates_nothing_when_client_or_server_forbid_it() -> None:
+    """v4+: the client's choice; always: the server's. Kafka's own topics are never made."""
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    world = World()
+    client = world.client()
+    assert client.ask(METADATA, 9, named("x", create=False)).topics[0].error_code == unknown
+    assert client.ask(METADATA, 9, named("__transaction_state")).topics[0].error_code == unknown
+    (internal,) = client.ask(METADATA, 9, named("__consumer_offsets")).topics
+    assert (internal.error_code, internal.is_internal) == (ErrorCode.NONE, True)
+    closed = World(KafkaOptions(auto_create_topics=False))
+    assert closed.client().ask(METADATA, 9, named("x")).topics[0].error_code == unknown
+    assert world.host.catalog.topics == closed.host.catalog.topics == {}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "x" * 250, "\N{SNOWMAN}"])
+def test_metadata_of_an_impossible_name_is_invalid(name: str) -> None:
+    """INVALID_TOPIC_EXCEPTION, and nothing is created."""
+    world = World()
+    answer = world.client().ask(METADATA, 9, named(name))
+    assert answer.topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def test_metadata_shows_servers_without_a_link_as_offline() -> None:
+    """A dead server is not listed; its replicas are offline (v5)."""
+    world = World()
+    world.topic()
+    world.host.alive = [1, 3]
+    world.host.in_sync = [3, 1]
+    answer = world.client().ask(METADATA, 9, named("t"))
+    (partition,) = answer.topics[0].partitions
+    assert (partition.isr_nodes, partition.offline_replicas) == ([1, 3], [2])
+    assert [broker.node_id for broker in answer.brokers] == [1, 3]
+
+
+def test_replica_in_sync_is_what_the_leader_says_not_who_has_a_link() -> None:
+    """A follower that lags is linked and not in sync; one that this server cannot reach may be."""
+    world = World()
+    world.topic()
+    world.host.in_sync = [1, 2]
+    (partition,) = world.client().ask(METADATA, 9, named("t")).topics[0].partitions
+    assert (partition.isr_nodes, partition.offline_replicas) == ([1, 2], [])
+    world.host.alive = [1, 3]
+    (partition,) = world.client().ask(METADATA, 9, named("t")).topics[0].partitions
+    assert (partition.isr_nodes, partition.offline_replicas) == ([1, 2], [2])
+    request = DescribeTopicPartitionsRequest([TopicRequest("t")])
+    (partition,) = world.client().ask(DESCRIBE_TOPIC_PARTITIONS, 0, request).topics[0].partitions
+    assert (partition.isr_nodes, partition.offline_replicas) == ([1, 2], [2])
+
+
+def test_server_that_is_cut_off_lists_every_server() -> None:
+    """Who is told of this one alone forgets the others and asks nobody else, beside a healthy
+    majority; a server that has no link to one cannot know who lives."""
+    world = World()
+    world.topic()
+    world.host.alive = [1]
+    world.host.leaders.clear()
+    client = world.client()
+    answer = client.ask(METADATA, 9, named("t"))
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.LEADER_NOT_AVAILABLE
+    assert [broker.node_id for broker in answer.brokers] == [1, 2, 3]
+    described = client.ask(DESCRIBE_CLUSTER, 2, DescribeClusterRequest())
+    assert [broker.broker_id for broker in described.brokers] == [1, 2, 3]
+
+
+def test_metadata_does_not_name_leaders_that_the_listener_cannot_reach() -> None:
+    """LISTENER_NOT_FOUND from v6 on, LEADER_NOT_AVAILABLE before."""
+    world = World()
+    (stream,) = world.topic()
+    world.host.leaders[stream.group_id] = (9, 5)
+    client = world.client()
+    for version, error in ((5, 5), (6, 72)):
+        (partition,) = client.ask(METADATA, version, named("t")).topics[0].partitions
+        assert (partition.error_code, partition.leader_id) == (error, -1)
+
+
+def test_describe_topic_partitions_answers_page_by_page() -> None:
+    """KIP-966: topics in order, a limit on partitions, a cursor to go on from."""
+    world = World()
+    world.topic("a", 3)
+    world.topic("b", 3)
+    client = world.client()
+    first = DescribeTopicPartitionsRequest([], 2)
+    (internal,) = client.ask(DESCRIBE_TOPIC_PARTITIONS, 0, first).topics
+    assert (internal.name, internal.is_internal) == ("__consumer_offsets", True)
+    seen: list[tuple[str, int]] = []
+    cursor: Cursor | None = Cursor("a", 0)
+    for _ in range(4):
+        request = DescribeTopicPartitionsRequest([], 2, cursor)
+        answer = client.ask(DESCRIBE_TOPIC_PARTITIONS, 0, request)
+        assert all(
+            p.eligible_leader_replicas == p.last_known_elr == []
+            for topic in answer.topics
+            for p in topic.partitions
+        ), "Kafka's admin client cannot read null here"
+        seen += [(t.name, p.partition_index) for t in answer.topics for p in t.partitions]
+        cursor = answer.next_cursor
+        if cursor is None:
+            break
+    assert seen == [(name, index) for name in "ab" for index in range(3)]
+    request = DescribeTopicPartitionsRequest([TopicRequest("zzz")], 2, None)
+    (unknown,) = client.ask(DESCRIBE_TOPIC_PARTITIONS, 0, request).topics
+    assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert answer.topics[0].topic_authorized_operations == TOPIC_OPERATIONS
+
+
+def test_describe_topic_partitions_ends_a_page_with_its_last_topic() -> None:
+    """A page that is full at the end of a topic does not begin the next one."""
+    world = World()
+    world.topic("a", 3)
+    world.topic("b", 3)
+    answer = world.client().ask(
+        DESCRIBE_TOPIC_PARTITIONS, 0, DescribeTopicPartitionsRequest([], 3, Cursor("a", 0))
+    )
+    assert [topic.name for topic in answer.topics] == ["a"]
+    assert answer.next_cursor == Cursor("b", 0)
+
+
+@pytest.mark.parametrize("cursor", [Cursor("ab", 0), Cursor("a", -1)])
+def test_describe_topic_partitions_refuses_a_cursor_that_it_cannot_have_given(
+    cursor: Cursor,
+) -> None:
+    """A topic that was not asked for, or no partition: INVALID_REQUEST for each topic."""
+    world = World()
+    world.topic("a", 3)
+    world.topic("b", 3)
+    request = DescribeTopicPartitionsRequest([TopicRequest("a"), TopicRequest("b")], 2, cursor)
+    answer = world.client().ask(DESCRIBE_TOPIC_PARTITIONS, 0, request)
+    assert [(topic.name, topic.error_code) for topic in answer.topics] == [
+        ("a", ErrorCode.INVALID_REQUEST),
+        ("b", ErrorCode.INVALID_REQUEST),
+    ]
+
+
+def test_controller_is_the_asked_server_while_the_catalog_has_no_leader() -> None:
+    """Clients wait for a controller without asking again when they are told of none."""
+    world = World()
+    world.host.leaders.pop(CATALOG_GROUP)
+    client = world.client()
+    assert client.ask(METADATA, 12, named()).controller_id == 1
+    assert client.ask(DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).controller_id == 1
+
+
+def test_describe_cluster_lists_reachable_servers_and_the_rest_on_request() -> None:
+    """KIP-700; v2 shows unreachable servers as fenced (KIP-1073); controllers are not described."""
+    world = World()
+    world.host.alive = [1, 2]
+    client = world.client()
+    for version in range(3):
+        answer = client.ask(DESCRIBE_CLUSTER, version, DescribeClusterRequest())
+        assert [broker.broker_id for broker in answer.brokers] == [1, 2]
+        assert (answer.cluster_id, answer.controller_id) == ("twin", 2)
+    answer = client.ask(DESCRIBE_CLUSTER, 2, DescribeClusterRequest(True))
+    assert answer.cluster_authorized_operations == CLUSTER_OPERATIONS
+    all_servers = DescribeClusterRequest(include_fenced_brokers=True)
+    answer = client.ask(DESCRIBE_CLUSTER, 2, all_servers)
+    assert [broker.is_fenced for broker in answer.brokers] == [False, False, True]
+    controllers = DescribeClusterRequest(endpoint_type=2)
+    answer = client.ask(DESCRIBE_CLUSTER, 1, controllers)
+    assert answer.error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
+
+
+def test_metadata_lists_a_failed_server_once_with_its_successor() -> None:
+    """librdkafka loses a partition for a second if it moves in the answer in which its old leader's
+    server disappears. So each client gets the old server once more, in the answer that has the new
+    leader; and never again."""
+    world = World()
+    world.topic("t", 1)
+    (group_id,) = world.host.catalog.topics["t"].partitions
+    world.host.alive = [1, 2]
+    world.host.lost[group_id] = (world.clock.now_ns() + 1, 3)
+    for client in (world.client(), world.client()):
+        first = client.ask(METADATA, 9, named("t"))
+        assert first.topics[0].partitions[0].leader_id == 1
+        assert [broker.node_id for broker in first.brokers] == [1, 2, 3]
+        second = client.ask(METADATA, 9, named("t"))
+        assert second.topics[0].partitions[0].leader_id == 1
+        assert [broker.node_id for broker in second.brokers] == [1, 2]
+
+
+def test_metadata_waits_a_moment_for_the_successor_of_a_failed_leader() -> None:
+    """A client that is told of no leader asks again after 100 ms, or after a second."""
+    world = World()
+    world.topic("t", 1)
+    (group_id,) = world.host.catalog.topics["t"].partitions
+    led = world.host.leaders.pop(group_id)
+    world.host.alive = [1, 2]
+    world.host.lost[group_id] = (world.clock.now_ns() + 1, 3)
+    client = world.client()
+    client.request(METADATA, 9, named("t"))
+    world.run(60)
+    assert client.answers() == []
+    world.host.leaders[group_id] = led
+    world.run(10)
+    (answer,) = client.answers()
+    assert answer.topics[0].partitions[0].leader_id == 1
+    assert [broker.node_id for broker in answer.brokers] == [1, 2, 3]
+
+
+def test_metadata_does_not_wait_long_for_a_successor() -> None:
+    """There may be none; and who has been told of the loss does not wait again."""
+    world = World()
+    world.topic("t", 1)
+    (group_id,) = world.host.catalog.topics["t"].partitions
+    del world.host.leaders[group_id]
+    world.host.lost[group_id] = (world.clock.now_ns() + 1, 3)
+    client = world.client()
+    for wait_ms in (160, 1):
+        answer = client.ask(METADATA, 9, named("t"), wait_ms).topics[0].partitions[0]
+        assert (answer.leader_id, answer.error_code) == (-1, ErrorCode.LEADER_NOT_AVAILABLE)
+
+
+def test_metadata_answers_before_any_server_is_known() -> None:
+    """A replica set that has just been made has an empty catalog."""
+    world = World()
+    world.host.catalog.servers.clear()
+    answer = world.client().ask(METADATA, 9, MetadataRequest([]))
+    assert answer.brokers == []
+
+
+def test_metadata_of_a_server_that_hears_nobody_tells_of_the_others() -> None:
+    """librdkafka asks any server that it is connected to, though it hears again and again that
+    nobody leads. A server that leads some of what was asked for, or knows who leads all of it, is
+    of use."""
+    world = World()
+    world.topic("led", 1)
+    world.topic("t", 1)
+    (group_id,) = world.host.catalog.topics["t"].partitions
+    del world.host.leaders[group_id]
+    client = world.client()
+
+    def told(request: MetadataRequest) -> list[int]:
+        return [broker.node_id for broker in client.ask(METADATA, 9, request).brokers]
+
+    assert told(named("t")) == [1, 2, 3]
+    world.host.is_heard = False
+    assert told(named("t")) == [2, 3]
+    assert told(named("led")) == [1, 2, 3]
+    assert told(named("t", "led")) == [1, 2, 3]
+    world.host.alive = [1]
+    assert told(named("t")) == [1, 2, 3], "the others are gone for certain"
+    world.host.silent = {3}
+    assert told(named("t")) == [2, 3], "one may be alive"
+    world.host.leaders[group_id] = (2, 6)
+    assert told(named("t")) == [1, 2, 3]

@@ -1,0 +1,315 @@
+"""Settings of servers, consumer groups and subscriptions to metrics: set, shown, in force."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.kafka.fake_host import World, batch
+from tests.unit.kafka.handlers.test_produce import PRODUCE, only, produce
+from vdl.errors import ErrorCode
+from vdl.kafka.configs import group_configs
+from vdl.kafka.configs.broker_configs import DYNAMIC, effective
+from vdl.kafka.configs.topic_configs import KNOWN, check_configs
+from vdl.kafka.context import KafkaOptions
+from vdl.kafka.telemetry import client_metrics_configs
+from vdl.kafka.wire import alter_configs as whole
+from vdl.kafka.wire import incremental_alter_configs as incremental
+from vdl.kafka.wire.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+)
+from vdl.kafka.wire.list_config_resources import ListConfigResourcesRequest
+from vdl.logstream.group.state_group import OutcomeKind
+from vdl.records.batch import read_header
+from vdl.records.compression import Compression
+from vdl.state.commands import ConfigChange
+from vdl.state.resource_configs import CONFIGS_BYTES_MAX, ResourceConfigs, ResourceType
+
+DESCRIBE, ALTER, INCREMENTAL, LIST = 32, 33, 44, 74
+TOPIC, BROKER, METRICS, GROUP = (
+    ResourceType.TOPIC,
+    ResourceType.BROKER,
+    ResourceType.CLIENT_METRICS,
+    ResourceType.GROUP,
+)
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+
+def alter(
+    world: World,
+    kind: int,
+    name: str,
+    *changes: tuple[str, int, str | None],
+    validate_only: bool = False,
+) -> int:
+    configs = [incremental.AlterableConfig(*change) for change in changes]
+    resource = incremental.AlterConfigsResource(kind, name, configs)
+    request = incremental.IncrementalAlterConfigsRequest([resource], validate_only)
+    return int(world.client().ask(INCREMENTAL, 1, request).responses[0].error_code)
+
+
+def described(world: World, kind: int, name: str) -> dict[str, DescribeConfigsResourceResult]:
+    request = DescribeConfigsRequest([DescribeConfigsResource(kind, name, None)], True, True)
+    (result,) = world.client().ask(DESCRIBE, 4, request).results
+    assert result.error_code == ErrorCode.NONE, result.error_message
+    return {entry.name: entry for entry in result.configs}
+
+
+def sources(entry: DescribeConfigsResourceResult) -> list[tuple[str, int]]:
+    return [(synonym.value or "", synonym.source) for synonym in entry.synonyms]
+
+
+def test_setting_of_a_server_comes_before_that_of_all() -> None:
+    """And that before its file's and the default (KIP-226). A topic inherits the first of them."""
+    world = World(KafkaOptions(message_max_bytes=2_000))
+    world.topic()
+    name = "message.max.bytes"
+    assert alter(world, BROKER, "", (name, SET, "3000")) == ErrorCode.NONE
+    assert alter(world, BROKER, "1", (name, SET, "4000")) == ErrorCode.NONE
+    levels = [("4000", 2), ("3000", 3), ("2000", 4), ("1048588", 5)]
+    for own in levels:
+        entry = described(world, BROKER, "1")[name]
+        assert (entry.value, entry.config_source, entry.read_only) == (*own, False)
+        assert sources(entry) == levels[levels.index(own) :]
+        entry = described(world, TOPIC, "t")["max.message.bytes"]
+        assert (entry.value, entry.config_source) == own
+        assert sources(entry) == levels[levels.index(own) :]
+        if own[1] == 2:
+            assert alter(world, BROKER, "1", (name, DELETE, None)) == ErrorCode.NONE
+        elif own[1] == 3:
+            assert described(world, BROKER, "")[name].value == "3000"
+            assert alter(world, BROKER, "", (name, DELETE, None)) == ErrorCode.NONE
+            assert described(world, BROKER, "") == {}
+        elif own[1] == 4:
+            break
+
+
+def test_settings_of_servers_are_in_force_at_once() -> None:
+    """Those of this server and of all; not another server's, nor for a topic with its own."""
+    world = World()
+    (stream,) = world.topic()
+    (strict,) = world.topic("strict", configs={"max.message.bytes": "1000000"})
+
+    def answer(topic: str, size: int) -> int:
+        request = produce(batch(1, size), topic=topic)
+        return only(world.client().ask(PRODUCE, 9, request)).error_code
+
+    assert answer("t", 5_000) == ErrorCode.NONE
+    assert alter(world, BROKER, "", ("message.max.bytes", SET, "1000")) == ErrorCode.NONE
+    assert answer("t", 5_000) == ErrorCode.MESSAGE_TOO_LARGE
+    assert answer("strict", 5_000) == ErrorCode.NONE
+    assert alter(world, BROKER, "1", ("compression.type", SET, "lz4")) == ErrorCode.NONE
+    assert answer("t", 100) == ErrorCode.NONE
+    assert read_header(stream.batches[-1].data).codec == Compression.LZ4
+    assert alter(world, BROKER, "1", ("message.max.bytes", SET, "9000")) == ErrorCode.NONE
+    assert answer("t", 5_000) == ErrorCode.NONE
+    assert alter(world, BROKER, "1", ("max.connections", SET, "0")) == ErrorCode.NONE
+    assert world.context.config.connections_max == 0
+    assert len(strict.batches) == 1
+
+
+def test_another_servers_settings_change_nothing_here() -> None:
+    """Every server has all of them in its catalog."""
+    resources = ResourceConfigs()
+    change = ConfigChange("2", {"message.max.bytes": "7"})
+    assert resources.alter(BROKER, change)[0] is ErrorCode.NONE
+    assert effective(KafkaOptions(), resources, 1) == KafkaOptions()
+    assert effective(KafkaOptions(), resources, 2).message_max_bytes == 7
+
+
+def test_setting_that_this_version_does_not_know_changes_nothing() -> None:
+    """A newer one stored it; it must not stop this one."""
+    resources = ResourceConfigs()
+    resources.alter(BROKER, ConfigChange("", {"num.partitions": "7", "from.the.future": "x"}))
+    assert effective(KafkaOptions(), resources, 1) == KafkaOptions()
+
+
+@pytest.mark.parametrize("name", ["broker.id", "num.partitions", "log.segment.bytes", "no.such"])
+@pytest.mark.parametrize("server", ["", "1"])
+def test_setting_that_only_the_file_has_is_refused_by_name(name: str, server: str) -> None:
+    """As Kafka refuses what it calls read-only; the request's other settings with it."""
+    world = World()
+    resource = incremental.AlterConfigsResource(
+        BROKER,
+        server,
+        [
+            incremental.AlterableConfig("log.retention.ms", SET, "5"),
+            incremental.AlterableConfig(name, SET, "5"),
+        ],
+    )
+    request = incremental.IncrementalAlterConfigsRequest([resource], False)
+    (result,) = world.client().ask(INCREMENTAL, 1, request).responses
+    assert result.error_code == ErrorCode.INVALID_REQUEST
+    assert name in result.error_message
+    assert len(world.host.catalog.resources) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "setting", "value", "error"),
+    [
+        (BROKER, "", "message.max.bytes", "-1", ErrorCode.INVALID_REQUEST),
+        (BROKER, "", "log.cleaner.threads", "many", ErrorCode.INVALID_REQUEST),
+        (BROKER, "", "min.insync.replicas", "0", ErrorCode.INVALID_REQUEST),
+        (BROKER, "", "compression.type", "best", ErrorCode.INVALID_REQUEST),
+        (GROUP, "g", "consumer.session.timeout.ms", "44999", ErrorCode.INVALID_CONFIG),
+        (GROUP, "g", "consumer.session.timeout.ms", "60001", ErrorCode.INVALID_CONFIG),
+        (GROUP, "g", "consumer.heartbeat.interval.ms", "1", ErrorCode.INVALID_CONFIG),
+        (GROUP, "g", "share.auto.offset.reset", "middle", ErrorCode.INVALID_CONFIG),
+        (GROUP, "g", "share.auto.offset.reset", "by_duration:P", ErrorCode.INVALID_CONFIG),
+        (GROUP, "g", "share.isolation.level", "none", ErrorCode.INVALID_CONFIG),
+        (GROUP, "g", "retention.ms", "1", ErrorCode.INVALID_CONFIG),
+        (METRICS, "m", "interval.ms", "99", ErrorCode.INVALID_CONFIG),
+        (METRICS, "m", "interval.ms", "3600001", ErrorCode.INVALID_CONFIG),
+        (METRICS, "m", "match", "client_id", ErrorCode.INVALID_CONFIG),
+        (METRICS, "m", "match", "client_id=(", ErrorCode.INVALID_CONFIG),
+        (METRICS, "m", "match", "colour=red", ErrorCode.INVALID_CONFIG),
+        (METRICS, "m", "push", "1", ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_value_that_means_nothing_is_refused(
+    kind: int, name: str, setting: str, value: str, error: ErrorCode
+) -> None:
+    """By both requests, and when they are only to be validated."""
+    world = World()
+    for validate_only in (True, False):
+        change = (setting, SET, value)
+        assert alter(world, kind, name, change, validate_only=validate_only) == error
+    resource = whole.AlterConfigsResource(kind, name, [whole.AlterableConfig(setting, value)])
+    request = whole.AlterConfigsRequest([resource], False)
+    assert world.client().ask(ALTER, 2, request).responses[0].error_code == error
+    assert len(world.host.catalog.resources) == 0
+
+
+def test_settings_of_a_group_are_kept_and_shown() -> None:
+    """Also of one that there is not yet; by default they are the servers'."""
+    world = World()
+    assert alter(world, GROUP, "g", ("consumer.session.timeout.ms", SET, "50000")) == 0
+    entries = described(world, GROUP, "g")
+    assert set(entries) == set(group_configs.BY_NAME)
+    own = entries["consumer.session.timeout.ms"]
+    assert (own.value, own.config_source) == ("50000", 8)
+    assert sources(own) == [("50000", 8), ("45000", 5)]
+    assert own.synonyms[1].name == "group.consumer.session.timeout.ms"
+    assert entries["consumer.heartbeat.interval.ms"].config_source == 5
+    assert described(world, GROUP, "other")["consumer.session.timeout.ms"].value == "45000"
+
+
+@pytest.mark.parametrize("value", ["latest", "EARLIEST", "by_duration:PT1H", "by_duration:P1DT2S"])
+def test_share_group_may_begin_anywhere_kafka_knows(value: str) -> None:
+    """At an end, or so long ago."""
+    assert alter(World(), GROUP, "g", ("share.auto.offset.reset", SET, value)) == ErrorCode.NONE
+
+
+def test_subscription_to_metrics_is_changed_and_goes() -> None:
+    """Its lists by their parts (KIP-339); without settings it is not there."""
+    world = World()
+    for change, after in (
+        (("metrics", SET, "a.,b."), "a.,b."),
+        (("metrics", APPEND, "b.,c."), "a.,b.,c."),
+        (("metrics", SUBTRACT, "a."), "b.,c."),
+    ):
+        assert alter(world, METRICS, "m", change) == ErrorCode.NONE
+        entry = described(world, METRICS, "m")["metrics"]
+        assert (entry.value, entry.config_source) == (after, 7)
+    assert set(described(world, METRICS, "m")) == set(client_metrics_configs.BY_NAME)
+    assert alter(world, METRICS, "m", ("match", APPEND, "client_id=[")) == ErrorCode.INVALID_CONFIG
+    assert list(world.host.catalog.resources.names(METRICS)) == ["m"]
+    assert alter(world, METRICS, "m", ("metrics", DELETE, None)) == ErrorCode.NONE
+    assert list(world.host.catalog.resources.names(METRICS)) == []
+
+
+def test_resources_of_all_kinds_are_changed_in_one_request() -> None:
+    """Each has its own answer, in the order asked; the older request replaces what there was."""
+    world = World()
+    world.topic()
+    alter(world, GROUP, "g", ("consumer.heartbeat.interval.ms", SET, "6000"))
+    asked = [
+        whole.AlterConfigsResource(kind, name, [whole.AlterableConfig(setting, value)])
+        for kind, name, setting, value in (
+            (GROUP, "g", "consumer.session.timeout.ms", "50000"),
+            (TOPIC, "t", "retention.ms", "5"),
+            (TOPIC, "no", "retention.ms", "5"),
+            (METRICS, "m", "interval.ms", "100"),
+            (BROKER, "", "num.io.threads", "3"),
+        )
+    ]
+    answer = world.client().ask(ALTER, 2, whole.AlterConfigsRequest(asked, False))
+    assert [result.error_code for result in answer.responses] == [
+        0, 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0, 0,
+    ]  # fmt: skip
+    catalog = world.host.catalog
+    assert catalog.resources.of(GROUP, "g") == {"consumer.session.timeout.ms": "50000"}
+    assert catalog.topics["t"].configs == {"retention.ms": "5"}
+    assert described(world, BROKER, "1")["num.io.threads"].value == "3"
+
+
+def test_alteration_nobody_decides_has_an_open_fate() -> None:
+    """For every resource of the request."""
+    world = World()
+    world.topic()
+    world.host.catalog_outcome = OutcomeKind.UNKNOWN
+    asked = [
+        incremental.AlterConfigsResource(TOPIC, "t", []),
+        incremental.AlterConfigsResource(GROUP, "g", []),
+    ]
+    request = incremental.IncrementalAlterConfigsRequest(asked, False)
+    answer = world.client().ask(INCREMENTAL, 1, request)
+    codes = [result.error_code for result in answer.responses]
+    assert codes == [ErrorCode.REQUEST_TIMED_OUT] * 2
+
+
+def test_session_must_outlast_the_heartbeat_it_is_kept_by() -> None:
+    """Together with what was set before."""
+    group_configs.check_together({"consumer.session.timeout.ms": "5001"})
+    with pytest.raises(Exception, match="must be greater"):
+        group_configs.check_together(
+            {"share.session.timeout.ms": "9000", "share.heartbeat.interval.ms": "9000"}
+        )
+
+
+def test_resources_are_listed_by_type() -> None:
+    """v0 knows subscriptions to metrics only; without types, v1 lists all there are."""
+    world = World()
+    world.topic("b")
+    world.topic("a")
+    alter(world, GROUP, "g", ("consumer.session.timeout.ms", SET, "50000"))
+    alter(world, METRICS, "m", ("interval.ms", SET, "100"))
+
+    def listed(version: int, *kinds: int) -> list[tuple[int, str]]:
+        request = ListConfigResourcesRequest(list(kinds))
+        answer = world.client().ask(LIST, version, request)
+        assert answer.error_code == ErrorCode.NONE
+        return [(row.resource_type, row.resource_name) for row in answer.config_resources]
+
+    assert listed(0) == [(METRICS, "m")]
+    topics, servers = [(TOPIC, "a"), (TOPIC, "b")], [(BROKER, str(one)) for one in (1, 2, 3)]
+    assert listed(1, TOPIC) == topics
+    assert listed(1, GROUP, METRICS, GROUP) == [(METRICS, "m"), (GROUP, "g")]
+    assert listed(1) == [*topics, *servers, (METRICS, "m"), (GROUP, "g")]
+    request = ListConfigResourcesRequest([TOPIC, 3])
+    answer = world.client().ask(LIST, 1, request)
+    assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
+    assert answer.config_resources == []
+
+
+def test_defaults_of_all_resources_are_accepted_by_their_own_check() -> None:
+    """A resource may always be given what it would have anyway."""
+    options = KafkaOptions()
+    for known in (KNOWN, group_configs.KNOWN, client_metrics_configs.KNOWN, DYNAMIC.values()):
+        settings = {config.name: config for config in known}
+        check_configs(
+            {name: config.default_for(options) for name, config in settings.items()}, settings
+        )
+
+
+def test_settings_that_take_too_much_are_refused() -> None:
+    """At the limit they are taken, one byte above not."""
+    world = World()
+    room = CONFIGS_BYTES_MAX - len("metrics")
+    assert alter(world, METRICS, "m", ("metrics", SET, "x" * room)) == ErrorCode.NONE
+    before = world.host.catalog.resources.of(METRICS, "m")
+    assert alter(world, METRICS, "m", ("metrics", SET, "x" * (room + 1))) == (
+        ErrorCode.INVALID_CONFIG
+    )
+    assert world.host.catalog.resources.of(METRICS, "m") == before

@@ -1,0 +1,350 @@
+"""Fetch sessions (KIP-227): told is what is new, nothing else, and everything that is."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.kafka.fake_host import Client, TwinStream, World, fill
+from vdl.errors import ErrorCode
+from vdl.kafka.context import KafkaOptions
+from vdl.kafka.handlers import fetch as handler
+from vdl.kafka.partitions.fetch_sessions import EPOCH_MAX, EVICT_AFTER_NS, FetchSessions
+from vdl.kafka.wire.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ForgottenTopic,
+)
+from vdl.records.batch import split_batches
+from vdl.state import commands
+
+FETCH = 1
+VERSION = 11
+BY_ID = 13
+
+
+class Session:
+    """A client of one session, as clients keep it."""
+
+    def __init__(self, world: World, partitions: int, version: int = VERSION) -> None:
+        self.world = world
+        self.client: Client = world.client()
+        self.version = version
+        self.offsets = dict.fromkeys(range(partitions), 0)
+        self.id = 0
+        self.epoch = 0
+
+    def request(self, *changed: int, wait_ms: int = 0, max_bytes: int = 1 << 20) -> FetchRequest:
+        named = [
+            FetchPartition(index, fetch_offset=self.offsets[index], partition_max_bytes=1 << 20)
+            for index in (self.offsets if not self.epoch else changed)
+        ]
+        return FetchRequest(
+            max_wait_ms=wait_ms,
+            min_bytes=1,
+            max_bytes=max_bytes,
+            session_id=self.id,
+            session_epoch=self.epoch,
+            topics=[FetchTopic("t", self.topic_id, named)] if named else [],
+        )
+
+    @property
+    def topic_id(self) -> bytes:
+        topic = self.world.host.catalog.topics.get("t")
+        return bytes(16) if topic is None else topic.topic_id
+
+    def ask(self, request: FetchRequest) -> dict[int, int]:
+        """Partitions the answer tells of, and how many batches each got, -1 with an error."""
+        return self.take(self.client.ask(FETCH, self.version, request))
+
+    def take(self, response: FetchResponse) -> dict[int, int]:
+        assert response.error_code == ErrorCode.NONE
+        self.id = response.session_id
+        self.epoch += 1
+        return {
+            part.partition_index: -1
+            if part.error_code
+            else len(split_batches(memoryview(part.records or b"")))
+            for topic in response.responses
+            for part in topic.partitions
+        }
+
+    def error(self, request: FetchRequest) -> int:
+        response: FetchResponse = self.client.ask(FETCH, self.version, request)
+        return response.error_code
+
+
+def opened(partitions: int = 3, version: int = VERSION) -> tuple[World, list[TwinStream], Session]:
+    world = World()
+    streams = world.topic(partitions=partitions)
+    session = Session(world, partitions, version)
+    assert session.ask(session.request()) == dict.fromkeys(range(partitions), 0)
+    assert session.id > 0
+    return world, streams, session
+
+
+@pytest.mark.parametrize("version", range(7, 19))
+def test_only_partitions_with_news_are_told(version: int) -> None:
+    """All of them at first, then what changed: records, or how far the log goes."""
+    _, streams, session = opened(version=version)
+    assert session.ask(session.request()) == {}
+    fill(streams[1])
+    assert session.ask(session.request()) == {1: 1}
+    assert session.ask(session.request()) == {1: 1}, "its position did not move"
+    session.offsets[1] = 1
+    assert session.ask(session.request(1)) == {}
+    assert session.ask(session.request()) == {}
+
+
+def test_a_new_high_watermark_is_told_without_records() -> None:
+    """No room for the records of the second: still its consumer sees how far behind it is."""
+    _, streams, session = opened()
+    for stream in streams:
+        fill(stream, size=1000)
+    assert session.ask(session.request(max_bytes=10)) == {0: 1, 1: 0, 2: 0}
+    session.offsets[0] = 1
+    assert session.ask(session.request(0, max_bytes=10)) == {1: 1}
+
+
+def test_who_got_records_is_served_last_the_next_time() -> None:
+    """With room for one partition an answer, each has its turn."""
+    _, streams, session = opened()
+    for stream in streams:
+        for _ in range(3):
+            fill(stream, size=1000)
+    served = []
+    for _ in range(6):
+        told = session.ask(session.request(*range(3), max_bytes=10))
+        (got,) = [index for index, batches in told.items() if batches]
+        session.offsets[got] += 1
+        served.append(got)
+    assert sorted(served) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_new_log_start_is_told() -> None:
+    """DeleteRecords and retention move it without a new record."""
+    world, streams, session = opened()
+    fill(streams[2])
+    session.ask(session.request())
+    session.offsets[2] = 1
+    assert session.ask(session.request(2)) == {}
+    streams[2].delete_records(1, deadline_ns=0, done=lambda _: None)
+    world.run(1)
+    assert session.ask(session.request()) == {2: 0}
+    assert session.ask(session.request()) == {}
+
+
+def test_an_error_is_told_each_time_and_its_end_once() -> None:
+    """Kafka forgets what it told with an error: the next good answer is news."""
+    _, streams, session = opened()
+    streams[0].lose_leadership()
+    assert session.ask(session.request()) == {0: -1}
+    assert session.ask(session.request()) == {0: -1}
+    streams[0].is_leader = streams[0].serving = True
+    assert session.ask(session.request()) == {0: 0}
+    assert session.ask(session.request()) == {}
+
+
+def test_a_topic_that_is_deleted_and_made_again_is_found_again() -> None:
+    """By name; a quiet partition learns that its topic is gone."""
+    world, _, session = opened(1)
+    world.host.apply(commands.DeleteTopics(["t"]))
+    assert session.ask(session.request()) == {0: -1}
+    (stream,) = world.topic()
+    fill(stream)
+    assert session.ask(session.request()) == {0: 1}
+
+
+def test_a_long_poll_is_woken_by_a_quiet_partition() -> None:
+    """It waits without any partition that has something to say."""
+    world, streams, session = opened()
+    session.ask(session.request())
+    session.client.request(FETCH, VERSION, session.request(wait_ms=10_000))
+    world.run(50)
+    assert not session.client.received
+    fill(streams[2])
+    world.run(50)
+    (response,) = session.client.answers()
+    assert session.take(response) == {2: 1}
+    session.client.request(FETCH, VERSION, session.request(wait_ms=500))
+    world.run(600)
+    assert session.take(session.client.answers()[0]) == {2: 1}
+
+
+@pytest.mark.parametrize("version", [VERSION, BY_ID])
+def test_forgotten_partitions_are_told_no_more(version: int) -> None:
+    """By name and by id; a session with nothing left ends."""
+    world, streams, session = opened(version=version)
+    fill(streams[0])
+    fill(streams[1])
+    request = session.request()
+    request.forgotten_topics_data = [ForgottenTopic("t", session.topic_id, [0])]
+    assert session.ask(request) == {1: 1}
+    assert world.context.fetch_sessions.partitions == 2
+    request = session.request()
+    request.forgotten_topics_data = [ForgottenTopic("t", session.topic_id, [1, 2, 7])]
+    assert session.ask(request) == {}
+    assert session.id == 0
+    assert len(world.context.fetch_sessions) == 0
+
+
+def test_a_partition_may_join_later() -> None:
+    """It is told the first time, whatever it has."""
+    world = World()
+    world.topic(partitions=2)
+    session = Session(world, 1)
+    session.ask(session.request())
+    session.offsets[1] = 0
+    assert session.ask(session.request(1)) == {1: 0}
+    assert session.ask(session.request(1)) == {}
+
+
+def test_ids_and_epochs_that_are_wrong_are_refused() -> None:
+    """70 and 71: the client begins anew. The session goes on for who says the right epoch."""
+    _, _, session = opened()
+    wrong = session.request()
+    wrong.session_epoch += 1
+    assert session.error(wrong) == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    wrong = session.request()
+    wrong.session_id += 1
+    assert session.error(wrong) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    request = session.request()
+    session.version = BY_ID
+    assert session.error(request) == ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+    session.version = VERSION
+    assert session.ask(session.request()) == {}
+
+
+def test_a_full_request_ends_the_session_it_names() -> None:
+    """Epoch -1 has none afterwards, epoch 0 a new one."""
+    world, streams, session = opened()
+    first = session.id
+    session.epoch = 0
+    assert len(session.ask(session.request())) == 3
+    assert session.id not in (0, first)
+    assert len(world.context.fetch_sessions) == 1
+    session.epoch = 0
+    request = session.request()
+    request.session_epoch = -1
+    assert len(session.ask(request)) == 3
+    assert session.id == 0
+    assert len(world.context.fetch_sessions) == 0
+    assert not [wait for stream in streams for wait in stream.waits if wait.callback]
+
+
+def test_the_largest_epoch_is_followed_by_one() -> None:
+    """0 and -1 mean something else."""
+    sessions = FetchSessions(1, 1, lambda count: bytes(count - 1) + b"\x07")
+    session = sessions.create(1, 0, uses_topic_ids=False)
+    assert session is not None
+    session.epoch = EPOCH_MAX
+    assert sessions.find(session.id, EPOCH_MAX, 0, uses_topic_ids=False) is session
+    assert session.epoch == 1
+
+
+def test_a_second_request_has_the_first_answered() -> None:
+    """On another connection, with the right epoch: one waits at a time."""
+    world, streams, session = opened()
+    session.client.request(FETCH, VERSION, session.request(wait_ms=10_000))
+    world.run(1)
+    session.epoch += 1
+    other = world.client()
+    other.request(FETCH, VERSION, session.request(wait_ms=10_000))
+    world.run(1)
+    (response,) = session.client.answers()
+    assert response.responses == []
+    fill(streams[0])
+    world.run(1)
+    assert len(other.answers()[0].responses) == 1
+
+
+def test_a_client_that_goes_away_leaves_its_session() -> None:
+    """It belongs to whoever knows its id."""
+    world, streams, session = opened()
+    session.client.request(FETCH, VERSION, session.request(wait_ms=10_000))
+    world.run(1)
+    session.client.session.connection_lost()
+    session.epoch += 1
+    session.client = world.client()
+    fill(streams[1])
+    assert session.ask(session.request()) == {1: 1}
+
+
+def test_a_request_costs_what_there_is_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two thousand idle partitions are not looked at, nor is one that has records beside them."""
+    _, streams, session = opened(2_000)
+    looked_at = 0
+    find_topic = handler.find_topic
+
+    def counted(*arguments: object) -> object:
+        nonlocal looked_at
+        looked_at += 1
+        return find_topic(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(handler, "find_topic", counted)
+    assert session.ask(session.request()) == {}
+    assert looked_at == 0
+    fill(streams[1_234])
+    assert session.ask(session.request()) == {1_234: 1}
+    assert looked_at == 1
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def test_sessions_are_bounded_in_number_and_who_has_none_goes_on() -> None:
+    """At the limit and one past it; then session 0."""
+    world = World(KafkaOptions(fetch_sessions_max=2))
+    (stream,) = world.topic()
+    fill(stream)
+    sessions = [Session(world, 1) for _ in range(3)]
+    for session in sessions:
+        assert session.ask(session.request()) == {0: 1}
+    assert [session.id > 0 for session in sessions] == [True, True, False]
+
+
+def test_partitions_of_all_sessions_are_bounded() -> None:
+    """Also when a session grows: then it ends, and its client begins anew."""
+    world = World(KafkaOptions(fetch_session_partitions_max=4))
+    world.topic(partitions=5)
+    first, second = Session(world, 3), Session(world, 2)
+    first.ask(first.request())
+    second.ask(second.request())
+    assert (first.id > 0, second.id) == (True, 0)
+    first.offsets |= {3: 0, 4: 0}
+    first.ask(first.request(3))
+    assert first.error(first.request(4)) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert world.context.fetch_sessions.partitions == 0
+
+
+def create(sessions: FetchSessions, partitions: int, now_ns: int) -> int:
+    """The id of a session of so many partitions, 0 without a place."""
+    session = sessions.create(partitions, now_ns, uses_topic_ids=False)
+    if session is None:
+        return 0
+    for index in range(partitions):
+        session.add(handler._Target(FetchPartition(index), -1, ErrorCode.NONE, ("t", index)))
+    sessions.counted(partitions)
+    return session.id
+
+
+def test_who_gives_way_was_not_used_or_is_old_and_smaller() -> None:
+    """Kafka's order: unused for two minutes, else the smallest that is as old and smaller."""
+    drawn = iter(range(1, 100))
+    sessions = FetchSessions(2, 100, lambda count: next(drawn).to_bytes(count, "big"))
+    large, small = create(sessions, 5, 0), create(sessions, 2, 0)
+    assert create(sessions, 9, EVICT_AFTER_NS - 1) == 0, "both are young"
+    later = EVICT_AFTER_NS
+    for session_id in (large, small):
+        sessions.find(session_id, 1, later, uses_topic_ids=False)
+    assert create(sessions, 2, later) == 0, "the smallest is as large"
+    assert create(sessions, 3, later) > 0
+    assert sessions.find(small, 2, later, uses_topic_ids=False) is (
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    )
+    assert create(sessions, 1, 2 * later) > 0, "the large one was not used since"
+    assert sessions.find(large, 2, later, uses_topic_ids=False) is (
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    )
+    assert (len(sessions), sessions.partitions) == (2, 4)

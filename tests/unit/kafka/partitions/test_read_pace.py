@@ -1,0 +1,292 @@
+"""How fast readers are fed by what producers feel: in virtual time, on modelled machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from vdl.kafka.partitions.read_pace import PAUSE_EVERY_NS, PAUSE_NS, RATE_MAX, ReadPace
+from vdl.kafka.partitions.read_throttle import GAIN, READ_BYTES_MAX, Admission, Reader, ReadThrottle
+
+SECOND = 1_000_000_000
+MS = 1_000_000
+STEP = 10 * MS
+MB = 1_000_000
+FLOOR = 8 * MB
+INGEST = 20 * MB
+
+
+@dataclass(slots=True)
+class Acknowledged:
+    requests: int = 0
+    total_ns: int = 0
+
+
+def no_cost(now_ns: int, read: int) -> int:
+    """Readers are not felt at all."""
+    return 2 * MS
+
+
+def queue_of(capacity: int) -> Callable[[int, int], int]:
+    """A server that can do so many bytes a second, and is slower the busier it is."""
+
+    def taken_ns(now_ns: int, read: int) -> int:
+        left = max(capacity // 50, capacity - INGEST - read)
+        return 2 * MS * capacity // left
+
+    return taken_ns
+
+
+@dataclass(slots=True)
+class Machine:
+    """A server with producers and readers. `taken_ns(now, bytes a second read lately)` is how long
+    an acknowledgement takes then; `takes`: bytes a second that each reader can take."""
+
+    taken_ns: Callable[[int, int], int]
+    takes: dict[Reader, int]
+    ingest: dict[int, int] = field(default_factory=lambda: {1: INGEST})
+    asks: dict[Reader, int] = field(default_factory=dict)
+    """The largest read of some readers."""
+    acknowledgements: int = 5
+    """In each step."""
+    now_ns: int = 0
+    lately: list[int] = field(default_factory=lambda: [0] * 10)
+    due: dict[Reader, tuple[int, Admission | None]] = field(default_factory=dict)
+    """When each reader asks next, or is let in by what."""
+    acknowledged: Acknowledged = field(default_factory=Acknowledged)
+    throttle: ReadThrottle = field(default_factory=lambda: ReadThrottle(FLOOR))
+
+    def __post_init__(self) -> None:
+        self.throttle.pace.watch(self.acknowledged)
+
+    def run(self, seconds: float) -> tuple[dict[Reader, int], int]:
+        """(bytes a second that each reader got, mean time of an acknowledgement)"""
+        given = dict.fromkeys(self.takes, 0)
+        requests, total_ns = self.acknowledged.requests, self.acknowledged.total_ns
+        end_ns = self.now_ns + int(seconds * SECOND)
+        while self.now_ns < end_ns:
+            taken_ns = self.taken_ns(self.now_ns, sum(self.lately) * SECOND // (10 * STEP))
+            self.acknowledged.requests += self.acknowledgements
+            self.acknowledged.total_ns += self.acknowledgements * taken_ns
+            for group, rate in self.ingest.items():
+                self.throttle.produced(group, rate * STEP // SECOND, self.now_ns)
+                self.throttle.waiting -= 1
+            self.lately = [*self.lately[1:], 0]
+            for reader in sorted(self.takes):
+                self._read(reader, given)
+            self.now_ns += STEP
+        count = self.acknowledged.requests - requests
+        return (
+            {reader: int(count / seconds) for reader, count in given.items()},
+            (self.acknowledged.total_ns - total_ns) // max(1, count),
+        )
+
+    def _read(self, reader: Reader, given: dict[Reader, int]) -> None:
+        """What a reader does in this step: ask, wait to be let in, read, ask again."""
+        due_ns, admission = self.due.get(reader, (0, None))
+        while due_ns < self.now_ns + STEP:
+            at_ns = max(due_ns, self.now_ns)
+            if admission is None:
+                admission = self.throttle.ask(reader, self.asks.get(reader, READ_BYTES_MAX), at_ns)
+                due_ns = at_ns + admission.wait_ns
+                continue
+            given[reader] += admission.bytes
+            self.lately[-1] += admission.bytes
+            self.throttle.found(admission, admission.bytes, at_ns)
+            due_ns = at_ns + admission.bytes * SECOND // self.takes[reader]
+            admission = None
+        self.due[reader] = due_ns, admission
+
+
+def test_reader_that_nobody_feels_gets_all_it_takes() -> None:
+    """Work-conserving: neither the floor nor what is produced is a limit where there is room."""
+    machine = Machine(no_cost, {})
+    machine.run(3)
+    machine.takes[1, 1] = 500 * MB
+    machine.run(3)
+    given, _ = machine.run(20)
+    assert given[1, 1] >= 0.95 * 500 * MB
+
+
+@pytest.mark.parametrize("capacity", [150 * MB, 300 * MB, 1_000 * MB])
+def test_reader_gets_what_producers_leave(capacity: int) -> None:
+    """It converges where acknowledgements take half as long again, on each machine elsewhere."""
+    machine = Machine(queue_of(capacity), {})
+    _, alone_ns = machine.run(3)
+    machine.takes[1, 1] = 10_000 * MB
+    machine.run(10)
+    for _ in range(4):
+        given, beside_ns = machine.run(10)
+        assert beside_ns <= 1.8 * alone_ns + MS
+        # Where an acknowledgement takes 1.5 times as long a third of what was left is taken.
+        assert given[1, 1] >= 0.8 * (capacity - INGEST) / 3
+
+
+def test_reader_that_is_felt_too_much_still_gains() -> None:
+    """Producers that feel every read do not starve a reader: it gets twice what they write."""
+    machine = Machine(lambda now_ns, read: 2 * MS + read, {})
+    machine.run(3)
+    machine.takes[1, 1] = 10_000 * MB
+    machine.run(5)
+    given, _ = machine.run(30)
+    assert 0.99 * GAIN * INGEST <= given[1, 1] <= 1.2 * GAIN * INGEST
+
+
+def test_readers_share_fairly_whatever_they_ask_for() -> None:
+    """Ten on ten partitions of which some are busier, and some ask for fifty times as much."""
+    ingest = {group: (5 if group == 1 else 1) * MB for group in range(1, 11)}
+    takes = {(group, group): 10_000 * MB for group in ingest}
+    asks = {reader: 50 << 20 for reader in takes if reader[0] % 2}
+    machine = Machine(queue_of(300 * MB), {}, ingest, asks)
+    machine.run(3)
+    machine.takes |= takes
+    machine.run(5)
+    given, _ = machine.run(20)
+    assert max(given.values()) <= 1.1 * min(given.values())
+    for (_, group), rate in given.items():
+        assert rate >= GAIN * ingest[group]
+
+
+def test_disk_that_became_slow_by_itself_does_not_hold_readers_up() -> None:
+    """What is usual is measured again where there are always readers."""
+    slow_from_ns = 20 * SECOND
+
+    def taken_ns(now_ns: int, read: int) -> int:
+        return (20 if now_ns >= slow_from_ns else 1) * 2 * MS
+
+    machine = Machine(taken_ns, {})
+    machine.run(3)
+    machine.takes[1, 1] = 400 * MB
+    machine.run(17)
+    machine.run(6 * PAUSE_EVERY_NS / SECOND)
+    given, _ = machine.run(20)
+    assert given[1, 1] >= 0.9 * 400 * MB
+
+
+def test_producers_that_became_faster_are_heard_again() -> None:
+    """A server that was slow when readers came, and is no more, is not taken as the measure."""
+    slow_until_ns = 20 * SECOND
+    quick = queue_of(200 * MB)
+
+    def taken_ns(now_ns: int, read: int) -> int:
+        return 200 * MS if now_ns < slow_until_ns else quick(now_ns, read)
+
+    machine = Machine(taken_ns, {})
+    machine.run(3)
+    machine.takes[1, 1] = 10_000 * MB
+    machine.run(17 + 3 * PAUSE_EVERY_NS / SECOND)
+    _, beside_ns = machine.run(20)
+    assert beside_ns <= 3 * quick(0, 0)
+
+
+def test_reader_is_fed_though_nobody_knows_what_is_usual() -> None:
+    """A server that has just started, with readers from the first moment on."""
+    machine = Machine(no_cost, {(1, 1): 400 * MB})
+    machine.run(10)
+    given, _ = machine.run(10)
+    assert given[1, 1] >= 0.95 * 400 * MB
+
+
+def test_clock_that_jumps_changes_nothing_for_long() -> None:
+    """A machine that slept for an hour: what came before does not count, readers go on."""
+    machine = Machine(queue_of(300 * MB), {})
+    machine.run(3)
+    machine.takes[1, 1] = 10_000 * MB
+    machine.run(20)
+    before, _ = machine.run(20)
+    machine.now_ns += 3_600 * SECOND
+    machine.acknowledged.requests += 1
+    machine.acknowledged.total_ns += 3_600 * SECOND
+    machine.run(5)
+    after, _ = machine.run(20)
+    assert after[1, 1] >= 0.7 * before[1, 1]
+
+
+def test_readers_that_nobody_feels_are_not_held_up_by_noise() -> None:
+    """Times of acknowledgements vary by themselves, one in twenty by very much."""
+    rng = Random(5)
+
+    def taken_ns(now_ns: int, read: int) -> int:
+        return int(4 * MS * rng.uniform(0.5, 1.5) * (10 if rng.random() < 0.05 else 1))
+
+    machine = Machine(taken_ns, {})
+    machine.run(3)
+    machine.takes[1, 1] = 400 * MB
+    machine.run(10)
+    given, _ = machine.run(60)
+    assert given[1, 1] >= 2.5 * GAIN * INGEST
+
+
+def test_rare_acknowledgements_are_waited_for() -> None:
+    """Two a second tell as much, later: a reader that harms them is slowed down nevertheless."""
+    machine = Machine(lambda now_ns, read: 2 * MS + read, {}, {1: 1_000})
+    machine.acknowledgements = 0
+    pace = machine.throttle.pace
+
+    def two_a_second(seconds: int) -> dict[Reader, int]:
+        given: dict[Reader, int] = {}
+        for _ in range(2 * seconds):
+            machine.acknowledgements = 1
+            machine.run(0.01)
+            machine.acknowledgements = 0
+            given, _ = machine.run(0.49)
+        return given
+
+    two_a_second(5)
+    assert pace.usual_ns
+    machine.takes[1, 1] = 10_000 * MB
+    given = two_a_second(20)
+    assert given[1, 1] <= 2 * FLOOR
+
+
+def test_acknowledgements_that_do_not_come_are_no_sign_of_room() -> None:
+    """A journal that hangs: everybody waits, and nothing is finished that could be felt."""
+    machine = Machine(queue_of(1_000 * MB), {})
+    machine.run(3)
+    machine.takes[1, 1] = 10_000 * MB
+    machine.run(10)
+    machine.acknowledgements = 0
+    for _ in range(10):
+        machine.throttle.waiting += 1
+        machine.run(0.5)
+    assert machine.throttle.pace.rate <= 2.5 * GAIN * INGEST
+
+
+def test_pauses_are_short_and_rare_and_made_up_for() -> None:
+    """No reader is held up for longer than `PAUSE_NS`, also while nobody acknowledges anything."""
+    pace = ReadPace()
+    paused = 0
+    for now_ns in range(0, 100 * SECOND, STEP):
+        pace.look(now_ns, FLOOR, is_waited_for=True)
+        assert pace.pause_end_ns <= now_ns + PAUSE_NS
+        if now_ns >= pace.pause_end_ns:
+            pace.fed(now_ns)
+        else:
+            paused += STEP
+    assert paused <= 100 * SECOND * PAUSE_NS // PAUSE_EVERY_NS * 1.2 + PAUSE_NS
+
+
+def test_pace_of_random_loads_stays_within_its_bounds() -> None:
+    """Never below what readers are to get, never above the limit, whatever happens when."""
+    for seed in range(20):
+        rng = Random(seed)
+        pace, acknowledged = ReadPace(), Acknowledged()
+        pace.watch(acknowledged)
+        now_ns = rng.randrange(10**18)
+        for _ in range(2_000):
+            now_ns += rng.choice((0, 1, MS, 30 * MS, 120 * MS, 700 * MS, 3_000 * MS))
+            least = rng.choice((1, FLOOR, 500 * MB))
+            if rng.random() < 0.7:
+                count = rng.choice((1, 3, 40))
+                acknowledged.requests += count
+                acknowledged.total_ns += count * rng.choice((0, MS, 90 * MS, 5 * SECOND))
+            if rng.random() < 0.5:
+                pace.fed(now_ns)
+            if rng.random() < 0.5:
+                pace.short(now_ns + rng.choice((0, 20 * MS, SECOND)))
+            rate = pace.look(now_ns, least, is_waited_for=rng.random() < 0.5)
+            assert least <= rate <= RATE_MAX
+            assert pace.pause_end_ns <= now_ns + PAUSE_NS

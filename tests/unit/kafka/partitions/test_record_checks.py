@@ -1,0 +1,242 @@
+"""What passes the check can be read, by us and by a client: as many records as are counted."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.partitions import record_checks
+from vdl.kafka.partitions.record_checks import Codec, Recompressed, RecordChecks, Scratch, at_once
+from vdl.records.batch import (
+    HEADER_BYTES,
+    LENGTH_FROM,
+    BatchFields,
+    Record,
+    build_batch,
+    check_batch,
+    iter_records,
+    read_header,
+    seal,
+)
+from vdl.records.compression import OUTPUT_BYTES_MAX, Compression
+from vdl.records.walk import ANY_TIME
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka.record.default_records import DefaultRecordBatch
+
+BOUNDS = (*ANY_TIME, False)
+
+
+def passes(batch: bytearray, loop_bytes: int) -> bool:
+    """Whether a server would append it."""
+    view = memoryview(batch)
+    verdicts: list[int | BaseException | None] = []
+    try:
+        header = check_batch(view, produce_version=9, bytes_max=1 << 24)
+        checks = RecordChecks(at_once, loop_bytes)
+        verdicts.append(checks.check(view, header, BOUNDS))
+        if verdicts.pop() is None:
+            checks.check_later(view, header, BOUNDS, verdicts.append)
+    except KafkaError:
+        return False
+    return not any(isinstance(verdict, KafkaError) for verdict in verdicts)
+
+
+RECORDS = st.lists(
+    st.builds(
+        Record,
+        key=st.none() | st.binary(max_size=12),
+        value=st.none() | st.binary(max_size=80),
+        headers=st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5))),
+        timestamp=st.integers(-1, 1 << 40),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(records=RECORDS, codec=st.sampled_from(Compression), seed=st.integers(0, 1 << 32))
+@settings(max_examples=300, deadline=None)
+def test_damaged_batch_that_passes_is_read_by_every_reader(
+    records: list[Record], codec: Compression, seed: int
+) -> None:
+    """Wherever it was checked: on the loop and off it the verdict is one."""
+    rng = random.Random(seed)
+    batch = build_batch(records, BatchFields(compression=codec))
+    assert passes(batch, 1 << 20)
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(HEADER_BYTES, len(batch)) if len(batch) > HEADER_BYTES else 57
+        change = rng.randrange(4)
+        if change == 0:
+            batch[at] ^= 1 << rng.randrange(8)
+        elif change == 1 and len(batch) > HEADER_BYTES:
+            del batch[at : at + rng.randint(1, 4)]
+        elif change == 2:
+            batch[at:at] = batch[at : at + rng.randint(1, 9)]
+        else:
+            count = read_header(batch).count + rng.choice((-1, 1, 3))
+            batch[57:61] = count.to_bytes(4, "big", signed=True)
+            batch[23:27] = (count - 1).to_bytes(4, "big", signed=True)
+    batch[8:12] = (len(batch) - LENGTH_FROM).to_bytes(4, "big")
+    seal(batch)
+    sound = passes(batch, 1 << 20)
+    assert sound == passes(batch, 0)
+    if sound:
+        count = read_header(batch).count
+        ours = list(iter_records(memoryview(batch)))
+        assert [record.offset for record in ours] == list(range(count))
+        theirs = list(DefaultRecordBatch(bytes(batch)))
+        assert [record.offset for record in theirs] == list(range(count))
+        assert [record.value for record in theirs] == [record.value for record in ours]
+
+
+def sized(size: int, codec: Compression = Compression.NONE) -> memoryview:
+    batch = build_batch([Record(None, b"")], BatchFields(compression=codec))
+    value = max(0, size - len(batch) - 3)
+    return memoryview(
+        build_batch(
+            [Record(None, random.Random(7).randbytes(value))], BatchFields(compression=codec)
+        )
+    )
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_batch_leaves_the_loop_one_byte_above_the_limit(excess: int) -> None:
+    """At the limit it is checked there."""
+    batch = sized(5_000)
+    checks = RecordChecks(at_once, len(batch) - excess)
+    verdict = checks.check(batch, read_header(batch), BOUNDS)
+    assert (verdict is None) == bool(excess)
+
+
+@pytest.mark.parametrize("size", [record_checks.LOOP_DECOMPRESSED_BYTES - 20_000, 200_000])
+def test_compressed_batch_leaves_the_loop_when_it_becomes_large(size: int) -> None:
+    """A kilobyte that becomes a hundred is checked on the loop; one that becomes two hundred is
+    not, and passes all the same."""
+    batch = memoryview(
+        build_batch([Record(None, bytes(size))], BatchFields(compression=Compression.ZSTD))
+    )
+    checks = RecordChecks(at_once, 1 << 20)
+    verdict = checks.check(batch, read_header(batch), BOUNDS)
+    assert (verdict is None) == (size > record_checks.LOOP_DECOMPRESSED_BYTES)
+    later: list[int | BaseException] = []
+    checks.check_later(batch, read_header(batch), BOUNDS, later.append)
+    assert later == [-1]
+
+
+def test_checks_in_threads_are_few_and_use_their_buffers_again() -> None:
+    """However many wait: that is what bounds what is held decompressed."""
+    jobs: list[tuple[object, object]] = []
+    made: list[Scratch] = []
+    checks = RecordChecks(lambda job, done: jobs.append((job, done)), 0)
+    batch = sized(500, Compression.LZ4)
+    ended: list[int | BaseException] = []
+    for _ in range(10):
+        checks.check_later(batch, read_header(batch), BOUNDS, ended.append)
+        assert len(jobs) <= record_checks.CHECKS_AT_ONCE
+    while jobs:
+        job, done = jobs.pop(0)
+        made.append(job.args[-1])  # type: ignore[attr-defined]
+        done(job())  # type: ignore[operator]
+        assert len(jobs) <= record_checks.CHECKS_AT_ONCE
+    assert ended == [-1] * 10
+    assert len(set(map(id, made))) == record_checks.CHECKS_AT_ONCE
+    assert sum(len(one.view) for one in {id(one): one for one in made}.values()) <= (
+        record_checks.CHECKS_AT_ONCE * OUTPUT_BYTES_MAX
+    )
+
+
+def verdict_of(batch: bytearray, codec: Codec, *, in_thread: bool) -> object:
+    """What a check says of a batch whose topic asks for a codec."""
+    view = memoryview(batch)
+    header = check_batch(view, produce_version=9, bytes_max=1 << 24)
+    checks = RecordChecks(at_once, 1 << 20)
+    verdicts: list[object] = []
+    if in_thread:
+        checks.check_later(view, header, BOUNDS, verdicts.append, codec)
+    else:
+        try:
+            verdicts.append(checks.check(view, header, BOUNDS, codec))
+        except KafkaError as error:
+            verdicts.append(error)
+    return verdicts[0]
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("sent", Compression)
+@pytest.mark.parametrize("wanted", Compression)
+def test_batch_gets_the_codec_of_its_topic(
+    sent: Compression, wanted: Compression, in_thread: bool
+) -> None:
+    """With the same records, times and sequence numbers; one that has it is taken as it is."""
+    records = [
+        Record(b"k", bytes(20), [("h", None)], timestamp=1_000 + number) for number in range(9)
+    ]
+    fields = BatchFields(compression=sent, producer_id=7, producer_epoch=2, base_sequence=5)
+    batch = build_batch(records, fields)
+    verdict = verdict_of(batch, Codec(wanted, None, 1 << 20), in_thread=in_thread)
+    if sent is wanted:
+        assert verdict == 1_008
+        return
+    assert isinstance(verdict, Recompressed)
+    assert verdict.max_timestamp == 1_008
+    header = check_batch(verdict.batch, produce_version=9, bytes_max=1 << 20)
+    assert header == verdict.header
+    before = read_header(batch)
+    for name in ("base_timestamp", "max_timestamp", "producer_id", "producer_epoch",
+                 "base_sequence", "count", "last_offset_delta"):  # fmt: skip
+        assert getattr(header, name) == getattr(before, name), name
+    assert header.attributes == before.attributes & ~7 | wanted
+    assert list(iter_records(verdict.batch)) == list(iter_records(memoryview(batch)))
+    assert passes(bytearray(verdict.batch), 1 << 20)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_batch_that_becomes_too_large_is_refused(in_thread: bool) -> None:
+    """A kilobyte of zeros is little while it is compressed: the topic's limit is for what is kept.
+    At the limit it is taken, one byte above not."""
+    batch = build_batch([Record(None, bytes(1_000))], BatchFields(compression=Compression.GZIP))
+    taken = verdict_of(batch, Codec(Compression.NONE, None, 1 << 20), in_thread=in_thread)
+    assert isinstance(taken, Recompressed)
+    for size, fits in ((len(taken.batch), True), (len(taken.batch) - 1, False)):
+        verdict = verdict_of(batch, Codec(Compression.NONE, None, size), in_thread=in_thread)
+        assert isinstance(verdict, Recompressed) is fits
+        if not fits:
+            assert isinstance(verdict, KafkaError)
+            assert verdict.code is ErrorCode.MESSAGE_TOO_LARGE
+
+
+@pytest.mark.parametrize("wanted", [Compression.GZIP, Compression.LZ4, Compression.ZSTD])
+def test_batch_that_becomes_too_small_can_still_be_read(wanted: Compression) -> None:
+    """Readers here refuse what becomes more than a hundred times as much: zeros may."""
+    batch = build_batch([Record(b"k", bytes(1 << 20)) for _ in range(4)])
+    verdict = verdict_of(batch, Codec(wanted, None, 8 << 20), in_thread=True)
+    assert isinstance(verdict, Recompressed)
+    assert verdict.header.attributes & ~7 == read_header(batch).attributes
+    assert list(iter_records(verdict.batch)) == list(iter_records(memoryview(batch)))
+
+
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.ZSTD])
+def test_large_batch_is_compressed_off_the_loop(codec: Compression) -> None:
+    """Whether it is large as it was sent, or only without its compression."""
+    limit = record_checks.LOOP_RECOMPRESSED_BYTES
+    wanted = Codec(Compression.GZIP, 1, 1 << 20)
+    for size, leaves in ((limit - 200, False), (limit, True)):
+        batch = build_batch([Record(None, bytes(size))], BatchFields(compression=codec))
+        assert (verdict_of(batch, wanted, in_thread=False) is None) is leaves
+
+
+def test_damaged_batch_is_refused_before_it_is_compressed() -> None:
+    """Its own codec cannot read it: nothing is made of it."""
+    batch = build_batch([Record(None, bytes(500))], BatchFields(compression=Compression.LZ4))
+    batch[HEADER_BYTES + 4] ^= 0xFF
+    seal(memoryview(batch))
+    verdict = verdict_of(batch, Codec(Compression.ZSTD, 3, 1 << 20), in_thread=True)
+    assert isinstance(verdict, KafkaError)
+    assert verdict.code is ErrorCode.INVALID_RECORD

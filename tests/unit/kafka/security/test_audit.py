@@ -1,0 +1,129 @@
+"""The audit log: who did what from where, bounded, and nothing lost without a word."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.unit.kafka.fake_host import World
+from tests.unit.kafka.permissions.test_permissions import Do, bind, client, requests, secured
+from vdl.kafka.security.audit import LEFT_OUT_MAX, LINES_MAX, LINES_OF_ONE_MAX, AuditLog
+from vdl.kafka.security.principal import Principal
+from vdl.state.acls import AclResource
+
+TOPIC = AclResource.TOPIC
+
+
+def audited(world: World) -> list[dict[str, Any]]:
+    """What will have been written."""
+    lines: list[dict[str, Any]] = []
+
+    def write(line: bytes) -> None:
+        assert line.endswith(b"\n")
+        assert line.count(b"\n") == 1
+        lines.append(json.loads(line))
+
+    world.context.audit = AuditLog(write, world.clock)
+    return lines
+
+
+def test_denials_are_noted_each_time_and_what_is_allowed_once() -> None:
+    """By whom, from where, with what; and again after permissions changed."""
+    world = secured(bind(Do.DESCRIBE, TOPIC))
+    lines = audited(world)
+    asker = client(world)
+    for _ in range(3):
+        asker.ask(2, 5, requests(5)[2])
+        asker.ask(21, 2, requests(2)[21])
+    told = [(line["event"], line["api"], line["operation"], line["name"]) for line in lines]
+    assert told.count(("allowed", "ListOffsets", "DESCRIBE", "t")) == 1
+    assert told.count(("denied", "DeleteRecords", "DELETE", "t")) == 3
+    (line, *_) = [line for line in lines if line["event"] == "denied"]
+    assert line["principal"] == "User:alice"
+    assert line["host"] == "10.0.0.1"
+    assert line["client"] == "twin"
+    assert line["resource"] == "TOPIC"
+    assert line["ts"].endswith("Z")
+
+
+@pytest.mark.parametrize("key", [19, 21, 30, 45])
+def test_each_use_of_what_changes_something_is_noted(key: int) -> None:
+    """Also when the connection was told before that it may."""
+    world = secured()
+    lines = audited(world)
+    root = client(world, Principal("root"))
+    for _ in range(3):
+        root.ask(key, 2 if key != 45 else 1, requests(2)[key], 500)
+    assert [line["event"] for line in lines].count("allowed") >= 3
+
+
+def test_topics_left_out_of_a_list_are_no_denials() -> None:
+    """Their reader did not ask for them."""
+    world = secured()
+    lines = audited(world)
+    asked = requests(9)[3]
+    asked.topics = None
+    client(world).ask(3, 9, asked)
+    assert lines == []
+
+
+def test_who_asks_too_often_is_counted_and_hides_nobody() -> None:
+    """The count comes a second later, also if nothing follows; others have their lines."""
+    world = secured()
+    lines = audited(world)
+    eve, bob = client(world, Principal("eve")), client(world, Principal("bob"))
+    for _ in range(3 * LINES_OF_ONE_MAX):
+        eve.ask(21, 2, requests(2)[21], wait_ms=0.001)
+    bob.ask(21, 2, requests(2)[21], wait_ms=0.001)
+    written = [line["principal"] for line in lines]
+    assert written == ["User:eve"] * LINES_OF_ONE_MAX + ["User:bob"]
+    world.run(1_100)
+    (left_out,) = lines[LINES_OF_ONE_MAX + 1 :]
+    assert left_out["event"] == "left_out"
+    assert (left_out["principal"], left_out["of"]) == ("User:eve", "denied")
+    assert left_out["count"] == 2 * LINES_OF_ONE_MAX
+
+
+def test_lines_and_what_is_remembered_of_those_left_out_are_bounded() -> None:
+    """However many principals there are; the sum of all is told."""
+    world = World()
+    lines = audited(world)
+    audit = world.context.audit
+    assert audit is not None
+    total = LINES_MAX + 3 * LEFT_OUT_MAX
+    for number in range(total):
+        audit.note("denied", f"User:u{number}", "10.0.0.1", api="Produce")
+    assert len(lines) == LINES_MAX
+    world.run(1_100)
+    counts = [line["count"] for line in lines[LINES_MAX:]]
+    assert len(counts) == LEFT_OUT_MAX + 1
+    assert sum(counts) == total - LINES_MAX
+    audit.note("denied", "User:u", "10.0.0.1")
+    assert lines[-1]["event"] == "denied"
+    assert audit.lines_left_out == total - LINES_MAX
+
+
+def test_closing_tells_what_was_left_out() -> None:
+    """A stop is no way to get rid of it."""
+    world = World()
+    lines = audited(world)
+    audit = world.context.audit
+    assert audit is not None
+    for _ in range(LINES_OF_ONE_MAX + 1):
+        audit.note("denied", "User:u", "10.0.0.1")
+    audit.close()
+    assert lines[-1]["count"] == 1
+
+
+def test_names_that_clients_choose_start_no_line_and_no_field() -> None:
+    """What looks like a line of the log inside a name stays inside it."""
+    world = secured()
+    lines = audited(world)
+    name = 't", "event": "allowed"}\n{"event": "allowed'
+    asked = requests(5)[2]
+    asked.topics[0].name = name
+    client(world).ask(2, 5, asked)
+    (line,) = lines
+    assert (line["event"], line["name"]) == ("denied", name)

@@ -1,0 +1,1 @@
+"""Settings under Kafka's names: the front end's own, and those of topics, groups and servers."""

@@ -1,0 +1,263 @@
+"""The settings of a server, under Kafka's names: which can be changed at run time, and how.
+
+A server's settings come from its file. Some can also be set in the catalog, for one server or for
+all (KIP-226); they take effect where `KafkaOptions` is read, at once and on every server concerned.
+The order is Kafka's: the server's own, those for all servers, its file, the default.
+
+Rules:
+
+* What can be changed here Kafka can change, too. The rest is refused by name, as Kafka refuses what
+  it calls read-only: nothing is stored that would have no effect.
+* `WITHOUT_EFFECT` are the exception: how many threads do what a single loop does here promises
+  nothing, and tools set it.
+
+Must not know: requests, who may change what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+from ids import ServerId
+from vdl.kafka.configs.topic_configs import DEFAULTS, KNOWN, ConfigType, TopicConfig
+from vdl.kafka.context import Context, KafkaOptions
+from vdl.kafka.limits.client_quotas import ClientQuotas
+from vdl.logstream.membership.reassignment import LEADER_THROTTLED_RATE, UNTHROTTLED
+from vdl.state.resource_configs import ResourceConfigs, ResourceType
+
+ALL_SERVERS = ""
+"""The name of the resource that all servers inherit from."""
+
+
+class Source(IntEnum):
+    """Where a value comes from (KIP-226)."""
+
+    TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    CLIENT_METRICS = 7
+    GROUP = 8
+
+
+_NOT_AT_RUN_TIME = frozenset({"segment_bytes"})
+"""Defaults of topics that the storage engine has read before."""
+
+READ_ONLY = tuple(
+    TopicConfig(name, kind, "", "Read from the server's file, at its start.", option=option)
+    for name, kind, option in (
+        ("auto.create.topics.enable", ConfigType.BOOLEAN, "auto_create_topics"),
+        ("connections.max.idle.ms", ConfigType.LONG, "connection_idle_ms"),
+        ("default.replication.factor", ConfigType.INT, "default_replication_factor"),
+        ("fetch.max.bytes", ConfigType.INT, "fetch_max_bytes"),
+        (
+            "group.initial.rebalance.delay.ms",
+            ConfigType.INT,
+            "group_initial_rebalance_delay_ms",
+        ),
+        (
+            "group.consumer.assignment.interval.ms",
+            ConfigType.INT,
+            "group_consumer_assignment_interval_ms",
+        ),
+        (
+            "group.consumer.heartbeat.interval.ms",
+            ConfigType.INT,
+            "group_consumer_heartbeat_interval_ms",
+        ),
+        ("group.consumer.max.size", ConfigType.INT, "group_consumer_max_size"),
+        (
+            "group.consumer.migration.policy",
+            ConfigType.STRING,
+            "group_consumer_migration_policy",
+        ),
+        (
+            "group.consumer.session.timeout.ms",
+            ConfigType.INT,
+            "group_consumer_session_timeout_ms",
+        ),
+        ("group.max.session.timeout.ms", ConfigType.INT, "group_max_session_timeout_ms"),
+        ("group.max.size", ConfigType.INT, "group_max_size"),
+        ("group.min.session.timeout.ms", ConfigType.INT, "group_min_session_timeout_ms"),
+        ("num.partitions", ConfigType.INT, "num_partitions"),
+        ("offset.metadata.max.bytes", ConfigType.INT, "offset_metadata_max_bytes"),
+        ("offsets.retention.minutes", ConfigType.INT, "offsets_retention_minutes"),
+        ("socket.request.max.bytes", ConfigType.INT, "request_bytes_max"),
+        ("transaction.max.timeout.ms", ConfigType.INT, "transaction_max_timeout_ms"),
+        ("transactional.id.expiration.ms", ConfigType.INT, "transactional_id_expiration_ms"),
+    )
+)
+"""Settings that only a server's file has."""
+
+_OWN = (
+    TopicConfig(
+        "max.connections",
+        ConfigType.INT,
+        "",
+        "How many clients may be connected to a server. Those that are stay.",
+        low=0,
+        option="connections_max",
+    ),
+    TopicConfig(
+        "max.connections.per.ip",
+        ConfigType.INT,
+        "",
+        "The same, from one address.",
+        low=0,
+        option="connections_per_ip_max",
+    ),
+)
+
+WITHOUT_EFFECT = tuple(
+    TopicConfig(
+        name,
+        ConfigType.INT,
+        default,
+        "Accepted for tools, without effect: one loop does it, and threads as it needs them.",
+        low=low,
+    )
+    for name, default, low in (
+        ("background.threads", "10", 1),
+        ("log.cleaner.threads", "1", 0),
+        ("num.io.threads", "8", 1),
+        ("num.network.threads", "3", 1),
+        ("num.recovery.threads.per.data.dir", "2", 1),
+        ("num.replica.fetchers", "1", 1),
+    )
+)
+
+
+KERBEROS = (
+    TopicConfig(
+        "sasl.kerberos.min.time.before.relogin",
+        ConfigType.LONG,
+        "60000",
+        "Accepted for tools, without effect: nobody logs in by Kerberos here.",
+        low=0,
+    ),
+)
+"""What tools change to see whether settings can be changed."""
+
+REPLICATION_THROTTLES = (
+    TopicConfig(
+        LEADER_THROTTLED_RATE,
+        ConfigType.LONG,
+        str(UNTHROTTLED),
+        "Bytes a second that followers far behind get from a server, if less than"
+        " raft.catch_up_rate; each still gets twice what is written to its partition.",
+        low=0,
+    ),
+    TopicConfig(
+        "follower.replication.throttled.rate",
+        ConfigType.LONG,
+        str(UNTHROTTLED),
+        "Accepted for tools, without effect: leaders feed their followers, at their own rate.",
+        low=0,
+    ),
+    TopicConfig(
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+        ConfigType.LONG,
+        str(UNTHROTTLED),
+        "Accepted for tools, without effect: a server has one directory.",
+        low=0,
+    ),
+)
+"""What `kafka-reassign-partitions --throttle` sets on each server, and takes back."""
+
+
+def _of_servers(config: TopicConfig) -> TopicConfig:
+    """A topic's setting as the servers' default of it."""
+    return replace(config, name=config.broker_name)
+
+
+TOPIC_DEFAULTS = tuple(_of_servers(config) for config in KNOWN if config.broker_name)
+
+DYNAMIC: Mapping[str, TopicConfig] = {
+    config.name: config
+    for config in (
+        *(
+            config
+            for config in TOPIC_DEFAULTS
+            if config.option and config.option not in _NOT_AT_RUN_TIME
+        ),
+        *_OWN,
+        *REPLICATION_THROTTLES,
+        *WITHOUT_EFFECT,
+        *KERBEROS,
+    )
+}
+"""What can be changed at run time, by name."""
+
+KNOWN_OF_SERVERS: Mapping[str, TopicConfig] = {
+    config.name: config
+    for config in (
+        *READ_ONLY,
+        *TOPIC_DEFAULTS,
+        *_OWN,
+        *REPLICATION_THROTTLES,
+        *WITHOUT_EFFECT,
+        *KERBEROS,
+    )
+}
+"""What a server is described by, besides its name and addresses."""
+
+
+def effective(
+    options: KafkaOptions, resources: ResourceConfigs, server_id: ServerId
+) -> KafkaOptions:
+    """A file's options with what the catalog says of this server and of all. What an older version
+    stored and this one does not take is left out."""
+    fields: dict[str, Any] = {}
+    for name in (ALL_SERVERS, str(server_id)):
+        for setting, text in resources.of(ResourceType.BROKER, name).items():
+            config = DYNAMIC.get(setting)
+            if config is not None and config.option:
+                is_number = isinstance(getattr(DEFAULTS, config.option), int)
+                fields[config.option] = int(text) if is_number else text
+    return replace(options, **fields) if fields else options
+
+
+def follow(context: Context) -> None:
+    """Have a server's front end work by the settings and the quotas in its applied catalog."""
+    host = context.host
+    resources = host.catalog.resources
+    if resources.revision != context.resources_revision:
+        context.resources_revision = resources.revision
+        context.config = effective(context.file_config, resources, host.server_id)
+    quotas = host.catalog.quotas
+    if not quotas:
+        context.quotas = None
+    elif context.quotas is None:
+        context.quotas = ClientQuotas(quotas)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One value of a setting, and where it is from (KIP-226)."""
+
+    source: Source
+    value: str
+
+
+def layers(
+    config: TopicConfig, options: KafkaOptions, resources: ResourceConfigs, server_id: ServerId
+) -> list[Layer]:
+    """All values of a server's setting, the one in force first. `options` are its file's."""
+    found = []
+    for source, name in (
+        (Source.DYNAMIC_BROKER, str(server_id)),
+        (Source.DYNAMIC_DEFAULT, ALL_SERVERS),
+    ):
+        text = resources.of(ResourceType.BROKER, name).get(config.name)
+        if text is not None and config.name in DYNAMIC:
+            found.append(Layer(source, text))
+    default = config.default_for(DEFAULTS)
+    in_file = config.default_for(options)
+    if in_file != default:
+        found.append(Layer(Source.STATIC_BROKER, in_file))
+    found.append(Layer(Source.DEFAULT, default))
+    return found

@@ -1,0 +1,1 @@
+"""Client connections: sockets, TLS, frames, logins, sessions, and whose request starts when."""

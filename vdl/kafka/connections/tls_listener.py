@@ -1,0 +1,307 @@
+"""TLS on a listener for clients: handshakes within bounds, then sessions as on any other listener.
+
+* A handshake runs in a thread of its own, so it never holds up the loop, and nothing of its
+  connection is read meanwhile. It has a deadline. So many may be under way; one more costs the
+  address that has most of them its oldest. A client that is slow, sends nothing, or sends something
+  else than TLS costs one connection.
+* What arrives is received into memory that all connections of the listener share, and decrypted
+  from OpenSSL's into the session's own. A connection that waits holds none of it.
+* What a session sends is encrypted in parts of `_PART_BYTES` and written by one system call for
+  each. This copies each byte twice (records of TLS are made of it, and taken out); what is not
+  encrypted yet stays with the session, which bounds it.
+
+Must not know: requests, anything above bytes; who a certificate is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rpc.errors import TlsFailed
+from rpc.tls_context import TlsContext
+from rpc.tls_engine import TlsEngine, after
+from rpc.tls_stream import Offload
+from segments.api import Buffer
+from vdl.kafka.connections.socket_writes import LINGERING_BYTES_MAX, Lingering, write_some
+
+if TYPE_CHECKING:
+    from vdl.kafka.connections.frontend import ClientSession
+
+HANDSHAKES_MAX = 256
+"""Under way on one listener at a time."""
+HANDSHAKE_SECONDS_MAX = 10.0
+_PART_BYTES = 256 << 10
+_STAGING_BYTES = 64 << 10
+_QUIET_SECONDS = 60.0
+"""Between two log lines about handshakes that failed for the same reason."""
+_REASONS_MAX = 100
+"""Kinds of failures that are told apart."""
+
+Peer = tuple[str, int]
+Certificate = dict[str, object]
+
+
+class TlsPort:
+    """What the connections of one listener share. Counters are for metrics."""
+
+    def __init__(
+        self,
+        name: str,
+        context: TlsContext,
+        offload: Offload,
+        accept: Callable[[TlsProtocol, Peer, Certificate | None], ClientSession | None],
+        log: logging.Logger,
+    ) -> None:
+        """`accept`: the session of a client whose handshake is done, with the certificate it has
+        shown."""
+        self.name = name
+        self.context = context
+        self.offload = offload
+        self.accept = accept
+        self.lingering = Lingering()
+        self.staging = memoryview(bytearray(_STAGING_BYTES))
+        self.done = 0
+        self.failed = 0
+        self.timed_out = 0
+        self.displaced = 0
+        self._log = log
+        self._under_way: dict[TlsProtocol, tuple[str, asyncio.TimerHandle]] = {}
+        self._by_host: Counter[str] = Counter()
+        self._quiet_until: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        """Handshakes under way."""
+        return len(self._under_way)
+
+    def protocol(self) -> TlsProtocol:
+        """For a connection that was accepted."""
+        return TlsProtocol(self)
+
+    def begin(self, protocol: TlsProtocol, host: str) -> None:
+        """A handshake begins; another one may have to go for it."""
+        if len(self._under_way) >= HANDSHAKES_MAX:
+            greedy = self._by_host.most_common(1)[0][0]
+            oldest = next(one for one, (who, _) in self._under_way.items() if who == greedy)
+            self.displaced += 1
+            self.end(oldest)
+            oldest.abort()
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(HANDSHAKE_SECONDS_MAX, self._too_late, protocol)
+        self._under_way[protocol] = host, timer
+        self._by_host[host] += 1
+
+    def end(self, protocol: TlsProtocol) -> None:
+        """It is over, for whatever reason."""
+        found = self._under_way.pop(protocol, None)
+        if found is not None:
+            host, timer = found
+            timer.cancel()
+            self._by_host[host] -= 1
+            if not self._by_host[host]:
+                del self._by_host[host]
+
+    def refuse(self, peer: Peer, reason: str) -> None:
+        """Count a handshake that failed; tell the first of a kind in a while."""
+        self.failed += 1
+        now = asyncio.get_running_loop().time()
+        if now < self._quiet_until.get(reason, 0.0):
+            return
+        if len(self._quiet_until) >= _REASONS_MAX:
+            self._quiet_until.clear()
+        self._quiet_until[reason] = now + _QUIET_SECONDS
+        fields = {
+            "listener": self.name,
+            "peer": f"{peer[0]}:{peer[1]}",
+            "reason": reason,
+            "count": self.failed,
+        }
+        self._log.warning("handshake_failed", extra={"fields": fields})
+
+    def _too_late(self, protocol: TlsProtocol) -> None:
+        self.timed_out += 1
+        self.end(protocol)
+        protocol.abort()
+
+
+class TlsProtocol(asyncio.BufferedProtocol):
+    """One client's socket with TLS over it, and the transport its session asks for."""
+
+    __slots__ = (
+        "_engine",
+        "_file",
+        "_is_busy",
+        "_is_reading",
+        "_peer",
+        "_port",
+        "_pump_due",
+        "_session",
+        "_transport",
+    )
+
+    def __init__(self, port: TlsPort) -> None:
+        self._port = port
+        self._engine = TlsEngine(port.context.current, server_side=True)
+        self._session: ClientSession | None = None
+        self._is_busy = False
+        """The engine is in another thread's hands."""
+        self._is_reading = True
+        """The session takes what arrives."""
+        self._pump_due = False
+
+    # --- from the event loop -------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), transport
+        self._transport = transport
+        self._file: int = transport.get_extra_info("socket").fileno()
+        transport.set_write_buffer_limits(high=0)
+        peer = transport.get_extra_info("peername") or ("unknown", 0)
+        self._peer: Peer = str(peer[0]), int(peer[1])
+        self._port.begin(self, self._peer[0])
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._port.staging
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._transport.is_closing():
+            return
+        try:
+            self._engine.received(self._port.staging[:nbytes])
+        except TlsFailed as error:
+            self._port.refuse(self._peer, str(error))
+            self.abort()
+            return
+        if self._engine.is_open:
+            self._pump()
+            return
+        assert not self._is_busy, "read in the middle of a handshake's step"
+        self._is_busy = True
+        self._transport.pause_reading()
+        self._port.offload(self._engine.handshake, self._stepped)
+
+    def eof_received(self) -> bool:
+        # Kafka clients do not half-close: no answer could be wanted any more.
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._port.end(self)
+        self._port.lingering.over(self._transport)
+        # Let go of, or the two would hold each other until the collector finds them.
+        session, self._session = self._session, None
+        if session is not None:
+            session.connection_lost()
+
+    def pause_writing(self) -> None:
+        if self._session is not None:
+            self._session.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._session is not None:
+            self._session.resume_writing()
+
+    # --- the handshake -------------------------------------------------------------------------
+    def _stepped(self, result: bool | BaseException) -> None:
+        self._is_busy = False
+        transport = self._transport
+        if transport.is_closing():
+            return
+        if isinstance(result, BaseException) and not isinstance(result, TlsFailed):
+            # Whatever a stranger's bytes did to a library: it costs the stranger's connection.
+            self._port.refuse(self._peer, f"failed in the server: {type(result).__name__}")
+            transport.abort()
+            return
+        transport.write(self._engine.take_output())  # an alert, too: it says what is wrong
+        if isinstance(result, TlsFailed):
+            self._port.refuse(self._peer, str(result))
+            transport.close()
+            return
+        if result:
+            self._port.end(self)
+            self._port.done += 1
+            self._session = self._port.accept(self, self._peer, self._engine.peer_certificate())
+            if self._session is None:
+                transport.abort()
+                return
+            if transport.get_write_buffer_size():
+                self._session.pause_writing()
+        if self._is_reading:
+            transport.resume_reading()
+        if result:
+            self._pump()  # the first request may have come with the end of the handshake
+
+    # --- what arrives ----------------------------------------------------------------------------
+    def _pump(self) -> None:
+        """Decrypt into the session what it takes."""
+        self._pump_due = False
+        engine = self._engine
+        transport = self._transport
+        try:
+            while self._is_reading and engine.has_input and not transport.is_closing():
+                session = self._session
+                if session is None or session.closed:
+                    return
+                count = engine.read_into(session.get_buffer(-1))
+                if not count:
+                    break
+                session.buffer_updated(count)
+            if transport.is_closing():
+                return
+            if reply := engine.take_output():
+                transport.write(reply)
+            if engine.is_closed:
+                transport.close()
+        except TlsFailed:
+            transport.abort()
+
+    def pause_reading(self) -> None:
+        self._is_reading = False
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_reading = True
+        if self._transport.is_closing():
+            return
+        if not self._is_busy:
+            self._transport.resume_reading()
+        if self._engine.has_input and not self._pump_due:
+            # Not from inside the session's own call.
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    # --- from the session ------------------------------------------------------------------------
+    def send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Encrypt and write part by part; what is left once the socket is full stays as it is."""
+        transport = self._transport
+        if transport.is_closing():
+            return ()
+        rest = buffers
+        while rest and not transport.get_write_buffer_size():
+            taken = self._engine.write(rest, _PART_BYTES)
+            rest = after(rest, taken)
+            unsent = write_some(self._file, [self._engine.take_output()])
+            if unsent:
+                transport.write(unsent[0])
+                if transport.is_closing():
+                    return ()
+        return rest
+
+    def close(self, rest: Sequence[Buffer]) -> None:
+        transport = self._transport
+        if transport.is_closing():
+            return
+        size = sum(map(len, rest))
+        if size > LINGERING_BYTES_MAX:
+            transport.abort()
+            return
+        self._engine.write(rest, size)
+        last = self._engine.take_output() + self._engine.close()
+        self._port.lingering.close(transport, [last] if last else ())
+
+    def abort(self) -> None:
+        self._transport.abort()

@@ -1,0 +1,296 @@
+"""Consumer groups as handlers see them: which coordinators are led here, and how to use them.
+
+A consumer group belongs to one coordinator group for ever; the server that leads this serves it.
+Requests that change a group are proposed, and answered when applied here. Heartbeat is answered
+from the applied state. Reads wait until a quorum has confirmed this leader.
+
+Rules:
+
+* Every request is answered exactly once. If this server cannot decide it, the answer makes the
+  client look for the coordinator again, and says nothing about the request's fate.
+* Member ids are drawn by the leading coordinator, before it proposes.
+
+Must not know: wire formats and versions (the caller builds responses), other APIs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+from uuid import UUID
+
+from ids import GroupId, Index
+from vdl.clock import Clock
+from vdl.errors import ErrorCode
+from vdl.kafka.answer import Later
+from vdl.kafka.groups.led_consumer_groups import ClassicStep
+from vdl.kafka.groups.led_coordinator import (
+    GroupOptions,
+    Joined,
+    LedCoordinator,
+    Synced,
+    Waiter,
+    undecided,
+)
+from vdl.kafka.partitions.record_checks import Compute, at_once
+from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
+from vdl.state import commands
+from vdl.state.catalog import Catalog
+from vdl.state.consumer_group import GroupState
+from vdl.state.consumer_groups import JoinAnswer
+from vdl.state.coordinator import Coordinator
+from vdl.state.modern.groups import HeartbeatAnswer
+
+
+class CoordinatorHost(Protocol):
+    """What is asked of the server."""
+
+    @property
+    def catalog(self) -> Catalog: ...
+    @property
+    def coordinator_count(self) -> int: ...
+    def coordinator_group(self, key: str) -> GroupId: ...
+    def state_group(self, group_id: GroupId) -> StateGroup | None: ...
+    def settled_ms(self) -> int: ...
+
+
+class GroupCoordinator:
+    """All coordinator groups of one server. Handlers ask it; it knows which of them are led here.
+
+    Every method takes the `Later` of its request, or a callback, and answers once.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: CoordinatorHost,
+        clock: Clock,
+        rng: random.Random,
+        config: GroupOptions,
+        compute: Compute = at_once,
+    ) -> None:
+        self._host = host
+        self._compute = compute
+        self._clock = clock
+        self._rng = rng
+        self._options = config
+        self._led: dict[GroupId, LedCoordinator] = {}
+
+    def attach(self, state_group: StateGroup) -> None:
+        """Follow a coordinator replica of this server, from before it first serves."""
+        state_group.observers.append(self)
+
+    # --- StateObserver ---------------------------------------------------------------------
+    def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: Index) -> None:
+        led = self._led.get(group.group_id)
+        if led is not None and result.events:
+            led.handle_events(result.events)
+
+    def on_installed(self, group: StateGroup) -> None:
+        """Only followers get snapshots: a leader, which has timers and requests here, does not."""
+        assert group.group_id not in self._led, group.group_id
+
+    def on_serving(self, group: StateGroup) -> None:
+        assert group.group_id not in self._led, group.group_id
+        self._led[group.group_id] = LedCoordinator(
+            group,
+            self._clock,
+            self._options,
+            self._host.catalog,
+            self._host.settled_ms,
+            self._compute,
+        )
+
+    def on_stopped_serving(self, group: StateGroup) -> None:
+        led = self._led.pop(group.group_id, None)
+        if led is not None:
+            led.close()
+
+    # --- who is responsible ------------------------------------------------------------------
+    def find(self, group_id: str) -> LedCoordinator | ErrorCode:
+        """The coordinator of a consumer group, if it is here: else 16, or 14 while it loads."""
+        number = self._host.coordinator_group(group_id)
+        led = self._led.get(number)
+        if led is not None and led.state_group.serving:
+            return led
+        state_group = self._host.state_group(number)
+        if state_group is not None and state_group.is_leader:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return ErrorCode.NOT_COORDINATOR
+
+    def all_here(self) -> list[LedCoordinator | ErrorCode]:
+        """Every coordinator group this server leads, in order; 14 for one that loads."""
+        found: list[LedCoordinator | ErrorCode] = []
+        for number in map(GroupId, range(1, 1 + self._host.coordinator_count)):
+            state_group = self._host.state_group(number)
+            if state_group is None or not state_group.is_leader:
+                continue
+            found.append(self._led.get(number) or ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        return found
+
+    def new_member_id(self, client_id: str, group_instance_id: str | None) -> str:
+        """A new member id: the instance's or the client's name, and 128 random bits."""
+        return f"{client_id if group_instance_id is None else group_instance_id}-{self.random_id()}"
+
+    def random_id(self) -> str:
+        """128 random bits, as a UUID."""
+        return str(UUID(int=self._rng.getrandbits(128), version=4))
+
+    def holds_first_rebalance(self) -> bool:
+        """Whether the first rebalance of an empty group waits for more members."""
+        return self._options.group_initial_rebalance_delay_ms > 0
+
+    # --- membership ------------------------------------------------------------------------
+    def join(
+        self, command: commands.JoinGroup, later: Later, respond: Callable[[Joined], Any]
+    ) -> None:
+        """JoinGroup: answered when the generation is set, or at once if nothing changes."""
+        waiter = Waiter(later, respond)
+        led = self.find(command.group_id)
+        if not isinstance(led, LedCoordinator):
+            waiter.complete(Joined(led, command.member_id))
+            return
+        led.renew_session(command.group_id, command.member_id)
+
+        def told(answer: ClassicStep) -> None:
+            waiter.complete(Joined(answer.error, answer.member_id, member=answer.member))
+
+        if led.machine.has_consumers(command.group_id):
+            led.consumer.join(command, told)
+            return
+
+        def applied(outcome: Outcome) -> None:
+            if outcome.kind is not OutcomeKind.APPLIED:
+                waiter.complete(Joined(undecided(led, outcome), command.member_id))
+                return
+            if isinstance(outcome.result, HeartbeatAnswer):
+                # It became a group of the newer protocol meanwhile.
+                led.consumer.join(command, told)
+                return
+            answer: JoinAnswer = outcome.result
+            member_id = answer.member_id
+            if answer.error is not ErrorCode.NONE:
+                waiter.complete(Joined(answer.error, member_id))
+                return
+            live = led.live(command.group_id)
+            group = live.group
+            live.renew_session(member_id, group.members[member_id].session_timeout_ms)
+            if group.state is GroupState.PREPARING_REBALANCE:
+                live.await_join(member_id, waiter)
+            else:
+                waiter.complete(Joined(ErrorCode.NONE, member_id, group, answer.leader_before))
+
+        led.state_group.propose(command, deadline_ns=led.deadline_ns(), done=applied)
+
+    def sync(
+        self, command: commands.SyncGroup, later: Later, respond: Callable[[Synced], Any]
+    ) -> None:
+        """SyncGroup: the leader's assignment is proposed; followers wait for it."""
+        waiter = Waiter(later, respond)
+        led = self.find(command.group_id)
+        if not isinstance(led, LedCoordinator):
+            waiter.complete(Synced(led))
+            return
+        if led.machine.has_consumers(command.group_id):
+            step = led.consumer.sync(command)
+            waiter.complete(Synced(step.error, step.assignment, member=step.member))
+            return
+        error = led.machine.groups.check_sync(command)
+        if error is not ErrorCode.NONE:
+            waiter.complete(Synced(error))
+            return
+        led.renew_session(command.group_id, command.member_id)
+        group = led.machine.group(command.group_id)
+        assert group is not None, command.group_id
+        leads = group.leader == command.member_id
+        if group.state is GroupState.COMPLETING_REBALANCE and leads:
+
+            def applied(outcome: Outcome) -> None:
+                if outcome.kind is not OutcomeKind.APPLIED:
+                    waiter.complete(Synced(undecided(led, outcome)))
+                elif outcome.result.error is not ErrorCode.NONE:
+                    waiter.complete(Synced(outcome.result.error))
+                else:
+                    self._sync_now(led, command, waiter)
+
+            led.state_group.propose(command, deadline_ns=led.deadline_ns(), done=applied)
+        else:
+            self._sync_now(led, command, waiter)
+
+    def _sync_now(
+        self, led: LedCoordinator, command: commands.SyncGroup, waiter: Waiter[Synced]
+    ) -> None:
+        live = led.live(command.group_id)
+        live.note_synced(command.member_id)
+        if live.group.state is GroupState.STABLE:
+            waiter.complete(live.assignment_of(command.member_id))
+        else:
+            live.await_sync(command.member_id, waiter)
+
+    def heartbeat(
+        self, group_id: str, generation: int, member_id: str, group_instance_id: str | None
+    ) -> ErrorCode:
+        """Heartbeat: answered from the applied state, at once."""
+        led = self.find(group_id)
+        if not isinstance(led, LedCoordinator):
+            return led
+        if led.machine.has_consumers(group_id):
+            return led.consumer.classic_heartbeat(
+                group_id, member_id, group_instance_id, generation
+            )
+        error = led.machine.groups.check_heartbeat(
+            group_id, generation, member_id, group_instance_id
+        )
+        if error in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+            led.renew_session(group_id, member_id)
+        return error
+
+    # --- commands that are answered when applied -----------------------------------------------
+    def propose(
+        self,
+        group_id: str,
+        command: Any,
+        done: Callable[[ErrorCode, Any], None],
+        *,
+        member_id: str = "",
+    ) -> None:
+        """Propose to the coordinator of `group_id`: `done(NONE, the machine's answer)`, or the
+        error that says why there is none: 15 when its fate is open."""
+        led = self.find(group_id)
+        if not isinstance(led, LedCoordinator):
+            done(led, None)
+            return
+        if member_id:
+            led.renew_session(group_id, member_id)
+
+        def applied(outcome: Outcome) -> None:
+            if outcome.kind is OutcomeKind.APPLIED:
+                done(ErrorCode.NONE, outcome.result)
+            else:
+                done(undecided(led, outcome), None)
+
+        led.state_group.propose(command, deadline_ns=led.deadline_ns(), done=applied)
+
+    # --- reads -----------------------------------------------------------------------------
+    def read(self, group_id: str, done: Callable[[ErrorCode, Coordinator | None], None]) -> None:
+        """The state of the coordinator of `group_id`, which reflects everything acknowledged
+        before this call; or the error that says why it cannot be read here."""
+        led = self.find(group_id)
+        if isinstance(led, LedCoordinator):
+            self.read_led(led, done)
+        else:
+            done(led, None)
+
+    def read_led(
+        self, led: LedCoordinator, done: Callable[[ErrorCode, Coordinator | None], None]
+    ) -> None:
+        """The same for a coordinator that is known to be here."""
+
+        def confirmed(current: bool) -> None:
+            if current:
+                done(ErrorCode.NONE, led.machine)
+            else:
+                done(ErrorCode.NOT_COORDINATOR, None)
+
+        led.state_group.read_index(deadline_ns=led.deadline_ns(), done=confirmed)

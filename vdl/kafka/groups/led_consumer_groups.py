@@ -1,0 +1,657 @@
+"""The groups of KIP-848 of one coordinator while this server leads it.
+
+What is replicated is in `vdl.state.modern`. Here is what only the leader needs: when each member's
+session ends, until when it must have given up what it was told to, who waits for targets, and when
+targets are computed next.
+
+Rules:
+
+* A heartbeat that changes nothing is answered from the applied state. One that a client would act
+  on (an error, a whole assignment) only after a quorum confirmed this leader: an old leader knows
+  old epochs.
+* Who joins is answered when it has a target: within a moment, or told to come again.
+* Targets are computed at most once in `consumer.assignment.interval.ms`, for all who came
+  meanwhile.
+* While a group moves, its members are asked to come more often: each step of it waits for
+  somebody's heartbeat.
+
+Must not know: wire formats, other kinds of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from vdl.clock import MS, Clock, Timer
+from vdl.errors import ErrorCode
+from vdl.kafka.groups.member_sessions import MemberSessions
+from vdl.kafka.groups.target_computation import (
+    INLINE_WORK_MAX,
+    Request,
+    request_of,
+    targets_of,
+    work_of,
+)
+from vdl.kafka.groups.topic_patterns import TopicPatterns
+from vdl.kafka.partitions.record_checks import Compute
+from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
+from vdl.state import commands
+from vdl.state.catalog import Catalog
+from vdl.state.consumer_group import ConsumerGroup
+from vdl.state.coordinator import Coordinator
+from vdl.state.modern.group import ModernGroup
+from vdl.state.modern.groups import HeartbeatAnswer
+from vdl.state.modern.member import JOINING_EPOCH, STATIC_LEAVING_EPOCH, MemberState, ModernMember
+from vdl.state.modern.migration import CONSUMER_PROTOCOL, protocol_of, told_assignment
+from vdl.state.resource_configs import ResourceType
+from vdl.state.subscription import read_assignment, subscribed_topics
+
+TARGET_WAIT_NS = 3_000 * MS
+"""How long a member that joins waits for its target; then it is told to come again."""
+WATCH_NS = 500 * MS
+"""How often it is looked whether topics changed."""
+REPEAT_NS = 200 * MS
+"""After which targets are proposed again, if they were not appended or their fate is open."""
+MOVING_NS = 60_000 * MS
+"""How long after its last change a group of several members counts as moving."""
+WAITING_INTERVAL_MS = 500
+MOVING_INTERVAL_MS = 1_000
+INTERVAL_PER_MEMBER_MS = 10
+"""How often members of a moving group are to come at most, and how much less often for each that
+there is: so that all together send some hundred heartbeats a second at most."""
+
+
+class Options(Protocol):
+    """The settings of groups that have none of their own."""
+
+    @property
+    def group_consumer_session_timeout_ms(self) -> int: ...
+    @property
+    def group_consumer_heartbeat_interval_ms(self) -> int: ...
+    @property
+    def group_consumer_assignment_interval_ms(self) -> int: ...
+    @property
+    def group_consumer_migration_policy(self) -> str: ...
+
+
+class Leader(Protocol):
+    """What is asked of the led coordinator, whose part this is."""
+
+    @property
+    def machine(self) -> Coordinator: ...
+    @property
+    def state_group(self) -> StateGroup: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def options(self) -> Options: ...
+    @property
+    def catalog(self) -> Catalog: ...
+    @property
+    def compute(self) -> Compute: ...
+    def propose(self, command: Any) -> None: ...
+    def undecided(self, outcome: Outcome) -> ErrorCode: ...
+    def deadline_ns(self) -> int: ...
+
+
+@dataclass(slots=True)
+class Heartbeated:
+    """The answer to a heartbeat: an error, or the member as it is now."""
+
+    error: ErrorCode
+    message: str = ""
+    member: ModernMember | None = None
+    has_assignment: bool = False
+    """Whether the member has to be told its assignment: it may not know it."""
+    interval_ms: int = 0
+
+
+@dataclass(slots=True)
+class ClassicStep:
+    """The answer to a member of the classic protocol: an error, or the member as it is now."""
+
+    error: ErrorCode
+    member_id: str = ""
+    member: ModernMember | None = None
+    assignment: bytes = b""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Somebody who waits for targets."""
+
+    deadline_ns: int
+    again: Callable[[], None]
+    give_up: Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Step:
+    """A heartbeat on its way."""
+
+    command: commands.ConsumerHeartbeat
+    is_full: bool
+    """The member has said all of itself: it may have missed an answer."""
+    answer: Callable[[Heartbeated], None]
+    is_confirmed: bool = False
+    changed: bool = False
+    """Its assignment, or what the client takes for its epoch, is another one than before."""
+    deadline_ns: int = 0
+    """Until when it waits for a target; 0: it does not."""
+
+
+class LedConsumerGroups:
+    """See the module."""
+
+    def __init__(self, led: Leader) -> None:
+        self._led = led
+        self._groups = led.machine.consumer
+        self._clock = led.clock
+        self._sessions = MemberSessions(led.clock, self._session_over)
+        self._revocations = MemberSessions(led.clock, self._revocation_over)
+        self._phases = MemberSessions(led.clock, self._phase_over)
+        """Classic members that have to join, or to sync."""
+        self._waiting: dict[str, list[_Waiting]] = {}
+        self._patterns = TopicPatterns()
+        self._is_computing = False
+        self._computed_ns: dict[str, int] = {}
+        """By group: when its targets were computed last."""
+        self._moved_ns: dict[str, int] = {}
+        """By group: when its epoch grew last, as this leader saw it."""
+        self._due: dict[str, Timer] = {}
+        """Groups whose targets will be computed."""
+        self._topics_revision = led.catalog.topics_revision
+        self._watch: Timer | None = None
+        self._is_closed = False
+        for group_id, group in self._groups.groups.items():
+            self.changed(group_id, list(group.members))
+        if self._groups.groups:
+            self._topics_revision = -1
+
+    def close(self) -> None:
+        """This server leads no more."""
+        self._is_closed = True
+        self._sessions.close()
+        self._revocations.close()
+        self._phases.close()
+        for timer in (*self._due.values(), self._watch):
+            if timer is not None:
+                timer.cancel()
+        self._due.clear()
+        waiting, self._waiting = self._waiting, {}
+        for some in waiting.values():
+            for one in some:
+                one.give_up()
+
+    # --- heartbeats ----------------------------------------------------------------------------
+    def heartbeat(
+        self,
+        command: commands.ConsumerHeartbeat,
+        *,
+        is_full: bool,
+        answer: Callable[[Heartbeated], None],
+    ) -> None:
+        """A member joins or says that it is there; `answer` once."""
+        self._take(_Step(command, is_full, answer))
+
+    def _take(self, step: _Step) -> None:
+        if self._is_closed:
+            step.answer(Heartbeated(ErrorCode.NOT_COORDINATOR))
+            return
+        classic = self._led.machine.group(step.command.group_id)
+        if classic is not None and classic.members and self._may_upgrade:
+            topics = _topics_of(classic, self._led.catalog)
+            step.command = msgspec.structs.replace(step.command, upgrade=topics)
+            self._propose(step)
+            return
+        heard = self._led.machine.heard(step.command)
+        if heard.error is not ErrorCode.NONE:
+            if step.is_confirmed:
+                step.answer(Heartbeated(heard.error, heard.message))
+            else:
+                self._confirm(step)
+            return
+        member = heard.member
+        assert member is not None, step.command
+        group = self._groups.groups.get(step.command.group_id)
+        if group is not None and member.member_id in group.members:
+            self._renew(group, member)
+        if heard.is_change:
+            self._propose(step)
+        elif step.is_full and not step.is_confirmed:
+            self._confirm(step)
+        else:
+            self._applied(step, HeartbeatAnswer(ErrorCode.NONE, member=member, before=member))
+
+    def _confirm(self, step: _Step) -> None:
+        def confirmed(current: bool) -> None:
+            if not current:
+                step.answer(Heartbeated(ErrorCode.NOT_COORDINATOR))
+                return
+            step.is_confirmed = True
+            self._take(step)
+
+        self._led.state_group.read_index(deadline_ns=self._led.deadline_ns(), done=confirmed)
+
+    def _propose(self, step: _Step) -> None:
+        def decided(outcome: Outcome) -> None:
+            if outcome.kind is OutcomeKind.APPLIED:
+                self._applied(step, outcome.result)
+            else:
+                step.answer(Heartbeated(self._led.undecided(outcome)))
+
+        self._led.state_group.propose(
+            step.command, deadline_ns=self._led.deadline_ns(), done=decided
+        )
+
+    def _applied(self, step: _Step, answer: HeartbeatAnswer) -> None:
+        if answer.error is not ErrorCode.NONE:
+            step.answer(Heartbeated(answer.error, answer.message))
+            return
+        member = answer.member
+        assert member is not None, step.command
+        group = self._groups.groups[step.command.group_id]
+        if answer.before is None or answer.before.assigned != member.assigned:
+            step.changed = True
+        if step.command.member_epoch != member.epoch:
+            step.changed = True
+        has_to_wait = answer.grew_epoch and group.epoch > group.assignment_epoch
+        if member.epoch == JOINING_EPOCH or has_to_wait:
+            self._wait(step, member)
+        else:
+            self._finish(step, group, member)
+
+    def _wait(self, step: _Step, member: ModernMember) -> None:
+        """Until there are targets: then the heartbeat is taken again."""
+        command = step.command
+        step.command = msgspec.structs.replace(
+            command,
+            member_epoch=member.epoch,
+            owned=command.owned if member.epoch == command.member_epoch else None,
+        )
+        step.deadline_ns = step.deadline_ns or self._clock.now_ns() + TARGET_WAIT_NS
+        self._await_targets(
+            command.group_id,
+            _Waiting(step.deadline_ns, lambda: self._take(step), lambda: self._give_up(step)),
+        )
+
+    def _await_targets(self, group_id: str, waiting: _Waiting) -> None:
+        left_ns = waiting.deadline_ns - self._clock.now_ns()
+        if left_ns <= 0 or self._is_closed:
+            waiting.give_up()
+            return
+        self._waiting.setdefault(group_id, []).append(waiting)
+        self._clock.call_later(left_ns, lambda: self._wait_over(group_id, waiting))
+        self._compute_later(group_id)
+
+    def _wait_over(self, group_id: str, waiting: _Waiting) -> None:
+        others = self._waiting.get(group_id, [])
+        if any(one is waiting for one in others):
+            others[:] = [one for one in others if one is not waiting]
+            if not others:
+                del self._waiting[group_id]
+            waiting.give_up()
+
+    def _give_up(self, step: _Step) -> None:
+        if self._is_closed:
+            step.answer(Heartbeated(ErrorCode.NOT_COORDINATOR))
+            return
+        group = self._groups.groups.get(step.command.group_id)
+        member = None if group is None else group.members.get(step.command.member_id)
+        if group is None or member is None:
+            step.answer(Heartbeated(ErrorCode.UNKNOWN_MEMBER_ID, "The member is gone."))
+        elif member.epoch == JOINING_EPOCH:
+            step.answer(
+                Heartbeated(
+                    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The assignment is not computed yet."
+                )
+            )
+        else:
+            self._finish(step, group, member)
+
+    def _finish(self, step: _Step, group: ModernGroup, member: ModernMember) -> None:
+        step.answer(
+            Heartbeated(
+                ErrorCode.NONE,
+                member=member,
+                has_assignment=step.is_full or step.changed,
+                interval_ms=self._interval_ms(group, member),
+            )
+        )
+
+    def _interval_ms(self, group: ModernGroup, member: ModernMember) -> int:
+        """How soon the member is to come again."""
+        interval_ms = self._heartbeat_ms(group.group_id)
+        count = len(group.members)
+        if count < 2:
+            return interval_ms
+        moved_ns = self._moved_ns.get(group.group_id)
+        if member.state is MemberState.UNRELEASED:
+            wanted_ms = WAITING_INTERVAL_MS
+        elif moved_ns is not None and self._clock.now_ns() - moved_ns < MOVING_NS:
+            wanted_ms = MOVING_INTERVAL_MS
+        else:
+            return interval_ms
+        return min(interval_ms, max(wanted_ms, count * INTERVAL_PER_MEMBER_MS))
+
+    def leave(
+        self, command: commands.LeaveConsumerGroup, answer: Callable[[ErrorCode, str], None]
+    ) -> None:
+        """A member goes."""
+        command = msgspec.structs.replace(command, may_downgrade=self._may_downgrade)
+
+        def decided(outcome: Outcome) -> None:
+            if outcome.kind is not OutcomeKind.APPLIED:
+                answer(self._led.undecided(outcome), "")
+                return
+            group = self._groups.groups.get(command.group_id)
+            member = None if group is None else group.members.get(command.member_id)
+            if group is not None and member is not None:
+                self._renew(group, member)
+            answer(outcome.result.error, outcome.result.message)
+
+        self._led.state_group.propose(command, deadline_ns=self._led.deadline_ns(), done=decided)
+
+    # --- members of the classic protocol ---------------------------------------------------------
+    def join(self, command: commands.JoinGroup, told: Callable[[ClassicStep], None]) -> None:
+        """JoinGroup in a group of the newer protocol: answered when the member has a target."""
+        self._join(command, told, 0)
+
+    def _join(
+        self, command: commands.JoinGroup, told: Callable[[ClassicStep], None], deadline_ns: int
+    ) -> None:
+        def decided(outcome: Outcome) -> None:
+            if outcome.kind is not OutcomeKind.APPLIED:
+                told(ClassicStep(self._led.undecided(outcome), command.member_id))
+            elif isinstance(outcome.result, HeartbeatAnswer):
+                self._joined(command, outcome.result, told, deadline_ns)
+            else:
+                # It became a classic group meanwhile: the client is to ask again.
+                told(ClassicStep(ErrorCode.REBALANCE_IN_PROGRESS, command.member_id))
+
+        self._led.state_group.propose(command, deadline_ns=self._led.deadline_ns(), done=decided)
+
+    def _joined(
+        self,
+        command: commands.JoinGroup,
+        answer: HeartbeatAnswer,
+        told: Callable[[ClassicStep], None],
+        deadline_ns: int,
+    ) -> None:
+        if answer.error is not ErrorCode.NONE:
+            told(ClassicStep(answer.error, answer.new_member_id or command.member_id))
+            return
+        member, group = answer.member, self._groups.groups.get(command.group_id)
+        assert member is not None, command
+        if group is None or member.member_id not in group.members:
+            told(ClassicStep(ErrorCode.UNKNOWN_MEMBER_ID, command.member_id))
+            return
+        self._renew(group, member)
+        if member.epoch != JOINING_EPOCH and group.epoch == group.assignment_epoch:
+            # It has to come for its assignment.
+            self._phases.renew(group.group_id, member.member_id, member.rebalance_timeout_ms)
+            told(ClassicStep(ErrorCode.NONE, member.member_id, member))
+            return
+        again = msgspec.structs.replace(
+            command, member_id=member.member_id, known_member_id_required=False
+        )
+        deadline_ns = deadline_ns or self._clock.now_ns() + TARGET_WAIT_NS
+        self._await_targets(
+            group.group_id,
+            _Waiting(
+                deadline_ns,
+                lambda: self._join(again, told, deadline_ns),
+                lambda: told(ClassicStep(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id)),
+            ),
+        )
+
+    def sync(self, command: commands.SyncGroup) -> ClassicStep:
+        """SyncGroup in such a group: what the member has now."""
+        group_id, member_id = command.group_id, command.member_id
+        error = self._groups.check_classic(
+            group_id, member_id, command.group_instance_id, command.generation
+        )
+        group = self._groups.groups[group_id]
+        member = group.members.get(member_id)
+        if error is ErrorCode.REBALANCE_IN_PROGRESS and member is not None:
+            if member.state is not MemberState.UNREVOKED and member.epoch < group.epoch:
+                self._await_join(group, member)
+                return ClassicStep(error, member_id)
+            error = ErrorCode.NONE
+        if error is not ErrorCode.NONE or member is None:
+            return ClassicStep(error, member_id)
+        said = (command.protocol_type, command.protocol_name)
+        meant = (CONSUMER_PROTOCOL, protocol_of(member))
+        if any(one not in (None, other) for one, other in zip(said, meant, strict=True)):
+            return ClassicStep(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id)
+        self._phases.end(group_id, member_id)
+        self._renew(group, member)
+        return ClassicStep(ErrorCode.NONE, member_id, member, told_assignment(group, member))
+
+    def classic_heartbeat(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int
+    ) -> ErrorCode:
+        """Heartbeat in such a group: whether the member has to join anew."""
+        error = self._groups.check_classic(group_id, member_id, instance_id, generation)
+        if error in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
+            group = self._groups.groups[group_id]
+            member = group.members[member_id]
+            self._renew(group, member)
+            if error is ErrorCode.REBALANCE_IN_PROGRESS:
+                self._await_join(group, member)
+        return error
+
+    def _await_join(self, group: ModernGroup, member: ModernMember) -> None:
+        if (group.group_id, member.member_id) not in self._phases:
+            self._phases.renew(group.group_id, member.member_id, member.rebalance_timeout_ms)
+
+    # --- sessions ------------------------------------------------------------------------------
+    def _renew(self, group: ModernGroup, member: ModernMember) -> None:
+        if member.classic is not None:
+            period_ms = member.classic.session_timeout_ms
+        else:
+            period_ms = self._session_ms(group.group_id)
+        self._sessions.renew(group.group_id, member.member_id, period_ms)
+
+    def renew(self, group_id: str, member_id: str) -> None:
+        """A request of the member arrived that is no heartbeat."""
+        group = self._groups.groups.get(group_id)
+        member = None if group is None else group.members.get(member_id)
+        if group is not None and member is not None and member.epoch != STATIC_LEAVING_EPOCH:
+            self._renew(group, member)
+
+    def _session_over(self, group_id: str, member_ids: list[str]) -> None:
+        self._expire(group_id, [(member_id, -1) for member_id in member_ids])
+
+    def _phase_over(self, group_id: str, member_ids: list[str]) -> None:
+        self._session_over(group_id, member_ids)
+
+    def _expire(self, group_id: str, members: list[tuple[str, int]]) -> None:
+        self._led.propose(commands.ExpireConsumers(group_id, members, self._may_downgrade))
+
+    def _revocation_over(self, group_id: str, member_ids: list[str]) -> None:
+        group = self._groups.groups.get(group_id)
+        members = [] if group is None else [group.members.get(one) for one in member_ids]
+        late = [(member.member_id, member.epoch) for member in members if member is not None]
+        if late:
+            self._expire(group_id, late)
+
+    # --- what was applied ----------------------------------------------------------------------
+    def changed(self, group_id: str, member_ids: Iterable[str]) -> None:
+        """These members of the group changed, or are no more; perhaps the group, too."""
+        group = self._groups.groups.get(group_id)
+        if group is None:
+            self._forget(group_id)
+            return
+        for member_id in member_ids:
+            self._member_changed(group, member_id)
+        if not group.members:
+            self._forget(group_id)
+            return
+        if group.epoch > group.assignment_epoch:
+            self._moved_ns[group_id] = self._clock.now_ns()
+            self._compute_later(group_id)
+        else:
+            for waiting in self._waiting.pop(group_id, ()):
+                self._clock.call_soon(waiting.again)
+        if self._watch is None:
+            self._watch = self._clock.call_later(WATCH_NS, self._look_at_topics)
+
+    def _member_changed(self, group: ModernGroup, member_id: str) -> None:
+        group_id = group.group_id
+        key = (group_id, member_id)
+        member = group.members.get(member_id)
+        if member is None:
+            for sessions in (self._sessions, self._revocations, self._phases):
+                sessions.end(group_id, member_id)
+            return
+        if key not in self._sessions:
+            self._renew(group, member)
+        if member.state is not MemberState.UNREVOKED or member.classic is not None:
+            self._revocations.end(group_id, member_id)
+        elif key not in self._revocations:
+            self._revocations.renew(group_id, member_id, member.rebalance_timeout_ms)
+
+    def _forget(self, group_id: str) -> None:
+        for sessions in (self._sessions, self._revocations, self._phases):
+            sessions.end_others(group_id, ())
+        self._computed_ns.pop(group_id, None)
+        self._moved_ns.pop(group_id, None)
+        timer = self._due.pop(group_id, None)
+        if timer is not None:
+            timer.cancel()
+        for waiting in self._waiting.pop(group_id, ()):
+            waiting.give_up()
+
+    # --- targets -------------------------------------------------------------------------------
+    def _look_at_topics(self) -> None:
+        """Groups whose topics changed get other targets. Ends when no group has members."""
+        self._watch = None
+        groups = [one for one in self._groups.groups.values() if one.members]
+        if not groups:
+            return
+        revision = self._led.catalog.topics_revision
+        if revision != self._topics_revision:
+            self._topics_revision = revision
+            for group in groups:
+                self._compute_later(group.group_id)
+        self._watch = self._clock.call_later(WATCH_NS, self._look_at_topics)
+
+    def _compute_later(self, group_id: str, delay_ns: int = 0) -> None:
+        if group_id in self._due:
+            return
+        last_ns = self._computed_ns.get(group_id)
+        if last_ns is not None:
+            pause_ns = self._assignment_pause_ms(group_id) * MS
+            delay_ns = max(delay_ns, last_ns + pause_ns - self._clock.now_ns())
+        self._due[group_id] = self._clock.call_later(delay_ns, lambda: self._compute(group_id))
+
+    def _compute(self, group_id: str) -> None:
+        if self._is_computing:
+            self._due[group_id] = self._clock.call_later(REPEAT_NS, lambda: self._compute(group_id))
+            return
+        self._due.pop(group_id, None)
+        group = self._groups.groups.get(group_id)
+        if group is None or not group.members:
+            return
+        self._computed_ns[group_id] = self._clock.now_ns()
+        request = request_of(group, self._led.catalog)
+        if work_of(request, self._patterns) <= INLINE_WORK_MAX:
+            self._computed(request, targets_of(request, self._patterns))
+            return
+        self._is_computing = True
+
+        def done(result: commands.AssignTargets | BaseException | None) -> None:
+            self._is_computing = False
+            if isinstance(result, BaseException):
+                raise result
+            if not self._is_closed:
+                self._computed(request, result)
+
+        self._led.compute(lambda: targets_of(request, self._patterns), done)
+
+    def _computed(self, request: Request, command: commands.AssignTargets | None) -> None:
+        self._patterns.keep_only(
+            {
+                member.pattern
+                for group in self._groups.groups.values()
+                for member in group.members.values()
+                if member.pattern
+            }
+        )
+        if command is None:
+            return
+
+        def decided(outcome: Outcome) -> None:
+            if self._is_closed:
+                return
+            if outcome.kind is not OutcomeKind.APPLIED:
+                self._compute_later(request.group_id, REPEAT_NS)
+            elif not outcome.result.has_room:
+                self._propose_without_room(request, command)
+            elif not outcome.result.is_current:
+                self._compute_later(request.group_id)
+
+        self._led.state_group.propose(command, deadline_ns=self._led.deadline_ns(), done=decided)
+
+    def _propose_without_room(self, request: Request, command: commands.AssignTargets) -> None:
+        """The targets are too large to be kept: members keep theirs, and new ones get nothing."""
+        self._led.propose(
+            commands.AssignTargets(
+                group_id=command.group_id,
+                group_epoch=command.group_epoch,
+                next_epoch=command.next_epoch,
+                topics=list(request.known.values()),
+                patterns=[
+                    commands.ResolvedPattern(pattern, names)
+                    for pattern, names in sorted(request.known_patterns.items())
+                ],
+                targets=[],
+            )
+        )
+
+    # --- settings ------------------------------------------------------------------------------
+    def _setting(self, group_id: str, name: str, default: int) -> int:
+        """A setting of one group, or what the server says of all."""
+        own = self._led.catalog.resources.of(ResourceType.GROUP, group_id).get(f"consumer.{name}")
+        return default if own is None else int(own)
+
+    def _session_ms(self, group_id: str) -> int:
+        default = self._led.options.group_consumer_session_timeout_ms
+        return self._setting(group_id, "session.timeout.ms", default)
+
+    @property
+    def _may_upgrade(self) -> bool:
+        return self._led.options.group_consumer_migration_policy in ("upgrade", "bidirectional")
+
+    @property
+    def _may_downgrade(self) -> bool:
+        return self._led.options.group_consumer_migration_policy in ("downgrade", "bidirectional")
+
+    def _heartbeat_ms(self, group_id: str) -> int:
+        default = self._led.options.group_consumer_heartbeat_interval_ms
+        return self._setting(group_id, "heartbeat.interval.ms", default)
+
+    def _assignment_pause_ms(self, group_id: str) -> int:
+        default = self._led.options.group_consumer_assignment_interval_ms
+        return self._setting(group_id, "assignment.interval.ms", default)
+
+
+def _topics_of(classic: ConsumerGroup, catalog: Catalog) -> list[commands.SubscribedTopic]:
+    """What this server knows of the topics that classic members subscribe to, or have."""
+    names: set[str] = set()
+    for member in classic.members.values():
+        for protocol in member.protocols:
+            names.update(subscribed_topics(protocol.metadata) or ())
+        names.update(name for name, _ in read_assignment(member.assignment) or ())
+    found = [catalog.topics[name] for name in sorted(names) if name in catalog.topics]
+    return [
+        commands.SubscribedTopic(
+            topic.name, topic.topic_id, len(topic.partitions), topic.partitions[-1]
+        )
+        for topic in found
+    ]

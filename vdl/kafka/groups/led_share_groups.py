@@ -1,0 +1,91 @@
+"""The share groups of one coordinator while this server leads it: sessions, and topics that change
+(KIP-932).
+
+Members must be heard of within the group's session timeout; who is not is removed by a command. The
+topics of a group are those of the applied catalog at each heartbeat that finds them changed.
+
+Must not know: requests, share-partitions, other kinds of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from vdl.clock import Clock
+from vdl.kafka.configs.group_configs import BY_NAME
+from vdl.kafka.groups.member_sessions import MemberSessions
+from vdl.state.catalog import Catalog
+from vdl.state.commands import LeaveShareGroup, ShareTopic
+from vdl.state.resource_configs import ResourceType
+from vdl.state.share_groups import ShareGroup, ShareGroups
+
+MEMBERS_MAX = 200
+"""`group.share.max.size`: members of one group."""
+
+
+class LedShareGroups:
+    """See the module."""
+
+    __slots__ = ("_catalog", "_groups", "_propose", "_sessions")
+
+    def __init__(
+        self,
+        groups: ShareGroups,
+        clock: Clock,
+        catalog: Catalog,
+        propose: Callable[[Any], None],
+    ) -> None:
+        """`propose`: for a timer, which tries again."""
+        self._groups = groups
+        self._catalog = catalog
+        self._propose = propose
+        self._sessions = MemberSessions(clock, self._over)
+        for group in groups.groups.values():
+            for member_id in group.members:
+                self.renew(group.group_id, member_id)
+
+    def setting(self, group_id: str, name: str) -> int:
+        """A whole-number setting of a group; its text was checked when it was set."""
+        configs = self._catalog.resources.of(ResourceType.GROUP, group_id)
+        return int(configs.get(name, BY_NAME[name].default))
+
+    def renew(self, group_id: str, member_id: str) -> None:
+        """The member was heard of."""
+        period_ms = self.setting(group_id, "share.session.timeout.ms")
+        self._sessions.renew(group_id, member_id, period_ms)
+
+    def touched(self, group_id: str) -> None:
+        """The group has changed, or is gone."""
+        group = self._groups.groups.get(group_id)
+        self._sessions.end_others(group_id, () if group is None else group.members)
+
+    def topics_of(self, names: Iterable[str]) -> list[ShareTopic]:
+        """Of these topics those that exist, by name."""
+        topics = self._catalog.topics
+        return [
+            ShareTopic(name, topics[name].topic_id, list(topics[name].partitions))
+            for name in sorted(set(names))
+            if name in topics
+        ]
+
+    def close(self) -> None:
+        """The server leads no more."""
+        self._sessions.close()
+
+    def _over(self, group_id: str, member_ids: list[str]) -> None:
+        group = self._groups.groups.get(group_id)
+        if group is not None:
+            self._propose(
+                LeaveShareGroup(group_id, member_ids, self.topics_without(group, member_ids))
+            )
+
+    def topics_without(self, group: ShareGroup, member_ids: Iterable[str]) -> list[ShareTopic]:
+        """What is subscribed to when these members are gone."""
+        gone = set(member_ids)
+        return self.topics_of(
+            name
+            for member in group.members.values()
+            if member.member_id not in gone
+            for name in member.topic_names
+        )

@@ -1,0 +1,1 @@
+"""What bounds clients: memory of requests and answers, quotas."""

@@ -1,0 +1,109 @@
+"""How a request's words for topics, partitions and servers find what they mean.
+
+Everything is answered from this server's own applied catalog, which may be a moment behind: what
+it does not know yet is answered with errors that clients retry.
+
+Must not know: any one API.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from ids import GroupId, ServerId
+from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.context import LogStream, RequestContext
+from vdl.kafka.groups.offsets_topic import OFFSETS_TOPIC, OFFSETS_TOPIC_ID, offsets_topic
+from vdl.state.catalog import TopicInfo
+
+Topic = TopicInfo
+
+NO_TOPIC_ID = bytes(16)
+
+
+def find_topic(ctx: RequestContext, key: str | bytes) -> Topic | None:
+    """The topic of that name, or (16 bytes) of that id; also the one that clients cannot make."""
+    catalog = ctx.server.host.catalog
+    topic = catalog.topics.get(key) if isinstance(key, str) else catalog.topics_by_id.get(key)
+    if topic is None and key in (OFFSETS_TOPIC, OFFSETS_TOPIC_ID):
+        return offsets_topic(catalog)
+    return topic
+
+
+def is_internal(ctx: RequestContext, key: str | bytes) -> bool:
+    """Whether that is a topic which clients can only read."""
+    topic = find_topic(ctx, key)
+    # One that somebody made under that name, in an older version, is a topic like any other.
+    return topic is not None and topic.topic_id == OFFSETS_TOPIC_ID
+
+
+def all_topics(ctx: RequestContext) -> list[Topic]:
+    """In order of their names."""
+    topics = ctx.server.host.catalog.topics
+    found = list(topics.values())
+    if OFFSETS_TOPIC not in topics:
+        found.append(offsets_topic(ctx.server.host.catalog))
+    return sorted(found, key=attrgetter("name"))
+
+
+def partition_group(topic: Topic, index: int) -> GroupId:
+    """The group of a partition. Raises UNKNOWN_TOPIC_OR_PARTITION."""
+    groups = topic.partitions
+    if not 0 <= index < len(groups):
+        raise KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            f"topic '{topic.name}' has {len(groups)} partitions",
+        )
+    return groups[index]
+
+
+def led_stream(ctx: RequestContext, topic_name: str, index: int, epoch: int = -1) -> LogStream:
+    """The log of a partition that this server leads, in the epoch the client believes in. Raises
+    KafkaError."""
+    topic = find_topic(ctx, topic_name)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    stream = ctx.server.stream(partition_group(topic, index))
+    if stream is None:
+        raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    error = check_leader_epoch(stream, epoch)
+    if not error and not stream.is_leader:
+        error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    if error:
+        raise KafkaError(error)
+    return stream
+
+
+def topic_setting(topic: Topic, name: str, default: int) -> int:
+    """A whole-number setting of the topic; its text was checked when it was set."""
+    configs = topic.configs
+    if configs and name in configs:
+        return int(configs[name])
+    return default
+
+
+def check_leader_epoch(stream: LogStream, epoch: int) -> ErrorCode:
+    """What is wrong with the leader epoch a client believes in (KIP-320); -1 is not checked."""
+    term = stream.term
+    if epoch in (-1, term):
+        return ErrorCode.NONE
+    return ErrorCode.FENCED_LEADER_EPOCH if epoch < term else ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+def endpoint(ctx: RequestContext, server_id: ServerId) -> tuple[str, int] | None:
+    """Where clients of this request's listener reach a server; None if they cannot."""
+    server = ctx.server.host.catalog.servers.get(server_id)
+    if server is None:
+        return None
+    return server.listeners.get(ctx.connection.listener)
+
+
+def leader_endpoints(
+    ctx: RequestContext, server_id: ServerId
+) -> list[tuple[int, str, int, str | None]]:
+    """(id, host, port, rack) of a leader, for the hints of KIP-951; empty if unknown."""
+    address = endpoint(ctx, server_id)
+    if address is None:
+        return []
+    rack = ctx.server.host.catalog.servers[server_id].rack
+    return [(server_id, address[0], address[1], rack or None)]

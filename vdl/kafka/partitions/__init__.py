@@ -1,0 +1,1 @@
+"""What serving records needs beside the handlers: checks off the loop, sessions, pace, sizes."""

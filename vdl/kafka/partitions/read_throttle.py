@@ -1,0 +1,211 @@
+"""Throttle of disk reads for consumers that are far behind, while producers are active.
+
+A reader with gigabytes to catch up takes all the disk and CPU it is given. Its next megabyte is not
+urgent; an acknowledgement is. So disk reads are throttled while records are produced here, and are
+not otherwise.
+
+A constant rate would leave a reader behind for ever when producers are faster, and would leave a
+machine idle that has time for both. A read starts as soon as one of two rules allows it:
+
+* Share: all readers together, in the order in which they ask, get what producers leave: as much as
+  `ReadPace` finds that producers do not feel. At least they get the floor, or twice what producers
+  write to partitions that this server leads if that is more. (What it writes as a follower is read
+  elsewhere.)
+* Gain: each reader gets twice the producers' rate of its own partition, whatever others take. So
+  several readers of one partition all catch up.
+
+A single reader gets the faster of the two, not their sum. One that could not ask in time, or had to
+pause, makes up for `BURST_NS` of it. A read has at most `READ_BYTES_MAX`, so a larger request gets
+no larger share; and less where so many readers ask that their turns would take longer than
+`WAIT_NS_MAX`. No read waits longer than that: with very many readers the throttle yields, and none
+starves.
+
+Must not know: requests, the disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ids import GroupId
+from vdl.kafka.partitions.ingest_rate import SLOT_NS, IngestRate
+from vdl.kafka.partitions.read_pace import PAUSE_NS, ReadPace
+
+_SECOND_NS = 1_000_000_000
+AT_WORK_NS = _SECOND_NS
+"""Producers count as active for this long after a batch at most,"""
+AT_WORK_GAPS = 4
+"""and otherwise for so many times what lately was between their batches, but not while one waits
+for its acknowledgement: whoever sent sixty a second, and has sent none for a tenth, has ended."""
+AT_WORK_NS_MIN = 100_000_000
+WAIT_NS_MAX = _SECOND_NS
+"""The longest wait of a read, however many there are: clients abandon slow requests."""
+REQUEST_WAIT_NS_MAX = 5 * _SECOND_NS
+"""The longest wait of all reads of one request together."""
+READ_BYTES_MAX = 1 << 20
+"""Of one read while producers are active: what Kafka's consumers ask for of a partition."""
+READ_BYTES_MIN = 64 << 10
+"""No read is made smaller for there being many."""
+GAIN = 2
+"""How many times as fast as its producers a reader is fed at least."""
+BURST_NS = PAUSE_NS
+"""What could not be had in so long may be had at once: above all a pause."""
+BACKGROUND_BYTES = 128 << 20
+"""A second: for work that nobody waits for."""
+
+Reader = tuple[int, int]
+"""(connection, partition's group)"""
+
+
+@dataclass(slots=True)
+class Admission:
+    """A read may start in `wait_ns`, of `bytes` at most."""
+
+    reader: Reader
+    wait_ns: int
+    bytes: int
+    shared_ns: int = 0
+    """What it took of the share, as time; 0: nothing."""
+    is_paced: bool = False
+
+
+class ReadThrottle:
+    """The pace of one server. Times are of the monotonic clock, in nanoseconds."""
+
+    __slots__ = (
+        "_by_group", "_came", "_floor", "_free_ns", "_gap_ns", "_ingest", "_last", "_swept_ns",
+        "_tenth_end_ns", "pace", "produced_ns", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, floor_bytes_per_second: int) -> None:
+        self._floor = floor_bytes_per_second
+        self.pace = ReadPace()
+        self._ingest = IngestRate()
+        self._came: dict[int, int] = {}
+        """Bytes by group that the rates do not include yet: a batch costs one call here."""
+        self._tenth_end_ns = 0
+        """The end of the tenth of a second in which they came."""
+        self._by_group: dict[int, IngestRate] = {}
+        """Rates of groups with recent producers; others are removed."""
+        self._free_ns = 0
+        """When the share admits its next read: all before are then sent, at its rate."""
+        self._last: dict[Reader, tuple[int, int]] = {}
+        """When each reader's last read began, or by what it gains should have, and of how many
+        bytes; swept."""
+        self._swept_ns = 0
+        self.produced_ns = -AT_WORK_NS
+        """When a producer's last batch came."""
+        self._gap_ns = AT_WORK_NS
+        """How long it was between two batches lately: of one in each tenth of a second."""
+        self.waiting = 0
+        """Batches that are not acknowledged. Use: whoever calls `produced` takes it back."""
+
+    def produced(self, group_id: GroupId, count: int, now_ns: int) -> None:
+        """A producer wrote `count` bytes to a partition that this server leads."""
+        if now_ns >= self._tenth_end_ns:
+            self._gap_ns += (min(now_ns - self.produced_ns, AT_WORK_NS) - self._gap_ns) // 4
+            self._count()
+            self._tenth_end_ns = now_ns - now_ns % SLOT_NS + SLOT_NS
+            self._look(now_ns)
+        self.produced_ns = now_ns
+        self.waiting += 1
+        self._came[group_id] = self._came.get(group_id, 0) + count
+
+    def _count(self) -> None:
+        """Add the bytes of this tenth of a second to the rates."""
+        at_ns = self._tenth_end_ns - 1
+        for group_id, count in self._came.items():
+            self._ingest.add(count, at_ns)
+            rate = self._by_group.get(group_id)
+            if rate is None:
+                rate = self._by_group[group_id] = IngestRate()
+            rate.add(count, at_ns)
+        self._came.clear()
+        self._sweep(at_ns)
+
+    def _look(self, now_ns: int) -> int:
+        """Bytes a second for all readers together."""
+        least = max(self._floor, GAIN * self._ingest.per_second(now_ns))
+        return self.pace.look(now_ns, least, is_waited_for=self.waiting > 0)
+
+    def _at_work(self, now_ns: int) -> bool:
+        """Whether somebody produces."""
+        silent_ns = now_ns - self.produced_ns
+        if silent_ns >= AT_WORK_NS:
+            return False
+        return self.waiting > 0 or silent_ns < max(AT_WORK_NS_MIN, AT_WORK_GAPS * self._gap_ns)
+
+    def ask(self, reader: Reader, bytes_max: int, now_ns: int) -> Admission:
+        """When a read of `bytes_max` may begin. It counts as sent until `found` or `give_back`."""
+        if not self._at_work(now_ns):
+            self._free_ns = now_ns
+            return Admission(reader, 0, bytes_max)
+        self._count()
+        rate = self._look(now_ns)
+        readers = max(1, len(self._last))
+        turn_bytes = rate * WAIT_NS_MAX // (_SECOND_NS * readers)
+        count = min(bytes_max, READ_BYTES_MAX, max(READ_BYTES_MIN, turn_bytes))
+        earliest_ns = max(now_ns, self.pace.pause_end_ns)
+        start_ns = shared_ns = max(self._free_ns, earliest_ns)
+        ingest = self._by_group.get(reader[1])
+        gain = GAIN * ingest.per_second(now_ns) if ingest is not None else 0
+        due_ns, before = self._last.get(reader, (now_ns, 0))
+        if gain:
+            due_ns += _duration_ns(before, gain)
+            start_ns = min(start_ns, max(earliest_ns, due_ns))
+        start_ns = min(start_ns, now_ns + WAIT_NS_MAX)
+        admission = Admission(reader, start_ns - now_ns, count, is_paced=True)
+        if start_ns == shared_ns:
+            admission.shared_ns = _duration_ns(count, rate)
+            self._free_ns = max(self._free_ns, start_ns - BURST_NS) + admission.shared_ns
+        # What the share gave it counts, but not for long: its producers may be faster by then.
+        due_ns = min(max(due_ns, start_ns - BURST_NS), start_ns + BURST_NS)
+        self._last[reader] = due_ns, count
+        if start_ns == now_ns:
+            self.pace.fed(now_ns)
+        elif start_ns > earliest_ns:
+            self.pace.short(start_ns)
+        return admission
+
+    def background_rate(self, now_ns: int) -> int:
+        """Bytes a second for work that nobody waits for: as a reader of all that is produced gets
+        at least, and no more than `BACKGROUND_BYTES`."""
+        if not self._at_work(now_ns):
+            return BACKGROUND_BYTES
+        self._count()
+        return min(BACKGROUND_BYTES, max(self._floor, GAIN * self._ingest.per_second(now_ns)))
+
+    def found(self, admission: Admission, count: int, now_ns: int) -> None:
+        """The admitted read found `count` bytes: more than admitted if one batch is larger."""
+        if not admission.is_paced:
+            return
+        self._correct(admission, count)
+        self.pace.fed(now_ns)
+
+    def give_back(self, admission: Admission) -> None:
+        """The admitted read will not take place."""
+        self._correct(admission, 0)
+
+    def _correct(self, admission: Admission, count: int) -> None:
+        """An admitted read has `count` bytes."""
+        if admission.shared_ns:
+            used_ns = admission.shared_ns * count // max(1, admission.bytes)
+            self._free_ns += used_ns - admission.shared_ns
+        last = self._last.get(admission.reader)
+        if last is not None:
+            self._last[admission.reader] = last[0], count
+
+    def _sweep(self, now_ns: int) -> None:
+        """Remove producers and readers that are not active any more, once a second."""
+        if now_ns - self._swept_ns < _SECOND_NS:
+            return
+        self._swept_ns = now_ns
+        oldest_ns = now_ns - 2 * WAIT_NS_MAX
+        self._last = {reader: last for reader, last in self._last.items() if last[0] > oldest_ns}
+        self._by_group = {
+            group: rate for group, rate in self._by_group.items() if rate.per_second(now_ns)
+        }
+
+
+def _duration_ns(count: int, bytes_per_second: int) -> int:
+    return count * _SECOND_NS // bytes_per_second

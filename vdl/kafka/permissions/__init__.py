@@ -1,0 +1,1 @@
+"""What a request must be allowed before its handler sees it: a rule for each API."""

@@ -1,0 +1,376 @@
+"""Rules about topics and their records: what they are called, what is told of them.
+
+A topic that one may not describe is not told from one that does not exist: it is left out of lists,
+and refused with error 29 when it is named, whether it exists or not. Its id is not told.
+
+Must not know: which API has which rules (`table.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vdl.errors import ErrorCode
+from vdl.kafka.permissions.rules import NO_ID, Check, Each, Finish, Need, NeedOf, Refused
+from vdl.state.acls import CLUSTER_NAME, AclOperation, AclResource
+from vdl.state.resource_configs import ResourceType
+
+if TYPE_CHECKING:
+    from vdl.kafka.context import RequestContext
+
+NOT_ASKED = -(1 << 31)
+"""What one may do, where nobody asked."""
+_RECORDS_ATTRIBUTES = 22
+"""Where the low byte of the attributes is in a batch, whose format (16) is 2."""
+_RECORDS_MAGIC = 16
+_TRANSACTIONAL = 0x10
+
+# --- records -------------------------------------------------------------------------------------
+
+
+def transactional_batches(check: Check) -> Refused | None:
+    """WRITE on the transactional id, where there is one, in the request or by what a batch says.
+
+    A batch that claims to be transactional needs it whatever the request says.
+    """
+    request = check.request
+    name = request.transactional_id
+    if name is None and not any(
+        _is_transactional(partition.records)
+        for topic in request.topic_data
+        for partition in topic.partition_data
+    ):
+        return None
+    if name and check.may(AclOperation.WRITE, AclResource.TRANSACTIONAL_ID, name):
+        return None
+    return check.refuse(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+
+
+def _is_transactional(records: Any) -> bool:
+    return (
+        records is not None
+        and len(records) > _RECORDS_ATTRIBUTES
+        and records[_RECORDS_MAGIC] == 2
+        and bool(records[_RECORDS_ATTRIBUTES] & _TRANSACTIONAL)
+    )
+
+
+def producer_id(check: Check) -> Refused | None:
+    """WRITE on the transactional id; without one, WRITE on any topic (KIP-679), or
+    IDEMPOTENT_WRITE on the cluster."""
+    name = check.request.transactional_id
+    if name is not None:
+        if not name or check.may(AclOperation.WRITE, AclResource.TRANSACTIONAL_ID, name):
+            return None
+        return check.refuse(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    connection = check.ctx.connection
+    if check.authorizer.allows_some(connection, AclOperation.WRITE, AclResource.TOPIC):
+        return None
+    if check.may_to_cluster(AclOperation.IDEMPOTENT_WRITE):
+        return None
+    return check.refuse(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+
+
+def fetched_partitions(check: Check) -> None:
+    """READ on each topic.
+
+    What a session has is no part of the request: each partition is asked for where it is read.
+    """
+    del check
+
+
+def may_read(ctx: RequestContext, topic: str) -> bool:
+    """For Fetch: whether its client may read a topic now. Asked at each attempt to read."""
+    authorizer = ctx.server.authorizer
+    if authorizer is None:
+        return True
+    from vdl.kafka.api import API
+
+    check = Check(authorizer, API[ctx.api_key], ctx, None)
+    return check.may(AclOperation.READ, AclResource.TOPIC, topic)
+
+
+# --- metadata ------------------------------------------------------------------------------------
+
+
+def may_describe(check: Check, topic: str, *, quietly: bool = False) -> bool:
+    return check.may(AclOperation.DESCRIBE, AclResource.TOPIC, topic, quietly=quietly)
+
+
+def metadata(check: Check) -> Finish | Refused | None:
+    """DESCRIBE on each topic; to have one created, CREATE on it, or on the cluster.
+
+    Of all topics, those are told that one may describe.
+    """
+    request = check.request
+    asked = request.topics
+    wants_all = asked is None or (not asked and check.ctx.api_version == 0)
+    if wants_all:
+        return lambda answer: _visible(check, answer)
+    wire = check.api.wire
+    allowed: list[Any] = []
+    refused: list[Any] = []
+    for topic in asked:
+        name = check.topic_name(topic.name, topic.topic_id)
+        if name is None or not name:
+            allowed.append(topic)
+        elif not may_describe(check, name) or not _may_have_created(check, topic, name):
+            refused.append(
+                wire.MetadataResponseTopic(
+                    error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                    name=None if topic.topic_id != NO_ID else name,
+                    topic_id=topic.topic_id,
+                )
+            )
+        else:
+            allowed.append(topic)
+    if refused:
+        # The brokers are told to everybody: an empty list of topics asks for them alone.
+        request.topics = allowed
+    if not allowed and not check.ctx.api_version:
+        request.topics = [wire.MetadataRequestTopic(name="")]
+
+    def finish(answer: Any) -> Any:
+        if not allowed:
+            answer.topics = []
+        _tell_operations(check, answer)
+        answer.topics += refused
+        return answer
+
+    return finish
+
+
+def _may_have_created(check: Check, topic: Any, name: str) -> bool:
+    """Whether the request may make a topic that does not exist, if it would."""
+    from vdl.kafka.lookup import find_topic
+
+    request, ctx = check.request, check.ctx
+    would = request.allow_auto_topic_creation or ctx.api_version < 4
+    if (
+        topic.topic_id != NO_ID
+        or not would
+        or not ctx.server.config.auto_create_topics
+        or find_topic(ctx, name) is not None
+    ):
+        return True
+    return check.may_to_cluster(AclOperation.CREATE, quietly=True) or check.may(
+        AclOperation.CREATE, AclResource.TOPIC, name
+    )
+
+
+def _visible(check: Check, answer: Any) -> Any:
+    answer.topics = [
+        topic for topic in answer.topics if may_describe(check, topic.name or "", quietly=True)
+    ]
+    _tell_operations(check, answer)
+    return answer
+
+
+def _tell_operations(check: Check, answer: Any) -> None:
+    connection = check.ctx.connection
+    if answer.cluster_authorized_operations != NOT_ASKED:
+        answer.cluster_authorized_operations = check.authorizer.cluster_operations(connection)
+    for topic in answer.topics:
+        if topic.topic_authorized_operations != NOT_ASKED:
+            topic.topic_authorized_operations = check.authorizer.operations(
+                connection, AclResource.TOPIC, topic.name or ""
+            )
+
+
+def described_topics(check: Check) -> Finish | Refused | None:
+    """DESCRIBE on each topic.
+
+    Pages: what one may not see is taken out before they are cut.
+    """
+    from vdl.kafka.lookup import all_topics
+
+    request, wire = check.request, check.api.wire
+    cursor = request.cursor
+    if not request.topics:
+        names = [
+            topic.name
+            for topic in all_topics(check.ctx)
+            if may_describe(check, topic.name, quietly=True)
+        ]
+        if cursor is not None:
+            names = [name for name in names if name >= cursor.topic_name]
+            if not names or names[0] != cursor.topic_name:
+                request.cursor = None  # of a topic that is gone, or that one may not see any more
+        if not names:
+            return Refused(wire.DescribeTopicPartitionsResponse())
+        request.topics = [wire.TopicRequest(name) for name in names]
+        return lambda answer: _told_of_topics(check, answer, [])
+    refused = [topic for topic in request.topics if not may_describe(check, topic.name)]
+    if not refused:
+        return lambda answer: _told_of_topics(check, answer, [])
+    left_out = {topic.name for topic in refused}
+    request.topics = [topic for topic in request.topics if topic.name not in left_out]
+    if cursor is not None and cursor.topic_name in left_out:
+        request.cursor = None
+    refusals = [
+        wire.DescribeTopicPartitionsResponseTopic(
+            error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=name
+        )
+        for name in sorted(left_out)
+        if cursor is None or name >= cursor.topic_name
+    ]
+    if not request.topics:
+        return Refused(wire.DescribeTopicPartitionsResponse(topics=refusals))
+    return lambda answer: _told_of_topics(check, answer, refusals)
+
+
+def _told_of_topics(check: Check, answer: Any, refusals: list[Any]) -> Any:
+    for topic in answer.topics:
+        topic.topic_authorized_operations = check.authorizer.operations(
+            check.ctx.connection, AclResource.TOPIC, topic.name or ""
+        )
+    answer.topics += refusals
+    return answer
+
+
+def described_cluster(check: Check) -> Finish | None:
+    """to be told what one may do with the cluster, DESCRIBE on it."""
+    if not check.request.include_cluster_authorized_operations:
+        return None
+
+    def finish(answer: Any) -> Any:
+        if answer.cluster_authorized_operations != NOT_ASKED:
+            answer.cluster_authorized_operations = check.authorizer.cluster_operations(
+                check.ctx.connection
+            )
+        return answer
+
+    return finish
+
+
+# --- topics --------------------------------------------------------------------------------------
+
+
+def created_topics(check: Check) -> Finish | Refused | None:
+    """to be told the settings of a new topic, DESCRIBE_CONFIGS on it."""
+
+    def finish(answer: Any) -> Any:
+        for topic in answer.topics:
+            if topic.error_code == ErrorCode.NONE and not check.may(
+                AclOperation.DESCRIBE_CONFIGS, AclResource.TOPIC, topic.name, quietly=True
+            ):
+                topic.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                topic.configs = []
+                topic.num_partitions = topic.replication_factor = -1
+        return answer
+
+    return finish
+
+
+def creatable_topics(check: Check) -> Finish | Refused | None:
+    """CREATE on each topic, or on the cluster.
+
+    One that is named twice is a mistake, whoever makes it.
+    """
+    times = Counter(topic.name for topic in check.request.topics)
+
+    def need(_: Check, topic: Any) -> Need | None:
+        if times[topic.name] > 1:
+            return None
+        return AclOperation.CREATE, AclResource.TOPIC, topic.name
+
+    rule = Each("", "topics", "topics", need, refusals=_unmade_topics, unless=AclOperation.CREATE)
+    return rule(check)
+
+
+def _unmade_topics(check: Check, topics: list[Any], code: ErrorCode) -> list[Any]:
+    result = check.api.wire.CreatableTopicResult
+    names = dict.fromkeys(topic.name for topic in topics)
+    return [
+        result(name=name, error_code=code, error_message="Authorization failed.", configs=[])
+        for name in names
+    ]
+
+
+def deleted_topics(check: Check) -> Finish | Refused | None:
+    """DELETE on each topic, or on the cluster.
+
+    By name: who may not describe a topic is refused whether it exists or not. By id: its name is
+    not told to who may not describe it.
+    """
+    if check.may_to_cluster(AclOperation.DELETE, quietly=True):
+        return None
+    request, wire = check.request, check.api.wire
+    by_state = bool(request.topics)
+    items = request.topics if by_state else request.topic_names
+    allowed: list[Any] = []
+    refused: list[Any] = []
+    for item in items:
+        name, topic_id = (item.name, item.topic_id) if by_state else (item, NO_ID)
+        known = check.topic_name(name, topic_id)
+        if not known:
+            allowed.append(item)  # it is told that there is none
+            continue
+        may_delete = check.may(AclOperation.DELETE, AclResource.TOPIC, known)
+        is_visible = may_describe(check, known, quietly=True)
+        if topic_id != NO_ID:
+            is_allowed = may_delete
+        else:
+            is_allowed = is_visible and (may_delete or not _exists(check, known))
+        if is_allowed:
+            allowed.append(item)
+            continue
+        refused.append(
+            wire.DeletableTopicResult(
+                name=known if topic_id == NO_ID or is_visible else None,
+                topic_id=topic_id,
+                error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                error_message="Topic authorization failed.",
+            )
+        )
+    if not refused:
+        return None
+    if not allowed:
+        return Refused(wire.DeleteTopicsResponse(responses=refused))
+    setattr(request, "topics" if by_state else "topic_names", allowed)
+
+    def finish(answer: Any) -> Any:
+        # In order of their names, so that no position tells what was refused for which reason.
+        answer.responses = sorted(
+            [*answer.responses, *refused], key=lambda one: (one.name or "", bytes(one.topic_id))
+        )
+        return answer
+
+    return finish
+
+
+def _exists(check: Check, topic: str) -> bool:
+    from vdl.kafka.lookup import find_topic
+
+    return find_topic(check.ctx, topic) is not None
+
+
+_CONFIGS_OF: Mapping[int, AclResource] = {
+    ResourceType.TOPIC: AclResource.TOPIC,
+    ResourceType.BROKER: AclResource.CLUSTER,
+    ResourceType.BROKER_LOGGER: AclResource.CLUSTER,
+    ResourceType.CLIENT_METRICS: AclResource.CLUSTER,
+    ResourceType.GROUP: AclResource.GROUP,
+}
+
+
+def each_config(operation: AclOperation, answered: str) -> Each:
+    """Each of `resources` needs an operation on what has the settings."""
+    text = f"{operation.name} on each topic or group, on the cluster for settings of others"
+    return Each(text, "resources", answered, _of_configs(operation))
+
+
+def _of_configs(operation: AclOperation) -> NeedOf:
+    """Settings of a resource: on the topic or the group, or on the cluster for all others."""
+
+    def need(check: Check, item: Any) -> Need | None:
+        del check
+        resource = _CONFIGS_OF.get(item.resource_type)
+        if resource is None:
+            return None  # refused as unknown
+        is_cluster = resource is AclResource.CLUSTER
+        return operation, resource, CLUSTER_NAME if is_cluster else item.resource_name
+
+    return need

@@ -1,0 +1,280 @@
+"""Metrics that clients push: what each is asked for, what arrived, what is exported (KIP-714).
+
+Subscriptions are settings in the catalog, so every server asks a client
+for the same, under the same id: a client may push to a server that it never asked. What this server
+remembers of a client is when it last asked and pushed, and it forgets those silent for longest.
+
+What is pushed is summed up here by metric and client id, and shown on the operations port. That is
+bounded: `SERIES_MAX` numbers, those that came first; and those of a client go when it has not
+pushed for `INTERVALS_KEPT` of its intervals.
+
+Must not know: requests, the wire format, how the numbers are shown.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from vdl.clock import MS
+from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.telemetry.otlp import Point
+from vdl.linear_regex import BadPattern, Pattern, compile_pattern
+from vdl.state.resource_configs import ResourceConfigs, ResourceType, list_parts
+
+METRICS = "metrics"
+INTERVAL_MS = "interval.ms"
+MATCH = "match"
+DEFAULT_INTERVAL_MS = 300_000
+
+SELECTORS = (
+    "client_id",
+    "client_instance_id",
+    "client_software_name",
+    "client_software_version",
+    "client_source_address",
+    "client_source_port",
+)
+"""What a subscription may choose its clients by."""
+
+CLIENTS_MAX = 16_384
+"""As in Kafka."""
+SERIES_MAX = 500
+"""Numbers that are exported: the port's answer is made in one piece."""
+SERIES_OF_A_CLIENT_MAX = 100
+"""So that one client does not take all."""
+INTERVALS_KEPT = 3
+KEPT_MS_MIN = 60_000
+SELECTED_CHARS_MAX = 256
+"""Of what a client says of itself; patterns see no more."""
+ALL_METRICS = "*"
+_NEVER_NS = -1 << 62
+_SUBSCRIPTION_ID_MASK = 0x7FFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One resource of the catalog."""
+
+    name: str
+    metrics: tuple[str, ...]
+    interval_ms: int
+    match: tuple[tuple[str, Pattern], ...]
+
+    def is_for(self, client: Mapping[str, str]) -> bool:
+        """Whether the client is one of those that are asked."""
+        return all(
+            pattern.matches(client[selector][:SELECTED_CHARS_MAX])
+            for selector, pattern in self.match
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one client is asked for."""
+
+    subscription_id: int
+    interval_ms: int
+    metrics: tuple[str, ...]
+    """Prefixes of names; `*` alone: all; empty: none."""
+
+
+@dataclass(slots=True)
+class _Client:
+    """What is remembered of a client instance."""
+
+    asked: Asked
+    revision: int
+    """Of the settings that `asked` is by."""
+    got_ns: int = _NEVER_NS
+    """When it asked last, here."""
+    pushed_ns: int = _NEVER_NS
+    is_terminating: bool = False
+    may_ask: bool = False
+    """Whether it was told to ask again, however soon."""
+
+
+@dataclass(slots=True)
+class _Pushed:
+    """What clients of one id pushed."""
+
+    until_ns: int = 0
+    """When it goes, unless more comes."""
+    numbers: dict[tuple[str, str], tuple[float, bool]] = field(default_factory=dict)
+    """(metric, attributes) → number, whether it is a counter."""
+
+
+class ClientMetrics:
+    """See the module."""
+
+    __slots__ = (
+        "_clients",
+        "_count",
+        "_pushed",
+        "_revision",
+        "_subscriptions",
+        "points",
+        "points_dropped",
+        "pushes",
+        "pushes_refused",
+    )
+
+    def __init__(self) -> None:
+        self._subscriptions: list[Subscription] = []
+        self._revision = -1
+        self._clients: OrderedDict[bytes, _Client] = OrderedDict()
+        """By instance id, the one silent for longest first."""
+        self._pushed: dict[str, _Pushed] = {}
+        """By client id."""
+        self._count = 0
+        """Numbers in it."""
+        self.pushes = 0
+        self.pushes_refused = 0
+        self.points = 0
+        self.points_dropped = 0
+        """Beyond the bounds."""
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    # --- what clients are asked for ----------------------------------------------------------
+    def ask(
+        self,
+        instance_id: bytes,
+        client: Mapping[str, str],
+        resources: ResourceConfigs,
+        now_ns: int,
+    ) -> Asked:
+        """What a client is to push. `client`: what it says of itself, by selector. Raises
+        KafkaError: it asked too soon."""
+        known = self._known(instance_id, client, resources)
+        too_soon = now_ns - known.got_ns < known.asked.interval_ms * MS
+        if too_soon and not known.may_ask:
+            raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "asked again too soon")
+        known.may_ask = False
+        known.got_ns = now_ns
+        return known.asked
+
+    def check_push(
+        self,
+        instance_id: bytes,
+        client: Mapping[str, str],
+        resources: ResourceConfigs,
+        now_ns: int,
+        *,
+        subscription_id: int,
+        is_terminating: bool,
+    ) -> int:
+        """The interval of a client that may push now, by this id. Raises KafkaError."""
+        known = self._known(instance_id, client, resources)
+        if known.is_terminating:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "it has pushed its last metrics before")
+        too_soon = now_ns - known.pushed_ns < known.asked.interval_ms * MS
+        if too_soon and not is_terminating:
+            raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "pushed again too soon")
+        if subscription_id != known.asked.subscription_id:
+            known.may_ask = True
+            raise KafkaError(ErrorCode.UNKNOWN_SUBSCRIPTION_ID, "the subscription has changed")
+        known.is_terminating = is_terminating
+        known.pushed_ns = now_ns
+        return known.asked.interval_ms
+
+    def refused_compression(self, instance_id: bytes) -> None:
+        """The client has to ask what it may compress with."""
+        known = self._clients.get(instance_id)
+        if known is not None:
+            known.may_ask = True
+
+    def _known(
+        self, instance_id: bytes, client: Mapping[str, str], resources: ResourceConfigs
+    ) -> _Client:
+        self._follow(resources)
+        known = self._clients.get(instance_id)
+        if known is None:
+            known = self._clients[instance_id] = _Client(self._asked_of(client), self._revision)
+            if len(self._clients) > CLIENTS_MAX:
+                self._clients.popitem(last=False)
+        else:
+            self._clients.move_to_end(instance_id)
+            if known.revision != self._revision:
+                known.asked, known.revision = self._asked_of(client), self._revision
+        return known
+
+    def _follow(self, resources: ResourceConfigs) -> None:
+        """Read the subscriptions again if any settings have changed."""
+        if self._revision == resources.revision:
+            return
+        self._revision = resources.revision
+        self._subscriptions = [
+            _subscription(name, resources.of(ResourceType.CLIENT_METRICS, name))
+            for name in resources.names(ResourceType.CLIENT_METRICS)
+        ]
+
+    def _asked_of(self, client: Mapping[str, str]) -> Asked:
+        """The union of all subscriptions that are for the client, at the shortest interval."""
+        own = [one for one in self._subscriptions if one.metrics and one.is_for(client)]
+        wanted = sorted({prefix for one in own for prefix in one.metrics})
+        if ALL_METRICS in wanted:
+            wanted = [ALL_METRICS]
+        interval_ms = min((one.interval_ms for one in own), default=DEFAULT_INTERVAL_MS)
+        text = ",".join([str(interval_ms), *wanted])
+        return Asked(crc32(text.encode()) & _SUBSCRIPTION_ID_MASK, interval_ms, tuple(wanted))
+
+    # --- what they pushed --------------------------------------------------------------------
+    def take(
+        self, client_id: str, points: Iterable[Point], *, now_ns: int, interval_ms: int
+    ) -> None:
+        """Add what a client pushed, which does so at this interval."""
+        self._forget(now_ns)
+        pushed = self._pushed.setdefault(client_id[:SELECTED_CHARS_MAX], _Pushed())
+        pushed.until_ns = now_ns + max(KEPT_MS_MIN, INTERVALS_KEPT * interval_ms) * MS
+        numbers = pushed.numbers
+        for point in points:
+            key = (point.name, point.attributes)
+            before = numbers.get(key)
+            if before is None:
+                if self._count >= SERIES_MAX or len(numbers) >= SERIES_OF_A_CLIENT_MAX:
+                    self.points_dropped += 1
+                    continue
+                self._count += 1
+                before = 0.0, point.is_counter
+            self.points += 1
+            value = before[0] + point.value if point.adds else point.value
+            numbers[key] = value, point.is_counter
+        if not numbers:
+            del self._pushed[client_id[:SELECTED_CHARS_MAX]]
+
+    def _forget(self, now_ns: int) -> None:
+        """Drop the numbers of clients that are silent. There are no more clients than numbers."""
+        for client_id in [one for one, pushed in self._pushed.items() if pushed.until_ns < now_ns]:
+            self._count -= len(self._pushed.pop(client_id).numbers)
+
+    def series(self, now_ns: int) -> Iterator[tuple[str, str, str, float, bool]]:
+        """(metric, client id, attributes, number, whether it is a counter)."""
+        self._forget(now_ns)
+        for client_id, pushed in self._pushed.items():
+            for (name, attributes), (value, is_counter) in pushed.numbers.items():
+                yield name, client_id, attributes, value, is_counter
+
+
+def read_match(part: str) -> tuple[str, Pattern]:
+    """Selector and pattern of one part of `match`. Raises BadPattern."""
+    selector, equals, pattern = part.partition("=")
+    selector, pattern = selector.strip(), pattern.strip()
+    if not equals or not pattern:
+        raise BadPattern(part, "no selector and no pattern")
+    if selector not in SELECTORS:
+        raise BadPattern(part, "an unknown selector")
+    return selector, compile_pattern(pattern)
+
+
+def _subscription(name: str, configs: Mapping[str, str]) -> Subscription:
+    """As it was checked when it was set."""
+    return Subscription(
+        name,
+        tuple(list_parts(configs.get(METRICS, ""))),
+        int(configs.get(INTERVAL_MS, DEFAULT_INTERVAL_MS)),
+        tuple(read_match(part) for part in list_parts(configs.get(MATCH, ""))),
+    )

@@ -1,0 +1,1 @@
+"""Transactions where their coordinator is led, and what partitions ask it."""
