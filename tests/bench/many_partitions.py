@@ -27,7 +27,7 @@ from tests.bench.load import latency_producer
 from tests.bench.rounds import Comparison, Figures
 from tests.bench.servers import SETTLE_SECONDS, Servers
 from tests.bench.topics import CALL_SECONDS_MAX, create_topic
-from vdl.kafka.context import KafkaOptions
+from vdl.kafka.configs.options import KafkaOptions
 
 POLL_SECONDS = 0.1
 """Between two looks at the servers; a look costs them a millisecond for some thousand groups."""

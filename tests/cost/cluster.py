@@ -17,7 +17,7 @@ from random import Random
 
 from segments.api import StoreOptions
 from vdl.clock import MS
-from vdl.kafka.context import KafkaOptions
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.wire import init_producer_id
 from vdl.logstream.options import HostOptions
 from vdl.server.server import ServerState

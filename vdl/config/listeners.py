@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from rpc.tls_context import ClientAuth, KeyPair, TlsFiles, TlsOptions
 from vdl.config.values import Address, parse_address
-from vdl.kafka.context import ListenerOptions
+from vdl.kafka.configs.options import ListenerOptions
 from vdl.kafka.security.certificate_names import PrincipalRules
 from vdl.kafka.security.protocol import GSSAPI, MECHANISMS, SecurityProtocol
 

@@ -56,7 +56,7 @@ from vdl.config.values import (
     ticks,
 )
 from vdl.errors import VdlError
-from vdl.kafka.context import KafkaOptions, ListenerOptions
+from vdl.kafka.configs.options import KafkaOptions, ListenerOptions
 from vdl.kafka.security.audit import AuditOptions
 from vdl.kafka.security.oauth_options import OauthOptions
 from vdl.kafka.security.protocol import OAUTHBEARER, SecurityProtocol

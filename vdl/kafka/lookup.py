@@ -12,8 +12,9 @@ from operator import attrgetter
 
 from ids import GroupId, ServerId
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka.context import LogStream, RequestContext
+from vdl.kafka.context import RequestContext
 from vdl.kafka.groups.offsets_topic import OFFSETS_TOPIC, OFFSETS_TOPIC_ID, offsets_topic
+from vdl.kafka.host import LogStream
 from vdl.state.catalog import TopicInfo
 
 Topic = TopicInfo

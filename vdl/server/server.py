@@ -32,13 +32,12 @@ from segments.api import Store
 from vdl.clock import MS, Clock
 from vdl.config.settings import Config
 from vdl.errors import ErrorCode
-from vdl.kafka.configs.broker_configs import follow
 from vdl.kafka.configs.topic_configs import MIN_IN_SYNC_REPLICAS
 from vdl.kafka.connections.frontend import Frontend
 from vdl.kafka.context import Context
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.groups.offsets_topic import CommitLog
-from vdl.kafka.partitions.record_checks import Compute, at_once
+from vdl.kafka.host import Compute, at_once
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.oauth import Validator
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
@@ -389,7 +388,7 @@ class Server:
     def _catalog_changed(self) -> None:
         assert self.host is not None
         if self.frontend is not None:
-            follow(self.frontend.context)
+            self.frontend.context.follow_catalog()
             self.frontend.credentials_changed()
         if self.state is ServerState.WAITING and self.host.is_known:
             self.state = ServerState.STARTING

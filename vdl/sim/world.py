@@ -30,7 +30,7 @@ from vdl.check.history import Record as Seen
 from vdl.clock import MS
 from vdl.config.settings import Config, Endpoint
 from vdl.config.values import Address
-from vdl.kafka.context import KafkaOptions, ListenerOptions
+from vdl.kafka.configs.options import KafkaOptions, ListenerOptions
 from vdl.kafka.wire import list_offsets
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.options import HostOptions

@@ -1,6 +1,6 @@
 """A host in one process's memory, with the meaning of the real one, and a client that speaks bytes.
 
-The twin keeps what the front end may rely on: `append` takes its place at once and is answered when
+The fake keeps what the front end may rely on: `append` takes its place at once and is answered when
 it commits, committed data alone is readable, one wake a turn, read index and serving as gates,
 commands applied to a real `Catalog`. A test decides when things commit, who leads, what is on disk.
 Virtual time comes from the simulator.
@@ -19,9 +19,10 @@ from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API
-from vdl.kafka.configs.broker_configs import follow
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections.frontend import ClientSession, Frontend
-from vdl.kafka.context import Context, KafkaOptions, Verify
+from vdl.kafka.context import Context
+from vdl.kafka.host import Verify
 from vdl.kafka.wire import registry
 from vdl.kafka.wire.header import (
     RequestHeader,
@@ -57,7 +58,7 @@ WALL_MS = 1_700_000_000_000
 
 
 @dataclass(slots=True)
-class TwinAppended:
+class FakeAppended:
     error: ErrorCode
     base_offset: int = -1
     log_start_offset: int = -1
@@ -65,16 +66,16 @@ class TwinAppended:
 
 
 @dataclass(slots=True)
-class TwinBatch:
+class FakeBatch:
     base_offset: int
     end_offset: int
     term: int
     data: bytes
-    done: Callable[[TwinAppended], None] | None
+    done: Callable[[FakeAppended], None] | None
     timestamp: int = -1
 
 
-class TwinWait:
+class FakeWait:
     def __init__(self, offset: int, stable_offset: int, callback: Callable[[], None]) -> None:
         self.offset = offset
         self.stable_offset = stable_offset
@@ -84,7 +85,7 @@ class TwinWait:
         self.callback = None
 
 
-class TwinStream:
+class FakeStream:
     """A partition's log. With `auto_commit` an append commits one turn later, else at `commit`."""
 
     def __init__(self, clock: NodeClock, group_id: int) -> None:
@@ -108,10 +109,10 @@ class TwinStream:
         self.active_producers: list[ActiveProducer] = []
         self.cold_error: StorageError | None = None
         self.segments_error: StorageError | None = None
-        self.batches: list[TwinBatch] = []
+        self.batches: list[FakeBatch] = []
         self.copies_asked: list[int] = []
         """`copies_min` of each append."""
-        self.waits: list[TwinWait] = []
+        self.waits: list[FakeWait] = []
         self.asked: list[Callable[[bool], None]] = []
         self.committing = False
         self.open_offset: int | None = None
@@ -132,12 +133,12 @@ class TwinStream:
         *,
         copies_min: int = 1,
         deadline_ns: int,
-        done: Callable[[TwinAppended], None],
+        done: Callable[[FakeAppended], None],
         verify: Verify | None = None,
     ) -> None:
         self.copies_asked.append(copies_min)
         if not self.is_leader:
-            done(TwinAppended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            done(FakeAppended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             return
         if header.is_transactional:
             assert verify is not None, "every transactional batch can be verified"
@@ -146,19 +147,19 @@ class TwinStream:
                 if error is ErrorCode.NONE:
                     self._take(batch, header, done)
                 else:
-                    done(TwinAppended(error))
+                    done(FakeAppended(error))
 
             verify(verified)
         else:
             self._take(batch, header, done)
 
     def _take(
-        self, batch: memoryview, header: BatchHeader, done: Callable[[TwinAppended], None]
+        self, batch: memoryview, header: BatchHeader, done: Callable[[FakeAppended], None]
     ) -> None:
         base = self.end_offset
         patch_position(batch, base_offset=base, leader_epoch=self.term)
         self.batches.append(
-            TwinBatch(
+            FakeBatch(
                 base, base + header.count, self.term, bytes(batch), done, header.max_timestamp
             )
         )
@@ -174,7 +175,7 @@ class TwinStream:
             if batch.done is not None:
                 done, batch.done = batch.done, None
                 done(
-                    TwinAppended(
+                    FakeAppended(
                         ErrorCode.NONE,
                         batch.base_offset,
                         self.log_start_offset,
@@ -204,7 +205,7 @@ class TwinStream:
         stable, end = self.last_stable_offset, self.high_watermark
         self.wake(lambda wait: wait.offset < end or wait.stable_offset < stable)
 
-    def wake(self, due: Callable[[TwinWait], bool]) -> None:
+    def wake(self, due: Callable[[FakeWait], bool]) -> None:
         woken = [wait for wait in self.waits if due(wait)]
         self.waits = [wait for wait in self.waits if not due(wait) and wait.callback]
         for wait in woken:
@@ -233,7 +234,7 @@ class TwinStream:
         for batch in self.batches:
             if batch.done is not None:
                 done, batch.done = batch.done, None
-                done(TwinAppended(ErrorCode.REQUEST_TIMED_OUT))
+                done(FakeAppended(ErrorCode.REQUEST_TIMED_OUT))
         asked, self.asked = self.asked, []
         for one in asked:
             one(False)
@@ -282,8 +283,8 @@ class TwinStream:
 
     def wait_for(
         self, offset: int, callback: Callable[[], None], *, stable_offset: int = NEVER
-    ) -> TwinWait:
-        wait = TwinWait(offset, stable_offset, callback)
+    ) -> FakeWait:
+        wait = FakeWait(offset, stable_offset, callback)
         self.waits.append(wait)
         return wait
 
@@ -351,13 +352,13 @@ class TwinStream:
         return older[-1].term, older[-1].end_offset
 
 
-class TwinHost:
+class FakeHost:
     """Server 1 of three; the catalog is real and decides at the next turn."""
 
     def __init__(self, clock: NodeClock) -> None:
         self.clock = clock
         self.server_id = 1
-        self.cluster_id = "twin"
+        self.cluster_id = "fake"
         self.catalog = Catalog(self.cluster_id)
         self.coordinator_count = 8
         self.overloaded = False
@@ -373,7 +374,7 @@ class TwinHost:
         self.lost: dict[int, tuple[int, int]] = {}
         """Group → when it lost its leader, and the server that failed."""
         self.is_heard = True
-        self.streams: dict[int, TwinStream] = {}
+        self.streams: dict[int, FakeStream] = {}
         self.leaders: dict[int, tuple[int, int]] = {0: (2, 7)}
         self.catalog_outcome = OutcomeKind.APPLIED
         self.leaders_at_once = True
@@ -432,7 +433,7 @@ class TwinHost:
             if self.leaders_at_once:
                 self.leaders.setdefault(group_id, (leader, 5))
             if leader == self.server_id:
-                self.streams.setdefault(group_id, TwinStream(self.clock, group_id))
+                self.streams.setdefault(group_id, FakeStream(self.clock, group_id))
         for group_id in [group for group in self.streams if group not in self.catalog.groups]:
             self.streams.pop(group_id).lose_leadership()
         self.on_catalog_change()
@@ -441,7 +442,7 @@ class TwinHost:
     def leader_of(self, group_id: int) -> tuple[int, int]:
         return self.leaders.get(group_id, (-1, -1))
 
-    def stream(self, group_id: int) -> TwinStream | None:
+    def stream(self, group_id: int) -> FakeStream | None:
         return self.streams.get(group_id)
 
     def state_group(self, group_id: int) -> None:
@@ -517,7 +518,7 @@ class TwinHost:
 
 
 @dataclass(slots=True)
-class TwinLog:
+class FakeLog:
     """Keeps events for tests to look at."""
 
     events: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
@@ -582,7 +583,7 @@ class Client:
         """A request frame; remembers that an answer is expected."""
         self._correlation_id += 1
         header = encode_request_header(
-            RequestHeader(api_key, version, self._correlation_id, "twin", 0),
+            RequestHeader(api_key, version, self._correlation_id, "fake", 0),
             is_flexible=version >= registry.FLEXIBLE_FROM.get(api_key, 99),
         )
         self.expected.append((api_key, version, self._correlation_id))
@@ -619,21 +620,21 @@ class Client:
 
 
 class World:
-    """A front end over a twin host on virtual time."""
+    """A front end over a fake host on virtual time."""
 
     def __init__(
         self, options: KafkaOptions | None = None, time: VirtualTime | None = None
     ) -> None:
         self.time = time or VirtualTime()
         self.clock = NodeClock(self.time, wall_base_ms=WALL_MS)
-        self.host = TwinHost(self.clock)
-        self.log = TwinLog()
+        self.host = FakeHost(self.clock)
+        self.log = FakeLog()
         self._drawn = 0
         self.context = Context(
             self.host, options or KafkaOptions(), self.clock, self.log, self._random_bytes
         )
         self.frontend = Frontend(self.context)
-        self.host.on_catalog_change = partial(follow, self.context)
+        self.host.on_catalog_change = self.context.follow_catalog
 
     def _random_bytes(self, count: int) -> bytes:
         self._drawn += 1
@@ -651,7 +652,7 @@ class World:
         partitions: int = 1,
         configs: dict[str, str] | None = None,
         servers: tuple[int, ...] = (1, 2, 3),
-    ) -> list[TwinStream]:
+    ) -> list[FakeStream]:
         """Create a topic, which this server leads unless `servers` begins with another; the logs of
         its partitions that are here."""
         self.host.apply(
@@ -679,7 +680,7 @@ def batch(count: int = 1, size: int = 10, timestamp: int = WALL_MS, **fields: An
     )
 
 
-def fill(stream: TwinStream, count: int = 1, size: int = 10) -> None:
+def fill(stream: FakeStream, count: int = 1, size: int = 10) -> None:
     """Append and commit one batch."""
     data = memoryview(batch(count, size))
     stream.append(data, read_header(data), deadline_ns=0, done=lambda _: None)

@@ -105,7 +105,7 @@ def test_later_takes_the_exception_of_a_step_as_its_answer() -> None:
 @pytest.mark.parametrize("version", range(6))
 def test_api_versions_of_each_version_lists_the_table(version: int) -> None:
     """What is advertised is what is accepted; InitProducerId stops below v6 (KIP-939)."""
-    request = ApiVersionsRequest("twin", "1.0")
+    request = ApiVersionsRequest("fake", "1.0")
     answer = World().client().ask(API_VERSIONS, version, request)
     assert answer.error_code == ErrorCode.NONE
     rows = [(api.api_key, api.min_version, api.max_version) for api in answer.api_keys]
@@ -124,7 +124,7 @@ def test_api_versions_of_an_unknown_version_is_answered_in_version_0() -> None:
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
     (own,) = answer.api_keys
     assert (own.api_key, own.min_version, own.max_version) == (18, 0, 5)
-    good = client.ask(API_VERSIONS, 3, ApiVersionsRequest("twin", "1.0"))
+    good = client.ask(API_VERSIONS, 3, ApiVersionsRequest("fake", "1.0"))
     assert good.error_code == ErrorCode.NONE
 
 

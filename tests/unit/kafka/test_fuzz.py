@@ -148,7 +148,7 @@ def damaged(body: bytes, rng: random.Random) -> bytes:
 
 
 TESTED = [api for api in ROWS if api.key in sound_requests(0)]
-"""The rest asks for a coordinator, which the twin does not have."""
+"""The rest asks for a coordinator, which the fake does not have."""
 
 
 @pytest.mark.parametrize("api", TESTED, ids=lambda api: api.name)

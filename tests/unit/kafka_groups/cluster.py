@@ -18,7 +18,8 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
 from vdl.kafka.api import API
-from vdl.kafka.context import ConnectionInfo, Context, KafkaOptions, RequestContext
+from vdl.kafka.configs.options import KafkaOptions
+from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
 from vdl.logstream.group.state_group import UNKNOWN, Outcome, OutcomeKind, StateGroup
@@ -33,7 +34,7 @@ from vdl.state.partition import EndTransactionMarker, decode_command
 COORDINATORS = 2
 
 
-class TwinNode:
+class FakeNode:
     """What a state group asks of its Raft node."""
 
     def __init__(self, log: GroupLog, server_id: int) -> None:
@@ -60,7 +61,7 @@ class TwinNode:
         self.log.uncommitted += [entry.data for entry in entries]
 
 
-class TwinReads:
+class FakeReads:
     """Read index rounds that a test confirms by committing."""
 
     def __init__(self) -> None:
@@ -75,20 +76,20 @@ class TwinReads:
             done(current)
 
 
-class TwinStore:
+class FakeStore:
     """A disk with room."""
 
     accepts_appends = True
 
 
-class TwinGroup:
+class FakeGroup:
     """One replica's side of a coordinator group."""
 
     def __init__(self, log: GroupLog, server_id: int) -> None:
         self.group_id = log.number
-        self.node = TwinNode(log, server_id)
-        self.reads = TwinReads()
-        self.store = TwinStore()
+        self.node = FakeNode(log, server_id)
+        self.reads = FakeReads()
+        self.store = FakeStore()
         self.serving = False
         self.is_whole = True
 
@@ -108,7 +109,7 @@ class GroupLog:
         self.refusing = False
 
 
-class TwinServer:
+class FakeServer:
     """One server: the catalog, the coordinator replicas, the handlers' context."""
 
     def __init__(self, cluster: Cluster, server_id: int) -> None:
@@ -133,7 +134,7 @@ class TwinServer:
             state_group = StateGroup(
                 server_id=server_id, boot=server_id, machine=Coordinator(), time=time, outbox=outbox
             )
-            state_group.group = TwinGroup(log, server_id)  # type: ignore[assignment]
+            state_group.group = FakeGroup(log, server_id)  # type: ignore[assignment]
             self.groups.attach(state_group)
             self.transactions.attach(state_group)
             self.state_groups[log.number] = state_group
@@ -238,9 +239,9 @@ class Cluster:
         """Not None: partitions do not answer; this is who waits."""
         self.verdict = ErrorCode.NONE
         """What partitions answer."""
-        self.servers: dict[int, TwinServer] = {}
+        self.servers: dict[int, FakeServer] = {}
         for server_id in range(1, servers + 1):
-            self.servers[server_id] = TwinServer(self, server_id)
+            self.servers[server_id] = FakeServer(self, server_id)
         for server_id in self.servers:
             self.register(server_id, SUPPORTED)
         self.apply_catalog(commands.UpdateFeatures([commands.FeatureUpdate(GROUP_VERSION, 1)]))
@@ -256,7 +257,7 @@ class Cluster:
             commands.RegisterServer(server_id, directory_id, "", listeners, True, dict(features))
         )
 
-    def apply_catalog(self, command: Any, asker: TwinServer | None = None) -> Any:
+    def apply_catalog(self, command: Any, asker: FakeServer | None = None) -> Any:
         results = {s: self.servers[s].catalog.apply(command, 0, 0) for s in self.servers}
         return results[asker.server_id if asker is not None else 1]
 
@@ -323,7 +324,7 @@ class Cluster:
                 self._commit(log)
                 for server in self.servers.values():
                     reads = server.state_groups[log.number].group.reads
-                    assert isinstance(reads, TwinReads)
+                    assert isinstance(reads, FakeReads)
                     busy = busy or bool(reads.asked)
                     reads.answer(log.leader == server.server_id)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.kafka_groups.client import GROUP, heartbeat, join, leave, stable_group
-from tests.unit.kafka_groups.cluster import Call, Cluster, TwinServer
+from tests.unit.kafka_groups.cluster import Call, Cluster, FakeServer
 from vdl.errors import ErrorCode
 from vdl.kafka.groups import led_coordinator
 from vdl.kafka.wire import offset_commit as commit_wire
@@ -276,7 +276,7 @@ def test_topic_created_again_has_no_committed_offsets(cluster: Cluster) -> None:
     assert positions(fetch(cluster)) == {("t", 0): 3}
 
 
-def lead_behind(cluster: Cluster) -> TwinServer:
+def lead_behind(cluster: Cluster) -> FakeServer:
     """The server that coordinates now: its catalog still has the topic that was deleted and made
     anew, and in which 7 was committed since."""
     behind = cluster.servers.pop(2)

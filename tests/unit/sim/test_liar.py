@@ -5,7 +5,8 @@ from random import Random
 import pytest
 
 from vdl.errors import ErrorCode, KafkaError
-from vdl.kafka.partitions.record_checks import Bounds, RecordChecks, at_once
+from vdl.kafka.host import at_once
+from vdl.kafka.partitions.record_checks import Bounds, RecordChecks
 from vdl.records.batch import Record, check_batch, crc_matches, iter_records, read_header
 from vdl.records.compression import Compression
 from vdl.records.walk import ANY_TIME

@@ -22,9 +22,8 @@ from enum import IntEnum
 from typing import Any
 
 from ids import ServerId
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.configs.topic_configs import DEFAULTS, KNOWN, ConfigType, TopicConfig
-from vdl.kafka.context import Context, KafkaOptions
-from vdl.kafka.limits.client_quotas import ClientQuotas
 from vdl.logstream.membership.reassignment import LEADER_THROTTLED_RATE, UNTHROTTLED
 from vdl.state.resource_configs import ResourceConfigs, ResourceType
 
@@ -219,20 +218,6 @@ def effective(
                 is_number = isinstance(getattr(DEFAULTS, config.option), int)
                 fields[config.option] = int(text) if is_number else text
     return replace(options, **fields) if fields else options
-
-
-def follow(context: Context) -> None:
-    """Have a server's front end work by the settings and the quotas in its applied catalog."""
-    host = context.host
-    resources = host.catalog.resources
-    if resources.revision != context.resources_revision:
-        context.resources_revision = resources.revision
-        context.config = effective(context.file_config, resources, host.server_id)
-    quotas = host.catalog.quotas
-    if not quotas:
-        context.quotas = None
-    elif context.quotas is None:
-        context.quotas = ClientQuotas(quotas)
 
 
 @dataclass(frozen=True, slots=True)

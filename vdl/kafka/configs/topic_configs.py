@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from segments.api import SegmentLimits
-from vdl.kafka.context import KafkaOptions
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.logstream.group.compaction import CompactionPolicy
 from vdl.logstream.group.retention import FOREVER, RetentionPolicy
 from vdl.records.compression import Compression

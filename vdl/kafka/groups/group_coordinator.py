@@ -33,7 +33,7 @@ from vdl.kafka.groups.led_coordinator import (
     Waiter,
     undecided,
 )
-from vdl.kafka.partitions.record_checks import Compute, at_once
+from vdl.kafka.host import Compute, at_once
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
 from vdl.state.catalog import Catalog

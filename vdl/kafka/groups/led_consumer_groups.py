@@ -37,7 +37,7 @@ from vdl.kafka.groups.target_computation import (
     work_of,
 )
 from vdl.kafka.groups.topic_patterns import TopicPatterns
-from vdl.kafka.partitions.record_checks import Compute
+from vdl.kafka.host import Compute
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
 from vdl.state.catalog import Catalog

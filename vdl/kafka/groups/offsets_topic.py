@@ -38,7 +38,7 @@ from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import NEVER, Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.groups.commit_order import CommitOrder, Place
-from vdl.kafka.partitions.record_checks import Compute
+from vdl.kafka.host import Compute
 from vdl.logstream.group.log_stream import Appended, Verify, Wait
 from vdl.logstream.group.offset_for_time import NO_RECORD, TimedOffset
 from vdl.logstream.group.state_group import StateGroup

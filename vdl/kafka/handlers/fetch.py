@@ -40,8 +40,9 @@ from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import MS, NEVER, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Encoded, Later
-from vdl.kafka.context import LogStream, RequestContext, Wait
+from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.error_map import code_of
+from vdl.kafka.host import LogStream, Wait
 from vdl.kafka.limits.client_quotas import REQUEST_THROTTLE_MS_MAX, Quota
 from vdl.kafka.limits.memory import UNCOUNTED_BYTES
 from vdl.kafka.lookup import (

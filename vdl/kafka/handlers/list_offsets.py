@@ -26,8 +26,9 @@ from ids import Offset
 from segments.api import StorageError
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Gathering, Later
-from vdl.kafka.context import LogStream, RequestContext, TimedOffset
+from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.error_map import code_of
+from vdl.kafka.host import LogStream, TimedOffset
 from vdl.kafka.lookup import led_stream
 from vdl.kafka.wire import list_offsets as offsets_wire
 from vdl.kafka.wire import offset_for_leader_epoch as epochs_wire

@@ -43,7 +43,8 @@ from vdl.kafka.configs.topic_configs import (
     codec_of,
     is_compacted,
 )
-from vdl.kafka.context import Appended, LogStream, RequestContext, Verify
+from vdl.kafka.context import RequestContext
+from vdl.kafka.host import Appended, LogStream, Verify
 from vdl.kafka.lookup import (
     Topic,
     find_topic,
@@ -228,7 +229,14 @@ class _Produce:
             raise KafkaError(
                 ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "no transactional id is given"
             )
-        return verification(self.ctx, transactional_id, header, group_id, self.deadline_ns)
+        return verification(
+            self.ctx.server.host,
+            transactional_id,
+            header,
+            group_id,
+            version=self.ctx.api_version,
+            deadline_ns=self.deadline_ns,
+        )
 
     def codec(self, topic: Topic, bytes_max: int) -> Codec | None:
         """The codec the topic keeps its batches in; None for each producer's own."""

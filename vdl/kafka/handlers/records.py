@@ -12,7 +12,8 @@ from ids import Offset
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.configs.topic_configs import is_deleted
-from vdl.kafka.context import LogStream, RequestContext
+from vdl.kafka.context import RequestContext
+from vdl.kafka.host import LogStream
 from vdl.kafka.lookup import find_topic, is_internal, led_stream
 from vdl.kafka.wire.delete_records import (
     DeleteRecordsPartitionResult,

@@ -15,14 +15,13 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
+from vdl.kafka.security.audit import NAME_CHARS_MAX
 from vdl.kafka.security.login import Login, LoginAnswer, LoginState
 from vdl.kafka.wire.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from vdl.kafka.wire.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
 REFUSAL_DELAY_MS = 100
 """Kafka's `connection.failed.authentication.delay.ms`."""
-CLIENT_CHARS_MAX = 300
-"""Of the name that a client gives itself, in the audit log."""
 
 
 def handle_sasl_handshake(
@@ -68,7 +67,7 @@ def _note(ctx: RequestContext, login: Login, answer: LoginAnswer) -> None:
     if audit is None or (answer.error is ErrorCode.NONE and login.state is not LoginState.DONE):
         return
     connection = ctx.connection
-    fields = {"mechanism": login.mechanism_name, "client": ctx.client_id[:CLIENT_CHARS_MAX]}
+    fields = {"mechanism": login.mechanism_name, "client": ctx.client_id[:NAME_CHARS_MAX]}
     if answer.error is not ErrorCode.NONE:
         fields["reason"] = login.failure
     audit.note(

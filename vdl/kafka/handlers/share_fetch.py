@@ -25,7 +25,8 @@ from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import MS, NEVER, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
-from vdl.kafka.context import AbortedRange, LogStream, RequestContext, Wait
+from vdl.kafka.context import RequestContext
+from vdl.kafka.host import AbortedRange, LogStream, Wait
 from vdl.kafka.limits.memory import UNCOUNTED_BYTES
 from vdl.kafka.lookup import find_topic, leader_endpoints
 from vdl.kafka.partitions.read_throttle import REQUEST_WAIT_NS_MAX, Admission

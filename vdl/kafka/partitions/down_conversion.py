@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from vdl.kafka.partitions.record_checks import Compute
+from vdl.kafka.host import Compute
 from vdl.records.legacy import MAGIC_1_FETCH_VERSION, DownConverted, down_convert
 
 BYTES_MAX = 2 << 20

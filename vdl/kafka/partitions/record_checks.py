@@ -33,6 +33,7 @@ from mmap import PAGESIZE, mmap
 from typing import Any, NamedTuple
 
 from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.host import Compute
 from vdl.records import legacy
 from vdl.records import walk as record_walk
 from vdl.records.batch import (
@@ -100,9 +101,6 @@ taken in its place; a KafkaError; or what should not be."""
 Bounds = tuple[int, int, bool]
 """What a partition asks of each record: the oldest and the newest timestamp (ms), both inclusive;
 whether it must have a key. A plain tuple, because one is made for each batch."""
-
-Compute = Callable[[Callable[[], Any], Callable[[Any], None]], None]
-"""`(job, done)`: run a job elsewhere, and `done` on the loop with its result or exception."""
 
 
 _NOT_DECOMPRESSED = "the records cannot be decompressed, or become too large"
@@ -424,8 +422,3 @@ def _refusal(refused: tuple[Refused, ...], bounds: Bounds) -> RecordsRefused:
     first = "; ".join(f"record {index}: {text}" for index, text in errors[:RECORD_ERRORS_IN_TEXT])
     message = f"One or more records have been rejected due to {len(errors)} record errors: {first}"
     return RecordsRefused(ErrorCode.INVALID_RECORD, message, errors)
-
-
-def at_once(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-    """`Compute` without threads: for servers that have none."""
-    done(job())

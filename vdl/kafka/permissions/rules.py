@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Reply
+from vdl.kafka.lookup import find_topic
+from vdl.kafka.security.audit import NAME_CHARS_MAX, AuditLog
 from vdl.kafka.wire.runtime import EncodeError
 from vdl.state.acls import CLUSTER_NAME, AclOperation, AclResource
 
@@ -92,19 +94,35 @@ class Check:
         before = authorizer.decisions
         is_allowed = authorizer.allows(self.ctx.connection, operation, resource, name)
         audit = self.ctx.server.audit
-        if audit is not None and not (quietly and not is_allowed):
+        if audit is not None:
             is_new = authorizer.decisions != before
-            audit.decided(
-                self.ctx,
-                self.api,
-                operation,
-                resource,
-                name,
-                is_allowed=is_allowed,
-                is_new=is_new,
-                is_change=self.is_change,
-            )
+            if (is_new or self.is_change) if is_allowed else not quietly:
+                self._note(audit, operation, resource, name, is_allowed=is_allowed)
         return is_allowed
+
+    def _note(
+        self,
+        audit: AuditLog,
+        operation: AclOperation,
+        resource: AclResource,
+        name: str,
+        *,
+        is_allowed: bool,
+    ) -> None:
+        """Note a decision. What is allowed is new to this connection, or changes something."""
+        connection = self.ctx.connection
+        audit.note(
+            "allowed" if is_allowed else "denied",
+            str(connection.principal),
+            connection.peer_host,
+            api=self.api.name,
+            operation=operation.name,
+            resource=resource.name,
+            name=name[:NAME_CHARS_MAX],
+            client=self.ctx.client_id[:NAME_CHARS_MAX],
+            listener=connection.listener,
+            connection=connection.id,
+        )
 
     def may_to_cluster(self, operation: AclOperation, *, quietly: bool = False) -> bool:
         """The same of the cluster."""
@@ -113,8 +131,6 @@ class Check:
     def topic_name(self, name: str | None, topic_id: bytes) -> str | None:
         """The name of a topic that is named, or has this id; None: there is no name, and none of
         that id."""
-        from vdl.kafka.lookup import find_topic
-
         if topic_id == NO_ID:
             return name or None
         topic = find_topic(self.ctx, bytes(topic_id))

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vdl.errors import ErrorCode
+from vdl.kafka.api import API
+from vdl.kafka.lookup import all_topics, find_topic
 from vdl.kafka.permissions.rules import NO_ID, Check, Each, Finish, Need, NeedOf, Refused
 from vdl.state.acls import CLUSTER_NAME, AclOperation, AclResource
 from vdl.state.resource_configs import ResourceType
@@ -86,8 +88,6 @@ def may_read(ctx: RequestContext, topic: str) -> bool:
     authorizer = ctx.server.authorizer
     if authorizer is None:
         return True
-    from vdl.kafka.api import API
-
     check = Check(authorizer, API[ctx.api_key], ctx, None)
     return check.may(AclOperation.READ, AclResource.TOPIC, topic)
 
@@ -144,8 +144,6 @@ def metadata(check: Check) -> Finish | Refused | None:
 
 def _may_have_created(check: Check, topic: Any, name: str) -> bool:
     """Whether the request may make a topic that does not exist, if it would."""
-    from vdl.kafka.lookup import find_topic
-
     request, ctx = check.request, check.ctx
     would = request.allow_auto_topic_creation or ctx.api_version < 4
     if (
@@ -184,8 +182,6 @@ def described_topics(check: Check) -> Finish | Refused | None:
 
     Pages: what one may not see is taken out before they are cut.
     """
-    from vdl.kafka.lookup import all_topics
-
     request, wire = check.request, check.api.wire
     cursor = request.cursor
     if not request.topics:
@@ -342,8 +338,6 @@ def deleted_topics(check: Check) -> Finish | Refused | None:
 
 
 def _exists(check: Check, topic: str) -> bool:
-    from vdl.kafka.lookup import find_topic
-
     return find_topic(check.ctx, topic) is not None
 
 

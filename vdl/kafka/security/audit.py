@@ -25,14 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vdl.clock import MS, Clock
-from vdl.state.acls import AclOperation, AclResource
-
-if TYPE_CHECKING:
-    from vdl.kafka.api import Api
-    from vdl.kafka.context import RequestContext
 
 LINES_MAX = 200
 """In a second."""
@@ -76,35 +70,6 @@ class AuditLog:
         self._is_flush_due = False
         self.lines = 0
         self.lines_left_out = 0
-
-    def decided(
-        self,
-        ctx: RequestContext,
-        api: Api,
-        operation: AclOperation,
-        resource: AclResource,
-        name: str,
-        *,
-        is_allowed: bool,
-        is_new: bool,
-        is_change: bool,
-    ) -> None:
-        """Note one decision. `is_new`: the connection was not told so before."""
-        if is_allowed and not (is_new or is_change):
-            return
-        connection = ctx.connection
-        self.note(
-            "allowed" if is_allowed else "denied",
-            str(connection.principal),
-            connection.peer_host,
-            api=api.name,
-            operation=operation.name,
-            resource=resource.name,
-            name=name[:NAME_CHARS_MAX],
-            client=ctx.client_id[:NAME_CHARS_MAX],
-            listener=connection.listener,
-            connection=connection.id,
-        )
 
     def note(self, event: str, principal: str, host: str, **fields: str | int) -> None:
         """Note anything that a client did, or that was done to it."""

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from vdl.kafka.host import Compute
 from vdl.kafka.security.mechanism import Accepted, Challenge, Refused, Step
 from vdl.kafka.security.oauth_options import OauthOptions
 from vdl.kafka.security.principal import Principal
@@ -41,8 +42,6 @@ _INITIAL = re.compile(
 )
 _BEARER = re.compile(r"Bearer +([A-Za-z0-9._~+/=-]+) *", re.IGNORECASE)
 _ERROR = b'{"status":"invalid_token"}'
-
-Compute = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
 class TokenRefused(Exception):

@@ -9,15 +9,14 @@ Must not know: connections, where credentials are kept.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from vdl.kafka.host import Compute
 from vdl.kafka.security.mechanism import Accepted, Refused, Step
 from vdl.kafka.security.principal import Principal
 from vdl.kafka.security.scram import Verifier, decoy, password_matches
 
 Find = Callable[[str], "tuple[str, Verifier] | None"]
 """A user's verifier, and the mechanism it was made for; None: there is no such user."""
-Compute = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
 class PlainLogin:

@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from ids import GroupId
-from vdl.clock import MS, NEVER, Timer
+from vdl.clock import MS, NEVER, Clock, Timer
 from vdl.errors import ERRORS_BY_CODE, ErrorCode
 from vdl.kafka.share.group_settings import EARLIEST, LATEST, GroupSettings
 from vdl.kafka.share.share_partition import SharePartition
@@ -46,7 +46,8 @@ from vdl.state.table import decode_value
 
 if TYPE_CHECKING:
     from segments.api import StorageError
-    from vdl.kafka.context import Context, LogStream, TimedOffset, Wait
+    from vdl.kafka.configs.options import KafkaOptions
+    from vdl.kafka.host import Host, LogStream, TimedOffset, Wait
 
 Written = Callable[[ErrorCode], None]
 
@@ -61,6 +62,19 @@ REFUSED_MAX = 10_000
 """Refused claims that are remembered."""
 
 GROUP_IS_FULL = ErrorCode.MESSAGE_TOO_LARGE
+
+
+class Server(Protocol):
+    """The server that share-partitions are on, as they see it."""
+
+    @property
+    def host(self) -> Host: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def config(self) -> KafkaOptions: ...
+    def defer(self, step: Callable[[], None], /) -> None:
+        """Run a step once at the end of this turn."""
 
 
 class Phase(Enum):
@@ -95,7 +109,7 @@ class LivePartition:
         self.term = stream.term
         self.settings = settings
         self.claim = claim
-        self.coordinator = owner.ctx.host.coordinator_group(key[0])
+        self.coordinator = owner.server.host.coordinator_group(key[0])
         self.phase = Phase.CLAIMING
         self.error = ErrorCode.NONE
         """Why it is GONE."""
@@ -124,13 +138,13 @@ class LivePartition:
     # --- beginning ---------------------------------------------------------------------------
     def begin(self) -> None:
         """Claim the state."""
-        ctx = self._owner.ctx
+        server = self._owner.server
         command = ClaimSharePartition(*self.key, self.term, self.claim)
         self._watch = self.stream.wait_for(NEVER, self._leadership_changed)
-        ctx.host.command_group(
+        server.host.command_group(
             self.coordinator,
             encode_command(command),
-            deadline_ns=ctx.clock.now_ns() + ctx.config.read_timeout_ms * MS,
+            deadline_ns=server.clock.now_ns() + server.config.read_timeout_ms * MS,
             done=self._claimed,
         )
 
@@ -159,9 +173,9 @@ class LivePartition:
             return
         self.phase = Phase.STARTING
         self.state_epoch = claimed.state_epoch
-        ctx = self._owner.ctx
+        server = self._owner.server
         self.stream.when_serving(
-            deadline_ns=ctx.clock.now_ns() + ctx.config.read_timeout_ms * MS,
+            deadline_ns=server.clock.now_ns() + server.config.read_timeout_ms * MS,
             done=partial(self._serving, claimed),
         )
 
@@ -175,7 +189,7 @@ class LivePartition:
         elif self.settings.reset == LATEST:
             self._start(claimed, self.stream.high_watermark)
         else:
-            since_ms = self._owner.ctx.host.agreed_ms() - self.settings.reset_ms
+            since_ms = self._owner.server.host.agreed_ms() - self.settings.reset_ms
             self.stream.offset_for_time(since_ms, partial(self._found, claimed))
 
     def _found(self, claimed: ClaimedShareState, found: TimedOffset | StorageError) -> None:
@@ -225,7 +239,7 @@ class LivePartition:
             return
         if self._timer is not None:
             self._timer.cancel()
-        clock = self._owner.ctx.clock
+        clock = self._owner.server.clock
         self._timer_ns = due_ns
         self._timer = clock.call_later(max(0, due_ns - clock.now_ns()), self._locks_due)
 
@@ -234,7 +248,7 @@ class LivePartition:
         share = self.share
         if share is None or self.phase is not Phase.READY:
             return
-        freed = share.expire(self._owner.ctx.clock.now_ns())
+        freed = share.expire(self._owner.server.clock.now_ns())
         if freed:
             self._owner.locks_expired += freed
             self.wake()
@@ -283,8 +297,8 @@ class _Coordinator:
 class LivePartitions:
     """All share-partitions of one server."""
 
-    def __init__(self, ctx: Context) -> None:
-        self.ctx = ctx
+    def __init__(self, server: Server) -> None:
+        self.server = server
         self._live: dict[ShareKey, LivePartition] = {}
         self._coordinators: dict[int, _Coordinator] = {}
         self._claims = 0
@@ -317,7 +331,7 @@ class LivePartitions:
         live = self.existing(key, stream)
         if live is None:
             refused = self._refused.get(key)
-            if refused is not None and refused[1] > self.ctx.clock.now_ns():
+            if refused is not None and refused[1] > self.server.clock.now_ns():
                 return refused[0]
             self._refused.pop(key, None)
             self._claims += 1
@@ -331,7 +345,7 @@ class LivePartitions:
 
     def refused(self, live: LivePartition) -> None:
         """The coordinator does not know the share-partition: it is not asked again at once."""
-        now_ns = self.ctx.clock.now_ns()
+        now_ns = self.server.clock.now_ns()
         if len(self._refused) >= REFUSED_MAX:
             self._refused = {k: one for k, one in self._refused.items() if one[1] > now_ns}
         if len(self._refused) < REFUSED_MAX:
@@ -361,7 +375,7 @@ class LivePartitions:
 
     def is_full(self, live: LivePartition) -> bool:
         """Whether the coordinator had no room a moment ago."""
-        return self.full_until_ns.get(live.coordinator, 0) > self.ctx.clock.now_ns()
+        return self.full_until_ns.get(live.coordinator, 0) > self.server.clock.now_ns()
 
     # --- writing -----------------------------------------------------------------------------
     def changed(self, live: LivePartition) -> None:
@@ -375,7 +389,7 @@ class LivePartitions:
     def _write_later(self, coordinator: _Coordinator) -> None:
         if not coordinator.is_due and not coordinator.writing and coordinator.dirty:
             coordinator.is_due = True
-            self.ctx.defer(partial(self._write, coordinator))
+            self.server.defer(partial(self._write, coordinator))
 
     def _write(self, coordinator: _Coordinator) -> None:
         coordinator.is_due = False
@@ -404,11 +418,11 @@ class LivePartitions:
         if not writes:
             return
         self.writes += 1
-        ctx = self.ctx
-        ctx.host.command_group(
+        server = self.server
+        server.host.command_group(
             group,
             encode_command(WriteShareState(writes)),
-            deadline_ns=ctx.clock.now_ns() + ctx.config.read_timeout_ms * MS,
+            deadline_ns=server.clock.now_ns() + server.config.read_timeout_ms * MS,
             done=partial(self._done, coordinator),
         )
 
@@ -419,7 +433,7 @@ class LivePartitions:
                 continue
             if error is not ErrorCode.NONE:
                 if error is GROUP_IS_FULL:
-                    until_ns = self.ctx.clock.now_ns() + FULL_NS
+                    until_ns = self.server.clock.now_ns() + FULL_NS
                     self.full_until_ns[live.coordinator] = until_ns
                 live.end(error)
                 continue

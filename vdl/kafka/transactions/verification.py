@@ -18,7 +18,7 @@ from functools import partial
 
 from ids import GroupId
 from vdl.errors import ErrorCode
-from vdl.kafka.context import RequestContext, Verify
+from vdl.kafka.host import Host, Verify
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.records.batch import BatchHeader
 from vdl.state.commands import AddToTransaction, encode_command
@@ -38,14 +38,16 @@ _PASSES = {
 
 
 def verification(
-    ctx: RequestContext,
+    host: Host,
     transactional_id: str,
     header: BatchHeader,
     group_id: GroupId,
+    *,
+    version: int,
     deadline_ns: int,
 ) -> Verify:
-    """Asks, or adds the partition, when it is called."""
-    adds = ctx.api_version >= IMPLICIT_FROM
+    """Asks, or adds the partition, when it is called. `version`: of the request to produce."""
+    adds = version >= IMPLICIT_FROM
     command = AddToTransaction(
         transactional_id,
         header.producer_id,
@@ -56,12 +58,11 @@ def verification(
     )
 
     def verify(done: Callable[[ErrorCode], None]) -> None:
-        host = ctx.server.host
         host.command_group(
             host.coordinator_group(transactional_id),
             encode_command(command),
             deadline_ns=deadline_ns,
-            done=partial(_answered, ctx.api_version, done),
+            done=partial(_answered, version, done),
         )
 
     return verify

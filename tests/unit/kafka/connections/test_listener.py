@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.unit.kafka.fake_host import LISTENER, TwinHost, TwinLog
+from tests.unit.kafka.fake_host import LISTENER, FakeHost, FakeLog
+from vdl.kafka.configs.options import KafkaOptions, ListenerOptions
 from vdl.kafka.connections import listener as listener_module
 from vdl.kafka.connections import socket_writes
 from vdl.kafka.connections.frontend import ClientSession, Frontend
 from vdl.kafka.connections.listener import Listener
 from vdl.kafka.connections.socket_writes import write_some
-from vdl.kafka.context import Context, KafkaOptions, ListenerOptions
+from vdl.kafka.context import Context
 from vdl.server.loop import LoopClock, TurnLoop
 from vdl.sim.clock import NodeClock, VirtualTime
 
@@ -33,10 +34,10 @@ class Edge:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, TurnLoop), loop
         context = Context(
-            TwinHost(NodeClock(VirtualTime())),
+            FakeHost(NodeClock(VirtualTime())),
             KafkaOptions(**options),
             LoopClock(loop),
-            TwinLog(),
+            FakeLog(),
             os.urandom,
         )
         self.frontend = Frontend(context)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.unit.kafka.fake_host import LISTENER, Client, World
 from vdl.errors import ErrorCode
-from vdl.kafka.context import KafkaOptions
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.handlers.sasl import REFUSAL_DELAY_MS
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.login import LOGIN_SECONDS_MAX, LoginState
@@ -577,7 +577,7 @@ def test_scram_gives_the_keys_of_the_published_example() -> None:
 
 
 def test_login_state_is_known_to_the_session() -> None:
-    """What the twin's session sees is what the login says."""
+    """What the fake's session sees is what the login says."""
     place = Place()
     client = place.visitor()
     login = client.session.info.login

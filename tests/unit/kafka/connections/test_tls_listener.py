@@ -18,12 +18,13 @@ from rpc.errors import TlsFailed
 from rpc.tls_context import ClientAuth, KeyPair, TlsContext, TlsOptions
 from rpc.tls_stream import handshake_at_once
 from tests.unit.kafka.connections.test_listener import API_VERSIONS_V0, run, until
-from tests.unit.kafka.fake_host import LISTENER, TwinHost, TwinLog
+from tests.unit.kafka.fake_host import LISTENER, FakeHost, FakeLog
 from tests.unit.security_files import authority
+from vdl.kafka.configs.options import KafkaOptions, ListenerOptions
 from vdl.kafka.connections import tls_listener
 from vdl.kafka.connections.frontend import ClientSession, Frontend
 from vdl.kafka.connections.listener import Listener
-from vdl.kafka.context import Context, KafkaOptions, ListenerOptions
+from vdl.kafka.context import Context
 from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.security.protocol import SecurityProtocol
 from vdl.server.loop import Doorbell, LoopClock, TurnLoop
@@ -42,10 +43,10 @@ class Edge:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, TurnLoop), loop
         context = Context(
-            TwinHost(NodeClock(VirtualTime())),
+            FakeHost(NodeClock(VirtualTime())),
             KafkaOptions(**options),
             LoopClock(loop),
-            TwinLog(),
+            FakeLog(),
             os.urandom,
         )
         self.frontend = Frontend(context)

@@ -13,6 +13,7 @@ from tests.unit.kafka.fake_host import Client, World, batch, fill
 from vdl.clock import MS
 from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.api import API, Api
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections.turn_budget import (
     ANSWER_BYTES,
     FEW_BYTES,
@@ -25,7 +26,7 @@ from vdl.kafka.connections.turn_budget import (
     SendBudget,
     StartBudget,
 )
-from vdl.kafka.context import KafkaOptions, RequestContext
+from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.api_versions import unsupported_version
 from vdl.kafka.wire import produce
 from vdl.kafka.wire.api_versions import ApiVersionsRequest, ApiVersionsResponse

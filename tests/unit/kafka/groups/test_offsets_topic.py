@@ -20,7 +20,7 @@ from vdl.kafka.groups.offsets_topic import (
     RECORDS_PER_READ,
     CommitLog,
 )
-from vdl.kafka.partitions.record_checks import at_once
+from vdl.kafka.host import at_once
 from vdl.kafka.wire.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from vdl.kafka.wire.create_topics import CreatableTopic, CreateTopicsRequest
 from vdl.kafka.wire.delete_records import (
@@ -41,7 +41,7 @@ Read = tuple[str, str, int, int]
 """Group, topic, partition, committed offset."""
 
 
-class TwinCoordinator:
+class FakeCoordinator:
     """A coordinator's state group: commands are committed and applied at once."""
 
     is_running = is_leader = serving = True
@@ -143,18 +143,18 @@ def world() -> World:
 
 
 @pytest.fixture
-def coordinator() -> TwinCoordinator:
-    return TwinCoordinator()
+def coordinator() -> FakeCoordinator:
+    return FakeCoordinator()
 
 
-def view(world: World, coordinator: TwinCoordinator) -> CommitLog:
+def view(world: World, coordinator: FakeCoordinator) -> CommitLog:
     gaps = LoopGaps(world.clock, limit_ns=1 << 40)
     log = CommitLog(coordinator, 1, world.clock, gaps, at_once)  # type: ignore[arg-type]
     world.context.commit_logs[1] = log
     return log
 
 
-def test_commits_are_read_in_their_order(world: World, coordinator: TwinCoordinator) -> None:
+def test_commits_are_read_in_their_order(world: World, coordinator: FakeCoordinator) -> None:
     """What stands when it is first read, then each commit by itself; the end is told by offsets
     that no record has."""
     coordinator.commit("a", 10, 0, 1)
@@ -176,7 +176,7 @@ def test_commits_are_read_in_their_order(world: World, coordinator: TwinCoordina
 
 
 def test_position_that_is_committed_again_is_found_at_the_later_commit_alone(
-    world: World, coordinator: TwinCoordinator
+    world: World, coordinator: FakeCoordinator
 ) -> None:
     """As after compaction: a reader far behind reads each once."""
     log = view(world, coordinator)
@@ -191,7 +191,7 @@ def test_position_that_is_committed_again_is_found_at_the_later_commit_alone(
 
 
 def test_positions_of_a_transaction_are_found_when_it_has_committed(
-    world: World, coordinator: TwinCoordinator
+    world: World, coordinator: FakeCoordinator
 ) -> None:
     """At the entry of its end; those of an aborted one never are. Of several groups in one entry,
     everything is told once more."""
@@ -217,7 +217,7 @@ def test_positions_of_a_transaction_are_found_when_it_has_committed(
     assert sorted(reader.poll()) == [("a", "t", 0, 7), ("b", "t", 0, 8)]
 
 
-def test_position_that_is_deleted_is_not_there(world: World, coordinator: TwinCoordinator) -> None:
+def test_position_that_is_deleted_is_not_there(world: World, coordinator: FakeCoordinator) -> None:
     """Wherever it stood."""
     coordinator.commit("old", 1, 0)
     log = view(world, coordinator)
@@ -229,7 +229,7 @@ def test_position_that_is_deleted_is_not_there(world: World, coordinator: TwinCo
 
 
 def test_reader_that_goes_on_under_a_new_leader_misses_nothing(
-    world: World, coordinator: TwinCoordinator
+    world: World, coordinator: FakeCoordinator
 ) -> None:
     """It may read what stands once more; it is told its position lies in a log that goes on."""
     log = view(world, coordinator)
@@ -247,7 +247,7 @@ def test_reader_that_goes_on_under_a_new_leader_misses_nothing(
 
 
 def test_view_of_many_positions_is_read_in_pieces(
-    world: World, coordinator: TwinCoordinator
+    world: World, coordinator: FakeCoordinator
 ) -> None:
     """Entries are never torn apart, and no read takes many more records than it should."""
     for number in range(30):
@@ -267,7 +267,7 @@ def test_view_of_many_positions_is_read_in_pieces(
 
 
 def test_time_finds_the_first_commit_at_or_after(
-    world: World, coordinator: TwinCoordinator
+    world: World, coordinator: FakeCoordinator
 ) -> None:
     """Also where what stood at that entry is committed again by now."""
     log = view(world, coordinator)
@@ -285,7 +285,7 @@ def test_time_finds_the_first_commit_at_or_after(
 
 
 def test_view_forgets_groups_that_have_come_and_gone(
-    world: World, coordinator: TwinCoordinator, monkeypatch: pytest.MonkeyPatch
+    world: World, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it holds is bounded by what there is; readers miss nothing by that."""
     monkeypatch.setattr(offsets_topic, "FORGOTTEN_MAX", 20)
@@ -303,7 +303,7 @@ def test_view_forgets_groups_that_have_come_and_gone(
 
 
 def test_long_polls_that_are_given_up_are_forgotten(
-    world: World, coordinator: TwinCoordinator
+    world: World, coordinator: FakeCoordinator
 ) -> None:
     """Also where nobody commits."""
     log = view(world, coordinator)
@@ -312,7 +312,7 @@ def test_long_polls_that_are_given_up_are_forgotten(
     assert len(log._waits) <= 20
 
 
-def test_long_poll_hears_of_a_commit(world: World, coordinator: TwinCoordinator) -> None:
+def test_long_poll_hears_of_a_commit(world: World, coordinator: FakeCoordinator) -> None:
     """Once; and of a leader that is none any more."""
     log = view(world, coordinator)
     heard: list[str] = []
@@ -336,7 +336,7 @@ def fetch(topic_id: bytes, offset: int) -> FetchRequest:
 
 
 def test_consumers_fetch_and_list_it_like_any_topic(
-    world: World, coordinator: TwinCoordinator
+    world: World, coordinator: FakeCoordinator
 ) -> None:
     """By name and by id; a partition led elsewhere is said to be."""
     coordinator.commit("a", 5, 0)
@@ -363,7 +363,7 @@ def test_consumers_fetch_and_list_it_like_any_topic(
     assert ends == [0, log.high_watermark]
 
 
-def test_clients_change_nothing_of_it(world: World, coordinator: TwinCoordinator) -> None:
+def test_clients_change_nothing_of_it(world: World, coordinator: FakeCoordinator) -> None:
     """Neither write, nor delete, nor make, nor let it grow."""
     view(world, coordinator)
     client = world.client()
@@ -391,7 +391,7 @@ def test_clients_change_nothing_of_it(world: World, coordinator: TwinCoordinator
 
 
 def test_names_that_kafkas_records_have_no_room_for_are_left_out(
-    world: World, coordinator: TwinCoordinator
+    world: World, coordinator: FakeCoordinator
 ) -> None:
     """The others of the group are there."""
     coordinator.commit("g" * 40_000, 1, 0)

@@ -7,8 +7,8 @@ import pytest
 from segments.api import SegmentLimits
 from tests.unit.kafka.fake_host import World, batch
 from vdl.errors import ErrorCode
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.configs.topic_configs import compaction_policy, retention_policy
-from vdl.kafka.context import KafkaOptions
 from vdl.kafka.wire import alter_configs as whole
 from vdl.kafka.wire import incremental_alter_configs as incremental
 from vdl.kafka.wire.delete_records import (

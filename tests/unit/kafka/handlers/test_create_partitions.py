@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.kafka.fake_host import World, fill
 from vdl.errors import ErrorCode
-from vdl.kafka.context import KafkaOptions
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.wire.create_partitions import (
     CreatePartitionsAssignment,
     CreatePartitionsRequest,

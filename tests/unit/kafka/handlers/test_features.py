@@ -39,7 +39,7 @@ def test_api_versions_lists_features(version: int) -> None:
     asked = world(dict(SUPPORTED))
     asked.host.catalog.features.levels = {METADATA_VERSION: 33}
     asked.host.catalog.features.epoch = 7
-    answer = asked.client().ask(API_VERSIONS, version, ApiVersionsRequest("twin", "1.0"))
+    answer = asked.client().ask(API_VERSIONS, version, ApiVersionsRequest("fake", "1.0"))
     supported = {row.name: (row.min_version, row.max_version) for row in answer.supported_features}
     lowest = 0 if version >= 4 else 1
     assert supported[METADATA_VERSION] == (33, 33)
@@ -56,9 +56,9 @@ def test_api_versions_lists_features(version: int) -> None:
     ("cluster_id", "node_id", "error"),
     [
         (None, -1, ErrorCode.NONE),
-        ("twin", 1, ErrorCode.NONE),
-        ("twin", -1, ErrorCode.NONE),
-        ("twin", 2, ErrorCode.REBOOTSTRAP_REQUIRED),
+        ("fake", 1, ErrorCode.NONE),
+        ("fake", -1, ErrorCode.NONE),
+        ("fake", 2, ErrorCode.REBOOTSTRAP_REQUIRED),
         ("other", 1, ErrorCode.REBOOTSTRAP_REQUIRED),
         (None, 2, ErrorCode.REBOOTSTRAP_REQUIRED),
     ],
@@ -68,7 +68,7 @@ def test_client_that_meant_another_server_is_told_so(
 ) -> None:
     """Addresses are given to other servers, and clients keep them (KIP-1242)."""
     client = World().client()
-    asked = ApiVersionsRequest("twin", "1.0", cluster_id, node_id)
+    asked = ApiVersionsRequest("fake", "1.0", cluster_id, node_id)
     answer = client.ask(API_VERSIONS, 5, asked)
     assert answer.error_code == error
     assert bool(answer.api_keys) is (error is ErrorCode.NONE)

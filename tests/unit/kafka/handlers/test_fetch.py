@@ -10,7 +10,7 @@ from segments.api import CorruptRecord
 from tests.unit.kafka.fake_host import World, batch, fill
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.context import KafkaOptions
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.partitions.read_throttle import READ_BYTES_MAX, REQUEST_WAIT_NS_MAX
 from vdl.kafka.wire.fetch import (
     FetchPartition,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.kafka.fake_host import TwinStream, World, batch, fill
+from tests.unit.kafka.fake_host import FakeStream, World, batch, fill
 from vdl.errors import ErrorCode
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from vdl.kafka.wire.fetch import PartitionData as Answer
@@ -52,7 +52,7 @@ def batches(part: Answer) -> int:
 
 
 @pytest.fixture
-def led() -> tuple[World, TwinStream]:
+def led() -> tuple[World, FakeStream]:
     """Three records on a leader; its host sends consumers of a rack to server 2."""
     world = World()
     (stream,) = world.topic()
@@ -62,7 +62,7 @@ def led() -> tuple[World, TwinStream]:
 
 
 @pytest.fixture
-def followed() -> tuple[World, TwinStream]:
+def followed() -> tuple[World, FakeStream]:
     """Three records on a follower that may serve them."""
     world = World()
     (stream,) = world.topic()
@@ -73,7 +73,7 @@ def followed() -> tuple[World, TwinStream]:
     return world, stream
 
 
-def test_leader_names_the_replica_and_gives_no_records(led: tuple[World, TwinStream]) -> None:
+def test_leader_names_the_replica_and_gives_no_records(led: tuple[World, FakeStream]) -> None:
     """At once: there is nothing to wait for here."""
     world, _ = led
     part = one(world.client().ask(FETCH, 11, request(0, wait_ms=500)))
@@ -83,7 +83,7 @@ def test_leader_names_the_replica_and_gives_no_records(led: tuple[World, TwinStr
 
 @pytest.mark.parametrize(("version", "rack"), [(10, RACK), (11, "")])
 def test_consumer_without_a_rack_reads_from_the_leader(
-    led: tuple[World, TwinStream], version: int, rack: str
+    led: tuple[World, FakeStream], version: int, rack: str
 ) -> None:
     world, _ = led
     part = one(world.client().ask(FETCH, version, request(0, rack=rack)))
@@ -92,7 +92,7 @@ def test_consumer_without_a_rack_reads_from_the_leader(
 
 
 def test_replica_that_this_listener_cannot_reach_is_not_named(
-    led: tuple[World, TwinStream],
+    led: tuple[World, FakeStream],
 ) -> None:
     world, _ = led
     world.host.preferred = 9
@@ -100,14 +100,14 @@ def test_replica_that_this_listener_cannot_reach_is_not_named(
     assert (part.preferred_read_replica, batches(part)) == (-1, 1)
 
 
-def test_offset_beyond_the_end_is_the_leaders_to_judge(led: tuple[World, TwinStream]) -> None:
+def test_offset_beyond_the_end_is_the_leaders_to_judge(led: tuple[World, FakeStream]) -> None:
     world, _ = led
     part = one(world.client().ask(FETCH, 11, request(9, wait_ms=0)))
     assert part.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
     assert world.host.preference_asked == []
 
 
-def test_session_tells_of_the_replica_each_time(led: tuple[World, TwinStream]) -> None:
+def test_session_tells_of_the_replica_each_time(led: tuple[World, FakeStream]) -> None:
     """An incremental answer leaves out what is as before; this must not be left out."""
     world, _ = led
     client = world.client()
@@ -118,7 +118,7 @@ def test_session_tells_of_the_replica_each_time(led: tuple[World, TwinStream]) -
         assert one(again).preferred_read_replica == 2
 
 
-def test_follower_serves_what_it_knows_to_be_committed(followed: tuple[World, TwinStream]) -> None:
+def test_follower_serves_what_it_knows_to_be_committed(followed: tuple[World, FakeStream]) -> None:
     world, stream = followed
     part = one(world.client().ask(FETCH, 11, request(0)))
     assert (part.error_code, batches(part), part.high_watermark) == (0, 1, 3)
@@ -135,7 +135,7 @@ def test_follower_serves_what_it_knows_to_be_committed(followed: tuple[World, Tw
     ("version", "rack", "may_follow"), [(10, RACK, True), (11, "", True), (11, RACK, False)]
 )
 def test_follower_sends_others_to_the_leader(
-    followed: tuple[World, TwinStream], version: int, rack: str, may_follow: bool
+    followed: tuple[World, FakeStream], version: int, rack: str, may_follow: bool
 ) -> None:
     """Whoever names no rack took it for the leader; and one that is not in sync serves nobody."""
     world, _ = followed
@@ -144,7 +144,7 @@ def test_follower_sends_others_to_the_leader(
     assert part.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_follower_checks_the_leader_epoch(followed: tuple[World, TwinStream]) -> None:
+def test_follower_checks_the_leader_epoch(followed: tuple[World, FakeStream]) -> None:
     """KIP-320, on followers as on leaders."""
     world, stream = followed
     fenced = one(world.client().ask(FETCH, 11, request(0, epoch=stream.term - 1)))
@@ -153,7 +153,7 @@ def test_follower_checks_the_leader_epoch(followed: tuple[World, TwinStream]) ->
     assert unknown.error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
-def test_follower_never_calls_an_offset_out_of_range(followed: tuple[World, TwinStream]) -> None:
+def test_follower_never_calls_an_offset_out_of_range(followed: tuple[World, FakeStream]) -> None:
     """A consumer that is told so starts over; a follower may only be behind."""
     world, stream = followed
     for offset in (4, 1_000):
@@ -166,7 +166,7 @@ def test_follower_never_calls_an_offset_out_of_range(followed: tuple[World, Twin
 
 
 def test_follower_waits_for_the_news_that_an_offset_is_committed(
-    followed: tuple[World, TwinStream],
+    followed: tuple[World, FakeStream],
 ) -> None:
     """The leader that sent the consumer here knows it up to 50 ms earlier."""
     world, stream = followed
@@ -182,7 +182,7 @@ def test_follower_waits_for_the_news_that_an_offset_is_committed(
     assert batches(one(response)) == 1
 
 
-def test_session_of_a_follower_asks_again_each_time(followed: tuple[World, TwinStream]) -> None:
+def test_session_of_a_follower_asks_again_each_time(followed: tuple[World, FakeStream]) -> None:
     """A partition whose follower falls out of sync must not rest in its session for ever."""
     world, _ = followed
     client = world.client()
@@ -195,7 +195,7 @@ def test_session_of_a_follower_asks_again_each_time(followed: tuple[World, TwinS
 
 @pytest.mark.parametrize(("version", "may_follow"), [(9, True), (12, True), (12, False)])
 def test_debugging_consumer_reads_each_replica_where_it_is(
-    followed: tuple[World, TwinStream], version: int, may_follow: bool
+    followed: tuple[World, FakeStream], version: int, may_follow: bool
 ) -> None:
     """Replica -2, as Kafka's ReplicaVerificationTool says of itself: no rack, any version. A
     replica that must not serve reads serves it none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from segments.api import CorruptRecord
-from tests.unit.kafka.fake_host import WALL_MS, TwinStream, World, batch, fill
+from tests.unit.kafka.fake_host import WALL_MS, FakeStream, World, batch, fill
 from vdl.errors import ErrorCode
 from vdl.kafka.wire.list_offsets import (
     ListOffsetsPartition,
@@ -58,7 +58,7 @@ def ask_old(world: World, timestamp: int, count: int) -> list[int] | int:
     return answer.error_code or offsets
 
 
-def three_segments(world: World) -> TwinStream:
+def three_segments(world: World) -> FakeStream:
     """Of ten records each, a second apart; the first three records are deleted."""
     (stream,) = world.topic()
     for start in range(3):

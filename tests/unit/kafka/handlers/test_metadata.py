@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.kafka.fake_host import World
 from vdl.errors import ErrorCode
-from vdl.kafka.context import KafkaOptions
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
 from vdl.kafka.wire.describe_topic_partitions import (
     Cursor,
@@ -48,7 +48,7 @@ def test_metadata_of_each_version_describes_servers_and_topics(version: int) -> 
     if version >= 1:
         assert answer.controller_id == 2
     if version >= 2:
-        assert answer.cluster_id == "twin"
+        assert answer.cluster_id == "fake"
     if version >= 8:
         assert topic.topic_authorized_operations == -(1 << 31)
 
@@ -317,7 +317,7 @@ def test_describe_cluster_lists_reachable_servers_and_the_rest_on_request() -> N
     for version in range(3):
         answer = client.ask(DESCRIBE_CLUSTER, version, DescribeClusterRequest())
         assert [broker.broker_id for broker in answer.brokers] == [1, 2]
-        assert (answer.cluster_id, answer.controller_id) == ("twin", 2)
+        assert (answer.cluster_id, answer.controller_id) == ("fake", 2)
     answer = client.ask(DESCRIBE_CLUSTER, 2, DescribeClusterRequest(True))
     assert answer.cluster_authorized_operations == CLUSTER_OPERATIONS
     all_servers = DescribeClusterRequest(include_fenced_brokers=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.kafka.fake_host import WALL_MS, TwinStream, World, batch, fill
+from tests.unit.kafka.fake_host import WALL_MS, FakeStream, World, batch, fill
 from tests.unit.kafka.handlers.test_fetch import FETCH, fetch, parts
 from tests.unit.kafka.handlers.test_produce import PRODUCE, error_of, only, produce
 from tests.unit.kafka_wire.message_sets import changed, message, shallow, wrapped
@@ -37,7 +37,7 @@ def messages(*values: bytes | None, magic: int = 1, timestamp: int = WALL_MS) ->
     )
 
 
-def stored(stream: TwinStream) -> list[Record]:
+def stored(stream: FakeStream) -> list[Record]:
     """All records of a partition, from sealed batches."""
     found: list[Record] = []
     for one in stream.batches:
@@ -46,7 +46,7 @@ def stored(stream: TwinStream) -> list[Record]:
     return found
 
 
-def append(stream: TwinStream, *records: Record, **fields: Any) -> None:
+def append(stream: FakeStream, *records: Record, **fields: Any) -> None:
     """Commit one batch."""
     data = memoryview(build_batch(records, BatchFields(**fields)))
     stream.append(data, read_header(data), deadline_ns=0, done=lambda _: None)

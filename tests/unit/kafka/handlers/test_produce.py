@@ -10,7 +10,7 @@ import pytest
 from tests.unit.kafka.fake_host import WALL_MS, Client, World, batch
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.context import KafkaOptions
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.partitions import record_checks
 from vdl.kafka.partitions.record_checks import CHECKS_AT_ONCE, RecordChecks
 from vdl.kafka.wire.produce import (

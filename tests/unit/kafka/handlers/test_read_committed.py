@@ -1,6 +1,6 @@
 """Reading what is stable (KIP-98): the end of it, what waits for it, and what is listed as aborted.
 
-The twin's log says where the oldest open transaction begins, and what was aborted.
+The fake's log says where the oldest open transaction begins, and what was aborted.
 """
 
 from __future__ import annotations

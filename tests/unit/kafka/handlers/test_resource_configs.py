@@ -9,8 +9,8 @@ from tests.unit.kafka.handlers.test_produce import PRODUCE, only, produce
 from vdl.errors import ErrorCode
 from vdl.kafka.configs import group_configs
 from vdl.kafka.configs.broker_configs import DYNAMIC, effective
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.configs.topic_configs import KNOWN, check_configs
-from vdl.kafka.context import KafkaOptions
 from vdl.kafka.telemetry import client_metrics_configs
 from vdl.kafka.wire import alter_configs as whole
 from vdl.kafka.wire import incremental_alter_configs as incremental

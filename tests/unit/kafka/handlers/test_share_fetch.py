@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from segments.api import StorageError
-from tests.unit.kafka.fake_host import WALL_MS, Client, TwinStream, World, batch, fill
+from tests.unit.kafka.fake_host import WALL_MS, Client, FakeStream, World, batch, fill
 from vdl.errors import ErrorCode
-from vdl.kafka.context import KafkaOptions
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.security.principal import Principal
 from vdl.kafka.wire import share_acknowledge, share_fetch
 from vdl.kafka.wire.share_acknowledge import AcknowledgePartition, AcknowledgeTopic
@@ -59,7 +59,7 @@ class Share:
         self.world.host.apply(commands.AlterResourceConfigs([(ResourceType.GROUP, change)]))
 
     @property
-    def stream(self) -> TwinStream:
+    def stream(self) -> FakeStream:
         return self.streams[0]
 
     def state(self, index: int = 0) -> Any:
@@ -418,7 +418,7 @@ def test_control_batches_are_nobodys() -> None:
     assert share.state().start_offset == 3
 
 
-def put(stream: TwinStream, **fields: Any) -> None:
+def put(stream: FakeStream, **fields: Any) -> None:
     """One record of a producer's transaction, or a marker."""
     data = memoryview(batch(1, **fields))
     stream.append(data, read_header(data), deadline_ns=0, done=lambda _: None, verify=approve)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.kafka.fake_host import Client, World
 from vdl.errors import ErrorCode
-from vdl.kafka.context import KafkaOptions
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.telemetry import client_metrics, otlp
 from vdl.kafka.telemetry.client_metrics import ALL_METRICS, ClientMetrics
 from vdl.kafka.telemetry.otlp import BadMetrics, Point, read_points
@@ -138,9 +138,9 @@ def test_client_is_asked_for_what_all_its_subscriptions_want() -> None:
     """Every one whose patterns all match the whole of what it says; at the shortest interval."""
     world = World()
     subscribe(world, "a", metrics="a.,b.", interval_ms="2000")
-    subscribe(world, "b", metrics="b.,c.", interval_ms="1000", match="client_id=tw.*")
-    subscribe(world, "c", metrics="d.", interval_ms="100", match="client_id=tw")
-    subscribe(world, "d", metrics="e.", match="client_id=twin,client_software_name=none")
+    subscribe(world, "b", metrics="b.,c.", interval_ms="1000", match="client_id=fa.*")
+    subscribe(world, "c", metrics="d.", interval_ms="100", match="client_id=fa")
+    subscribe(world, "d", metrics="e.", match="client_id=fake,client_software_name=none")
     subscribe(world, "e", metrics="f.", match="client_source_address=10[.]0[.]0[.][0-9]+")
     subscribe(world, "f", interval_ms="100")
     client = world.client()
@@ -177,7 +177,7 @@ def test_pushed_metrics_are_summed_up(codec: Compression) -> None:
         assert push(client, subscription_id, data, codec=codec) == ErrorCode.NONE
         world.run(100)
     found = list(world.context.client_metrics.series(world.clock.now_ns()))
-    assert found == [("c", "twin", "", 15.0, True), ("g", "twin", "", 5.0, False)]
+    assert found == [("c", "fake", "", 15.0, True), ("g", "fake", "", 5.0, False)]
     assert world.context.client_metrics.pushes == 3
 
 

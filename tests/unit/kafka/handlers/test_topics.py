@@ -7,8 +7,8 @@ import pytest
 from tests.unit.kafka.fake_host import World
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.broker_configs import DYNAMIC
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.configs.topic_configs import BY_NAME, KNOWN, InvalidConfig, check_configs
-from vdl.kafka.context import KafkaOptions
 from vdl.kafka.wire.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.kafka.fake_host import Client, World, batch, fill
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
-from vdl.kafka.context import KafkaOptions
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.limits.client_quotas import (
     BUCKETS_MAX,
     BURST_SECONDS,
@@ -209,7 +209,7 @@ def test_producer_over_its_quota_is_answered_and_then_not_read() -> None:
 
 def test_producer_that_gets_no_answers_has_to_wait_as_well() -> None:
     """acks=0."""
-    world = limited(({"client_id": "twin"}, "producer_byte_rate", 100))
+    world = limited(({"client_id": "fake"}, "producer_byte_rate", 100))
     client = world.client()
     client.request(PRODUCE, 9, produce(3_000, acks=0))
     world.run()

@@ -11,8 +11,8 @@ import pytest
 
 from tests.unit.kafka.fake_host import Client, World, batch, fill
 from vdl.errors import ErrorCode
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections.connection import OTHER_BYTES_MAX
-from vdl.kafka.context import KafkaOptions
 from vdl.kafka.limits.memory import SMALL_BYTES, AnswerMemory, RequestMemory
 from vdl.kafka.partitions.record_checks import RecordChecks
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.kafka.fake_host import Client, TwinStream, World, fill
+from tests.unit.kafka.fake_host import Client, FakeStream, World, fill
 from vdl.errors import ErrorCode
-from vdl.kafka.context import KafkaOptions
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.handlers import fetch as handler
 from vdl.kafka.partitions.fetch_sessions import EPOCH_MAX, EVICT_AFTER_NS, FetchSessions
 from vdl.kafka.wire.fetch import (
@@ -75,7 +75,7 @@ class Session:
         return response.error_code
 
 
-def opened(partitions: int = 3, version: int = VERSION) -> tuple[World, list[TwinStream], Session]:
+def opened(partitions: int = 3, version: int = VERSION) -> tuple[World, list[FakeStream], Session]:
     world = World()
     streams = world.topic(partitions=partitions)
     session = Session(world, partitions, version)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.host import at_once
 from vdl.kafka.partitions import record_checks
-from vdl.kafka.partitions.record_checks import Codec, Recompressed, RecordChecks, Scratch, at_once
+from vdl.kafka.partitions.record_checks import Codec, Recompressed, RecordChecks, Scratch
 from vdl.records.batch import (
     HEADER_BYTES,
     LENGTH_FROM,

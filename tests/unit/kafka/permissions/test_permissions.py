@@ -15,7 +15,8 @@ from tests.unit.kafka.test_fuzz import sound_requests
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Reply
 from vdl.kafka.api import API, ROWS, Api
-from vdl.kafka.context import KafkaOptions, RequestContext
+from vdl.kafka.configs.options import KafkaOptions
+from vdl.kafka.context import RequestContext
 from vdl.kafka.permissions.rules import Refused
 from vdl.kafka.permissions.table import PERMISSIONS, check_request, described, finished
 from vdl.kafka.security.principal import Principal
@@ -140,7 +141,7 @@ NEEDS_COORDINATOR = {
     8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 25, 26, 27, 28, 42, 47, 65, 66, 68, 69, 76, 77, 90, 91,
     92,
 }  # fmt: skip
-"""APIs that ask for a coordinator, which the twin does not have."""
+"""APIs that ask for a coordinator, which the fake does not have."""
 READS = {1, 78}
 """APIs that ask for permission where they read: a session has more than its request."""
 FILTERED = {16, 66}

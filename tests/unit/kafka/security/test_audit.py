@@ -43,7 +43,7 @@ def test_denials_are_noted_each_time_and_what_is_allowed_once() -> None:
     (line, *_) = [line for line in lines if line["event"] == "denied"]
     assert line["principal"] == "User:alice"
     assert line["host"] == "10.0.0.1"
-    assert line["client"] == "twin"
+    assert line["client"] == "fake"
     assert line["resource"] == "TOPIC"
     assert line["ts"].endswith("Z")
 

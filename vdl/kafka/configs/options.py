@@ -1,0 +1,178 @@
+"""The front end's settings as it reads them: its listeners, and every limit it keeps.
+
+Must not know: the file they come from, what can be changed at run time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rpc.tls_context import TlsOptions
+from vdl.kafka.security.principal import Principal
+from vdl.kafka.security.protocol import SecurityProtocol
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerOptions:
+    """One address clients connect to, and the one they are told to use for it."""
+
+    name: str = "PLAINTEXT"
+    host: str = "127.0.0.1"
+    port: int = 9092
+    advertised_host: str = ""
+    """Empty: `host`."""
+    advertised_port: int = 0
+    """0: `port`, which is then not 0 itself: a configuration has no address that the system
+    chooses and clients are told."""
+    protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
+    tls: TlsOptions = field(default_factory=TlsOptions)
+    """Of a protocol that is encrypted."""
+    principal_rules: str = "DEFAULT"
+    """`ssl.principal.mapping.rules`."""
+    mechanisms: tuple[str, ...] = ()
+    """Of a protocol with a login: those that clients may choose from."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaOptions:
+    """Every limit of the front end, under Kafka's setting name where there is one."""
+
+    # --- topics ----------------------------------------------------------------------------
+    auto_create_topics: bool = True
+    """`auto.create.topics.enable`."""
+    num_partitions: int = 1
+    """`num.partitions`."""
+    default_replication_factor: int = 3
+    """`default.replication.factor`; at most the number of servers there will be."""
+    message_max_bytes: int = 1_048_588
+    """`message.max.bytes`: largest batch, unless the topic says `max.message.bytes`."""
+    segment_bytes: int = 64 << 20
+    """`log.segment.bytes`: as the storage layer is configured, shown to clients."""
+    min_insync_replicas: int = 1
+    """`min.insync.replicas`: replicas that must have a batch on disk before acks=all is answered,
+    all of them if there are fewer; a majority always must."""
+    retention_ms: int = -1
+    """`log.retention.ms`: retention of topics without a setting of their own. Kafka's default, 168
+    hours, deletes old data of users who do not know of it: here the default is for ever."""
+    retention_bytes: int = -1
+    """`log.retention.bytes`: the same by size."""
+    roll_ms: int = 604_800_000
+    """`log.roll.ms`: how far apart the timestamps of one segment may be, where records are deleted
+    by age or this is set."""
+    compression_type: str = "producer"
+    """`compression.type`: the codec that topics keep their batches in."""
+    gzip_level: int = -1
+    """`compression.gzip.level`."""
+    zstd_level: int = 3
+    """`compression.zstd.level`."""
+    timestamp_type: str = "CreateTime"
+    """`log.message.timestamp.type`: or LogAppendTime."""
+    timestamp_before_max_ms: int = (1 << 63) - 1
+    """`log.message.timestamp.before.max.ms`."""
+    timestamp_after_max_ms: int = 3_600_000
+    """`log.message.timestamp.after.max.ms`."""
+    record_check_loop_bytes: int = 2 << 20
+    """Larger batches are checked off the loop, as are compressed ones of more than 32 KiB."""
+    partitions_per_request_max: int = 10_000
+    """Partitions one CreateTopics may ask for in all (`max.request.partition.size.limit`
+    is a response limit in Kafka; this bounds the work of one command)."""
+
+    replicas_per_server_max: int = 4_000
+    """Replicas of partitions that one server may have. Each has a log, and what it needs of memory,
+    files and start is paid also when nothing is written to it; and when a server dies, all it led
+    is elected anew. What three servers on two cores come back from within seconds."""
+
+    # --- connections -------------------------------------------------------------------------
+    request_bytes_max: int = 100 << 20
+    """`socket.request.max.bytes`."""
+    login_bytes_max: int = 64 << 10
+    """`sasl.server.max.receive.size`: largest request of a client that has not logged in."""
+    session_ms_max: int = 0
+    """`connections.max.reauth.ms`: how long a login holds (KIP-368); 0: as long as its
+    connection."""
+    connections_max: int = 10_000
+    """`max.connections`."""
+    connections_per_ip_max: int = 5_000
+    """`max.connections.per.ip`."""
+    connection_idle_ms: int = 600_000
+    """`connections.max.idle.ms`: a connection that sent nothing for this long is closed."""
+    frame_deadline_ms: int = 30_000
+    """An arriving request must make progress in each such period (`frontend.FRAME_RATE_MIN`)."""
+    requests_in_flight_max: int = 64
+    """Requests of one connection that are read and not answered yet; then reading stops."""
+    request_bytes_in_flight_max: int = 16 << 20
+    """The same in bytes; at least one request is always read."""
+    write_buffer_bytes_max: int = 4 << 20
+    """Answers of one connection that leave together; beyond it, and while a socket does not take
+    them, no further request of it is processed."""
+    request_memory_max: int = 256 << 20
+    """`queued.max.request.bytes`: requests of all connections that are arriving or not answered.
+    Room for one largest request is kept apart in it, so it is at least twice as much."""
+    answer_memory_max: int = 256 << 20
+    """Bytes of answers to all connections that are being built or not sent."""
+    overload_retry_ms: int = 5
+    """How often an overloaded host is asked again on behalf of waiting producers."""
+
+    # --- requests ----------------------------------------------------------------------------
+    fetch_max_bytes: int = 55 << 20
+    """`fetch.max.bytes`: most that one Fetch answers, whatever the client asks."""
+    telemetry_max_bytes: int = 1 << 20
+    """`telemetry.max.bytes`: most that a client may push of its metrics, compressed."""
+    fetch_sessions_max: int = 1_000
+    """`max.incremental.fetch.session.cache.slots`."""
+    fetch_session_partitions_max: int = 100_000
+    """Partitions in all fetch sessions; some 700 bytes each."""
+    request_timeout_ms_max: int = 300_000
+    """No client's timeout holds a request longer than this."""
+    cold_read_bytes_per_second: int = 8 << 20
+    """What all consumers far behind are sent from disk at least while producers are at work,
+    whatever these feel of it."""
+    read_timeout_ms: int = 10_000
+    """How long a request without a timeout of its own waits for a quorum round."""
+    topic_create_wait_ms: int = 1_000
+    """How long Metadata waits for the leaders of a topic it has just had created."""
+
+    # --- permission --------------------------------------------------------------------------
+    authorizer: bool = False
+    """Whether clients may do only what the ACLs in the catalog allow."""
+    super_users: tuple[Principal, ...] = ()
+    """`super.users`: who may do everything, whatever the ACLs say."""
+    allow_if_no_acl: bool = False
+    """`allow.everyone.if.no.acl.found`: of a resource that has no ACL."""
+
+    # --- consumer groups -----------------------------------------------------------------------
+    group_min_session_timeout_ms: int = 6_000
+    """`group.min.session.timeout.ms`."""
+    group_max_session_timeout_ms: int = 1_800_000
+    """`group.max.session.timeout.ms`."""
+    group_initial_rebalance_delay_ms: int = 100
+    """`group.initial.rebalance.delay.ms`. Kafka's 3 s make every first start slow; members that
+    are joining hold a rebalance open anyway."""
+    group_max_size: int = 10_000
+    """`group.max.size`."""
+    group_consumer_session_timeout_ms: int = 45_000
+    """`group.consumer.session.timeout.ms`: of groups of the newer protocol that do not set it."""
+    group_consumer_heartbeat_interval_ms: int = 5_000
+    """`group.consumer.heartbeat.interval.ms`, likewise."""
+    group_consumer_assignment_interval_ms: int = 1_000
+    """`group.consumer.assignment.interval.ms`, likewise."""
+    group_consumer_max_size: int = 10_000
+    """`group.consumer.max.size`. Kafka has no bound by default."""
+    group_consumer_migration_policy: str = "bidirectional"
+    """`group.consumer.migration.policy`: whether a classic group becomes one of the newer protocol
+    while it has members (upgrade), the other way (downgrade), both or neither (disabled)."""
+    offset_metadata_max_bytes: int = 4_096
+    """`offset.metadata.max.bytes`."""
+    offsets_retention_minutes: int = 10_080
+    """`offsets.retention.minutes`."""
+    offsets_retention_check_ms: int = 600_000
+    """`offsets.retention.check.interval.ms`: how often expired offsets are looked for."""
+
+    # --- transactions --------------------------------------------------------------------------
+    transaction_max_timeout_ms: int = 900_000
+    """`transaction.max.timeout.ms`: the longest time for which a producer may ask."""
+    transactional_id_expiration_ms: int = 604_800_000
+    """`transactional.id.expiration.ms`: how long a transactional id is kept that nobody uses."""
+    transactional_id_check_ms: int = 3_600_000
+    """`transaction.remove.expired.transaction.cleanup.interval.ms`: how often it is looked for
+    such."""
