@@ -79,7 +79,7 @@ class AbortedRange(Protocol):
 
 
 Verify = Callable[[Callable[[ErrorCode], None]], None]
-"""See `vdl.logstream.group.log_stream.Verify`."""
+"""See `vdl.logstream.group.appends.Verify`."""
 
 
 class TimedOffset(Protocol):

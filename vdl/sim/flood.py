@@ -16,7 +16,8 @@ from functools import partial
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.wire import create_topics, delete_topics
-from vdl.logstream.group.log_stream import Appended, LogStream
+from vdl.logstream.group.appends import Appended
+from vdl.logstream.group.log_stream import LogStream
 from vdl.records.batch import PLAIN, Record, build_batch, check_batch
 from vdl.sim.client import Failure, KafkaClient, Message
 from vdl.sim.clock import VirtualTime

@@ -23,7 +23,8 @@ from ids import GroupId
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.wire import create_topics
-from vdl.logstream.group.log_stream import Appended, LogStream
+from vdl.logstream.group.appends import Appended
+from vdl.logstream.group.log_stream import LogStream
 from vdl.records.batch import (
     PLAIN,
     BatchFields,

@@ -177,6 +177,11 @@ class Overlay:
         self.unstable: deque[tuple[Index, Offset]] = deque()
         """(index, base offset) of the batches of transactions among them."""
 
+    def clear(self) -> None:
+        """Leadership ended: nobody knows here what becomes of it."""
+        self.producers.clear()
+        self.unstable.clear()
+
     def append(
         self,
         producer_id: int,

@@ -18,7 +18,8 @@ from segments.memory import MemoryStore
 from tests.unit.logstream.front import ChosenFront
 from vdl.clock import MS
 from vdl.logstream.bootstrap import BirthRecord
-from vdl.logstream.group.log_stream import Appended, LogStream
+from vdl.logstream.group.appends import Appended
+from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.logstream.host import Host
 from vdl.logstream.options import HostOptions

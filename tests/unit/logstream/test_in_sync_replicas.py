@@ -6,7 +6,8 @@ import pytest
 
 from raft.quorum import copied_index
 from vdl.errors import ErrorCode
-from vdl.logstream.group.log_stream import Appended, LogStream
+from vdl.logstream.group.appends import Appended
+from vdl.logstream.group.log_stream import LogStream
 
 ALL = {1, 2, 3}
 

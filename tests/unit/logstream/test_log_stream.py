@@ -7,7 +7,8 @@ import pytest
 
 from segments.api import SegmentSpan
 from vdl.errors import ErrorCode
-from vdl.logstream.group.log_stream import Appended, LogStream
+from vdl.logstream.group.appends import Appended
+from vdl.logstream.group.log_stream import LogStream
 
 
 def error_of(fates: list[Appended]) -> ErrorCode | None:

@@ -13,8 +13,9 @@ import pytest
 from raft.errors import DropReason, ProposalDropped
 from vdl.clock import NEVER
 from vdl.errors import ErrorCode
-from vdl.logstream.group import log_stream
-from vdl.logstream.group.log_stream import Appended, LogStream
+from vdl.logstream.group import transactions
+from vdl.logstream.group.appends import Appended
+from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.records.batch import (
     BatchFields,
@@ -86,7 +87,7 @@ def end(
     number: int = 0,
 ) -> list[ErrorCode]:
     errors: list[ErrorCode] = []
-    stream.end_transaction(
+    stream.transactions.end(
         EndTransactionMarker(producer_id, epoch, coordinator_epoch, commit, version, number),
         deadline_ns=cluster.deadline(),
         done=errors.append,
@@ -628,8 +629,8 @@ def test_number_of_open_transactions_is_bounded(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is remembered until it ends, by every replica and in every snapshot."""
-    monkeypatch.setattr(log_stream, "OPEN_TRANSACTIONS_MAX", 2)
-    monkeypatch.setattr(log_stream, "ABORTED_MAX", 1)
+    monkeypatch.setattr(transactions, "OPEN_TRANSACTIONS_MAX", 2)
+    monkeypatch.setattr(transactions, "ABORTED_MAX", 1)
     stream = led(cluster)
     for producer_id in (7, 8):
         assert sent(cluster, stream, producer_id=producer_id).error is ErrorCode.NONE
@@ -647,7 +648,7 @@ def test_transactions_that_are_asked_about_count_as_open(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them may begin; what is one too many is refused before anybody is asked."""
-    monkeypatch.setattr(log_stream, "OPEN_TRANSACTIONS_MAX", 3)
+    monkeypatch.setattr(transactions, "OPEN_TRANSACTIONS_MAX", 3)
     stream, asked = led(cluster), Asked()
     fates = [send(cluster, stream, asked, producer_id=number) for number in range(4)]
     assert len(asked) == 3
@@ -662,7 +663,7 @@ def test_batches_under_way_count_once_for_their_transaction(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One busy producer keeps nobody from beginning."""
-    monkeypatch.setattr(log_stream, "OPEN_TRANSACTIONS_MAX", 3)
+    monkeypatch.setattr(transactions, "OPEN_TRANSACTIONS_MAX", 3)
     stream, asked = led(cluster), Asked()
     sent(cluster, stream)
     for server in (1, 2, 3):

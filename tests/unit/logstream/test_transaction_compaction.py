@@ -75,7 +75,7 @@ class Transactions:
         if producer.version == 2:
             producer.epoch, producer.sequence = producer.epoch + 1, 0
         errors: list[ErrorCode] = []
-        self.cluster.leader(self.topic.group_id).end_transaction(
+        self.cluster.leader(self.topic.group_id).transactions.end(
             EndTransactionMarker(producer.id, producer.epoch, 1, commit, producer.version),
             deadline_ns=self.cluster.deadline(),
             done=errors.append,

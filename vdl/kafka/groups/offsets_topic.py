@@ -39,7 +39,8 @@ from vdl.clock import NEVER, Clock
 from vdl.errors import ErrorCode
 from vdl.kafka.groups.commit_order import CommitOrder, Place
 from vdl.kafka.host import Compute
-from vdl.logstream.group.log_stream import Appended, Verify, Wait
+from vdl.logstream.group.appends import Appended, Verify
+from vdl.logstream.group.log_stream import Wait
 from vdl.logstream.group.offset_for_time import NO_RECORD, TimedOffset
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.time.loop_gap import LoopGaps

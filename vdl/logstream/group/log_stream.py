@@ -8,13 +8,6 @@ An acknowledgement is given when the commit index reaches the entry, and so many
 durably as the topic asks for (`min.insync.replicas`); for no other reason. When leadership ends,
 whoever waits is answered at once: "never appended" only if that is certain.
 
-A batch of a transaction is appended only to one that is open (KIP-890): here, or as the
-transaction's coordinator says when it is asked. Batches of the same producer wait behind the
-question, in their order, and nobody else does. A marker that comes meanwhile makes the answer one
-of the past: the question is put again. So no transaction is opened that no marker will end.
-
-What is stable ends where the oldest open transaction begins.
-
 Must not know: the wire format of requests, other partitions, the disk.
 """
 
@@ -23,7 +16,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from struct import Struct
 
@@ -33,6 +25,7 @@ from raft.errors import DropReason, ProposalDropped
 from raft.types import NONE, Entry
 from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
+from vdl.logstream.group.appends import Appended, HeldAppend, Verify, Waiter
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas, copied
 from vdl.logstream.group.offset_for_time import (
@@ -59,6 +52,7 @@ from vdl.logstream.group.state_group import (
     Outcome,
     OutcomeKind,
 )
+from vdl.logstream.group.transactions import Transactions, transaction_ended
 from vdl.logstream.options import HostOptions
 from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.records.batch import (
@@ -67,9 +61,8 @@ from vdl.records.batch import (
     BatchHeader,
     patch_position,
 )
-from vdl.records.markers import Marker, build_marker, read_marker
+from vdl.records.markers import read_marker
 from vdl.state.aborted import AbortedRange
-from vdl.state.answer import CommandAnswer
 from vdl.state.partition import (
     AdvanceLogStart,
     Compact,
@@ -81,28 +74,12 @@ from vdl.state.partition import (
     decode_command,
     encode_command,
 )
-from vdl.state.producers import NO_NUMBER, ActiveProducer, Duplicate, Overlay
+from vdl.state.producers import ActiveProducer, Duplicate, Overlay
 
 DELETIONS_MAX = 100
 """Deletions of one partition that may wait to be applied."""
 COMMANDS_MAX = 10_000
 """Commands of other groups that may wait to be applied to one partition."""
-
-OPEN_TRANSACTIONS_MAX = 4_096
-"""Transactions that may be open in one partition; what would begin another is refused."""
-
-ABORTED_MAX = 100_000
-"""Aborted transactions that a partition lists. When there are more, nothing further begins until
-the log's start or compaction has passed some: the list is in every snapshot."""
-
-VERIFIED_MAX = 4_096
-"""Producers that are known to have a transaction and have written nothing of it here."""
-
-_MARKER_IS_REFUSED = {
-    ErrorCode.TRANSACTION_COORDINATOR_FENCED,
-    ErrorCode.INVALID_PRODUCER_EPOCH,
-}
-"""For good: it is not to be sent again."""
 
 _PRODUCER = Struct(">qhi")
 _PRODUCER_POSITION = 43
@@ -112,82 +89,6 @@ _SAID_FOR_CERTAIN = {
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ErrorCode.UNKNOWN_PRODUCER_ID,
 }
-
-
-Verify = Callable[[Callable[[ErrorCode], None]], None]
-"""Asks a transaction's coordinator whether it is open and has this partition, or puts it in. The
-argument is called once, also at once: NONE, or why not."""
-
-
-@dataclass(slots=True)
-class Appended:
-    """What became of one batch."""
-
-    error: ErrorCode
-    base_offset: Offset = NO_OFFSET
-    log_start_offset: Offset = NO_OFFSET
-    duplicate_timestamp: int | None = None
-    """Largest timestamp of the batch as it was first appended; None: it is no duplicate."""
-
-
-class Waiter:
-    """A produce that waits for its entry to commit, and for `copies` of it on voters' disks."""
-
-    __slots__ = (
-        "base_offset", "copies", "deadline_ns", "done", "duplicate_timestamp", "index", "term",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        *,
-        index: Index,
-        term: Term,
-        base_offset: Offset,
-        copies: int,
-        deadline_ns: int,
-        done: Callable[[Appended], None],
-        duplicate_timestamp: int | None = None,
-    ) -> None:
-        self.copies = copies
-        self.index = index
-        self.term = term
-        self.base_offset = base_offset
-        self.deadline_ns = deadline_ns
-        self.done = done
-        self.duplicate_timestamp = duplicate_timestamp
-
-
-class HeldAppend:
-    """A batch that waits to be appended."""
-
-    __slots__ = ("batch", "copies_min", "deadline_ns", "done", "header", "verify")
-
-    def __init__(
-        self,
-        batch: memoryview,
-        header: BatchHeader,
-        copies_min: int,
-        deadline_ns: int,
-        done: Callable[[Appended], None],
-        verify: Verify | None,
-    ) -> None:
-        self.batch = batch
-        self.copies_min = copies_min
-        self.header = header
-        self.deadline_ns = deadline_ns
-        self.done = done
-        self.verify = verify
-
-
-class _Verification:
-    """A question about a producer's transaction, and the batches behind it, in their order."""
-
-    __slots__ = ("held", "is_void")
-
-    def __init__(self, first: HeldAppend) -> None:
-        self.held = [first]
-        self.is_void = False
-        """A marker came after the question was put."""
 
 
 class Wait:
@@ -213,7 +114,6 @@ class LogStream:
         "_asked",
         "_commands",
         "_deletions",
-        "_endings",
         "_expiry_index",
         "_gaps",
         "_held",
@@ -227,8 +127,6 @@ class LogStream:
         "_taken",
         "_uncopied",
         "_untimed",
-        "_verified",
-        "_verifying",
         "_waiters",
         "_waits",
         "_waits_for_stable",
@@ -237,6 +135,7 @@ class LogStream:
         "partition",
         "state",
         "topic",
+        "transactions",
     )
 
     group: Group
@@ -266,6 +165,14 @@ class LogStream:
         self._proved = gaps.count
         """After so many gaps a quorum has answered here, or nobody led before the last of them."""
         self._overlay = Overlay()
+        self.transactions = Transactions(
+            self,
+            state=state,
+            overlay=self._overlay,
+            options=options,
+            outbox=outbox,
+            agreed_ms=agreed_ms,
+        )
         self._uncopied: list[Waiter] = []
         """Waiters whose entries are committed, but not on as many disks as requested."""
         self._waiters: deque[Waiter] = deque()
@@ -273,13 +180,6 @@ class LogStream:
         self._waits: list[Wait] = []
         self._waits_for_stable = False
         """Whether any of them may wait for stable records."""
-        self._verifying: dict[int, _Verification] = {}
-        """By producer id. Use: on a leader."""
-        self._verified: dict[int, int] = {}
-        """Producer id → epoch of those whose transaction has this partition, as its coordinator
-        said, and has nothing in it yet. Invariant: no marker has come since. Use: on a leader."""
-        self._endings: list[Pending[ErrorCode]] = []
-        """Markers that wait to be applied."""
         self._asked: list[Pending[bool]] = []
         self._commands: deque[Pending[Outcome]] = deque()
         """Of other groups, by index."""
@@ -351,42 +251,12 @@ class LogStream:
         overlay, producers = self._overlay, self.state.producers
         if self.group.serving and not overlay.unstable and not producers.open:
             return self.high_watermark
-        return self._stable()[1]
+        return self.transactions.stable()[1]
 
     @property
     def stable_index(self) -> Index:
         """The last entry of what is stable."""
-        return self._stable()[0]
-
-    def _stable(self) -> tuple[Index, Offset]:
-        """(last entry of what is stable, offset behind it)."""
-        group = self.group
-        index, offset = group.commit, self.high_watermark
-        if not group.serving:
-            # What is committed and not applied may open a transaction. One that serves has
-            # appended all of that itself.
-            known = max(group.applied, group.reflects)
-            if known < index:
-                index, offset = self._known_stable(known)
-        elif self._overlay.unstable:
-            first_index, first_offset = self._overlay.unstable[0]
-            if first_offset < offset:
-                index, offset = first_index - 1, first_offset
-        oldest = self.state.producers.oldest_open
-        if oldest is not None and oldest.first_offset < offset:
-            # Where its beginning is deleted, nothing that is left is stable.
-            index = oldest.first_index - 1
-            offset = max(oldest.first_offset, min(self.log_start_offset, offset))
-        return index, offset
-
-    def _known_stable(self, known: Index) -> tuple[Index, Offset]:
-        """(entry, offset behind it) up to which the state tells what is open, below the commit
-        index."""
-        group = self.group
-        try:
-            return known, group.log.offset_after(known)
-        except (storage.StorageError, OSError):  # its place cannot be read just now
-            return group.log.first_index - 1, self.log_start_offset
+        return self.transactions.stable()[0]
 
     def aborted(self, start: Offset, end: Offset) -> list[AbortedRange]:
         """The aborted transactions that may have records in [start, end), all of it stable; in the
@@ -449,10 +319,9 @@ class LogStream:
     ) -> bool:
         """False when there is no room for it now; then nothing happened."""
         producer_id = header.producer_id
-        if self._verifying and producer_id in self._verifying:
-            held = HeldAppend(batch, header, copies_min, deadline_ns, done, verify)
-            self._verifying[producer_id].held.append(held)
-            self._bound_verifying(producer_id)
+        transactions = self.transactions
+        if transactions.verifying and producer_id in transactions.verifying:
+            transactions.hold(HeldAppend(batch, header, copies_min, deadline_ns, done, verify))
             return True
         copies = min(copies_min, len(self.group.placement))
         has_too_few = copies > 1 and not self._in_sync.may_reach(self.group, copies)
@@ -471,8 +340,9 @@ class LogStream:
             if verdict is not ErrorCode.NONE and not has_too_few:
                 self._refuse(verdict, deadline_ns, done)
                 return True
-            if is_transactional and not self._may_join(header):
-                self._verify(HeldAppend(batch, header, copies_min, deadline_ns, done, verify))
+            if is_transactional and not transactions.may_join(header):
+                held = HeldAppend(batch, header, copies_min, deadline_ns, done, verify)
+                transactions.verify(held)
                 return True
             is_any_open = self._overlay.unstable or self.state.producers.open
             if (
@@ -513,8 +383,8 @@ class LogStream:
                 entry.timestamp,
                 is_transactional=is_transactional,
             )
-            if is_transactional and self._verified:
-                self._verified.pop(producer_id, None)  # from now on the log says it
+            if is_transactional and transactions.verified:
+                transactions.verified.pop(producer_id, None)  # from now on the log says it
         self._waiters.append(
             Waiter(
                 index=entry.index,
@@ -544,167 +414,6 @@ class LogStream:
             self.read_index(deadline_ns=deadline_ns, done=confirmed)
         else:
             confirmed(True)
-
-    # --- transactions ------------------------------------------------------------------------
-    def _may_join(self, header: BatchHeader) -> bool:
-        """Whether the batch's transaction is open here, or known to be open."""
-        if self._verified.get(header.producer_id) == header.producer_epoch:
-            return True
-        return self.state.producers.has_transaction(
-            self._overlay, header.producer_id, header.producer_epoch
-        )
-
-    def _verify(self, held: HeldAppend) -> None:
-        """Ask the transaction's coordinator; then append the batch, and those that came behind it
-        meanwhile."""
-        producer_id = held.header.producer_id
-        producers = self.state.producers
-        if held.verify is None:
-            held.done(Appended(ErrorCode.INVALID_TXN_STATE))
-            return
-        # Those that are asked about may all begin. Those of the overlay may be open already.
-        begun = len(producers.open) + len(self._verifying) + len(self._verified)
-        is_full = (
-            begun + len(self._overlay.unstable) >= OPEN_TRANSACTIONS_MAX
-            and begun + producers.opened_by(self._overlay) >= OPEN_TRANSACTIONS_MAX
-        )
-        if is_full or len(self.state.aborted) >= ABORTED_MAX:
-            held.done(Appended(ErrorCode.CONCURRENT_TRANSACTIONS))
-            return
-        verification = self._verifying[producer_id] = _Verification(held)
-        self._outbox.mark_dirty(self.group)  # or nobody would look at its deadline
-        held.verify(partial(self._verification_ended, producer_id, verification))
-
-    def _bound_verifying(self, producer_id: int) -> None:
-        """Refuse the last batch of a producer if too many wait."""
-        waiting = sum(len(one.held) for one in self._verifying.values())
-        if waiting > self._options.held_appends_max:
-            self._verifying[producer_id].held.pop().done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
-
-    def _verification_ended(
-        self, producer_id: int, verification: _Verification, error: ErrorCode
-    ) -> None:
-        if self._verifying.get(producer_id) is not verification:
-            return  # all of it is answered: it took too long, or this leads no more
-        held = verification.held
-        if verification.is_void and error is ErrorCode.NONE:
-            verification.is_void = False
-            verify = held[0].verify
-            assert verify is not None, producer_id
-            verify(partial(self._verification_ended, producer_id, verification))
-            return
-        del self._verifying[producer_id]
-        if error is not ErrorCode.NONE:
-            # Those behind the first would leave a gap.
-            for one in held:
-                one.done(Appended(error, log_start_offset=self.log_start_offset))
-            return
-        if len(self._verified) >= VERIFIED_MAX:
-            self._verified.clear()  # they are asked about again
-        self._verified[producer_id] = held[0].header.producer_epoch
-        # Before what is held meanwhile: there may be a later batch of the same producer.
-        self._held.extendleft(reversed(held))
-        self._append_held()
-
-    def end_transaction(
-        self,
-        command: EndTransactionMarker,
-        *,
-        deadline_ns: int,
-        done: Callable[[ErrorCode], None],
-    ) -> None:
-        """Append the marker that ends a producer's transaction, and call `done` once: NONE when it
-        is applied here, or when a quorum confirms that there is nothing that it ends.
-
-        Final errors: TRANSACTION_COORDINATOR_FENCED, INVALID_PRODUCER_EPOCH. After any other the
-        marker is to be sent again, to whoever leads then; it may have been appended.
-        """
-        again = partial(self._end_again, command, deadline_ns=deadline_ns, done=done)
-        if not self.serving:
-            self.when_serving(deadline_ns=deadline_ns, done=again)
-            return
-        producer_id = command.producer_id
-        self._verified.pop(producer_id, None)
-        verification = self._verifying.get(producer_id)
-        if verification is not None:
-            verification.is_void = True
-        verdict = self.state.producers.check_marker(
-            self._overlay,
-            producer_id,
-            command.producer_epoch,
-            command.coordinator_epoch,
-            transaction_version=command.transaction_version,
-            number=command.number,
-        )
-        pending = self._overlay.producers.get(producer_id)
-        if len(self._endings) >= COMMANDS_MAX:
-            done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        elif verdict is True:
-            self._append_marker(command, deadline_ns, done)
-        elif pending is not None:
-            # It follows from what is not committed yet, and may never be.
-            retry = partial(self._ended_before, again)
-            self._endings.append(Pending(deadline_ns, retry, index=pending.index))
-        else:
-            error = verdict if isinstance(verdict, ErrorCode) else ErrorCode.NONE
-            self.read_index(
-                deadline_ns=deadline_ns,
-                done=lambda leads: done(error if leads else ErrorCode.NOT_LEADER_OR_FOLLOWER),
-            )
-
-    def _end_again(
-        self,
-        command: EndTransactionMarker,
-        serving: bool,
-        *,
-        deadline_ns: int,
-        done: Callable[[ErrorCode], None],
-    ) -> None:
-        if serving and self.serving:
-            self.end_transaction(command, deadline_ns=deadline_ns, done=done)
-        else:
-            done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-
-    def _ended_before(self, again: Callable[[bool], None], error: ErrorCode) -> None:
-        again(error is ErrorCode.NONE)
-
-    def _append_marker(
-        self,
-        command: EndTransactionMarker,
-        deadline_ns: int,
-        done: Callable[[ErrorCode], None],
-    ) -> None:
-        producer_id, number = command.producer_id, command.number
-        epoch, coordinator_epoch = command.producer_epoch, command.coordinator_epoch
-        if number == NO_NUMBER:
-            # Only coordinators begin epochs: nobody else fences them, or the producer.
-            epoch, coordinator_epoch = self.state.producers.epochs(self._overlay, producer_id)
-        marker = Marker(
-            producer_id, epoch, coordinator_epoch, command.commit, self._agreed_ms(), number
-        )
-        batch = build_marker(marker)
-        if not self._has_room(len(batch)):
-            done(ErrorCode.KAFKA_STORAGE_ERROR)
-            return
-        # The log's largest timestamps are those of records that somebody may look for.
-        entry = Entry(data=batch, records=1)
-        try:
-            self.group.propose(entry)
-        except ProposalDropped:
-            done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            return
-        patch_position(memoryview(batch), base_offset=entry.base_offset, leader_epoch=entry.term)
-        self._overlay.append_marker(producer_id, epoch, coordinator_epoch, entry.index, number)
-        self._endings.append(Pending(deadline_ns, done, index=entry.index))
-        self._outbox.mark_dirty(self.group)
-
-    def _has_room(self, entry_bytes: int) -> bool:
-        """Whether a marker may be appended. On a full disk nothing new begins, so there are few:
-        they get some of the room that is left, or what is stable would stand still until somebody
-        deletes something. Not of that which deletions need."""
-        store = self.group.store
-        needed = entry_bytes + self.group.node.uncommitted_bytes
-        return store.accepts_appends or needed < store.entry_room(is_essential=False)
 
     def _answer_duplicate(
         self,
@@ -753,7 +462,7 @@ class LogStream:
         (KIP-74)."""
         if offset < self.log_start_offset:
             raise storage.OffsetOutOfRange(f"offset {offset} is below {self.log_start_offset}")
-        end = self._stable()[0] if stable else self.group.commit
+        end = self.transactions.stable()[0] if stable else self.group.commit
         return self.group.log.read(offset, end, bytes_max)
 
     def read_cold(
@@ -766,7 +475,7 @@ class LogStream:
     ) -> None:
         """As `read`, from disk, off the loop. `done` may be called before this returns."""
         group = self.group
-        end = self._stable()[0] if stable else group.commit
+        end = self.transactions.stable()[0] if stable else group.commit
         group.store.read_cold(group.log, offset, end, bytes_max, done)
 
     def wait_for(
@@ -1001,8 +710,8 @@ class LogStream:
             done(TOO_LARGE)
             return
         if isinstance(command, EndTransactionMarker):
-            ended = partial(_transaction_ended, done)
-            self.end_transaction(command, deadline_ns=deadline_ns, done=ended)
+            ended = partial(transaction_ended, done)
+            self.transactions.end(command, deadline_ns=deadline_ns, done=ended)
         elif (
             not self.serving
             or len(self._commands) >= COMMANDS_MAX
@@ -1170,6 +879,7 @@ class LogStream:
         """Producer windows and transactions follow the committed batches."""
         if self._waits_for_stable:
             self._outbox.wake(self)
+        transactions = self.transactions
         for entry in entries:
             if not entry.records:
                 if len(entry.data):
@@ -1194,8 +904,8 @@ class LogStream:
                     is_transactional=attributes & TRANSACTIONAL_FLAG != 0,
                 )
                 self._overlay.committed(producer_id, entry.index)
-                if self._endings:
-                    self._answer_endings(entry.index)
+                if transactions.endings:
+                    transactions.answer_endings(entry.index)
 
     def _apply_marker(self, entry: Entry) -> None:
         marker = read_marker(memoryview(entry.data))
@@ -1212,15 +922,7 @@ class LogStream:
             number=marker.number,
         )
         self._overlay.committed(marker.producer_id, entry.index)
-        self._answer_endings(entry.index)
-
-    def _answer_endings(self, index: Index) -> None:
-        """What waited for the entry, or one before it, is applied."""
-        reached = [one for one in self._endings if one.index <= index]
-        if reached:
-            self._endings = [one for one in self._endings if one.index > index]
-            for one in reached:
-                one.done(ErrorCode.NONE)
+        self.transactions.answer_endings(entry.index)
 
     def _apply_command(self, entry: Entry) -> None:
         log_start = self.state.log_start_offset
@@ -1247,6 +949,11 @@ class LogStream:
         if self._held:
             self._append_held()
 
+    def append_verified(self, held: Sequence[HeldAppend]) -> None:
+        # Before what is held meanwhile: there may be a later batch of the same producer.
+        self._held.extendleft(reversed(held))
+        self._append_held()
+
     def _append_held(self) -> None:
         held = self._held
         while held:
@@ -1264,7 +971,7 @@ class LogStream:
 
     def leadership_lost(self) -> None:
         """Answer everyone: held batches were never appended, appended ones have an open fate."""
-        self._overlay = Overlay()
+        self._overlay.clear()
         held, self._held = self._held, deque()
         waiters, self._waiters = [*self._uncopied, *self._waiters], deque()
         self._uncopied = []
@@ -1279,13 +986,7 @@ class LogStream:
         deletions, self._deletions = self._deletions, deque()
         for deletion in deletions:
             deletion.done(ErrorCode.REQUEST_TIMED_OUT)
-        self._verified = {}
-        verifying, self._verifying = self._verifying, {}
-        for verification in verifying.values():
-            held.extend(verification.held)
-        endings, self._endings = self._endings, []
-        for ending in endings:
-            ending.done(ErrorCode.REQUEST_TIMED_OUT)
+        held.extend(self.transactions.leadership_lost())
         for append in held:
             append.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         for waiter in waiters:
@@ -1308,8 +1009,7 @@ class LogStream:
         is_open = Appended(ErrorCode.REQUEST_TIMED_OUT)
         # `iter` keeps the type of an answer from being looked for in the queue.
         end_all(iter(take_late(self._held, now_ns)), is_open)
-        self._end_late_verifications(now_ns)
-        end_all(iter(take_late(self._endings, now_ns)), ErrorCode.REQUEST_TIMED_OUT)
+        self.transactions.expire(now_ns)
         for waiter in [one for one in self._waiters if one.deadline_ns <= now_ns]:
             # It stays in line, so that the order of the rest is kept; nobody listens any more.
             waiter.deadline_ns = NEVER
@@ -1322,14 +1022,6 @@ class LogStream:
         if self._waits:
             self._waits = [wait for wait in self._waits if wait.callback is not None]
 
-    def _end_late_verifications(self, now_ns: int) -> None:
-        """A batch behind one that waited for too long would leave a gap: none of them is kept."""
-        for producer_id, verification in list(self._verifying.items()):
-            if any(held.deadline_ns <= now_ns for held in verification.held):
-                del self._verifying[producer_id]
-                for held in verification.held:
-                    held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
-
     @property
     def busy(self) -> bool:
         """Whether anybody waits here with a deadline."""
@@ -1341,8 +1033,8 @@ class LogStream:
             or self._waits
             or self._commands
             or self._deletions
-            or self._verifying
-            or self._endings
+            or self.transactions.verifying
+            or self.transactions.endings
         )
 
     def close(self) -> None:
@@ -1364,14 +1056,6 @@ class LogStream:
 def _is_control(entry: Entry) -> bool:
     is_batch = bool(entry.records) and len(entry.data) > _ATTRIBUTES_POSITION
     return is_batch and entry.data[_ATTRIBUTES_POSITION] & CONTROL_FLAG != 0
-
-
-def _transaction_ended(done: Callable[[Outcome], None], error: ErrorCode) -> None:
-    """Tell another group's leader what became of its marker."""
-    if error is ErrorCode.NONE or error in _MARKER_IS_REFUSED:
-        done(Outcome(OutcomeKind.APPLIED, CommandAnswer(error)))
-    else:
-        done(UNKNOWN if error is ErrorCode.REQUEST_TIMED_OUT else NOT_APPENDED)
 
 
 def _nobody(_: Appended) -> None:

@@ -1,0 +1,346 @@
+"""The transactions of one partition, on one replica of it.
+
+A batch of a transaction is appended only to one that is open (KIP-890): here, or as the
+transaction's coordinator says when it is asked. Batches of the same producer wait behind the
+question, in their order, and nobody else does. A marker that comes meanwhile makes the answer one
+of the past: the question is put again. So no transaction is opened that no marker will end.
+
+What is stable ends where the oldest open transaction begins (KIP-98).
+
+Must not know: how batches are appended and acknowledged, who reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import segments.api as storage
+from ids import Index, Offset
+from raft.errors import ProposalDropped
+from raft.types import Entry
+from vdl.errors import ErrorCode
+from vdl.logstream.group.appends import Appended, HeldAppend
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import Outbox
+from vdl.logstream.group.pending import Pending, end_all, take_late
+from vdl.logstream.group.state_group import NOT_APPENDED, UNKNOWN, Outcome, OutcomeKind
+from vdl.logstream.options import HostOptions
+from vdl.records.batch import BatchHeader, patch_position
+from vdl.records.markers import Marker, build_marker
+from vdl.state.answer import CommandAnswer
+from vdl.state.partition import EndTransactionMarker, PartitionState
+from vdl.state.producers import NO_NUMBER, Overlay
+
+MARKERS_MAX = 10_000
+"""Markers that may wait to be applied to one partition."""
+
+OPEN_TRANSACTIONS_MAX = 4_096
+"""Transactions that may be open in one partition; what would begin another is refused."""
+
+ABORTED_MAX = 100_000
+"""Aborted transactions that a partition lists. When there are more, nothing further begins until
+the log's start or compaction has passed some: the list is in every snapshot."""
+
+VERIFIED_MAX = 4_096
+"""Producers that are known to have a transaction and have written nothing of it here."""
+
+_MARKER_IS_REFUSED = {
+    ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+}
+"""For good: it is not to be sent again."""
+
+
+class _Verification:
+    """A question about a producer's transaction, and the batches behind it, in their order."""
+
+    __slots__ = ("held", "is_void")
+
+    def __init__(self, first: HeldAppend) -> None:
+        self.held = [first]
+        self.is_void = False
+        """A marker came after the question was put."""
+
+
+class Stream(Protocol):
+    """The log stream of a partition, as its transactions use it."""
+
+    group: Group
+
+    @property
+    def serving(self) -> bool: ...
+    @property
+    def high_watermark(self) -> Offset: ...
+    @property
+    def log_start_offset(self) -> Offset: ...
+    def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
+    def when_serving(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None: ...
+    def append_verified(self, held: Sequence[HeldAppend]) -> None:
+        """Append the batches of a producer whose transaction is open, before all that is held."""
+
+
+class Transactions:
+    """See the module."""
+
+    __slots__ = (
+        "_agreed_ms", "_options", "_outbox", "_overlay", "_state", "_stream", "endings",
+        "verified", "verifying",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        state: PartitionState,
+        overlay: Overlay,
+        options: HostOptions,
+        outbox: Outbox,
+        agreed_ms: Callable[[], int],
+    ) -> None:
+        """`overlay`: what this leader has appended and not seen applied. `agreed_ms`: what time it
+        is."""
+        self._stream = stream
+        self._state = state
+        self._overlay = overlay
+        self._options = options
+        self._outbox = outbox
+        self._agreed_ms = agreed_ms
+        self.verifying: dict[int, _Verification] = {}
+        """By producer id. Use: on a leader."""
+        self.verified: dict[int, int] = {}
+        """Producer id → epoch of those whose transaction has this partition, as its coordinator
+        said, and has nothing in it yet. Invariant: no marker has come since. Use: on a leader."""
+        self.endings: list[Pending[ErrorCode]] = []
+        """Markers that wait to be applied."""
+
+    # --- what is stable ----------------------------------------------------------------------
+    def stable(self) -> tuple[Index, Offset]:
+        """(last entry of what is stable, offset behind it)."""
+        group = self._stream.group
+        index, offset = group.commit, self._stream.high_watermark
+        if not group.serving:
+            # What is committed and not applied may open a transaction. One that serves has
+            # appended all of that itself.
+            known = max(group.applied, group.reflects)
+            if known < index:
+                index, offset = self._known_stable(known)
+        elif self._overlay.unstable:
+            first_index, first_offset = self._overlay.unstable[0]
+            if first_offset < offset:
+                index, offset = first_index - 1, first_offset
+        oldest = self._state.producers.oldest_open
+        if oldest is not None and oldest.first_offset < offset:
+            # Where its beginning is deleted, nothing that is left is stable.
+            index = oldest.first_index - 1
+            offset = max(oldest.first_offset, min(self._stream.log_start_offset, offset))
+        return index, offset
+
+    def _known_stable(self, known: Index) -> tuple[Index, Offset]:
+        """(entry, offset behind it) up to which the state tells what is open, below the commit
+        index."""
+        group = self._stream.group
+        try:
+            return known, group.log.offset_after(known)
+        except (storage.StorageError, OSError):  # its place cannot be read just now
+            return group.log.first_index - 1, self._stream.log_start_offset
+
+    # --- beginning ---------------------------------------------------------------------------
+    def may_join(self, header: BatchHeader) -> bool:
+        """Whether the batch's transaction is open here, or known to be open."""
+        if self.verified.get(header.producer_id) == header.producer_epoch:
+            return True
+        return self._state.producers.has_transaction(
+            self._overlay, header.producer_id, header.producer_epoch
+        )
+
+    def verify(self, held: HeldAppend) -> None:
+        """Ask the transaction's coordinator; then append the batch, and those that came behind it
+        meanwhile."""
+        producer_id = held.header.producer_id
+        producers = self._state.producers
+        if held.verify is None:
+            held.done(Appended(ErrorCode.INVALID_TXN_STATE))
+            return
+        # Those that are asked about may all begin. Those of the overlay may be open already.
+        begun = len(producers.open) + len(self.verifying) + len(self.verified)
+        is_full = (
+            begun + len(self._overlay.unstable) >= OPEN_TRANSACTIONS_MAX
+            and begun + producers.opened_by(self._overlay) >= OPEN_TRANSACTIONS_MAX
+        )
+        if is_full or len(self._state.aborted) >= ABORTED_MAX:
+            held.done(Appended(ErrorCode.CONCURRENT_TRANSACTIONS))
+            return
+        verification = self.verifying[producer_id] = _Verification(held)
+        self._outbox.mark_dirty(self._stream.group)  # or nobody would look at its deadline
+        held.verify(partial(self._verification_ended, producer_id, verification))
+
+    def hold(self, append: HeldAppend) -> None:
+        """Put a batch behind the question about its producer. Refuses it if too many wait."""
+        held = self.verifying[append.header.producer_id].held
+        held.append(append)
+        if sum(len(one.held) for one in self.verifying.values()) > self._options.held_appends_max:
+            held.pop().done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+
+    def _verification_ended(
+        self, producer_id: int, verification: _Verification, error: ErrorCode
+    ) -> None:
+        if self.verifying.get(producer_id) is not verification:
+            return  # all of it is answered: it took too long, or this leads no more
+        held = verification.held
+        if verification.is_void and error is ErrorCode.NONE:
+            verification.is_void = False
+            verify = held[0].verify
+            assert verify is not None, producer_id
+            verify(partial(self._verification_ended, producer_id, verification))
+            return
+        del self.verifying[producer_id]
+        if error is not ErrorCode.NONE:
+            # Those behind the first would leave a gap.
+            for one in held:
+                one.done(Appended(error, log_start_offset=self._stream.log_start_offset))
+            return
+        if len(self.verified) >= VERIFIED_MAX:
+            self.verified.clear()  # they are asked about again
+        self.verified[producer_id] = held[0].header.producer_epoch
+        self._stream.append_verified(held)
+
+    # --- ending ------------------------------------------------------------------------------
+    def end(
+        self,
+        command: EndTransactionMarker,
+        *,
+        deadline_ns: int,
+        done: Callable[[ErrorCode], None],
+    ) -> None:
+        """Append the marker that ends a producer's transaction, and call `done` once: NONE when it
+        is applied here, or when a quorum confirms that there is nothing that it ends.
+
+        Final errors: TRANSACTION_COORDINATOR_FENCED, INVALID_PRODUCER_EPOCH. After any other the
+        marker is to be sent again, to whoever leads then; it may have been appended.
+        """
+        again = partial(self._end_again, command, deadline_ns=deadline_ns, done=done)
+        if not self._stream.serving:
+            self._stream.when_serving(deadline_ns=deadline_ns, done=again)
+            return
+        producer_id = command.producer_id
+        self.verified.pop(producer_id, None)
+        verification = self.verifying.get(producer_id)
+        if verification is not None:
+            verification.is_void = True
+        verdict = self._state.producers.check_marker(
+            self._overlay,
+            producer_id,
+            command.producer_epoch,
+            command.coordinator_epoch,
+            transaction_version=command.transaction_version,
+            number=command.number,
+        )
+        pending = self._overlay.producers.get(producer_id)
+        if len(self.endings) >= MARKERS_MAX:
+            done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        elif verdict is True:
+            self._append_marker(command, deadline_ns, done)
+        elif pending is not None:
+            # It follows from what is not committed yet, and may never be.
+            retry = partial(self._ended_before, again)
+            self.endings.append(Pending(deadline_ns, retry, index=pending.index))
+        else:
+            error = verdict if isinstance(verdict, ErrorCode) else ErrorCode.NONE
+            self._stream.read_index(
+                deadline_ns=deadline_ns,
+                done=lambda leads: done(error if leads else ErrorCode.NOT_LEADER_OR_FOLLOWER),
+            )
+
+    def _end_again(
+        self,
+        command: EndTransactionMarker,
+        serving: bool,
+        *,
+        deadline_ns: int,
+        done: Callable[[ErrorCode], None],
+    ) -> None:
+        if serving and self._stream.serving:
+            self.end(command, deadline_ns=deadline_ns, done=done)
+        else:
+            done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def _ended_before(self, again: Callable[[bool], None], error: ErrorCode) -> None:
+        again(error is ErrorCode.NONE)
+
+    def _append_marker(
+        self,
+        command: EndTransactionMarker,
+        deadline_ns: int,
+        done: Callable[[ErrorCode], None],
+    ) -> None:
+        producer_id, number = command.producer_id, command.number
+        epoch, coordinator_epoch = command.producer_epoch, command.coordinator_epoch
+        if number == NO_NUMBER:
+            # Only coordinators begin epochs: nobody else fences them, or the producer.
+            epoch, coordinator_epoch = self._state.producers.epochs(self._overlay, producer_id)
+        marker = Marker(
+            producer_id, epoch, coordinator_epoch, command.commit, self._agreed_ms(), number
+        )
+        batch = build_marker(marker)
+        if not self._has_room(len(batch)):
+            done(ErrorCode.KAFKA_STORAGE_ERROR)
+            return
+        # The log's largest timestamps are those of records that somebody may look for.
+        entry = Entry(data=batch, records=1)
+        try:
+            self._stream.group.propose(entry)
+        except ProposalDropped:
+            done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return
+        patch_position(memoryview(batch), base_offset=entry.base_offset, leader_epoch=entry.term)
+        self._overlay.append_marker(producer_id, epoch, coordinator_epoch, entry.index, number)
+        self.endings.append(Pending(deadline_ns, done, index=entry.index))
+        self._outbox.mark_dirty(self._stream.group)
+
+    def _has_room(self, entry_bytes: int) -> bool:
+        """Whether a marker may be appended. On a full disk nothing new begins, so there are few:
+        they get some of the room that is left, or what is stable would stand still until somebody
+        deletes something. Not of that which deletions need."""
+        store = self._stream.group.store
+        needed = entry_bytes + self._stream.group.node.uncommitted_bytes
+        return store.accepts_appends or needed < store.entry_room(is_essential=False)
+
+    def answer_endings(self, index: Index) -> None:
+        """What waited for the entry, or one before it, is applied."""
+        reached = [one for one in self.endings if one.index <= index]
+        if reached:
+            self.endings = [one for one in self.endings if one.index > index]
+            for one in reached:
+                one.done(ErrorCode.NONE)
+
+    # --- the log stream ----------------------------------------------------------------------
+    def expire(self, now_ns: int) -> None:
+        """Deadlines. A batch behind one that waited for too long would leave a gap: none of them is
+        kept."""
+        for producer_id, verification in list(self.verifying.items()):
+            if any(held.deadline_ns <= now_ns for held in verification.held):
+                del self.verifying[producer_id]
+                for held in verification.held:
+                    held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
+        # `iter` keeps the type of an answer from being looked for in the queue.
+        end_all(iter(take_late(self.endings, now_ns)), ErrorCode.REQUEST_TIMED_OUT)
+
+    def leadership_lost(self) -> list[HeldAppend]:
+        """Nobody waits here any more. The batches that were never appended."""
+        self.verified = {}
+        verifying, self.verifying = self.verifying, {}
+        held = [one for verification in verifying.values() for one in verification.held]
+        endings, self.endings = self.endings, []
+        for ending in endings:
+            ending.done(ErrorCode.REQUEST_TIMED_OUT)
+        return held
+
+
+def transaction_ended(done: Callable[[Outcome], None], error: ErrorCode) -> None:
+    """Tell another group's leader what became of its marker."""
+    if error is ErrorCode.NONE or error in _MARKER_IS_REFUSED:
+        done(Outcome(OutcomeKind.APPLIED, CommandAnswer(error)))
+    else:
+        done(UNKNOWN if error is ErrorCode.REQUEST_TIMED_OUT else NOT_APPENDED)
