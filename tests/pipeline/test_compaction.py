@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pytest.importorskip("deltalake", reason="needs the `spark` extra")
+pytest.importorskip("pyiceberg", reason="needs the `spark` extra")
 
 import deltalake
 import pyarrow as pa
@@ -23,6 +24,7 @@ from vdl.pipeline import parquet_table, table
 from vdl.pipeline.compaction import BYTES_TARGET, Compacted, rewrite
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.open_table import open_table
+from vdl.pipeline.storage import Folders
 
 PART = 4
 
@@ -48,7 +50,7 @@ def again(folder: Path, kind: str = "parquet") -> Any:
     return found
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta"])
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
 def test_compaction_leaves_few_files_and_all_rows(tmp_path: Path, kind: str) -> None:
     """The job goes on with what it had opened before, and so does the next run."""
     job = grown(tmp_path / "t", 10, kind=kind)
@@ -173,7 +175,7 @@ def test_rewriting_keeps_columns_that_came_later_and_wider_types(tmp_path: Path)
         pq.write_table(rows, tmp_path / name)
     (tmp_path / "to").mkdir()
     paths = [str(tmp_path / name) for name in ("old", "new")]
-    files = rewrite(paths, tmp_path / "to", "f", 1)
+    files = rewrite(paths, str(tmp_path / "to"), "f", 1, Folders())
     assert sum(file.rows for file in files) == 2005
     found = pq.read_table(tmp_path / "to")
     assert found.schema == pa.schema([("n", pa.int64()), ("s", pa.string())])

@@ -212,3 +212,20 @@ def test_job_file_with_several_mistakes_tells_all(tmp_path: Path) -> None:
     with pytest.raises(JobInvalid) as refused:
         load_job(write(tmp_path, text))
     assert len(refused.value.problems) == 2
+
+
+def test_job_file_of_an_iceberg_table_has_a_catalog(tmp_path: Path) -> None:
+    """Of its own where none is given; a secret of it is a place."""
+    iceberg = GOOD.replace('path = "out"', 'path = "out"\nkind = "iceberg"')
+    job = load_job(write(tmp_path, iceberg))
+    assert job.sink.table == "default.out"
+    assert job.sink.catalog["uri"] == f"sqlite:///{tmp_path}/catalog.db"
+    more = 'table = "lake.air.out"\n[sink.catalog]\nuri = "http://c"\ntoken = "env:T"\n'
+    assert load_job(write(tmp_path, iceberg + more)).sink.catalog["token"] == "env:T"
+    with pytest.raises(JobInvalid) as refused:
+        load_job(write(tmp_path, iceberg + more.replace("env:T", "T").replace("lake.air.out", "o")))
+    name, secret = refused.value.problems
+    assert "sink.table: 'o' is no namespace.name" in name
+    assert "sink.catalog: token: a secret does not stand in a job file" in secret
+    with pytest.raises(JobInvalid, match="catalog: only of kind 'iceberg'"):
+        load_job(write(tmp_path, GOOD + 'table = "a.b"\n'))

@@ -103,7 +103,7 @@ class Run:
 Begin = Callable[[], Run]
 
 
-@pytest.fixture(params=["parquet", "delta", "topic"])
+@pytest.fixture(params=["parquet", "delta", "iceberg", "topic"])
 def begin(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Begin]:

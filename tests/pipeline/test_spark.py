@@ -125,7 +125,7 @@ def backfill(job: Job, spark: Any, *, rows_max: int = 2_000_000) -> Totals:
         return runner.backfill("earliest", "latest", rows_max=rows_max)
 
 
-@pytest.mark.parametrize("sink", ["parquet", "delta"])
+@pytest.mark.parametrize("sink", ["parquet", "delta", "iceberg"])
 def test_job_run_twice_has_every_record_once(
     spark: Any, bootstrap: str, topic: str, tmp_path: Path, sink: str
 ) -> None:

@@ -22,9 +22,10 @@ from vdl.pipeline.table_columns import schema_lines
 pa = pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the `spark` extra")
 pytest.importorskip("deltalake", reason="needs the `spark` extra")
+pytest.importorskip("pyiceberg", reason="needs the `spark` extra")
 
 
-KINDS = pytest.mark.parametrize("kind", ["parquet", "delta"])
+KINDS = pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
 TOPICS = {"t": ("id", 2)}
 COLUMNS = pa.schema([("n", pa.int64()), ("_partition", pa.int32()), ("_offset", pa.int64())])
 

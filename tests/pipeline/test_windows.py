@@ -42,7 +42,7 @@ pa = pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the `spark` extra")
 pytest.importorskip("deltalake", reason="needs the `spark` extra")
 
-KINDS = pytest.mark.parametrize("kind", ["parquet", "delta"])
+KINDS = pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
 MINUTE_US = 60_000_000
 
 JOB = """

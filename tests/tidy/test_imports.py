@@ -100,11 +100,11 @@ ASYNCIO_EDGES = {
 }
 """Where the event loop is known; everything else can be driven in one thread on virtual time."""
 
-PIPELINE_PACKAGES = ("vdl.pipeline", "pyarrow", "pyspark", "deltalake")
+PIPELINE_PACKAGES = ("vdl.pipeline", "pyarrow", "pyspark", "deltalake", "pyiceberg", "moto")
 
 NOT_BEFORE_LISTENING = {
     "click", "confluent_kafka", "google.protobuf", "grpc", "numpy", "prometheus_client", "pyarrow",
-    "pyspark", "rich", "vdl.pipeline",
+    "pyiceberg", "pyspark", "rich", "vdl.pipeline",
 }  # fmt: skip
 """What a server's memory and its start are not spent on."""
 

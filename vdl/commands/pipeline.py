@@ -135,14 +135,14 @@ def backfill(*, job_file: Path, start: str, end: str, rows: int, quiet: bool) ->
 def status(*, job_file: Path, as_json: bool) -> int:
     """How far the table is, and what the topics have beyond; without Spark."""
     from vdl.pipeline.account import account_of
-    from vdl.pipeline.open_table import open_table
+    from vdl.pipeline.open_table import rows_table
     from vdl.pipeline.table import WindowSink
     from vdl.pipeline.topics import Topics
 
     job = load_job(job_file)
     topics = Topics(job.source.read_options())
     ids = topics.ids()
-    table = open_table(job.sink.kind, job.sink.path, job.name)
+    table = rows_table(job)
     positions = table.open(ids)
     ends = topics.ends()
     account = account_of(table)
@@ -215,19 +215,18 @@ def compact(*, job_file: Path, target_mb: int, retain_hours: int) -> int:
     The job may run meanwhile. Its dead letters' table is compacted, too.
     """
     from vdl.pipeline.compaction import Compacted, CompactingSink
-    from vdl.pipeline.open_table import open_table
+    from vdl.pipeline.open_table import dead_table, rows_table
     from vdl.pipeline.topics import Topics
 
     job = load_job(job_file)
     with contextlib.closing(Topics(job.source.read_options())) as topics:
         ids = topics.ids()
-    for kind, path in ((job.sink.kind, job.sink.path), (job.sink.dead_kind, job.errors.path)):
-        table = open_table(kind, path, job.name)
+    for table in (rows_table(job), dead_table(job)):
         table.open(ids)
         done = Compacted()
         if isinstance(table, CompactingSink):
             done = table.compact(target_mb << 20) + table.vacuum(retain_hours)
-        click.echo(f"{path}: {done.before} files became {done.after}, {done.removed} removed")
+        click.echo(f"{table.path}: {done.before} files became {done.after}, {done.removed} removed")
     return 0
 
 

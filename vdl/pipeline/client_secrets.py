@@ -63,12 +63,13 @@ def exposed(settings: Mapping[str, str]) -> list[str]:
 def resolved(settings: Mapping[str, str]) -> dict[str, str]:
     """With the secrets. Raises SecretMissing."""
     return {
-        name: _looked_up(name, value) if SECRET.search(name) else value
+        name: looked_up(name, value) if SECRET.search(name) else value
         for name, value in settings.items()
     }
 
 
-def _looked_up(name: str, value: str) -> str:
+def looked_up(name: str, value: str) -> str:
+    """What is at a place; what names none, as it is. Raises SecretMissing."""
     found = PLACE.match(value)
     if found is None:
         return value
@@ -90,7 +91,7 @@ def java_settings(client: Mapping[str, str]) -> dict[str, str]:
     told |= {TEXTS[name]: value for name, value in client.items() if name in TEXTS}
     for name, java in FILES.items():
         if name in client:
-            told[java] = _looked_up(name, f"file:{client[name]}")
+            told[java] = looked_up(name, f"file:{client[name]}")
     if "ssl.keystore.key" in told or "ssl.keystore.certificate.chain" in told:
         told["ssl.keystore.type"] = "PEM"
     if "ssl.truststore.certificates" in told:

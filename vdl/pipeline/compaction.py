@@ -14,12 +14,13 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.storage import Storage
 from vdl.pipeline.table import sync_folder
 
 BYTES_TARGET = 128 << 20
@@ -27,6 +28,7 @@ RETAIN_HOURS = 168
 BATCH_ROWS = 20_000
 _AT_FDCWD = -100
 _EXCHANGE = 2
+File = TypeVar("File")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,37 +66,56 @@ class Written:
     bytes: int
 
 
-def rewrite(paths: Sequence[str], folder: Path, prefix: str, bytes_target: int) -> list[Written]:
-    """All rows of some files, in their order, in new files of about so many bytes, synced. Columns
+def bins(files: Sequence[tuple[File, int]], bytes_target: int) -> list[list[File]]:
+    """Which files, given with their bytes, are written again together: neighbours that are less
+    than half of what is wanted, of at least two. So a row is written again a few times at most."""
+    found: list[list[File]] = [[]]
+    room = bytes_target
+    for file, size in files:
+        if 2 * size >= bytes_target:
+            continue
+        if size > room:
+            found.append([])
+            room = bytes_target
+        found[-1].append(file)
+        room -= size
+    return [group for group in found if len(group) > 1]
+
+
+def rewrite(
+    paths: Sequence[str], folder: str, prefix: str, bytes_target: int, storage: Storage
+) -> list[Written]:
+    """All rows of some files, in their order, in new files of about so many bytes, durably. Columns
     are those of all of them, in the widest of their types."""
     schema = pa.unify_schemas(
-        [pq.read_schema(path).remove_metadata() for path in paths], promote_options="permissive"
+        [pq.read_schema(storage.open(path)).remove_metadata() for path in paths],
+        promote_options="permissive",
     )
     found: list[Written] = []
-    rows = _rows(paths, schema)
+    rows = _rows(paths, schema, storage)
     batch = next(rows, None)
     while batch is not None:
-        path = folder / f"{prefix}-{len(found):04d}.parquet"
-        with path.open("wb") as file:
-            with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-                count = 0
-                while batch is not None and (not count or file.tell() < bytes_target):
-                    writer.write_table(batch)
-                    count += batch.num_rows
-                    batch = next(rows, None)
-            file.flush()
-            os.fsync(file.fileno())
-        found.append(Written(str(path), count, path.stat().st_size))
-    sync_folder(folder)
+        path = f"{folder}/{prefix}-{len(found):04d}.parquet"
+        count = 0
+        with (
+            storage.create(path) as file,
+            pq.ParquetWriter(file, schema, compression="zstd") as writer,
+        ):
+            while batch is not None and (not count or file.tell() < bytes_target):
+                writer.write_table(batch)
+                count += batch.num_rows
+                batch = next(rows, None)
+        found.append(Written(path, count, storage.finish(path)))
+    storage.sync_names([folder])
     return found
 
 
-def _rows(paths: Sequence[str], schema: pa.Schema) -> Iterator[pa.Table]:
+def _rows(paths: Sequence[str], schema: pa.Schema, storage: Storage) -> Iterator[pa.Table]:
     """In groups that are worth a row group, and fit into memory."""
     waiting: list[Any] = []
     rows = size = 0
     for path in paths:
-        for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS):
+        for batch in pq.ParquetFile(storage.open(path)).iter_batches(BATCH_ROWS):
             waiting.append(_in_columns(pa.Table.from_batches([batch]), schema))
             rows, size = rows + batch.num_rows, size + batch.nbytes
             if rows >= 128 * 1024 or size >= 64 << 20:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vdl.pipeline.job import Job
-from vdl.pipeline.open_table import open_table
+from vdl.pipeline.open_table import dead_table
 from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.producing import Outgoing, Target, produce_all
 
@@ -24,7 +24,7 @@ def read_letters(job: Job) -> Iterator[dict[str, Any]]:
     """The dead letters of a job, by file, oldest first."""
     import pyarrow.parquet as pq
 
-    table = open_table(job.sink.dead_kind, job.errors.path, job.name)
+    table = dead_table(job)
     for path in sorted(table.files()):
         for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS):
             yield from batch.to_pylist()

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.file_stats import null_counts
 from vdl.pipeline.table import DataFile
 
 CONSTRAINT_PREFIX = "delta.constraints."
@@ -110,25 +110,13 @@ def check_not_null(
     ]
     if not wanted:
         return
-    bad = {name: count for file in files for name, count in _nulls(file, wanted).items() if count}
+    bad = {
+        name: count
+        for file in files
+        for name, count in null_counts(file.path, file.rows, wanted).items()
+        if count
+    }
     if bad:
         raise DeltaRefused(
             path, [f"its column {name} is NOT NULL, and NULL in rows" for name in sorted(bad)]
         )
-
-
-def _nulls(file: DataFile, columns: Iterable[str]) -> dict[str, int]:
-    """Column → how many NULLs a file has of it; a column that is missing is NULL everywhere, and so
-    may be one without statistics."""
-    found = dict.fromkeys(columns, file.rows)
-    told = pq.ParquetFile(file.path).metadata
-    for name in found:
-        counts = [
-            chunk.statistics.null_count if chunk.is_stats_set else file.rows
-            for group in map(told.row_group, range(told.num_row_groups))
-            for chunk in map(group.column, range(group.num_columns))
-            if chunk.path_in_schema == name
-        ]
-        if counts or not file.rows:
-            found[name] = sum(counts)
-    return found

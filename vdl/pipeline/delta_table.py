@@ -48,6 +48,7 @@ from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
 from vdl.pipeline.state_files import JobState, StateFiles
 from vdl.pipeline.table import (
+    WRITER,
     Commit,
     CommitNote,
     DataFile,
@@ -60,8 +61,6 @@ from vdl.pipeline.window_files import WindowFiles
 ATTEMPTS = 5
 """Other writers of the table may be quicker; another run of the same job may not."""
 HISTORY_MAX = 100_000
-WRITER = re.compile(r"(?:(?P<job>.+)-)?(?P<run>[0-9a-f]{12})-\d+-")
-"""Of a file's name, as runners choose them."""
 FACTS = "vdl"
 """Key of what a commit's metadata says about its batch."""
 STATE, WINDOWS = "state", "windows"

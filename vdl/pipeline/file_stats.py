@@ -11,7 +11,7 @@ Must not know: tables, Spark.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -42,6 +42,23 @@ def stats_of(metadata: pq.FileMetaData) -> dict[str, Any]:
         if _is_kept(schema.field(name).type, first, last):
             low[name], high[name] = _plain(first), _plain(last, is_high=True)
     return {"minValues": low, "maxValues": high, "nullCount": nulls}
+
+
+def null_counts(file: Any, rows: int, columns: Iterable[str]) -> dict[str, int]:
+    """Column → how many NULLs a file of so many rows has of it; a column that is missing is NULL
+    everywhere, and so may be one without statistics."""
+    found = dict.fromkeys(columns, rows)
+    told = pq.ParquetFile(file).metadata
+    for name in found:
+        counts = [
+            chunk.statistics.null_count if chunk.is_stats_set else rows
+            for group in map(told.row_group, range(told.num_row_groups))
+            for chunk in map(group.column, range(group.num_columns))
+            if chunk.path_in_schema == name
+        ]
+        if counts or not rows:
+            found[name] = sum(counts)
+    return found
 
 
 def _flat_columns(schema: pa.Schema, groups: list[Any]) -> Iterator[tuple[str, list[Any]]]:

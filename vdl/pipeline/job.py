@@ -48,12 +48,15 @@ flights = "count(*)"
 delay = "avg(dep_delay)"
 
 [sink]
-kind = "parquet"                    # or "delta", or "topic": at least once
+kind = "parquet"                    # or "delta", "iceberg", or "topic": at least once
 path = "tables/flights"             # of a topic: where its commits are kept
+table = "default.flights"           # of kind "iceberg": its name in the catalog
 topic = ""                          # of kind "topic", and only there
 key = ""                            # the column that is the records' key
 bootstrap = ""                      # the source's by default
 [sink.options]                      # librdkafka's, for the producers
+[sink.catalog]                      # of kind "iceberg": PyIceberg's settings of a catalog
+uri = "sqlite:////srv/catalog.db"   # catalog.db beside the table's folder by default
 
 [errors]
 path = "tables/flights-dead"        # the dead letters; the sink's path with "-dead" by default
@@ -88,6 +91,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vdl.pipeline.catalog_settings import (
+    NAME as TABLE_NAME,
+)
+from vdl.pipeline.catalog_settings import (
+    local_catalog,
+    name_of,
+    problems_of_catalog,
+)
 from vdl.pipeline.client_secrets import KNOWN, exposed, resolved
 from vdl.pipeline.client_settings import unfit
 from vdl.pipeline.decode import TOMBSTONES
@@ -111,8 +122,9 @@ STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 SOURCES = ("vdl", "kafka")
 TOPIC = "topic"
-SINKS = ("parquet", "delta", TOPIC)
-WINDOW_SINKS = ("parquet", "delta")
+ICEBERG = "iceberg"
+SINKS = ("parquet", "delta", ICEBERG, TOPIC)
+WINDOW_SINKS = ("parquet", "delta", ICEBERG)
 """Those that keep open windows in their commits."""
 FORMATS = ("json", "raw")
 INPUT = "input"
@@ -172,7 +184,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """`topic`, `key`, `bootstrap` and `options` are of kind "topic"."""
+    """`topic`, `key`, `bootstrap` and `options` are of kind "topic", `table` and `catalog` of kind
+    "iceberg"."""
 
     kind: str
     path: str
@@ -180,6 +193,8 @@ class Sink:
     key: str = ""
     bootstrap: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
+    table: str = ""
+    catalog: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def dead_kind(self) -> str:
@@ -258,6 +273,7 @@ def _read(r: _Reader, folder: Path) -> Job:
         return text if URL.match(text) else path_of(text, "")
 
     name = r.text("job", "name")
+    sink_kind = r.text("sink", "kind", "parquet")
     sink_path = path_of(r.text("sink", "path"), "sink.path")
     source = Source(
         kind=r.text("source", "kind", "vdl"),
@@ -273,6 +289,7 @@ def _read(r: _Reader, folder: Path) -> Job:
         client=r.mapping("source", "client"),
         isolation=r.text("source", "isolation", "read_committed"),
     )
+    is_iceberg = sink_kind == ICEBERG
     tables = {
         name: Table(
             r.text(table, "format", "parquet"),
@@ -293,12 +310,15 @@ def _read(r: _Reader, folder: Path) -> Job:
         tables=tables,
         steps=steps,
         sink=Sink(
-            kind=r.text("sink", "kind", "parquet"),
+            kind=sink_kind,
             path=sink_path,
             topic=r.text("sink", "topic", ""),
             key=r.text("sink", "key", ""),
             bootstrap=r.text("sink", "bootstrap", "") or source.bootstrap,
             options=r.mapping("sink", "options"),
+            table=r.text("sink", "table", "") or (name_of(sink_path) if is_iceberg else ""),
+            catalog=r.mapping("sink", "catalog")
+            or (local_catalog(sink_path) if is_iceberg else {}),
         ),
         errors=Errors(
             path_of(r.text("errors", "path", ""), "errors.path") or f"{sink_path}-dead",
@@ -351,6 +371,18 @@ def _check(job: Job, problems: list[str]) -> None:
     need(job.sink.kind != TOPIC or bool(job.sink.topic), "sink.topic: is needed")
     of_topics = job.sink.topic or job.sink.key or job.sink.options
     need(job.sink.kind == TOPIC or not of_topics, "sink.topic, key, options: only of kind 'topic'")
+    need(
+        job.sink.kind == ICEBERG or not (job.sink.table or job.sink.catalog),
+        "sink.table, catalog: only of kind 'iceberg'",
+    )
+    if job.sink.kind == ICEBERG:
+        need(
+            bool(TABLE_NAME.fullmatch(job.sink.table)),
+            f"sink.table: {job.sink.table!r} is no namespace.name",
+        )
+        problems += [
+            f"sink.catalog: {problem}" for problem in problems_of_catalog(job.sink.catalog)
+        ]
     need(
         job.sink.topic not in job.source.topics or job.sink.bootstrap != job.source.bootstrap,
         "sink.topic: is one of the source's",

@@ -50,6 +50,7 @@ from typing import Any
 from vdl.pipeline.compaction import Compacted, exchange, rewrite
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
+from vdl.pipeline.storage import storage_of
 from vdl.pipeline.table import (
     COMMIT,
     PART,
@@ -319,7 +320,9 @@ class ParquetSink:
         folder = staging / commit_folder(last)
         folder.mkdir(parents=True)
         paths = [str(self._root / name) for name in names]
-        files = rewrite(paths, folder, f"{last:09d}-compacted", bytes_target)
+        files = rewrite(
+            paths, str(folder), f"{last:09d}-compacted", bytes_target, storage_of(self.path)
+        )
         sync_folder(folder.parent)
         sync_folder(staging)
         rows = sum(self._read(n)["rows"] for n in range(first, last + 1))

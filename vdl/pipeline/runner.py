@@ -41,7 +41,7 @@ from vdl.pipeline.errors import PipelineError, TooManyDeadLetters, reason_of
 from vdl.pipeline.files import DEAD, DEAD_SCHEMA, REPORT_DDL, ROWS, WriteSpec, write_batches
 from vdl.pipeline.job import INPUT, TOPIC, Job
 from vdl.pipeline.lag import Lag, lag_of
-from vdl.pipeline.open_table import open_table
+from vdl.pipeline.open_table import dead_table, rows_table
 from vdl.pipeline.options import At, parse_where
 from vdl.pipeline.positions import (
     OffsetRange,
@@ -128,7 +128,7 @@ class Runner:
         self._on_batch = on_batch or (lambda report: None)
         self._run = uuid.uuid4().hex[:12]
         self._rows_table = self._open_sink()
-        self._dead_table: TableSink = open_table(job.sink.dead_kind, job.errors.path, job.name)
+        self._dead_table: TableSink = dead_table(job)
         self._topics = Topics(job.source.read_options())
         self._positions = Positions()
         self._dead_positions = Positions()
@@ -141,7 +141,7 @@ class Runner:
     def _open_sink(self) -> TableSink:
         sink, name = self._job.sink, self._job.name
         if sink.kind != TOPIC:
-            return open_table(sink.kind, sink.path, name)
+            return rows_table(self._job)
         client = {**resolved(sink.options), "bootstrap.servers": sink.bootstrap}
         return TopicSink(sink.path, name, send_on_spark(self._spark, Target(sink.topic, client)))
 

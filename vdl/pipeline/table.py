@@ -14,6 +14,7 @@ Must not know: Spark, Kafka.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,19 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from vdl.pipeline.positions import OffsetRange, Positions
 from vdl.pipeline.watermark import Heard
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a table is. `path`: of its files, a folder or a URL; `storage`: what an object store
+    wants to know, as `storage.resolved_settings` has it; `catalog` and `name`: of an Iceberg
+    table, PyIceberg's settings and `namespace.table`."""
+
+    kind: str
+    path: str
+    storage: Mapping[str, str] = field(default_factory=dict)
+    catalog: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +206,10 @@ def part_of(sequence: int) -> int:
 def commit_folder(sequence: int) -> str:
     """Where the files of a commit are shown, below a folder of commits; with a slash behind it."""
     return f"{PART}={part_of(sequence):05d}/{COMMIT}={sequence:09d}/"
+
+
+WRITER = re.compile(r"(?:(?P<job>.+)-)?(?P<run>[0-9a-f]{12})-\d+-")
+"""Of the name of a file that stays as its task wrote it: the job, of newer ones, and its run."""
 
 
 def file_name(sequence: int, number: int, spans: Sequence[OffsetRange]) -> str:

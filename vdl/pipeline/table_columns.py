@@ -88,6 +88,12 @@ def grown(known: str, change: Change) -> str:
     return "\n".join(f"{name}: {kind}" for name, kind in types.items())
 
 
+def digits_of(kind: str) -> int:
+    """Behind the point; 0 of what is no decimal."""
+    found = DECIMAL.fullmatch(kind)
+    return int(found[2]) if found else 0
+
+
 def is_wider(kind: str, *, than: str) -> bool:
     """Whether it has room for each value of the other, which is another."""
     old, new = DECIMAL.fullmatch(than), DECIMAL.fullmatch(kind)

@@ -26,7 +26,7 @@ from vdl.pipeline.account import Account, account_of
 from vdl.pipeline.client_secrets import resolved
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import TOPIC, Job
-from vdl.pipeline.open_table import open_table
+from vdl.pipeline.open_table import dead_table, rows_table
 from vdl.pipeline.positions import Positions, TopicPositions
 from vdl.pipeline.table import SharedSink, TableSink
 from vdl.pipeline.table_columns import types_of
@@ -103,10 +103,9 @@ def verify(job: Job, spark: Any) -> Verdict:
         )
     with closing(Topics(job.source.read_options())) as topics:
         ids, firsts = topics.ids(), topics.begins()
-    table = open_table(job.sink.kind, job.sink.path, job.name)
-    dead_table = open_table(job.sink.dead_kind, job.errors.path, job.name)
+    table, dead = rows_table(job), dead_table(job)
     end = table.open(ids)
-    dead_table.open(ids)
+    dead.open(ids)
     if not end:
         return Verdict()
     account = account_of(table)
@@ -115,14 +114,14 @@ def verify(job: Job, spark: Any) -> Verdict:
             f"{table.path}: the commits that say where the job began are no longer in the table's "
             "log, so nobody can tell what is missing"
         )
-    for shared in (table, dead_table):
+    for shared in (table, dead):
         _check_whose(shared)
     begin, readable = account.begin, _readable(account.begin, firsts, end)
     verdict = Verdict(gone=_gone(begin, readable, end), dead_committed=account.dead)
     files, absent = _there(table.files())
-    letters, absent_letters = _there(dead_table.files())
+    letters, absent_letters = _there(dead.files())
     bounds = _bounds(spark, begin, readable, end)
-    dead = _inside(_dead_places(spark, letters), bounds)
+    dead_places = _inside(_dead_places(spark, letters), bounds)
     if job.sink.kind == TOPIC:
         rows, is_numbered = _records_of(spark, job, end), True
     else:
@@ -134,10 +133,10 @@ def verify(job: Job, spark: Any) -> Verdict:
         rows = _row_places(frame, only=_only_topic(job, account, end, frame.columns))
         if rows is None:
             verdict.is_by_counts = True
-            verdict.rows, verdict.dead = int(frame.count()), int(dead.count())
+            verdict.rows, verdict.dead = int(frame.count()), int(dead_places.count())
             _check_at_rest(job, table, ids)
     if rows is not None:
-        placed = _inside(rows, bounds).unionByName(dead)
+        placed = _inside(rows, bounds).unionByName(dead_places)
         counted = _counted(placed, is_numbered=is_numbered)
         _compare(verdict, _source(spark, job, readable, end), counted, bounds, job)
     # A commit that was made meanwhile may have named files just before they had their names.
@@ -328,7 +327,7 @@ def _check_whose(table: TableSink) -> None:
 
 def _check_at_rest(job: Job, table: TableSink, ids: dict[str, tuple[str, int]]) -> None:
     """That nothing was committed while rows were counted: which are new cannot be told."""
-    again = open_table(job.sink.kind, job.sink.path, job.name)
+    again = rows_table(job)
     again.open(ids)
     if again.sequence != table.sequence:
         raise PipelineError(

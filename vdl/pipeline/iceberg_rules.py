@@ -1,0 +1,93 @@
+"""What an Iceberg table asks of whoever writes to it, and whether this sink does it.
+
+Whatever is asked for is either kept here or refused by its name, so that no table is damaged in
+silence: later versions of the format, partitions, columns that must have a value.
+
+Must not know: Spark, Kafka, how commits are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.table import Table
+
+from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.file_stats import null_counts
+from vdl.pipeline.storage import Storage
+from vdl.pipeline.table import DataFile
+
+FORMAT_MAX = 2
+
+
+class IcebergRefused(PipelineError):
+    """The table asks for what this sink does not do; `reasons` are all that were found."""
+
+    def __init__(self, path: str, reasons: list[str]) -> None:
+        super().__init__(f"{path}: cannot be written by this sink: {'; '.join(reasons)}")
+        self.path = path
+        self.reasons = reasons
+
+
+def check_rules(path: str, table: Table) -> None:
+    """Raises IcebergRefused where files added to the table as they are would damage it."""
+    reasons = []
+    if table.metadata.format_version > FORMAT_MAX:
+        reasons.append(f"it has the format's version {table.metadata.format_version}")
+    if not table.spec().is_unpartitioned():
+        told = ", ".join(f"{field.name} ({field.transform})" for field in table.spec().fields)
+        reasons.append(f"it is partitioned by {told}")
+    if reasons:
+        raise IcebergRefused(path, reasons)
+
+
+def check_not_null(
+    path: str, table: Table, rows: pa.Schema, files: Iterable[DataFile], storage: Storage
+) -> None:
+    """That no file has a NULL where the table allows none. Raises IcebergRefused. Only columns that
+    may be NULL in the rows are looked up, in the files' own statistics."""
+    wanted = [
+        column.name
+        for column in table.schema().fields
+        if column.required and (column.name not in rows.names or rows.field(column.name).nullable)
+    ]
+    if not wanted:
+        return
+    bad = {
+        name
+        for file in files
+        for name, count in null_counts(storage.open(file.path), file.rows, wanted).items()
+        if count
+    }
+    if bad:
+        raise IcebergRefused(
+            path, [f"its column {name} is required, and NULL in rows" for name in sorted(bad)]
+        )
+
+
+def columns_of(arrow_schema: pa.Schema) -> str:
+    """Columns as `table_columns` has them, in Iceberg's types: it has no integers of less than 32
+    bits, and no texts or bytes of another size."""
+    return "\n".join(f"{field.name}: {_kind(field.type)}" for field in arrow_schema)
+
+
+def _kind(kind: Any) -> str:
+    types = pa.types
+    if types.is_int8(kind) or types.is_int16(kind):
+        return "int32"
+    if types.is_string(kind) or types.is_large_string(kind):
+        return "string"
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return "binary"
+    if types.is_map(kind):
+        return f"map<{_kind(kind.key_type)}, {_kind(kind.item_type)}>"
+    if types.is_list(kind) or types.is_large_list(kind):
+        return f"list<{_kind(kind.value_type)}>"
+    if types.is_struct(kind):
+        inner = (
+            f"{kind.field(n).name}: {_kind(kind.field(n).type)}" for n in range(kind.num_fields)
+        )
+        return f"struct<{', '.join(inner)}>"
+    return str(kind)

@@ -1,0 +1,501 @@
+"""An Iceberg table, committed from the driver by PyIceberg: no jar.
+
+Executors write Parquet files into the table's `data` folder, where nobody sees them until a commit
+names them. A commit is one step of the catalog: new columns, the files and the property
+`vdl.job.NAME` come together or not at all. The property says how far the job NAME has come: its
+commits are counted, and it has the next offset of every partition, where the job began, how much it
+has written in all, and what its open windows are. It is a property of the table and not of a
+snapshot, because other writers' snapshots come between, and snapshots are expired. What a snapshot
+says of its batch (`vdl.job`, `vdl.sequence`, `vdl.rows` and others) is for people and `notes`.
+
+**Fenced.** A commit asserts the snapshot that it was made on, and PyIceberg is told not to try it
+again: by itself it would put a commit that is late behind the one that was quicker, silently. It is
+tried again here, after a look at the property: where it is as this run left it the other one was of
+another writer, a compaction maybe, and has done no harm. Where it is not, this run is over.
+
+Files have no field ids, so readers find columns by the table's name mapping, which is in every
+commit as it has to be. Manifests are merged as the table's properties say, so that a commit does
+not become slower with the number of those before it; the oldest snapshots are dropped by `vacuum`.
+
+Must not know: Spark, Kafka.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NamespaceAlreadyExistsError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.manifest import DataFile as IcebergFile
+from pyiceberg.manifest import DataFileContent
+from pyiceberg.table import Table, TableProperties, Transaction
+from pyiceberg.table.snapshots import Snapshot
+
+from vdl.pipeline.account import Account
+from vdl.pipeline.compaction import Compacted, bins, rewrite
+from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
+from vdl.pipeline.iceberg_files import IMPLEMENTATION, local_path
+from vdl.pipeline.iceberg_rules import check_not_null, check_rules, columns_of
+from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
+from vdl.pipeline.storage import iceberg_options, is_url, storage_of
+from vdl.pipeline.table import WRITER, Commit, CommitNote, Place, WindowState
+from vdl.pipeline.table_columns import Change, change_of, digits_of, problem_of, types_of
+from vdl.pipeline.window_files import WindowFiles
+
+ATTEMPTS = 5
+"""Other writers of the table may be quicker; another run of the same job may not."""
+STATE = "vdl.job."
+"""Of the table's property with a job's state; the job's name behind it."""
+OFFSETS_MAX = 4096
+"""Letters. Where a batch's offsets are longer, its snapshot does not have them: every one that is
+kept stands in every metadata file."""
+SNAPSHOTS_KEPT = 500
+RETAIN_HOURS_MIN = 24
+PROPERTIES = {
+    "format-version": "2",
+    "commit.manifest-merge.enabled": "true",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+"""Of a table that is made here. Each commit writes a metadata file anew."""
+NAMES = TableProperties.DEFAULT_NAME_MAPPING
+
+
+class IcebergSink:
+    """See above."""
+
+    def __init__(self, place: Place, job: str) -> None:
+        self.path = place.path
+        self._place = place
+        self._job = job
+        self._storage = storage_of(place.path, place.storage)
+        self._known_catalog: Catalog | None = None
+        self._sequence = 0
+        self._positions = Positions()
+        self._account: Account | None = Account()
+        self._windows: WindowState | None = None
+        self._table: Table | None = None
+        self._known_window_files: WindowFiles | None = None
+
+    @property
+    def sequence(self) -> int:
+        return self._sequence
+
+    @property
+    def windows(self) -> WindowState | None:
+        return self._windows
+
+    @property
+    def _window_files(self) -> WindowFiles:
+        if self._known_window_files is None:
+            self._known_window_files = WindowFiles(Path(self._root), self._job)
+        return self._known_window_files
+
+    @property
+    def _root(self) -> str:
+        """Where the table is, as a path or a URL: a table that is there has its own place."""
+        return self.path if self._table is None else local_path(self._table.location())
+
+    @property
+    def _catalog(self) -> Catalog:
+        if self._known_catalog is None:
+            settings = {**self._place.catalog, **iceberg_options(self._place.storage)}
+            if not is_url(self.path):
+                settings.setdefault("py-io-impl", IMPLEMENTATION)
+            name = settings.pop("name", "default")
+            try:
+                self._known_catalog = load_catalog(name, **settings)
+            except Exception as error:
+                raise PipelineError(f"sink.catalog: {error}") from error
+        return self._known_catalog
+
+    def window_folder(self) -> str:
+        return str(self._window_files.folder())
+
+    def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
+        self._table = self._load()
+        self._known_window_files = None
+        self._positions, self._sequence = Positions(), 0
+        self._account, self._windows = Account(), None
+        state = self._state()
+        if state is None:
+            return self._positions
+        known = Positions.from_json(state["end"])
+        found = {name: TopicPositions(topic_id, {}) for name, (topic_id, _) in topics.items()}
+        check_same_topics(known, Positions(found))
+        self._sequence, self._positions = int(state["sequence"]), known
+        kept = state["account"]
+        self._account = Account(
+            Positions.from_json(kept["begin"]), kept["rows"], kept["dead"], kept["late"]
+        )
+        if state["windows"] is not None:
+            self._windows = WindowState.from_json(state["windows"])
+            self._window_files.check(self._windows)
+            self._window_files.show_late(self._sequence, self._windows)
+        return known
+
+    def account(self) -> Account | None:
+        return self._account
+
+    def _load(self) -> Table | None:
+        if not is_url(self.path) and self._has_no_file():
+            return None
+        try:
+            return self._catalog.load_table(self._place.name)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+
+    def _has_no_file(self) -> bool:
+        """Whether the catalog is a file of SQLite that is not there: who only asks makes none."""
+        scheme, _, path = self._place.catalog.get("uri", "").partition(":///")
+        return scheme == "sqlite" and bool(path) and not Path(path).exists()
+
+    def _state(self) -> dict[str, Any] | None:
+        """What the table says of this job. Raises SinkInconsistent."""
+        if self._table is None:
+            return None
+        text = self._table.properties.get(f"{STATE}{self._job}")
+        try:
+            state: dict[str, Any] | None = None if text is None else json.loads(text)
+        except ValueError as error:
+            raise SinkInconsistent(f"{self.path}: {STATE}{self._job}: {error}") from None
+        return state
+
+    def staging(self, run: str) -> str:
+        del run
+        folder = f"{self._root}/data"
+        self._storage.make_folder(folder)
+        return folder
+
+    def check(self, commit: Commit, arrow_schema: Any) -> None:
+        if not commit.start.goes_on_from(self._positions):
+            raise CommitConflict(self.path, "the batch does not begin where the table ends")
+        self._check_unchanged()
+        if self._table is not None:
+            check_rules(self.path, self._table)
+            self._change(self._table, arrow_schema)
+            check_not_null(self.path, self._table, arrow_schema, commit.files, self._storage)
+
+    def commit(self, commit: Commit, arrow_schema: Any) -> None:
+        self.check(commit, arrow_schema)
+        sequence = self._sequence + 1
+        assert self._account is not None
+        account = self._account.plus(commit)
+        outdated: list[Path] = []
+        if commit.windows is not None:
+            self._window_files.sync()
+            outdated = self._window_files.others(commit.windows)
+        if commit.files:
+            self._storage.sync_names([f"{self._root}/data"])
+        self._write(commit, arrow_schema, sequence, _state_text(commit, sequence, account))
+        if commit.windows is not None:
+            self._window_files.show_late(sequence, commit.windows)
+        self._window_files_remove(outdated)
+        self._sequence, self._positions = sequence, commit.end
+        self._windows, self._account = commit.windows, account
+
+    def _window_files_remove(self, outdated: list[Path]) -> None:
+        if outdated:
+            self._window_files.remove(outdated)
+
+    def _write(self, commit: Commit, arrow_schema: Any, sequence: int, state: str) -> None:
+        """Commit, again where another writer was quicker since the last look. Raises
+        CommitConflict."""
+        if self._table is None:
+            self._table = self._create(arrow_schema)
+            self._check_unchanged()
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self._check_unchanged()
+                check_rules(self.path, self._table)
+            try:
+                self._append(self._table, commit, arrow_schema, sequence, state)
+            except CommitFailedException:
+                continue
+            except CommitStateUnknownException as error:
+                # Whoever opens the table next finds out.
+                raise PipelineError(f"{self.path}: a commit may have been made or not") from error
+            return
+        raise CommitConflict(self.path, f"{ATTEMPTS} commits came to nothing")
+
+    def _create(self, arrow_schema: Any) -> Table:
+        """The table, without rows. Another run may have been quicker."""
+        namespace = Catalog.namespace_from(self._place.name)
+        try:
+            self._catalog.create_namespace(namespace)
+        except NamespaceAlreadyExistsError:
+            pass
+        location = self.path if is_url(self.path) else f"file://{self.path}"
+        try:
+            return self._catalog.create_table(
+                self._place.name, arrow_schema, location=location, properties=PROPERTIES
+            )
+        except TableAlreadyExistsError:
+            return self._catalog.load_table(self._place.name)
+
+    def _append(
+        self, table: Table, commit: Commit, arrow_schema: Any, sequence: int, state: str
+    ) -> None:
+        """One commit on the table as it was seen last. Raises CommitFailedException."""
+        change = self._change(table, arrow_schema)
+        transaction = once(table)
+        if change.added or change.widened:
+            with transaction.update_schema() as update:
+                update.union_by_name(arrow_schema)
+        if transaction.table_metadata.name_mapping() is None:
+            names = transaction.table_metadata.schema().name_mapping
+            transaction.set_properties({NAMES: names.model_dump_json()})
+        transaction.set_properties({f"{STATE}{self._job}": state})
+        facts = _facts(commit, sequence)
+        with transaction.update_snapshot(snapshot_properties=facts).merge_append() as append:
+            for file in commit.files:
+                append.append_data_file(self._data_file(table, transaction, file.path))
+        transaction.commit_transaction()
+
+    def _data_file(self, table: Table, transaction: Transaction, path: str) -> IcebergFile:
+        location = path if is_url(path) else f"file://{path}"
+        return parquet_file_to_data_file(table.io, transaction.table_metadata, location)
+
+    def _change(self, table: Table, arrow_schema: Any) -> Change:
+        """What rows bring to the table. Raises SinkInconsistent."""
+        change = change_of(columns_of(table.schema().as_arrow()), columns_of(arrow_schema))
+        if change.breaking:
+            raise SinkInconsistent(f"{self.path}: {problem_of(change)}")
+        known = types_of(columns_of(table.schema().as_arrow()))
+        for name, kind in types_of("\n".join(change.widened)).items():
+            if digits_of(kind) != digits_of(known[name]):
+                raise SinkInconsistent(
+                    f"{self.path}: its columns have changed: {name} is {known[name]} in the table "
+                    f"and {kind} in the rows, with other digits behind the point"
+                )
+        return change
+
+    def _check_unchanged(self) -> None:
+        """That nobody has committed for this job since. Raises CommitConflict."""
+        if self._table is None:
+            self._table = self._load()
+        else:
+            self._table.refresh()
+        state = self._state()
+        found = 0 if state is None else int(state["sequence"])
+        if found != self._sequence:
+            raise CommitConflict(self.path, f"the job is at batch {found}, not {self._sequence}")
+
+    def notes(self) -> list[CommitNote]:
+        """As far as snapshots are kept. Without offsets where there are many."""
+        table = self._table or self._load()
+        found = []
+        for snapshot in [] if table is None else table.metadata.snapshots:
+            told = _told(snapshot)
+            if told.get("vdl.job") == self._job:
+                start, end = (
+                    Positions.from_json(json.loads(told.get(f"vdl.{name}", "{}")))
+                    for name in ("start", "end")
+                )
+                rows, dead, late = (int(told[f"vdl.{name}"]) for name in ("rows", "dead", "late"))
+                found.append(CommitNote(int(told["vdl.sequence"]), start, end, rows, dead, late))
+        return sorted(found, key=lambda note: note.sequence)
+
+    def columns(self) -> str:
+        return "" if self._table is None else columns_of(self._table.schema().as_arrow())
+
+    def files(self) -> list[str]:
+        return [path for path in self._all_files() if self._writer_of(path) in {"", self._job}]
+
+    def unclear_files(self) -> list[str]:
+        """Of a table that other jobs write to, too: files that do not say whose rows they have."""
+        paths = self._all_files()
+        writers = {self._writer_of(path) for path in paths} | self._jobs()
+        if not writers - {"", self._job}:
+            return []
+        return [path for path in paths if not self._writer_of(path)]
+
+    def _all_files(self) -> list[str]:
+        table = self._load()
+        return [] if table is None else [local_path(f.file_path) for f in _live(table)]
+
+    def _jobs(self) -> set[str]:
+        """Those that have ever written to the table."""
+        names = {} if self._table is None else self._table.properties
+        return {name.removeprefix(STATE) for name in names if name.startswith(STATE)}
+
+    def _writer_of(self, path: str) -> str:
+        """The job that has written a file; "" where its name does not say it."""
+        found = WRITER.match(path.rpartition("/")[2])
+        return (found["job"] or "") if found else ""
+
+    # --- few files of many ----------------------------------------------------------------------
+    def compact(self, bytes_target: int) -> Compacted:
+        """As a snapshot of its own: readers of older ones keep their files. Raises PipelineError,
+        CommitConflict where another writer was quicker time and again."""
+        table = self._load()
+        if table is None or table.current_snapshot() is None:
+            return Compacted()
+        check_rules(self.path, table)
+        live = _live(table)
+        others = {self._writer_of(f.file_path) for f in live} | self._jobs()
+        if others - {"", self._job}:
+            what = "other jobs write to this table, too: a compaction would mix their rows"
+            raise PipelineError(f"{self.path}: {what}")
+        groups = bins([(f, f.file_size_in_bytes) for f in live], bytes_target)
+        done = Compacted()
+        for group in groups:
+            done += self._compact_group(table, group, bytes_target)
+        return done
+
+    def _compact_group(self, table: Table, old: list[IcebergFile], bytes_target: int) -> Compacted:
+        """Write some files again, and name the new ones in place of the old."""
+        # As a task of a run would name it: the rows are this job's.
+        prefix = f"{self._job}-{secrets.token_hex(6)}-0-compacted"
+        folder = f"{self._root}/data"
+        paths = [local_path(f.file_path) for f in old]
+        files = rewrite(paths, folder, prefix, bytes_target, self._storage)
+        rows = sum(f.record_count for f in old)
+        assert sum(file.rows for file in files) == rows, (rows, files)
+        for _ in range(ATTEMPTS):
+            transaction = once(table)
+            try:
+                with transaction.update_snapshot().overwrite() as overwrite:
+                    for one in old:
+                        overwrite.delete_data_file(one)
+                    for file in files:
+                        overwrite.append_data_file(self._data_file(table, transaction, file.path))
+                transaction.commit_transaction()
+            except CommitFailedException:
+                table.refresh()
+                check_rules(self.path, table)
+                continue
+            except (CommitStateUnknownException, ValidationException) as error:
+                raise PipelineError(f"{self.path}: {error}") from error
+            return Compacted(before=len(old), after=len(files))
+        raise CommitConflict(self.path, f"{ATTEMPTS} compactions came to nothing")
+
+    def vacuum(self, retain_hours: int) -> Compacted:
+        """Forget snapshots that are older, or older than the newest SNAPSHOTS_KEPT, but for those
+        that have a name; then remove files that are older and of no snapshot. Of data only what
+        this job has written is removed."""
+        table = self._load()
+        if table is None:
+            return Compacted()
+        if retain_hours < RETAIN_HOURS_MIN:
+            what = f"a retention of less than {RETAIN_HOURS_MIN} hours: files of a batch under way"
+            raise PipelineError(f"{self.path}: {what} would be among what is removed")
+        edge = time.time() - retain_hours * 3600
+        newest = sorted(table.metadata.snapshots, key=lambda s: s.timestamp_ms)[-SNAPSHOTS_KEPT:]
+        named = {ref.snapshot_id for ref in table.metadata.refs.values()}
+        kept = named | {s.snapshot_id for s in newest if s.timestamp_ms >= edge * 1000}
+        expired = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id not in kept]
+        if expired:
+            try:
+                table.maintenance.expire_snapshots().by_ids(expired).commit()
+            except CommitFailedException as error:
+                raise CommitConflict(self.path, str(error)) from error
+        table.refresh()
+        return Compacted(removed=self._remove_unnamed(table, edge))
+
+    def _remove_unnamed(self, table: Table, edge: float) -> int:
+        """Files below the table that no snapshot needs, and that are older than `edge`."""
+        root = local_path(table.location())
+        wanted = {local_path(path) for path in _reachable(table)}
+        data, metadata = (self._storage.entries(f"{root}/{n}") for n in ("data", "metadata"))
+        found = [one.path for one in data if self._writer_of(one.path) == self._job]
+        found += [one.path for one in metadata if one.path.endswith(".avro")]
+        old = {one.path for one in (*data, *metadata) if one.modified < edge}
+        gone = [path for path in found if path in old and path not in wanted]
+        for path in gone:
+            self._storage.remove(path)
+        return len(gone)
+
+
+def once(table: Table) -> Transaction:
+    """A transaction that is not tried again by PyIceberg. The property is of this process' view of
+    the table only: other writers keep their own. What it commits asserts the snapshot seen now."""
+    known = table.metadata
+    properties = {**known.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
+    table.metadata = known.model_copy(update={"properties": properties})
+    return table.transaction()
+
+
+def _state_text(commit: Commit, sequence: int, account: Account) -> str:
+    return json.dumps(
+        {
+            "sequence": sequence,
+            "run": commit.run,
+            "end": commit.end.to_json(),
+            "account": {
+                "begin": account.begin.to_json(),
+                "rows": account.rows,
+                "dead": account.dead,
+                "late": account.late,
+            },
+            "windows": None if commit.windows is None else commit.windows.to_json(),
+        },
+        separators=(",", ":"),
+    )
+
+
+def _facts(commit: Commit, sequence: int) -> dict[str, str]:
+    """What a snapshot says of its batch."""
+    told = {
+        "vdl.job": commit.job,
+        "vdl.sequence": str(sequence),
+        "vdl.run": commit.run,
+        "vdl.batch": str(commit.batch),
+        "vdl.rows": str(commit.rows),
+        "vdl.dead": str(commit.dead),
+        "vdl.late": str(commit.late),
+    }
+    for name, where in (("start", commit.start), ("end", commit.end)):
+        text = json.dumps(where.to_json(), separators=(",", ":"))
+        if len(text) <= OFFSETS_MAX:
+            told[f"vdl.{name}"] = text
+    return told
+
+
+def _told(snapshot: Snapshot) -> Mapping[str, str]:
+    return {} if snapshot.summary is None else snapshot.summary.additional_properties
+
+
+def _live(table: Table) -> list[IcebergFile]:
+    """The data files of the current snapshot, in the order they came. Raises PipelineError where
+    rows of them were deleted: to read the files alone would bring these back."""
+    snapshot = table.current_snapshot()
+    found = []
+    for manifest in [] if snapshot is None else snapshot.manifests(table.io):
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+            if entry.data_file.content != DataFileContent.DATA:
+                what = "rows were deleted from it by others, which this sink does not read"
+                raise PipelineError(f"{table.location()}: {what}")
+            found.append((entry.sequence_number or 0, entry.data_file))
+    return [file for _, file in sorted(found, key=lambda one: (one[0], one[1].file_path))]
+
+
+def _reachable(table: Table) -> Iterator[str]:
+    """All files that a snapshot needs, in any way."""
+    seen: set[str] = set()
+    for snapshot in table.metadata.snapshots:
+        yield snapshot.manifest_list
+        for manifest in snapshot.manifests(table.io):
+            if manifest.manifest_path in seen:
+                continue
+            seen.add(manifest.manifest_path)
+            yield manifest.manifest_path
+            yield from _paths(manifest.fetch_manifest_entry(table.io, discard_deleted=True))
+
+
+def _paths(entries: Iterable[Any]) -> Iterator[str]:
+    return (entry.data_file.file_path for entry in entries)
