@@ -1,9 +1,9 @@
 """A replica set on this machine: its layout, its ports, and which processes it believes its own."""
 
-import contextlib
 import errno
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.harness.replica_set import free_base_port
 from vdl.commands.pid_file import read_pid, remove_pid, write_pid
 from vdl.commands.replica_set import (
     LocalServer,
@@ -258,24 +259,12 @@ def test_vdl_down_says_what_it_waits_for(replica_set):
     assert process.returncode == 0
 
 
-def free_base_port():
-    """A client port whose peer, admin and metrics ports are free, too: nobody listens there."""
-    for port in range(22_000, 32_000, 50):
-        with contextlib.ExitStack() as probes:
-            try:
-                for step in (0, 10, 20, 30):
-                    probes.enter_context(socket.create_server(("127.0.0.1", port + step)))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free ports")
-
-
 def test_two_started_at_once_are_one_server_and_it_can_be_stopped(tmp_path):
     """One of two `vdl up` fails, and says so; `vdl down` finds the server of the other."""
     vdl = [sys.executable, "-m", "vdl.cli"]
     data = ["--data", str(tmp_path)]
-    up = [*vdl, "up", *data, "--nodes", "1", "--base-port", str(free_base_port()), "--detach"]
+    port = str(free_base_port(1, random.Random()))
+    up = [*vdl, "up", *data, "--nodes", "1", "--base-port", port, "--detach"]
     both = [subprocess.Popen(up, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
     try:
         said = [b"".join(one.communicate(timeout=60)) for one in both]

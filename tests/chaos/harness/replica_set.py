@@ -42,11 +42,34 @@ POLL_SECONDS = 0.005
 
 
 def free_base_port(nodes: int, rng: random.Random) -> int:
-    """A base port whose whole set of ports nobody listens on."""
+    """A base port whose whole set of ports nobody listens on. It is this process's until it
+    ends or gives it back: tests of two stages run at a time, and servers that are down leave their
+    ports free."""
     for base in rng.sample(PORTS, len(PORTS)):
+        if base in _claims or not _claim(base):
+            continue
         if all(_is_free(base + step + node) for step in PORT_STEPS for node in range(nodes)):
             return base
     raise RuntimeError(f"no free ports in {PORTS}")
+
+
+def give_back(base: int) -> None:
+    """Let others have the ports, once."""
+    claim = _claims.pop(base, None)
+    if claim is not None:
+        claim.close()
+
+
+def _claim(base: int) -> bool:
+    """Bind an abstract name that no two processes can have."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0vdl-test-ports-{base}")
+    except OSError:
+        claim.close()
+        return False
+    _claims[base] = claim
+    return True
 
 
 def _is_free(port: int) -> bool:
@@ -125,6 +148,7 @@ class ReplicaSet:
         if failed:
             kept = _keep(self.directory, failed)
             print(f"data and logs of the servers are in {kept}")
+        give_back(self.base_port)
         if self._is_temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -239,6 +263,9 @@ class ReplicaSet:
     def log(self, server_id: int) -> str:
         return self.server(server_id).log_file.read_text(encoding="utf-8", errors="replace")
 
+
+_claims: dict[int, socket.socket] = {}
+"""Base ports that are this process's."""
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Processes that were started here and not by `vdl up`."""
