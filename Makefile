@@ -9,6 +9,7 @@
 #   make sim SEEDS=100 FIRST=1 [MINUTES=8]
 #   make chaos          real servers and disks, mistreated at length; CUTS=200, FLIPS=300, SYNCS=20,
 #                       FAILOVERS=10, CHURN=300 one kind only
+#   make examples       properties, tried with examples that no run has had before; TIMES=10
 #   make mutants        bugs planted on purpose: the simulator must find each; ONLY=name, RECORD=1
 #   make cost           calls, system calls and bytes a record, counted in the simulator; ONLY=single,
 #                       TOP=40 for where they are, RECORD=1
@@ -46,6 +47,7 @@ STAGES ?=
 ONLY ?=
 RECORD ?=
 TOP ?=
+TIMES ?= 10
 CI_STAGES ?=
 BENCH_ARGS ?=
 export PEER ?=
@@ -53,7 +55,7 @@ export PEER_COMMAND ?=
 # Quiet: the warning that an editable installation is one is no news here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup up down test check fix gen conformance sim chaos mutants cost suites differential \
+.PHONY: help setup up down test check fix gen conformance sim chaos examples mutants cost suites differential \
   bench bench-limit clean test-pipeline audit-large pipeline-demo
 
 help:
@@ -119,6 +121,13 @@ CHAOS_FULL := CUTS=200 FLIPS=300 SYNCS=20 FAILOVERS=10 CHURN=300
 chaos: $(DEV)
 	@exec env $(if $(strip $(CHAOS_TESTS)),,$(CHAOS_FULL)) $(BIN)/python -m pytest -q -s \
 	  -o faulthandler_timeout=0 $(or $(strip $(CHAOS_TESTS)),tests/chaos)
+
+# The tests of properties, TIMES times. What fails is printed with the line that tries it again. The
+# pipeline's are left out where Spark's libraries are missing.
+examples: $(DEV)
+	@for ((n = 1; n <= $(TIMES); n++)); do echo "examples: $$n of $(TIMES)"; \
+	  $(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile=fresh \
+	    tests/unit tests/codec tests/storage_contract tests/pipeline; done
 
 mutants: $(DEV)
 	@exec $(BIN)/python -m tests.mutants.run $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)

@@ -1,4 +1,8 @@
-"""What all tests share: which outside tools must be there, and that no example is timed.
+"""What all tests share: which outside tools must be there, and how examples are drawn.
+
+A property is tried with examples that follow from the test alone, so that two runs over the same
+code say the same, also a year apart. `make examples` draws others each time. No example is timed:
+how long one takes says how busy the machine is.
 
 A test marked `java` or `go` drives a real client in that language. On a machine without the tool it
 is skipped; under CI it fails instead, because a check that silently did not run is no check.
@@ -10,9 +14,9 @@ import shutil
 import pytest
 from hypothesis import settings
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+settings.register_profile("fixed", deadline=None, derandomize=True)
+settings.register_profile("fresh", deadline=None, print_blob=True)
+settings.load_profile("fixed")
 
 TOOLS = {"java": ("java", "javac"), "go": ("go",)}
 """Marker → the commands it needs."""

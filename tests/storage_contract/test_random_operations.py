@@ -264,7 +264,6 @@ def summary(log):
 @settings(
     max_examples=60,
     deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(plan=st.lists(operations, max_size=50), kind=st.sampled_from(["small", "odd", "placing"]))
@@ -292,7 +291,6 @@ def test_engine_under_random_operations_equals_the_model(
 @settings(
     max_examples=60,
     deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(plan=st.lists(operations, max_size=40), is_placing=st.booleans())

@@ -31,7 +31,7 @@ numbers = st.integers(0, 9)
     st.lists(st.tuples(st.sampled_from("aads"), st.integers(0, 30), numbers), max_size=60),
     st.integers(0, 30),
 )
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None)
 def test_maxima_find_what_a_scan_finds(values, operations, start):
     """Values appended, dropped from the front and changed, in any order."""
     maxima = LargestTimestamps(values)
@@ -240,7 +240,6 @@ def _ignore(_):
 @settings(
     max_examples=200,
     deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(plan=st.lists(operations, min_size=4, max_size=30))
