@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -93,13 +93,14 @@ class Hunt:
 class Copies:
     """Copies of the production code as it was when the search began."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, passed: Iterable[int] = ()) -> None:
+        """`passed`: seeds that this code is known to pass."""
         self.clean = directory / "clean"
         self._directory = directory
         copy_packages(ROOT, self.clean)
         (self.calm,) = live(self.clean, [QUIET_SEED], quiet=True)
         """Its world without faults. What that compiled is copied with the code from now on."""
-        self._passes: dict[int, bool] = {}
+        self._passes = dict.fromkeys(passed, True)
         self._lock = Lock()
 
     def passes(self, seed: int) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from tests.mutants.hunt import WORKER, Copies, hunt
 from tests.mutants.patches import load_all
 from tests.mutants.run import recorded, row
+from tests.sim.passed import passed
 
 SEEDS = recorded()
 MUTATIONS = [mutation for mutation in load_all() if mutation.name in SEEDS]
@@ -23,7 +24,8 @@ FRESH_SEEDS = 30
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory):
-    return Copies(tmp_path_factory.mktemp("mutants"))
+    # Seeds of the stage `worlds`, if that has run with this code, need not be lived again.
+    return Copies(tmp_path_factory.mktemp("mutants"), passed=passed())
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import pytest
 
 from tests.mutants.patches import CITATION, HERE, PACKAGES, apply, copy_packages, load, load_all
 from tests.mutants.run import RECORDED_MAX, recorded
+from tests.sim.passed import note, passed
 
 MUTATIONS_MIN = 30
 PATHS = sorted(HERE.rglob("*.patch"))
@@ -57,3 +58,18 @@ def test_patch_says_its_rule_and_applies(path, clean, tmp_path):
     apply(mutation, tmp_path)
     for name in sorted(changed):
         ast.parse((tmp_path / name).read_text(encoding="utf-8"))
+
+
+def test_note_of_passed_seeds_is_of_this_code_alone(clean, tmp_path):
+    """Other code is not believed to pass anything."""
+    tree, file = tmp_path / "tree", tmp_path / "results" / "passed.json"
+    copy_packages(clean, tree)
+    assert passed(root=tree, file=file) == frozenset()
+    note([3, 1], root=tree, file=file)
+    assert passed(root=tree, file=file) == {1, 3}
+    module = tree / "raft" / "node.py"
+    assert module.exists()
+    module.write_bytes(module.read_bytes() + b"\n")
+    assert passed(root=tree, file=file) == frozenset()
+    file.write_text("{")
+    assert passed(root=tree, file=file) == frozenset()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+from tests.sim.passed import note
 from vdl.sim.run import run_seeds, summarize
 
 SEEDS = 60
@@ -22,6 +23,7 @@ def test_no_seed_of_the_fixed_list_violates_anything() -> None:
     """No acknowledged record lost or moved, no two leaders in a term, replicas equal at the end,
     and every other invariant, over worlds with crashes, power cuts, pauses and partitions."""
     results = sorted(run_seeds(1, SEEDS, processes=PROCESSES), key=lambda result: result.seed)
+    note(result.seed for result in results if result.ok)
     # A quiet world proves nothing: each that counts has gone through enough by itself.
     assert sum(result.counts for result in results) == SEEDS
     assert len(results) <= SEEDS * 11 // 10, "more than a tenth of the seeds are too quiet"
