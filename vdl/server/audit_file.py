@@ -4,7 +4,8 @@
 
 The loop never waits for the disk: lines that the thread has not written are kept up to
 `QUEUE_BYTES`. Beyond that, and when the disk refuses, lines are lost; how many, the next line that
-is written says, and the server's own log. The files are readable by their owner alone.
+is written says, and the server's own log. What a full disk took of a line is taken back, so that
+the next one begins a line. The files are readable by their owner alone.
 
 Must not know: what the lines say.
 """
@@ -43,14 +44,14 @@ class AuditFile:
         """Lines that were lost and not reported yet."""
         self._closing = False
         self._changed = threading.Condition()
-        self._file = self._open()
+        self._file = self._open(path)
         self._size = os.fstat(self._file).st_size
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
         self._thread.start()
 
-    def _open(self) -> int:
+    def _open(self, path: Path) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        return os.open(self._path, flags, 0o600)
+        return os.open(path, flags, 0o600)
 
     def write(self, line: bytes) -> None:
         """Have a line written."""
@@ -98,21 +99,35 @@ class AuditFile:
         if self._size and self._size + len(data) > self._bytes_max:
             self._rotate()
         rest = memoryview(data)
-        while rest:
-            written = os.write(self._file, rest)
-            self._size += written
-            rest = rest[written:]
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            if len(rest) < len(data):
+                os.ftruncate(self._file, self._size)
+            raise
+        self._size += len(data)
 
     def _rotate(self) -> None:
-        """Raises OSError; the present file is written on then."""
-        names = [self._path, *(self._numbered(n + 1) for n in range(self._older_max))]
-        for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
-            if newer.exists():
-                newer.replace(older)
-        file = self._open()
+        """Raises OSError; no name has changed then, unless the disk refuses names that are there.
+        It is tried again with the next lines: a file does not grow beyond its size."""
+        fresh = self._path.with_name(f"{self._path.name}.new")
+        fresh.unlink(missing_ok=True)
+        # Made before anything is moved: where there is no room for it, older files would go one
+        # after the other, for nothing.
+        file = self._open(fresh)
+        try:
+            names = [self._path, *(self._numbered(n + 1) for n in range(self._older_max))]
+            for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
+                if newer.exists():
+                    newer.replace(older)
+            fresh.replace(self._path)
+        except OSError:
+            os.close(file)
+            raise
         os.close(self._file)
         self._file = file
-        self._size = os.fstat(file).st_size
+        self._size = 0
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -87,3 +89,60 @@ def test_lines_that_the_disk_refuses_are_told_of(tmp_path: Path) -> None:
     file.write(b"taken\n")
     file.close()
     assert path.read_bytes() == b'{"event": "lost", "count": 1}\ntaken\n'
+
+
+def test_line_that_a_full_disk_took_half_of_is_taken_back(tmp_path: Path) -> None:
+    """The next line begins a line: nobody's words are lost behind the stump of another's. The disk
+    is full in truth: a limit on the size of files, in a process of its own."""
+    path = tmp_path / "audit.log"
+    program = f"""
+import resource, signal
+from pathlib import Path
+from vdl.server.audit_file import AuditFile
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+losses = []
+file = AuditFile(Path({str(path)!r}), bytes_max=1 << 20, files_max=3, on_loss=losses.append)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+file.write(b"a" * 60 + b"\\n")
+while file._size != 61: pass
+file.write(b"b" * 60 + b"\\n")
+while not losses: pass
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+file.write(b"c\\n")
+file.close()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert path.read_bytes().splitlines() == [
+        b"a" * 60,
+        b'{"event": "lost", "count": 1}',
+        b"c",
+    ]
+
+
+def test_older_files_stay_while_there_is_no_room_for_a_new_one(tmp_path: Path) -> None:
+    """A disk without room for another file: what was noted before does not go one file after the
+    other, for nothing, and the lines that find no room are counted."""
+    path = tmp_path / "audit.log"
+    older = {path.with_name(f"audit.log.{n}"): b"older %d\n" % n for n in (1, 2, 3)}
+    for name, text in older.items():
+        name.write_bytes(text)
+    losses: list[str] = []
+    file = opened(path, losses, bytes_max=20)
+    file.write(b"present present\n")
+    while file._size != 16:
+        pass
+    # The name that the new file would have: as good as a disk that has no room for it.
+    obstacle = path.with_name("audit.log.new")
+    (obstacle / "in the way").mkdir(parents=True)
+    for count in range(1, 6):
+        file.write(b"finds no room\n")
+        while len(losses) < count:
+            pass
+    assert {name: name.read_bytes() for name in older} == older
+    (obstacle / "in the way").rmdir()
+    obstacle.rmdir()
+    file.write(b"next\n")
+    file.close()
+    assert path.read_bytes() == b'{"event": "lost", "count": 5}\nnext\n'
+    assert path.with_name("audit.log.1").read_bytes() == b"present present\n"
+    assert path.with_name("audit.log.3").read_bytes() == b"older 2\n"
