@@ -21,6 +21,7 @@ from vdl.kafka.api import API
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
+from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
 from vdl.logstream.group.state_group import UNKNOWN, Outcome, OutcomeKind, StateGroup
 from vdl.sim.clock import NodeClock, VirtualTime
@@ -338,15 +339,29 @@ class Cluster:
 
     # --- clients -----------------------------------------------------------------------------
     def call(
-        self, key: int, version: int, request: Any, *, server: int = 1, client_id: str = "client"
+        self,
+        key: int,
+        version: int,
+        request: Any,
+        *,
+        server: int = 1,
+        client_id: str = "client",
+        user: str = "",
     ) -> Call:
-        """A request as its handler gets it: through the codec."""
+        """A request as its handler gets it: through the codec. `user`: of whom; empty: nobody."""
         api = API[key]
         wire = api.wire
         data = b"".join(bytes(b) for b in wire.encode_request(request, version))
         ctx = RequestContext(
             server=(context := self.servers[server].context),
-            connection=ConnectionInfo(1, "PLAINTEXT", "127.0.0.1", 1, context.answers.account()),
+            connection=ConnectionInfo(
+                1,
+                "PLAINTEXT",
+                "127.0.0.1",
+                1,
+                context.answers.account(),
+                Principal(user) if user else ANONYMOUS,
+            ),
             api_key=key,
             api_version=version,
             correlation_id=1,

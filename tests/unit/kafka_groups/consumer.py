@@ -21,13 +21,14 @@ def heartbeat(
     *,
     version: int = 1,
     server: int = 1,
+    user: str = "",
     **fields: Any,
 ) -> Call:
     """One request; what is not said is None."""
     request = wire.ConsumerGroupHeartbeatRequest(
         group_id=fields.pop("group_id", GROUP), member_id=member_id, member_epoch=epoch, **fields
     )
-    return cluster.call(CONSUMER_HEARTBEAT, version, request, server=server)
+    return cluster.call(CONSUMER_HEARTBEAT, version, request, server=server, user=user)
 
 
 class Consumer:
@@ -40,6 +41,7 @@ class Consumer:
         self.fields = fields
         """What a full request says besides."""
         self.server = fields.pop("server", 1)
+        self.user = fields.pop("user", "")
         self.epoch = 0
         self.owned: set[Place] = set()
         self.error = ErrorCode.NONE
@@ -63,6 +65,7 @@ class Consumer:
     def send(self, **fields: Any) -> Call:
         """A heartbeat, which may not be answered yet."""
         fields.setdefault("server", self.server)
+        fields.setdefault("user", self.user)
         self.call = heartbeat(self.cluster, self.member_id, self.epoch, **fields)
         return self.call
 

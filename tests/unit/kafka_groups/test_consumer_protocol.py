@@ -10,6 +10,7 @@ from tests.unit.kafka_groups.client import GROUP
 from tests.unit.kafka_groups.cluster import Cluster
 from tests.unit.kafka_groups.consumer import Consumer, group_of, heartbeat, indexes, settle
 from vdl.errors import ErrorCode
+from vdl.state import commands
 
 
 @pytest.fixture
@@ -270,3 +271,68 @@ def test_protocol_that_is_not_finalised_is_refused(cluster: Cluster) -> None:
     one.send(**one.full())
     one.take()
     assert one.error is ErrorCode.UNSUPPORTED_VERSION
+
+
+# --- patterns and permission ---------------------------------------------------------------------
+
+
+def allow(cluster: Cluster, user: str, topic: str, *, gone: bool = False) -> None:
+    """DESCRIBE on one topic; or no more."""
+    topics, literal, describe, allows = 2, 3, 8, 3
+    who = f"User:{user}"
+    if gone:
+        one = commands.AclFilter(topics, topic, literal, who, "*", describe, allows)
+        cluster.apply_catalog(commands.DeleteAcls([one]))
+    else:
+        binding = commands.AclBinding(topics, topic, literal, who, "*", describe, allows)
+        cluster.apply_catalog(commands.CreateAcls([binding]))
+
+
+def topics_of(consumer: Consumer) -> set[str]:
+    return {topic_id.rstrip().decode() for topic_id, _ in consumer.owned}
+
+
+def test_pattern_does_not_stand_for_topics_its_member_may_not_see() -> None:
+    """Who may see a topic reads all of it; who may not is neither told of it, nor given what nobody
+    would read then; also under the next leader. With another permission its target is another."""
+    cluster = Cluster(3, authorizer=True)
+    for name in ("tall", "tsecret"):
+        cluster.create_topic(name, partitions=4)
+    for user, topic in (("alice", "tall"), ("alice", "tsecret"), ("eve", "tall")):
+        allow(cluster, user, topic)
+    alice = Consumer(cluster, "one", subscribed_topic_regex="t.*", user="alice")
+    eve = Consumer(cluster, "two", subscribed_topic_regex="t.*", user="eve")
+    alice.join()
+    eve.join()
+    settle(cluster, alice, eve)
+    assert topics_of(eve) == {"tall"}
+    assert len([place for place in alice.owned if place[0] == b"tsecret".ljust(16)]) == 4
+    assert len(alice.owned | eve.owned) == 8
+    epoch = group_of(cluster).epoch
+    settle(cluster, alice, eve)
+    assert group_of(cluster).epoch == epoch
+    cluster.elect(cluster.servers[1].coordinator_group(GROUP), 2)
+    alice.server = eve.server = 2
+    settle(cluster, alice, eve)
+    assert topics_of(eve) == {"tall"}
+    assert len(alice.owned | eve.owned) == 8
+    allow(cluster, "eve", "tsecret")
+    alice.leave()
+    settle(cluster, eve)
+    assert len(eve.owned) == 8
+    allow(cluster, "eve", "tsecret", gone=True)
+    settle(cluster, eve)
+    assert topics_of(eve) == {"tall"}
+    cluster.assert_replicas_equal()
+
+
+def test_topic_that_no_member_may_see_is_not_the_groups() -> None:
+    cluster = Cluster(3, authorizer=True)
+    for name in ("tall", "tsecret"):
+        cluster.create_topic(name, partitions=4)
+    allow(cluster, "eve", "tall")
+    eve = Consumer(cluster, "two", subscribed_topic_regex="t.*", user="eve")
+    eve.join()
+    settle(cluster, eve)
+    assert topics_of(eve) == {"tall"}
+    assert set(group_of(cluster).topics) == {"tall"}

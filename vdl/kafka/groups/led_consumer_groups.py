@@ -56,6 +56,8 @@ WATCH_NS = 500 * MS
 """How often it is looked whether topics changed."""
 REPEAT_NS = 200 * MS
 """After which targets are proposed again, if they were not appended or their fate is open."""
+_VIEWED_MAX = 100
+"""Viewers of whom it is remembered what they cannot see."""
 MOVING_NS = 60_000 * MS
 """How long after its last change a group of several members counts as moving."""
 WAITING_INTERVAL_MS = 500
@@ -120,6 +122,17 @@ class ClassicStep:
     assignment: bytes = b""
 
 
+class Viewer(Protocol):
+    """Who a member is, as far as it may not see every topic. Equal ones see the same."""
+
+    @property
+    def revision(self) -> int:
+        """Another one when it may see others than before."""
+
+    def hidden(self, names: Iterable[str]) -> frozenset[str]:
+        """Those of the topics that it may not describe."""
+
+
 @dataclass(slots=True)
 class _Waiting:
     """Somebody who waits for targets."""
@@ -137,6 +150,7 @@ class _Step:
     is_full: bool
     """The member has said all of itself: it may have missed an answer."""
     answer: Callable[[Heartbeated], None]
+    viewer: Viewer | None
     is_confirmed: bool = False
     changed: bool = False
     """Its assignment, or what the client takes for its epoch, is another one than before."""
@@ -162,6 +176,14 @@ class LedConsumerGroups:
         """By group: when its targets were computed last."""
         self._moved_ns: dict[str, int] = {}
         """By group: when its epoch grew last, as this leader saw it."""
+        self._viewers: dict[tuple[str, str], Viewer] = {}
+        """(group, member) → who sent its heartbeats to this leader, of members that subscribe by a
+        pattern. Of a member that was not heard of yet, everything is taken to be seen."""
+        self._hidden: dict[str, dict[str, frozenset[str]]] = {}
+        """By group: what its members could not see when its targets were computed last."""
+        self._viewed: dict[Viewer, tuple[tuple[int, int], frozenset[str]]] = {}
+        """What a viewer cannot see, and the revisions of what that follows from."""
+        self._views_revision = 0
         self._due: dict[str, Timer] = {}
         """Groups whose targets will be computed."""
         self._topics_revision = led.catalog.topics_revision
@@ -194,9 +216,20 @@ class LedConsumerGroups:
         *,
         is_full: bool,
         answer: Callable[[Heartbeated], None],
+        viewer: Viewer | None = None,
     ) -> None:
-        """A member joins or says that it is there; `answer` once."""
-        self._take(_Step(command, is_full, answer))
+        """A member joins or says that it is there; `answer` once. `viewer`: who it is; None: it
+        may see everything."""
+        self._take(_Step(command, is_full, answer, viewer))
+
+    def _heard_from(self, group: ModernGroup, member: ModernMember, viewer: Viewer | None) -> None:
+        """Note who a member is. Whether it may not see something decides what it is to read."""
+        key = group.group_id, member.member_id
+        if viewer is None or not member.pattern:
+            self._viewers.pop(key, None)
+        elif self._viewers.get(key) != viewer and member.member_id in group.members:
+            self._viewers[key] = viewer
+            self._compute_later(group.group_id)
 
     def _take(self, step: _Step) -> None:
         if self._is_closed:
@@ -255,6 +288,7 @@ class LedConsumerGroups:
         member = answer.member
         assert member is not None, step.command
         group = self._groups.groups[step.command.group_id]
+        self._heard_from(group, member, step.viewer)
         if answer.before is None or answer.before.assigned != member.assigned:
             step.changed = True
         if step.command.member_epoch != member.epoch:
@@ -508,6 +542,7 @@ class LedConsumerGroups:
         if member is None:
             for sessions in (self._sessions, self._revocations, self._phases):
                 sessions.end(group_id, member_id)
+            self._viewers.pop(key, None)
             return
         if key not in self._sessions:
             self._renew(group, member)
@@ -519,6 +554,9 @@ class LedConsumerGroups:
     def _forget(self, group_id: str) -> None:
         for sessions in (self._sessions, self._revocations, self._phases):
             sessions.end_others(group_id, ())
+        for key in [key for key in self._viewers if key[0] == group_id]:
+            del self._viewers[key]
+        self._hidden.pop(group_id, None)
         self._computed_ns.pop(group_id, None)
         self._moved_ns.pop(group_id, None)
         timer = self._due.pop(group_id, None)
@@ -535,10 +573,15 @@ class LedConsumerGroups:
         if not groups:
             return
         revision = self._led.catalog.topics_revision
+        views = self._led.catalog.acls.revision
         if revision != self._topics_revision:
             self._topics_revision = revision
             for group in groups:
                 self._compute_later(group.group_id)
+        elif views != self._views_revision:
+            for group_id in sorted({group_id for group_id, _ in self._viewers}):
+                self._compute_later(group_id)
+        self._views_revision = views
         self._watch = self._clock.call_later(WATCH_NS, self._look_at_topics)
 
     def _compute_later(self, group_id: str, delay_ns: int = 0) -> None:
@@ -559,7 +602,9 @@ class LedConsumerGroups:
         if group is None or not group.members:
             return
         self._computed_ns[group_id] = self._clock.now_ns()
-        request = request_of(group, self._led.catalog)
+        hidden = self._hidden_from(group)
+        before = self._hidden.get(group_id, {})
+        request = request_of(group, self._led.catalog, hidden, before)
         if work_of(request, self._patterns) <= INLINE_WORK_MAX:
             self._computed(request, targets_of(request, self._patterns))
             return
@@ -573,6 +618,26 @@ class LedConsumerGroups:
                 self._computed(request, result)
 
         self._led.compute(lambda: targets_of(request, self._patterns), done)
+
+    def _hidden_from(self, group: ModernGroup) -> dict[str, frozenset[str]]:
+        """What members that subscribe by a pattern may not see, for those of whom that is known."""
+        if not self._viewers:
+            return {}
+        topics = self._led.catalog.topics
+        hidden: dict[str, frozenset[str]] = {}
+        for member in group.members.values():
+            viewer = self._viewers.get((group.group_id, member.member_id))
+            if viewer is None or not member.pattern:
+                continue
+            revisions = viewer.revision, self._led.catalog.topics_revision
+            known = self._viewed.get(viewer)
+            if known is None or known[0] != revisions:
+                if len(self._viewed) >= _VIEWED_MAX:
+                    self._viewed.clear()
+                known = self._viewed[viewer] = revisions, viewer.hidden(topics)
+            if known[1]:
+                hidden[member.member_id] = known[1]
+        return hidden
 
     def _computed(self, request: Request, command: commands.AssignTargets | None) -> None:
         self._patterns.keep_only(
@@ -595,6 +660,8 @@ class LedConsumerGroups:
                 self._propose_without_room(request, command)
             elif not outcome.result.is_current:
                 self._compute_later(request.group_id)
+            elif request.group_id in self._groups.groups:
+                self._hidden[request.group_id] = dict(request.hidden)
 
         self._led.state_group.propose(command, deadline_ns=self._led.deadline_ns(), done=decided)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vdl.kafka.groups.assignors import ASSIGNORS, UNIFORM, AssignableTopic, Candidate
 from vdl.kafka.groups.topic_patterns import TopicPatterns
@@ -42,6 +42,10 @@ class Request:
     """Partition's group id → racks of its replicas; empty when no member has a rack."""
     gone: frozenset[str]
     """Of what the group knows, what is deleted, and not only unheard of here."""
+    hidden: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Member → topics that it may not describe: its pattern does not stand for them."""
+    hidden_before: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """What `hidden` was when the targets were computed last."""
 
     @property
     def patterns(self) -> set[str]:
@@ -49,7 +53,12 @@ class Request:
         return {member.pattern for member in self.members if member.pattern}
 
 
-def request_of(group: ModernGroup, catalog: Catalog) -> Request:
+def request_of(
+    group: ModernGroup,
+    catalog: Catalog,
+    hidden: Mapping[str, frozenset[str]],
+    hidden_before: Mapping[str, frozenset[str]],
+) -> Request:
     """What has to be known to compute the targets of a group."""
     has_racks = any(member.rack_id for member in group.members.values())
     return Request(
@@ -66,6 +75,8 @@ def request_of(group: ModernGroup, catalog: Catalog) -> Request:
         gone=frozenset(
             name for name, topic in group.topics.items() if catalog.has_deleted(topic.last_group)
         ),
+        hidden=hidden,
+        hidden_before=hidden_before,
     )
 
 
@@ -95,13 +106,19 @@ def targets_of(request: Request, patterns: TopicPatterns) -> AssignTargets | Non
     for member in request.members:
         mine = set(member.topics)
         if member.pattern:
-            mine.update(resolved[member.pattern])
+            # Of a topic that its member may not see nobody would read what the member is assigned.
+            unseen = request.hidden.get(member.member_id, frozenset())
+            mine.update(name for name in resolved[member.pattern] if name not in unseen)
         for name in mine - by_name.keys():
             found = _subscribed(request, name)
             if found is not None:
                 by_name[name] = found
         members.append((member, {name for name in mine if name in by_name}))
-    is_known = by_name == request.known and resolved == request.known_patterns
+    is_known = (
+        by_name == request.known
+        and resolved == request.known_patterns
+        and request.hidden == request.hidden_before
+    )
     if is_known and request.epoch == request.assignment_epoch:
         return None
     topics = {

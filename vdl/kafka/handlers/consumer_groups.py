@@ -22,6 +22,7 @@ from vdl.kafka.groups.led_consumer_groups import Heartbeated
 from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.kafka.groups.target_computation import assignor_of
 from vdl.kafka.handlers.groups import GROUP_OPERATIONS, group_coordinator
+from vdl.kafka.security.authorizer import TopicViewer
 from vdl.kafka.wire import consumer_group_describe as describe_wire
 from vdl.kafka.wire import consumer_group_heartbeat as heartbeat_wire
 from vdl.linear_regex import BadPattern, compile_pattern
@@ -95,8 +96,17 @@ def handle_consumer_group_heartbeat(
             and request.topic_partitions is not None
         ),
         answer=answer,
+        viewer=_viewer(ctx),
     )
     return later
+
+
+def _viewer(ctx: RequestContext) -> TopicViewer | None:
+    """Who asks, if it may not see every topic."""
+    authorizer = ctx.server.authorizer
+    if authorizer is None or authorizer.is_super(ctx.principal):
+        return None
+    return TopicViewer(ctx.principal, ctx.client_host, authorizer)
 
 
 def _check(ctx: RequestContext, request: heartbeat_wire.ConsumerGroupHeartbeatRequest) -> None:
