@@ -12,7 +12,8 @@ with `vdl://`:
 
 Clients of Kafka's protocol have certificates without such a name.
 
-Nothing is resumed: a certificate is looked at in each handshake, and no ticket outlives it.
+No tickets are given out. A client of TLS 1.2 may resume its own session by id for two hours, with
+the certificate that it showed, until a file changes: another context knows none.
 
 Must not know: sockets, who asks for what.
 """

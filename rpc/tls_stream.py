@@ -176,7 +176,11 @@ class TlsStream:
             self._read()
         else:
             self._is_busy = True
-            self._security.offload(self._engine.handshake, self._stepped)
+            self._security.offload(self._step, self._stepped)
+
+    def _step(self) -> bool:
+        """Perhaps in a thread. Nothing is computed for a stream that is gone."""
+        return not self._is_closed and self._engine.handshake()
 
     def _stepped(self, result: bool | BaseException) -> None:
         self._is_busy = False

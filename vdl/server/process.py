@@ -112,6 +112,8 @@ class Process:
         self._http: HttpServer | None = None
         self._doorbell = Doorbell(loop)
         self._handshakes = SideThread("tls", self._doorbell.ring)
+        self._link_handshakes = SideThread("peer-tls", self._doorbell.ring)
+        """Another thread than that of clients: a flood of these must not keep servers apart."""
         self._logins = SideThread("login", self._doorbell.ring)
         self._tls = ServerTls(config)
         self._admin: AdminService | None = None
@@ -275,7 +277,7 @@ class Process:
             loop=self._loop,
             rng=self._rng,
             on_trouble=self._cannot_dial,
-            security=self._tls.link_security(self._handshakes.run),
+            security=self._tls.link_security(self._link_handshakes.run),
         )
 
     def _cannot_dial(self, server_id: ServerId, address: Address, cause: str) -> None:

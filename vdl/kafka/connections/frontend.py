@@ -13,6 +13,9 @@ or a simulated network) passes it the bytes that arrive and sends what it wants 
 * A request may take any time to arrive, as in Kafka, while it makes progress: `FRAME_RATE_MIN` over
   each `frame_deadline_ms`, or `CONTENDED_RATE_MIN` from its beginning if it holds memory that
   others wait for.
+* Who has to log in and has not gets little: one request at a time, of `login_bytes_max`, for
+  `LOGIN_SECONDS_MAX`; and so many such connections are open. One more costs the address that has
+  most of them its oldest.
 * The memory of all connections together is bounded as well (`limits.memory`): requests that
   arrive or are not answered, answers that are not sent. A connection that does not take its answers
   is not read either. While a connection waits for memory, those that hold some and make no progress
@@ -74,6 +77,7 @@ from vdl.kafka.permissions.mutation_quota import STRICT_FROM, take
 from vdl.kafka.permissions.rules import Finish, Refused
 from vdl.kafka.permissions.table import check_request, finished
 from vdl.kafka.security.login import LOGIN_APIS, LoginState
+from vdl.kafka.security.peer_address import canonical_host
 from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.wire.runtime import EncodeError, WireError
 
@@ -95,6 +99,8 @@ _ORDINARY_ENDS = frozenset({"idle", "stopping"})
 _STALL_PARTS = 6
 """While others wait for memory, a connection that holds some and makes no progress is closed after
 a sixth of `frame_deadline_ms`."""
+LOGINS_MAX = 1_024
+"""Connections that are open and have not logged in, where that is asked for."""
 FRAME_RATE_MIN = 1 << 10
 """Bytes a second: the slowest an arriving request may be."""
 CONTENDED_RATE_MIN = 1 << 20
@@ -775,6 +781,7 @@ class ClientSession:
             self._frontend.context.clock.call_later(_REFUSED_NS, self._refusal_is_read)
         elif login.state is LoginState.DONE:
             connection.bytes_max = self._frontend.context.config.request_bytes_max
+            self._frontend.proved(self)
 
     def _start_checked(self, exchange: Exchange, ctx: RequestContext, message: Any) -> Any:
         """Start what the client may do of a request, and has quotas for."""
@@ -927,8 +934,11 @@ class ClientSession:
         """Stop reading at a bound; read again when half of it is free."""
         config = self._frontend.context.config
         requests = len(self._waiting) + len(self._started)
+        login = self.info.login
         if self.ending or not self._writable or self._reads_ahead or self._muted_until_ns:
             may_read = False
+        elif login is not None and not login.was_done:
+            may_read = not requests
         elif self._reading:
             may_read = (
                 requests < config.requests_in_flight_max
@@ -1016,6 +1026,10 @@ class Frontend:
         """Sessions that wait for memory for a decoded request."""
         self._sessions: dict[int, ClientSession] = {}
         self._by_host: Counter[str] = Counter()
+        self._unproved: dict[ClientSession, None] = {}
+        """Sessions that have to log in and have not, oldest first."""
+        self._unproved_by_host: Counter[str] = Counter()
+        self.logins_displaced = 0
         self._marked: list[ClientSession] = []
         self._deferred: list[Callable[[], None]] = []
         context.defer = self.defer
@@ -1038,6 +1052,26 @@ class Frontend:
         return len(self._sessions)
 
     # --- connections -----------------------------------------------------------------------------
+    def admits(self, address: str) -> bool:
+        """Count a connection from an address; whether it may stay, as far as can be said before
+        its handshake."""
+        host = canonical_host(address)
+        quotas = self.context.quotas
+        if not self._has_room_for(host) or (
+            quotas is not None and not quotas.may_connect(host, self.context.clock.now_ns())
+        ):
+            self.connections_refused += 1
+            return False
+        return True
+
+    def _has_room_for(self, host: str) -> bool:
+        config = self.context.config
+        return (
+            not self._stopping
+            and len(self._sessions) < config.connections_max
+            and self._by_host[host] < config.connections_per_ip_max
+        )
+
     def accept(
         self,
         transport: Transport,
@@ -1046,23 +1080,20 @@ class Frontend:
         *,
         principal: Principal = ANONYMOUS,
         mechanisms: tuple[str, ...] = (),
+        is_admitted: bool = False,
     ) -> ClientSession | None:
         """The session of a new connection, or None when it may not stay: close it then.
-        `principal`: who it is, as far as TLS can say. `mechanisms`: by which it has to log in."""
-        config = self.context.config
-        if (
-            self._stopping
-            or len(self._sessions) >= config.connections_max
-            or self._by_host[peer[0]] >= config.connections_per_ip_max
-        ):
-            self.connections_refused += 1
-            return None
-        quotas = self.context.quotas
-        if quotas is not None and not quotas.may_connect(peer[0], self.context.clock.now_ns()):
+        `principal`: who it is, as far as TLS can say. `mechanisms`: by which it has to log in.
+        `is_admitted`: `admits` was asked before its handshake."""
+        host = canonical_host(peer[0])
+        if not is_admitted:
+            if not self.admits(host):
+                return None
+        elif not self._has_room_for(host):
             self.connections_refused += 1
             return None
         answers = self.context.answers.account()
-        info = ConnectionInfo(self._next_id, listener, peer[0], peer[1], answers, principal)
+        info = ConnectionInfo(self._next_id, listener, host, peer[1], answers, principal)
         if mechanisms:
             info.login = begin_login(self.context, mechanisms)
         self._next_id += 1
@@ -1070,12 +1101,34 @@ class Frontend:
         self._by_host[info.peer_host] += 1
         session = ClientSession(self, transport, info, self.context.clock.now_ns())
         self._sessions[info.id] = session
+        if mechanisms:
+            self._has_to_log_in(session)
         if self._sweep_timer is None:
             self._sweep_timer = self.context.clock.call_later(_SWEEP_NS, self._sweep)
         return session
 
+    def _has_to_log_in(self, session: ClientSession) -> None:
+        """A new session; another one may have to go for it."""
+        if len(self._unproved) >= LOGINS_MAX:
+            greedy = self._unproved_by_host.most_common(1)[0][0]
+            oldest = next(one for one in self._unproved if one.info.peer_host == greedy)
+            self.logins_displaced += 1
+            oldest.abort("login: too many are under way")
+        self._unproved[session] = None
+        self._unproved_by_host[session.info.peer_host] += 1
+
+    def proved(self, session: ClientSession) -> None:
+        """For sessions: this one has logged in, or is gone."""
+        if session in self._unproved:
+            del self._unproved[session]
+            host = session.info.peer_host
+            self._unproved_by_host[host] -= 1
+            if not self._unproved_by_host[host]:
+                del self._unproved_by_host[host]
+
     def forget(self, session: ClientSession) -> None:
         """For sessions: this one is closed."""
+        self.proved(session)
         info = session.info
         del self._sessions[info.id]
         self._by_host[info.peer_host] -= 1
@@ -1144,7 +1197,7 @@ class Frontend:
         self._credentials_revision = scram.revision
         for session in list(self._sessions.values()):
             login = session.info.login
-            if login is not None and login.credential and not scram.of(login.credential):
+            if login is not None and login.was_done and not login.holds():
                 session.abort("revoked: the user was removed")
 
     # --- the turn ------------------------------------------------------------------------------

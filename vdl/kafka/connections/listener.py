@@ -177,7 +177,9 @@ class Listener:
         """None: connections are not encrypted."""
         if options.protocol.is_encrypted:
             assert context is not None, options.name
-            self.tls = TlsPort(options.name, context, offload, self._accept_secure, log)
+            self.tls = TlsPort(
+                options.name, context, offload, frontend.admits, self._accept_secure, log
+            )
         self._loop = loop
         self._frontend = frontend
         self._log = log
@@ -280,7 +282,12 @@ class Listener:
                 return None
             principal = named
         return self._frontend.accept(
-            protocol, options.name, peer, principal=principal, mechanisms=options.mechanisms
+            protocol,
+            options.name,
+            peer,
+            principal=principal,
+            mechanisms=options.mechanisms,
+            is_admitted=True,
         )
 
     def _refuse_one(self) -> None:

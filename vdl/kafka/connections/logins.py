@@ -29,6 +29,7 @@ def begin_login(context: Context, mechanisms: tuple[str, ...]) -> Login:
         context.clock,
         context.host.agreed_ms,
         context.config.session_ms_max,
+        context.config.login_bytes_max,
     )
 
 

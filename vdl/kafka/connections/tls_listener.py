@@ -27,6 +27,7 @@ from rpc.tls_engine import TlsEngine, after
 from rpc.tls_stream import Offload
 from segments.api import Buffer
 from vdl.kafka.connections.socket_writes import LINGERING_BYTES_MAX, Lingering, write_some
+from vdl.kafka.security.peer_address import canonical_host
 
 if TYPE_CHECKING:
     from vdl.kafka.connections.frontend import ClientSession
@@ -36,6 +37,9 @@ HANDSHAKES_MAX = 256
 HANDSHAKE_SECONDS_MAX = 10.0
 _PART_BYTES = 256 << 10
 _STAGING_BYTES = 64 << 10
+_REPLIES_BYTES_MAX = 2 * _PART_BYTES
+"""What the transport may hold: a part that a session sent, and TLS's own replies behind it, such as
+that there is no renegotiation."""
 _QUIET_SECONDS = 60.0
 """Between two log lines about handshakes that failed for the same reason."""
 _REASONS_MAX = 100
@@ -53,14 +57,16 @@ class TlsPort:
         name: str,
         context: TlsContext,
         offload: Offload,
+        admits: Callable[[str], bool],
         accept: Callable[[TlsProtocol, Peer, Certificate | None], ClientSession | None],
         log: logging.Logger,
     ) -> None:
-        """`accept`: the session of a client whose handshake is done, with the certificate it has
-        shown."""
+        """`admits`: whether somebody at an address may begin a handshake. `accept`: the session of
+        a client whose handshake is done, with the certificate it has shown."""
         self.name = name
         self.context = context
         self.offload = offload
+        self.admits = admits
         self.accept = accept
         self.lingering = Lingering()
         self.staging = memoryview(bytearray(_STAGING_BYTES))
@@ -160,7 +166,10 @@ class TlsProtocol(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=0)
         peer = transport.get_extra_info("peername") or ("unknown", 0)
         self._peer: Peer = str(peer[0]), int(peer[1])
-        self._port.begin(self, self._peer[0])
+        if self._port.admits(self._peer[0]):
+            self._port.begin(self, canonical_host(self._peer[0]))
+        else:
+            transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
@@ -181,7 +190,7 @@ class TlsProtocol(asyncio.BufferedProtocol):
         assert not self._is_busy, "read in the middle of a handshake's step"
         self._is_busy = True
         self._transport.pause_reading()
-        self._port.offload(self._engine.handshake, self._stepped)
+        self._port.offload(self._step, self._stepped)
 
     def eof_received(self) -> bool:
         # Kafka clients do not half-close: no answer could be wanted any more.
@@ -205,6 +214,11 @@ class TlsProtocol(asyncio.BufferedProtocol):
             self._session.resume_writing()
 
     # --- the handshake -------------------------------------------------------------------------
+    def _step(self) -> bool:
+        """In the thread. Nothing is computed for who is gone: what waits there is bounded by the
+        handshakes under way, and not by how many there were."""
+        return not self._transport.is_closing() and self._engine.handshake()
+
     def _stepped(self, result: bool | BaseException) -> None:
         self._is_busy = False
         transport = self._transport
@@ -253,6 +267,10 @@ class TlsProtocol(asyncio.BufferedProtocol):
                 return
             if reply := engine.take_output():
                 transport.write(reply)
+                if transport.get_write_buffer_size() > _REPLIES_BYTES_MAX:
+                    # Each is a few bytes, to a client that asks for them and reads none.
+                    transport.abort()
+                    return
             if engine.is_closed:
                 transport.close()
         except TlsFailed:

@@ -4,7 +4,8 @@ Handshake v0: tokens follow bare, without requests around them (KIP-43); v1: as 
 (KIP-152). Authenticate v1: how long the session lasts (KIP-368); v2 is flexible.
 
 A refusal is answered after `REFUSAL_DELAY_MS`, so that guessing takes time, and says nothing about
-why. Then the connection is closed.
+why, also not by how long it took: it comes a whole number of delays after its request. Then the
+connection is closed.
 
 Must not know: any mechanism.
 """
@@ -22,6 +23,7 @@ from vdl.kafka.wire.sasl_handshake import SaslHandshakeRequest, SaslHandshakeRes
 
 REFUSAL_DELAY_MS = 100
 """Kafka's `connection.failed.authentication.delay.ms`."""
+_DELAY_NS = REFUSAL_DELAY_MS * MS
 
 
 def handle_sasl_handshake(
@@ -55,7 +57,9 @@ def handle_sasl_authenticate(
         if answer.error is ErrorCode.NONE:
             later.complete(response)
         else:
-            ctx.server.clock.call_later(REFUSAL_DELAY_MS * MS, lambda: later.complete(response))
+            took_ns = ctx.server.clock.now_ns() - ctx.received_ns
+            wait_ns = _DELAY_NS - took_ns % _DELAY_NS
+            ctx.server.clock.call_later(wait_ns, lambda: later.complete(response))
 
     login.take(request.auth_bytes, lambda answer: later.run(lambda: answered(answer)))
     return later

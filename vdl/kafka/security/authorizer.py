@@ -20,8 +20,10 @@ Must not know: requests (`vdl/kafka/permissions/table.py` says what each needs).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from vdl.kafka.security.peer_address import canonical_host
 from vdl.kafka.security.principal import ANONYMOUS, USER, Principal
 from vdl.state.acls import (
     ANY_NAME,
@@ -178,8 +180,17 @@ class Authorizer:
         """The bindings of a pattern that concern the client."""
         for principal in (str(asker.principal), EVERYBODY):
             for binding in by_principal.get(principal, ()):
-                if binding.host in (ANY_NAME, asker.peer_host):
+                if binding.host == ANY_NAME or canonical_host(binding.host) == asker.peer_host:
                     yield binding
+
+    def is_super(self, principal: Principal) -> bool:
+        """Whether it may do everything, whatever the bindings say."""
+        return principal in self._super_users
+
+    @property
+    def revision(self) -> int:
+        """Of the bindings."""
+        return self._acls().revision
 
     def allows_some(self, asker: Asker, operation: AclOperation, resource: AclResource) -> bool:
         """Whether there may be a resource of the type with which the client may do this: a binding
@@ -216,6 +227,36 @@ class Authorizer:
         if not self.allows(asker, AclOperation.DESCRIBE, AclResource.CLUSTER, CLUSTER_NAME):
             return 0
         return self.operations(asker, AclResource.CLUSTER, CLUSTER_NAME)
+
+
+@dataclass(slots=True)
+class _Stranger:
+    """An asker without a connection."""
+
+    principal: Principal
+    peer_host: str
+    grants: Grants | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicViewer:
+    """Somebody who may not see every topic, beyond the request in which it asked."""
+
+    principal: Principal
+    host: str
+    authorizer: Authorizer = field(compare=False)
+
+    @property
+    def revision(self) -> int:
+        """Of what its answers follow from."""
+        return self.authorizer.revision
+
+    def hidden(self, names: Iterable[str]) -> frozenset[str]:
+        """Those of the topics that it may not describe."""
+        asker = _Stranger(self.principal, self.host)
+        allows = self.authorizer.allows
+        describe, topic = AclOperation.DESCRIBE, AclResource.TOPIC
+        return frozenset(name for name in names if not allows(asker, describe, topic, name))
 
 
 def _allows(binding: AclBinding, operation: AclOperation) -> bool:

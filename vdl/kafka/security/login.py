@@ -70,10 +70,11 @@ class Login:
         "_mechanism",
         "_now_ms",
         "_session_ms_max",
+        "_token_bytes_max",
         "bare_tokens",
-        "credential",
         "ends_ns",
         "failure",
+        "holds",
         "mechanism_name",
         "mechanisms",
         "principal",
@@ -88,15 +89,17 @@ class Login:
         clock: Clock,
         now_ms: Callable[[], int],
         session_ms_max: int,
+        token_bytes_max: int,
     ) -> None:
         """`make`: one login by a mechanism. `now_ms`: what time it is, by which credentials end.
-        `session_ms_max`: of a session; 0: it does not end."""
+        `session_ms_max`: of a session; 0: it does not end. `token_bytes_max`: also of a client that
+        logs in again, whose other requests may be larger."""
         self.mechanisms = mechanisms
         self.state = LoginState.CHOOSING
         self.principal: Principal = ANONYMOUS
         """Who it is, once the first login is done."""
-        self.credential = ""
-        """See `Accepted.credential`."""
+        self.holds: Callable[[], bool] = bool
+        """See `Accepted.holds`, once the first login is done."""
         self.failure = ""
         """Why it failed, for the log."""
         self.bare_tokens = False
@@ -108,6 +111,7 @@ class Login:
         self._now_ms = now_ms
         self._make = make
         self._session_ms_max = session_ms_max
+        self._token_bytes_max = token_bytes_max
         self._mechanism: Mechanism | None = None
         self.mechanism_name = ""
         """The mechanism that was chosen last; empty before."""
@@ -158,6 +162,9 @@ class Login:
                 )
             )
             return
+        if len(token) > self._token_bytes_max:
+            done(self._refused(Refused("a token that is too long")))
+            return
         mechanism.step(token, lambda step: done(self._stepped(step)))
 
     def _stepped(self, step: Step) -> LoginAnswer:
@@ -168,6 +175,9 @@ class Login:
         return self._refused(step)
 
     def _accepted(self, step: Accepted) -> LoginAnswer:
+        if not step.holds():
+            # Nobody would look at it again: those who are told of changes know who is in.
+            return self._refused(Refused("the credential was removed", is_credential=True))
         if self.was_done and step.principal != self.principal:
             return self._refused(Refused("another principal than that of the session"))
         lifetime_ms = self._session_ms_max
@@ -177,7 +187,7 @@ class Login:
                 return self._refused(Refused("the credential has expired", is_credential=True))
             lifetime_ms = min(lifetime_ms or left_ms, left_ms)
         self.principal = step.principal
-        self.credential = step.credential
+        self.holds = step.holds
         self.state = LoginState.DONE
         self.bare_tokens = False
         self._mechanism = None

@@ -12,6 +12,10 @@ from typing import Protocol
 from vdl.kafka.security.principal import Principal
 
 
+def _always() -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Challenge:
     """Another token of the client is needed."""
@@ -27,9 +31,9 @@ class Accepted:
     token: bytes = b""
     expires_ms: int = -1
     """When its credential ends (ms since 1970); -1: never."""
-    credential: str = ""
-    """The name of what it logged in with in the catalog, which may be taken back: a user or a
-    token."""
+    holds: Callable[[], bool] = _always
+    """Whether what it logged in with is still in the catalog. It may be taken back at any time,
+    also between a client's first token and its last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class PlainLogin:
             if isinstance(result, BaseException):
                 done(Refused(f"failed in the server: {type(result).__name__}"))
             elif result and found is not None:
-                done(Accepted(Principal(name), credential=name))
+                done(Accepted(Principal(name), holds=lambda: self._find(name) is not None))
             else:
                 done(Refused("wrong user or password", is_credential=True))
 

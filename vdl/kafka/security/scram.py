@@ -189,7 +189,10 @@ class ScramLogin:
         if not is_same or self._principal is None:
             return Refused("wrong user or password", is_credential=True)
         answer = base64.b64encode(hmac.digest(verifier.server_key, exchanged, name))
-        return Accepted(self._principal, b"v=" + answer, credential=first.name)
+        return Accepted(self._principal, b"v=" + answer, holds=lambda: self._is_known(first))
+
+    def _is_known(self, first: ClientFirst) -> bool:
+        return self._lookup(self._mechanism, first) is not None
 
 
 def _text(token: bytes) -> str:

@@ -16,6 +16,7 @@ import pytest
 from tests.unit.kafka.fake_host import LISTENER, Client, World
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
+from vdl.kafka.connections import frontend
 from vdl.kafka.handlers.sasl import REFUSAL_DELAY_MS
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.login import LOGIN_SECONDS_MAX, LoginState
@@ -457,6 +458,116 @@ def test_login_whose_check_fails_in_a_thread_costs_one_connection(mechanism: str
     assert place.prove(client, token).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
     place.run(100)
     assert client.closed
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_user_who_is_removed_in_the_middle_of_a_login_does_not_get_in(mechanism: str) -> None:
+    """Between the first token and the last, or while the password is being checked: those who are
+    told of a change look at who is in, and would not look again."""
+    place = Place()
+    deletions = [("alice", kind) for kind in MECHANISMS[:2]]
+
+    def remove() -> None:
+        place.host.apply(AlterScramCredentials(deletions, [], b""))
+        place.frontend.credentials_changed()
+
+    def slow(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        result = job()
+        remove()
+        done(result)
+
+    place.context.login_compute = slow
+    client = place.visitor()
+    client.ask(HANDSHAKE, 1, SaslHandshakeRequest(mechanism))
+    if mechanism == PLAIN:
+        answer = place.prove(client, f"\0alice\0{PASSWORD}".encode())
+    else:
+        scram = ScramConversation(mechanism, "alice", PASSWORD, "n")
+        final = scram.final(place.prove(client, scram.first()).auth_bytes)
+        remove()
+        answer = place.prove(client, final)
+    assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    place.run(100)
+    assert client.closed
+    assert client.session.info.principal == ANONYMOUS
+
+
+@pytest.mark.parametrize("took_ms", [0, 3, 70, 130, 301])
+def test_refusal_does_not_tell_by_its_time_what_was_computed(took_ms: int) -> None:
+    """A password is checked for longer the more iterations its user has, and a user there is not
+    has as few as may be: a refusal comes a whole number of delays after its request
+    (CVE-2021-38153)."""
+    place = Place()
+
+    def slow(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        result = job()
+        place.clock.call_later(took_ms * 1_000_000, lambda: done(result))
+
+    place.context.login_compute = slow
+    client = place.visitor()
+    client.ask(HANDSHAKE, 1, SaslHandshakeRequest(PLAIN))
+    client.request(AUTHENTICATE, 2, SaslAuthenticateRequest(f"\0alice\0{WRONG}".encode()))
+    waited_ms = 0
+    while not client.received:
+        place.run(1)
+        waited_ms += 1
+        assert waited_ms < 1_000
+    assert waited_ms // REFUSAL_DELAY_MS == took_ms // REFUSAL_DELAY_MS + 1
+    assert waited_ms % REFUSAL_DELAY_MS <= 1
+
+
+def test_requests_before_login_are_read_one_at_a_time() -> None:
+    """What nobody answers for yet holds little memory (CVE-2022-34917): a client that sends and
+    sends is not read."""
+    place = Place()
+    client = place.visitor()
+    jobs: list[Callable[[], None]] = []
+    place.context.login_compute = lambda job, done: jobs.append(lambda: done(job()))
+    client.ask(HANDSHAKE, 1, SaslHandshakeRequest(PLAIN))
+    client.request(AUTHENTICATE, 2, SaslAuthenticateRequest(f"\0alice\0{PASSWORD}".encode()))
+    place.run()
+    assert not client.reading
+    jobs.pop()()
+    place.run()
+    assert client.reading
+    assert client.session.info.principal == Principal("alice")
+
+
+def test_token_of_a_client_that_logs_in_again_is_bounded_as_the_first() -> None:
+    place = Place(KafkaOptions(session_ms_max=10_000, login_bytes_max=2_000))
+    client = place.visitor()
+    place.log_in(client, SCRAM_SHA_512)
+    client.ask(HANDSHAKE, 1, SaslHandshakeRequest(SCRAM_SHA_512))
+    answer = place.prove(client, b"n,,n=alice,r=" + b"x" * 2_000)
+    assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
+def test_connections_that_do_not_log_in_are_few_and_cost_their_own_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One more displaces the oldest of the address with most; who has logged in is not counted."""
+    monkeypatch.setattr(frontend, "LOGINS_MAX", 3)
+    place = Place()
+
+    def visit(host: str) -> Client:
+        client = place.visitor()
+        client.session.connection_lost()
+        client.closed = False
+        session = place.frontend.accept(client, LISTENER, (host, 1), mechanisms=MECHANISMS)
+        assert session is not None
+        client.session = session
+        return client
+
+    done = visit("10.0.0.9")
+    place.log_in(done, SCRAM_SHA_512)
+    other, *flood = visit("10.0.0.8"), *(visit("10.0.0.9") for _ in range(5))
+    assert [client.closed for client in flood] == [True, True, True, False, False]
+    assert not other.closed
+    assert not done.closed
+    assert place.frontend.logins_displaced == 3
+    flood[3].session.connection_lost()
+    assert not visit("10.0.0.7").closed
+    assert place.frontend.logins_displaced == 3
 
 
 # --- users ----------------------------------------------------------------------------------------

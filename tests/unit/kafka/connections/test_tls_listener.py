@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hmac
 import logging
 import os
 import socket
@@ -13,6 +15,7 @@ from struct import pack, unpack
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from rpc.errors import TlsFailed
 from rpc.tls_context import ClientAuth, KeyPair, TlsContext, TlsOptions
@@ -38,7 +41,7 @@ class Edge:
 
     def __init__(
         self, *, auth: ClientAuth = ClientAuth.NONE, rules: str = "DEFAULT", threads: bool = True,
-        **options: Any,
+        host: str = "127.0.0.1", **options: Any,
     ) -> None:  # fmt: skip
         loop = asyncio.get_running_loop()
         assert isinstance(loop, TurnLoop), loop
@@ -54,7 +57,7 @@ class Edge:
         tls = TlsOptions(own=files.own, ca=files.ca, client_auth=auth)
         self.context = TlsContext(tls, server_side=True)
         listening = ListenerOptions(
-            LISTENER, port=0, protocol=SecurityProtocol.SSL, tls=tls, principal_rules=rules
+            LISTENER, host, 0, protocol=SecurityProtocol.SSL, tls=tls, principal_rules=rules
         )
         offload = SideThread("tls", Doorbell(loop).ring).run if threads else handshake_at_once
         self.listener = Listener(
@@ -420,16 +423,32 @@ def test_handshake_that_fails_in_a_library_costs_one_connection() -> None:
 
 
 def test_connections_are_bounded_as_on_any_listener() -> None:
-    """The handshake is done, and then there is no room."""
+    """Where there is no room no handshake is made; and the room may be gone when it is done."""
 
     async def steps() -> None:
         edge = Edge(connections_max=2)
         some = [await edge.connect() for _ in range(2)]
         await until(lambda: len(edge.frontend) == 2)
-        reader, writer = await edge.connect()
+        reader, writer = await edge.raw()
         assert await ended(reader)
         assert edge.frontend.connections_refused == 1
-        for _, other in (*some, (reader, writer)):
+        some[0][1].close()
+        await until(lambda: len(edge.frontend) == 1)
+        jobs: list[Callable[[], None]] = []
+        offload, edge.tls.offload = (
+            edge.tls.offload,
+            lambda *one: jobs.append(lambda: offload(*one)),
+        )
+        late = asyncio.create_task(edge.connect())
+        await until(lambda: len(jobs) == 1)
+        edge.tls.offload = offload
+        some.append(await edge.connect())
+        await until(lambda: len(edge.frontend) == 2)
+        jobs.pop()()
+        late_reader, late_writer = await late
+        assert await ended(late_reader)
+        assert edge.frontend.connections_refused == 2
+        for _, other in (*some, (reader, writer), (late_reader, late_writer)):
             other.close()
         await edge.close()
 
@@ -511,6 +530,155 @@ def test_metrics_of_a_listener_say_what_became_of_handshakes() -> None:
         assert {sample.labels for sample in samples.values()} == {(("listener", LISTENER),)}
         for _, other in (good, (reader, writer)):
             other.close()
+        await edge.close()
+
+    scenario(steps)
+
+
+def test_address_that_may_not_connect_costs_no_handshake() -> None:
+    """The bounds of an address, and its rate of connections, come before a private key is used."""
+
+    async def steps() -> None:
+        edge = Edge(connections_per_ip_max=1)
+        good = await edge.connect()
+        await ask(*good)
+        reader, writer = await edge.raw()
+        assert await ended(reader)
+        assert edge.tls.done == 1
+        assert edge.tls.failed == 0
+        assert edge.frontend.connections_refused == 1
+        for _, one in (good, (reader, writer)):
+            one.close()
+        await edge.close()
+
+    scenario(steps)
+
+
+def test_handshake_of_a_client_that_is_gone_is_not_computed() -> None:
+    """What waits for the thread is bounded by the handshakes under way, and not by how many there
+    were: each would use the private key."""
+
+    async def steps() -> None:
+        edge = Edge()
+        jobs: list[Callable[[], bool]] = []
+        edge.tls.offload = lambda job, done: jobs.append(lambda: (done(job()), True)[1])
+        reader, writer = await edge.raw()
+        writer.write(client_hello())
+        await until(lambda: len(jobs) == 1)
+        (protocol,) = edge.tls._under_way
+        engine = protocol._engine
+        protocol.abort()
+        assert await ended(reader)
+        writer.close()
+        jobs.pop()()
+        assert engine.take_output() == b""
+        await edge.close()
+
+    scenario(steps)
+
+
+def test_client_that_came_by_ipv4_to_a_socket_for_both_has_its_own_address() -> None:
+    """What ACLs, quotas and bounds compare."""
+
+    async def steps() -> None:
+        edge = Edge(host="::")
+        reader, writer = await edge.connect()
+        await ask(reader, writer)
+        assert [session.info.peer_host for session in edge.sessions()] == ["127.0.0.1"]
+        writer.close()
+        await edge.close()
+
+    scenario(steps)
+
+
+class Renegotiator:
+    """A client of TLS 1.2 that asks for another handshake again and again, and reads nothing.
+    OpenSSL's own gives up at the first refusal, so what follows the handshake is made here."""
+
+    CIPHER = "ECDHE-ECDSA-AES128-GCM-SHA256"
+
+    def __init__(self, port: int, key_log: Path) -> None:
+        context = client_context(version=ssl.TLSVersion.TLSv1_2)
+        context.set_ciphers(self.CIPHER)
+        context.keylog_filename = str(key_log)
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        self.socket.connect(("127.0.0.1", port))
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        engine = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+        received = b""
+        while True:
+            try:
+                engine.do_handshake()
+            except ssl.SSLWantReadError:
+                self.socket.sendall(outgoing.read())
+                data = self.socket.recv(1 << 16)
+                received += data
+                incoming.write(data)
+            else:
+                break
+        self.socket.sendall(outgoing.read())
+        server_random = received[11:43]
+        _, client_random, master = map(
+            bytes.fromhex, ("00", *key_log.read_text().splitlines()[-1].split()[1:])
+        )
+        block = expanded(master, b"key expansion" + server_random + client_random, 40)
+        self.key, self.salt = AESGCM(block[:16]), block[32:36]
+        self.sequence = 1  # behind Finished
+
+    def hello(self) -> bytes:
+        """One record with a ClientHello."""
+        body = b"\x03\x03" + bytes(32) + b"\0" + b"\0\2\xc0\x2b" + b"\1\0"
+        message = b"\1" + len(body).to_bytes(3, "big") + body
+        number = pack(">Q", self.sequence)
+        self.sequence += 1
+        about = number + b"\x16\3\3" + pack(">H", len(message))
+        sealed = number + self.key.encrypt(self.salt + number, message, about)
+        return b"\x16\3\3" + pack(">H", len(sealed)) + sealed
+
+
+def expanded(secret: bytes, seed: bytes, count: int) -> bytes:
+    """TLS 1.2's P_hash with SHA-256 (RFC 5246 §5)."""
+    out, a = b"", seed
+    while len(out) < count:
+        a = hmac.digest(secret, a, "sha256")
+        out += hmac.digest(secret, a + seed, "sha256")
+    return out[:count]
+
+
+def test_client_that_asks_for_renegotiation_again_and_again_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each request is refused by a few bytes. Who reads none of them does not have them kept
+    without end: nothing of it ever comes to the session, whose bounds would see it."""
+
+    async def steps() -> None:
+        monkeypatch.setattr(tls_listener, "_REPLIES_BYTES_MAX", 64 << 10)
+        edge = Edge()
+        client = await asyncio.to_thread(Renegotiator, edge.port, tmp_path / "keys")
+        await until(lambda: len(edge.frontend) == 1)
+        (session,) = edge.sessions()
+        transport: Any = session._transport
+        # Or the system would hold megabytes before anything is kept here.
+        made = transport._transport.get_extra_info("socket")
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        held = 0
+
+        def flood() -> bool:
+            with contextlib.suppress(OSError):
+                for _ in range(2_000):
+                    client.socket.sendall(b"".join(client.hello() for _ in range(100)))
+                return False
+            return True
+
+        flooding = asyncio.create_task(asyncio.to_thread(flood))
+        while not flooding.done():
+            await asyncio.sleep(0.001)
+            held = max(held, transport._transport.get_write_buffer_size())
+        assert await flooding, "it could go on"
+        assert held <= 128 << 10
+        await until(lambda: len(edge.frontend) == 0)
+        client.socket.close()
         await edge.close()
 
     scenario(steps)

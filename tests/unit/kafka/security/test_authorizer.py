@@ -285,3 +285,14 @@ def plainly(
     if operation is DESCRIBE:
         enough |= {READ, WRITE, AclOperation.DELETE, AclOperation.ALTER}
     return any(one.permission == ALLOW and one.operation in enough for one in of_asker)
+
+
+@pytest.mark.parametrize("written", ["10.0.0.7", "::ffff:10.0.0.7"])
+def test_host_is_the_same_however_it_is_written(written: str) -> None:
+    """A denial of an address holds for who comes from it, also where the socket or the binding has
+    another form of it."""
+    acls = Acls()
+    bind(acls, READ)
+    bind(acls, READ, permission=DENY, host=written)
+    assert not authorizer(acls).allows(Asker(peer_host="10.0.0.7"), READ, TOPIC, "t")
+    assert authorizer(acls).allows(Asker(peer_host="10.0.0.8"), READ, TOPIC, "t")
