@@ -31,7 +31,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.kafka.permissions",),
     ("vdl.kafka.api", "vdl.kafka.lookup"),
     ("vdl.kafka.context",),
-    ("vdl.kafka.groups", "vdl.kafka.share", "vdl.kafka.telemetry"),
+    ("vdl.kafka.groups", "vdl.kafka.share", "vdl.kafka.telemetry", "vdl.kafka.views"),
     ("vdl.kafka.configs",),
     ("vdl.kafka.limits", "vdl.kafka.partitions", "vdl.kafka.security", "vdl.kafka.transactions"),
     ("vdl.kafka.answer", "vdl.kafka.host"),

@@ -62,8 +62,8 @@ class Context:
     """The leader's side of the consumer groups this server coordinates."""
     transactions: TransactionCoordinator | None = None
     """The same of transactions."""
-    commit_logs: dict[GroupId, LogStream] = field(default_factory=dict)
-    """The commits of each coordinator, by its group, as a partition of `__consumer_offsets`."""
+    views: dict[tuple[str, GroupId], LogStream] = field(default_factory=dict)
+    """What coordinators hold, as partitions of Kafka's own topics, by topic and coordinator."""
     topics_refused: int = 0
     """Topics not created, or not enlarged, because servers have all the replicas they may have."""
     leader_waits: int = 0
@@ -102,9 +102,9 @@ class Context:
     tokens: Validator | None = None
     """Who judges tokens of OAUTHBEARER; None: nobody can log in by one."""
 
-    def stream(self, group_id: GroupId) -> LogStream | None:
-        """The partition replica here, or the view of a coordinator's commits."""
-        return self.host.stream(group_id) or self.commit_logs.get(group_id)
+    def stream(self, group_id: GroupId, topic: str) -> LogStream | None:
+        """The partition replica here, or the view of a coordinator that the topic has."""
+        return self.host.stream(group_id) or self.views.get((topic, group_id))
 
     def follow_catalog(self) -> None:
         """Work by the settings and the quotas in the applied catalog."""

@@ -8,26 +8,42 @@ Must not know: any one API.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 
 from ids import GroupId, ServerId
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.context import RequestContext
-from vdl.kafka.groups.offsets_topic import OFFSETS_TOPIC, OFFSETS_TOPIC_ID, offsets_topic
 from vdl.kafka.host import LogStream
-from vdl.state.catalog import TopicInfo
+from vdl.kafka.views.offsets_topic import OFFSETS_TOPIC, OFFSETS_TOPIC_ID, offsets_topic
+from vdl.kafka.views.transactions_topic import (
+    TRANSACTIONS_TOPIC,
+    TRANSACTIONS_TOPIC_ID,
+    transactions_topic,
+)
+from vdl.state.catalog import Catalog, TopicInfo
 
 Topic = TopicInfo
+
+_VIEWS: Mapping[str | bytes, Callable[[Catalog], Topic]] = {
+    OFFSETS_TOPIC: offsets_topic,
+    OFFSETS_TOPIC_ID: offsets_topic,
+    TRANSACTIONS_TOPIC: transactions_topic,
+    TRANSACTIONS_TOPIC_ID: transactions_topic,
+}
+"""Kafka's own topics, which are views here, by name and by id."""
+INTERNAL_NAMES = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
+INTERNAL_IDS = frozenset({OFFSETS_TOPIC_ID, TRANSACTIONS_TOPIC_ID})
 
 NO_TOPIC_ID = bytes(16)
 
 
 def find_topic(ctx: RequestContext, key: str | bytes) -> Topic | None:
-    """The topic of that name, or (16 bytes) of that id; also the one that clients cannot make."""
+    """The topic of that name, or (16 bytes) of that id; also those that clients cannot make."""
     catalog = ctx.server.host.catalog
     topic = catalog.topics.get(key) if isinstance(key, str) else catalog.topics_by_id.get(key)
-    if topic is None and key in (OFFSETS_TOPIC, OFFSETS_TOPIC_ID):
-        return offsets_topic(catalog)
+    if topic is None and key in _VIEWS:
+        return _VIEWS[key](catalog)
     return topic
 
 
@@ -35,15 +51,14 @@ def is_internal(ctx: RequestContext, key: str | bytes) -> bool:
     """Whether that is a topic which clients can only read."""
     topic = find_topic(ctx, key)
     # One that somebody made under that name, in an older version, is a topic like any other.
-    return topic is not None and topic.topic_id == OFFSETS_TOPIC_ID
+    return topic is not None and topic.topic_id in INTERNAL_IDS
 
 
 def all_topics(ctx: RequestContext) -> list[Topic]:
     """In order of their names."""
-    topics = ctx.server.host.catalog.topics
-    found = list(topics.values())
-    if OFFSETS_TOPIC not in topics:
-        found.append(offsets_topic(ctx.server.host.catalog))
+    catalog = ctx.server.host.catalog
+    found = list(catalog.topics.values())
+    found += [_VIEWS[name](catalog) for name in INTERNAL_NAMES if name not in catalog.topics]
     return sorted(found, key=attrgetter("name"))
 
 
@@ -64,7 +79,7 @@ def led_stream(ctx: RequestContext, topic_name: str, index: int, epoch: int = -1
     topic = find_topic(ctx, topic_name)
     if topic is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    stream = ctx.server.stream(partition_group(topic, index))
+    stream = ctx.server.stream(partition_group(topic, index), topic.name)
     if stream is None:
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     error = check_leader_epoch(stream, epoch)

@@ -36,11 +36,12 @@ from vdl.kafka.configs.topic_configs import MIN_IN_SYNC_REPLICAS
 from vdl.kafka.connections.frontend import Frontend
 from vdl.kafka.context import Context
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
-from vdl.kafka.groups.offsets_topic import CommitLog
 from vdl.kafka.host import Compute, at_once
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.oauth import Validator
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
+from vdl.kafka.views.offsets_topic import OFFSETS_TOPIC, commit_log
+from vdl.kafka.views.transactions_topic import TRANSACTIONS_TOPIC, transaction_log
 from vdl.log import Log
 from vdl.logstream.bootstrap import (
     Birth,
@@ -326,8 +327,10 @@ class Server:
             group_id = GroupId(number)
             context.groups.attach(coordinator)
             context.transactions.attach(coordinator)
-            context.commit_logs[group_id] = CommitLog(
-                coordinator, group_id, self.clock, host.state.gaps, context.compute
+            viewed = coordinator, group_id, self.clock, host.state.gaps, context.compute
+            context.views[OFFSETS_TOPIC, group_id] = commit_log(*viewed)
+            context.views[TRANSACTIONS_TOPIC, group_id] = transaction_log(
+                *viewed, lambda: host.catalog
             )
         self.frontend = Frontend(context)
         host.start(ClientFront(self.frontend, self._catalog_changed))

@@ -127,6 +127,8 @@ class TransactionAnswer(CommandAnswer):
     """Nothing was done: the command is to be proposed again with a new producer id."""
     changed: list[str] = field(default_factory=list)
     """Transactional ids whose transaction began, was decided or completed."""
+    touched: list[str] = field(default_factory=list)
+    """Transactional ids of which anything at all changed, those that went left out."""
 
 
 class Transactions:
@@ -190,7 +192,9 @@ class Transactions:
         known.ended_epoch = NO_EPOCH
         known.started_ms = -1
         self._touch(known, now_ms)
-        return TransactionAnswer(ErrorCode.NONE, producer_id=known.producer_id, epoch=known.epoch)
+        return TransactionAnswer(
+            ErrorCode.NONE, producer_id=known.producer_id, epoch=known.epoch, touched=[name]
+        )
 
     def _create(self, command: commands.InitTransactions, now_ms: int) -> TransactionAnswer:
         if command.new_producer_id == NO_PRODUCER_ID:
@@ -210,7 +214,12 @@ class Transactions:
             self._note_created(self._oldest, created)
         self.bytes += created.bytes
         self._dirty.add(created.transactional_id)
-        return TransactionAnswer(ErrorCode.NONE, producer_id=created.producer_id, epoch=0)
+        return TransactionAnswer(
+            ErrorCode.NONE,
+            producer_id=created.producer_id,
+            epoch=0,
+            touched=[created.transactional_id],
+        )
 
     def _note_created(self, oldest: list[tuple[int, str]], created: TransactionalId) -> None:
         if len(oldest) > 2 * len(self.ids):
@@ -290,7 +299,7 @@ class Transactions:
             return TransactionAnswer(ErrorCode.TRANSACTION_ABORTABLE)
         self.bytes += more
         known.participants = sorted(added.union(known.participants))
-        answer = TransactionAnswer(ErrorCode.NONE)
+        answer = TransactionAnswer(ErrorCode.NONE, touched=[known.transactional_id])
         if begins:
             known.state = TransactionState.ONGOING
             known.number += 1
@@ -349,7 +358,8 @@ class Transactions:
         self, known: TransactionalId, command: commands.EndTransaction, now_ms: int
     ) -> TransactionAnswer:
         bumps = command.version >= SECOND_VERSION
-        answer = TransactionAnswer(ErrorCode.NONE, changed=[known.transactional_id])
+        name = known.transactional_id
+        answer = TransactionAnswer(ErrorCode.NONE, changed=[name], touched=[name])
         next_producer_id = NO_PRODUCER_ID
         if bumps and known.is_exhausted:
             next_producer_id = command.new_producer_id
@@ -384,7 +394,8 @@ class Transactions:
         assert known.epoch <= EPOCH_MAX, known
         assert known.participants, known
         self._touch(known, now_ms)
-        return TransactionAnswer(error, changed=[known.transactional_id])
+        name = known.transactional_id
+        return TransactionAnswer(error, changed=[name], touched=[name])
 
     # --- what timers and participants say --------------------------------------------------------
     def abort(self, command: commands.AbortTransactions, now_ms: int) -> TransactionAnswer:
@@ -394,6 +405,7 @@ class Transactions:
             known = self._transaction(name, producer_id, number)
             if known is not None and known.state is TransactionState.ONGOING:
                 answer.changed += self._fence(known, now_ms, ErrorCode.NONE).changed
+        answer.touched = list(answer.changed)
         return answer
 
     def complete(self, command: commands.CompleteTransactions, now_ms: int) -> TransactionAnswer:
@@ -405,6 +417,7 @@ class Transactions:
                 self._complete(known)
                 self._touch(known, now_ms)
                 answer.changed.append(name)
+        answer.touched = list(answer.changed)
         return answer
 
     def _transaction(self, name: str, producer_id: int, number: int) -> TransactionalId | None:

@@ -1,1 +1,1 @@
-"""Consumer and share groups where their coordinator is led; committed offsets as a topic."""
+"""Consumer and share groups where their coordinator is led."""

@@ -258,13 +258,12 @@ class _Poll:
             )
         if len(self.targets) == 1 and ctx.server.quotas is None:
             target = self.targets[0]
-            topic_answer = self.topics[0][0]
             asked = target.asked
             self.share_key = (
                 ctx.api_version,
                 ctx.connection.listener,
                 target.group_id,
-                topic_answer.topic,
+                target.topic,
                 asked.fetch_offset,
                 asked.current_leader_epoch,
                 asked.last_fetched_epoch,
@@ -334,7 +333,7 @@ class _Poll:
     def _pass_gates(self, target: _Target) -> None:
         """Check what must hold before the log may be read. Closes a gate to wait for it."""
         host = self.ctx.server.host
-        stream = self.ctx.server.stream(target.group_id)
+        stream = self.ctx.server.stream(target.group_id, target.topic)
         if stream is None:
             gone = target.group_id not in host.catalog.groups
             target.error = target.unknown if gone else ErrorCode.NOT_LEADER_OR_FOLLOWER

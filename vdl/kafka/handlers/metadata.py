@@ -24,9 +24,10 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.context import RequestContext
-from vdl.kafka.groups.offsets_topic import OFFSETS_TOPIC_ID
 from vdl.kafka.handlers.leaders import when_led
 from vdl.kafka.lookup import (
+    INTERNAL_IDS,
+    INTERNAL_NAMES,
     NO_TOPIC_ID,
     Topic,
     all_topics,
@@ -51,8 +52,6 @@ _NULL_IS_ALL_FROM = 1
 _CREATION_CHOICE_FROM = 4
 _LISTENER_ERROR_FROM = 6
 _IDS_IN_REQUEST_FROM = 12
-_INTERNAL_NAMES = frozenset({"__consumer_offsets", "__transaction_state"})
-"""Kafka's own topics, which no client creates. The first is a view here (`offsets_topic.py`)."""
 _CREATE_TIMEOUT_MS = 5_000
 _SUCCESSOR_NS_MAX = 150 * MS
 """How long an answer waits for the next leaders of partitions whose leader failed. What the client
@@ -156,7 +155,7 @@ class View:
         return MetadataResponseTopic(
             name=topic.name,
             topic_id=topic.topic_id,
-            is_internal=topic.topic_id == OFFSETS_TOPIC_ID,
+            is_internal=topic.topic_id in INTERNAL_IDS,
             partitions=[
                 self.partition(group_id, index) for index, group_id in enumerate(topic.partitions)
             ],
@@ -221,7 +220,7 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
                 if topic.name is not None
                 and topic.topic_id == NO_TOPIC_ID
                 and topic.name not in known
-                and topic.name not in _INTERNAL_NAMES
+                and topic.name not in INTERNAL_NAMES
                 and not topic_name_complaint(topic.name)
                 and not ctx.server.host.catalog.colliding(topic.name)
             }
@@ -440,7 +439,7 @@ def handle_describe_topic_partitions(
             )
             continue
         answer.topic_id = topic.topic_id
-        answer.is_internal = topic.topic_id == OFFSETS_TOPIC_ID
+        answer.is_internal = topic.topic_id in INTERNAL_IDS
         for index in range(first, len(topic.partitions)):
             if not left:
                 response.next_cursor = described.Cursor(name, index)

@@ -175,7 +175,7 @@ def _active_producers(ctx: RequestContext, name: str, index: int, told: int) -> 
     topic = find_topic(ctx, name)
     if topic is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic '{name}'")
-    stream = ctx.server.stream(partition_group(topic, index))
+    stream = ctx.server.stream(partition_group(topic, index), topic.name)
     if stream is None:
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     if told >= _PRODUCERS_PER_ANSWER_MAX:

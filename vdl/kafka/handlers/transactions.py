@@ -27,12 +27,12 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
-from vdl.kafka.groups.offsets_topic import OFFSETS_TOPIC
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.handlers.offsets import position_of
 from vdl.kafka.lookup import find_topic, is_internal
 from vdl.kafka.transactions.led_transactions import LedTransactions
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
+from vdl.kafka.views.transactions_topic import topics_of
 from vdl.kafka.wire import add_offsets_to_txn as add_offsets_wire
 from vdl.kafka.wire import add_partitions_to_txn as add_wire
 from vdl.kafka.wire import describe_transactions as describe_wire
@@ -484,17 +484,8 @@ def _describe(
     target.transaction_start_time_ms = known.started_ms
     target.producer_id = known.producer_id
     target.producer_epoch = known.epoch
-    host = ctx.server.host
-    topics: dict[str, list[int]] = {}
-    for participant in known.participants:
-        if participant <= host.coordinator_count:
-            topics.setdefault(OFFSETS_TOPIC, []).append(participant - 1)
-        elif (info := host.catalog.groups.get(participant)) is not None:
-            topics.setdefault(info.topic, []).append(info.partition)
-    target.topics = [
-        describe_wire.TopicData(topic, sorted(partitions))
-        for topic, partitions in sorted(topics.items())
-    ]
+    topics = topics_of(known.participants, ctx.server.host.catalog)
+    target.topics = [describe_wire.TopicData(*topic) for topic in topics.items()]
 
 
 def fail_describe_transactions(

@@ -81,7 +81,7 @@ def test_metadata_of_all_topics_is_asked_for_differently_by_version() -> None:
     world.topic("a")
     world.topic("b")
     client = world.client()
-    names = ["__consumer_offsets", "a", "b"]
+    names = ["__consumer_offsets", "__transaction_state", "a", "b"]
     assert [t.name for t in client.ask(METADATA, 0, MetadataRequest([])).topics] == names
     assert [t.name for t in client.ask(METADATA, 1, MetadataRequest(None)).topics] == names
     assert client.ask(METADATA, 1, MetadataRequest([])).topics == []
@@ -173,9 +173,9 @@ def test_metadata_creates_nothing_when_client_or_server_forbid_it() -> None:
     world = World()
     client = world.client()
     assert client.ask(METADATA, 9, named("x", create=False)).topics[0].error_code == unknown
-    assert client.ask(METADATA, 9, named("__transaction_state")).topics[0].error_code == unknown
-    (internal,) = client.ask(METADATA, 9, named("__consumer_offsets")).topics
-    assert (internal.error_code, internal.is_internal) == (ErrorCode.NONE, True)
+    for name in ("__consumer_offsets", "__transaction_state"):
+        (internal,) = client.ask(METADATA, 9, named(name)).topics
+        assert (internal.error_code, internal.is_internal) == (ErrorCode.NONE, True)
     closed = World(KafkaOptions(auto_create_topics=False))
     assert closed.client().ask(METADATA, 9, named("x")).topics[0].error_code == unknown
     assert world.host.catalog.topics == closed.host.catalog.topics == {}

@@ -1,44 +1,43 @@
-"""`__consumer_offsets` as monitors read it: the commits of consumer groups, as a log.
+"""What a coordinator holds, as a log that clients read: a partition of one of Kafka's own topics.
 
-Kafka keeps committed offsets in a compacted topic of this name, and some tools (Burrow) know of
-groups only what they read there. Here they are the state of the coordinators. Partition p of this
-topic is a view of coordinator p + 1, led by whoever leads that, in Kafka's own record format. It
-cannot be written to, grown, altered or deleted.
+Kafka keeps committed offsets and the states of transactional ids in compacted topics, and some
+tools know of them only what they read there. Here they are the state of the coordinators. Partition
+p of such a topic is a view of coordinator p + 1, led by whoever leads that, in Kafka's own record
+format. It cannot be written to, grown, altered or deleted.
 
 A view begins when somebody first reads it under this leader, at the entry that is applied then:
 
-* What was committed before stands at that entry, all of it, a batch a group.
-* What is committed later stands at its own entry, in one batch an entry. A position that is
-  committed again is found at the later one alone, as after compaction.
+* What was there before stands at that entry, all of it, in batches.
+* What changes later stands at its own entry, in one batch an entry. What changes again is found at
+  the later one alone, as after compaction.
 
-So whoever reads from an offset on learns of every position that was committed since, and perhaps of
-others. A new leader's view begins at or behind all offsets that any view before it gave out: a
-reader that goes on there reads what stands once more, and misses nothing. Positions that are
-deleted or expire just are not there any more: there are no tombstones, and no records of members.
+So whoever reads from an offset on learns of everything that changed since, and perhaps of more. A
+new leader's view begins at or behind all offsets that any view before it gave out: a reader that
+goes on there reads what stands once more, and misses nothing. What is deleted or expires just is
+not there any more: there are no tombstones.
 
 The offset of a record is `OFFSETS_PER_ENTRY` times the index of its entry in the coordinator's log,
 and its place in it: the same entry has the same offset under every leader. Offsets without a record
 are covered by the batch before them, or by an empty one, so that a reader always moves on.
 
-A view costs nothing until it is read, and then some 300 bytes a position. Where groups come and go
-it begins anew now and then, as under a new leader.
+A view costs nothing until it is read, and then some 300 bytes a record. Where what it shows comes
+and goes it begins anew now and then, as under a new leader.
 
-Must not know: requests, who coordinates what.
+Must not know: what a record says, requests, who coordinates what.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from struct import Struct
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 from ids import NO_OFFSET, NO_TERM, GroupId, Index, Offset, ServerId, Term
 from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
 from vdl.clock import NEVER, Clock
 from vdl.errors import ErrorCode
-from vdl.kafka.groups.commit_order import CommitOrder, Place
 from vdl.kafka.host import Compute
+from vdl.kafka.views.change_order import ChangeOrder, Place
 from vdl.logstream.group.appends import Appended, Verify
 from vdl.logstream.group.log_stream import Wait
 from vdl.logstream.group.offset_for_time import NO_RECORD, TimedOffset
@@ -46,18 +45,10 @@ from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.records.batch import SPAN_MAX, BatchHeader, Record, build_sparse_batch
 from vdl.state.aborted import AbortedRange
-from vdl.state.catalog import Catalog, TopicInfo
-from vdl.state.commands import OffsetCommit
-from vdl.state.coordinator import CommitAnswer, Coordinator, TransactionOffsetsEnded
-from vdl.state.offsets import NO_EXPIRY, CommittedOffset
 from vdl.state.producers import ActiveProducer
 
-OFFSETS_TOPIC = "__consumer_offsets"
-OFFSETS_TOPIC_ID = bytes.fromhex("5f5f636f6e73756d65725f6f66667365")
-"""Topic ids of others are drawn: none is this one."""
-
 OFFSETS_PER_ENTRY = 1 << 20
-"""More than positions of one coordinator, which has room for some 70,000."""
+"""More than records of one coordinator, which has room for some 70,000."""
 
 RECORDS_ON_LOOP_MAX = 500
 """More records than these are built off the loop: some 5 us each."""
@@ -66,34 +57,50 @@ RECORDS_PER_READ = 2_000
 """One read takes no further entry when it has so many."""
 
 FORGOTTEN_MAX = 10_000
-"""A view begins anew when more positions than these, and than there are, have come and gone."""
+"""A view begins anew when more than these, and than there are, have come and gone."""
 
-Positioned = tuple[Place, CommittedOffset]
-_Taken = tuple[Offset, str, list[Positioned]]
-"""Offset, group, and the positions of one batch."""
-
-_NAME_BYTES_MAX = (1 << 15) - 1
-"""Kafka's records have 16 bits for the length of a name."""
-_INT16 = Struct(">h")
-_INT32 = Struct(">i")
-_KEY_VERSION = _INT16.pack(1)
-_VALUE_HEAD = Struct(">hqi")
-_OLD_VALUE_HEAD = Struct(">hq")
-_TIME = Struct(">q")
+Item = TypeVar("Item")
+"""What a record says, taken out of the state."""
 
 
-def offsets_topic(catalog: Catalog) -> TopicInfo:
-    """The topic as handlers see topics: its groups are the coordinators."""
-    groups = [GroupId(n) for n in range(1, 1 + catalog.coordinator_groups)]
-    return TopicInfo(OFFSETS_TOPIC, OFFSETS_TOPIC_ID, groups, {"cleanup.policy": "compact"})
+class Content(Protocol[Place, Item]):
+    """What is shown of a coordinator. Everything has its place in a scope, which is a group, or
+    nothing at all; a batch is of one scope."""
+
+    @property
+    def count(self) -> int:
+        """How many records there are."""
+
+    @property
+    def bytes(self) -> int:
+        """What they take, about."""
+
+    def standing(self) -> Iterator[tuple[str, list[Place]]]:
+        """All that is there, as batches: (scope, places)."""
+
+    def changed(self, result: Any) -> Iterable[tuple[str, list[Place]]]:
+        """What the entry with this result changed, none of it an empty list."""
+
+    def take(self, scope: str, places: list[Place]) -> list[Item]:
+        """What is there now of these places."""
+
+    def newest_ms(self, scope: str, places: list[Place]) -> int:
+        """When any of them changed last; -1 if nothing is there of them."""
+
+    def size_of(self, scope: str, item: Item) -> int:
+        """What its record takes in a batch, about."""
+
+    def record(self, scope: str, item: Item) -> Record | None:
+        """None if Kafka's format has no room for it. May run in any thread."""
 
 
-class CommitLog:
-    """One coordinator's commits as a partition: a `vdl.kafka.context.LogStream`, and a
+class CoordinatorView(Generic[Place, Item]):
+    """One coordinator's content as a partition: a `vdl.kafka.host.LogStream`, and a
     `StateObserver` of the coordinator."""
 
     def __init__(
         self,
+        content: Content[Place, Item],
         state_group: StateGroup,
         group_id: GroupId,
         clock: Clock,
@@ -102,17 +109,18 @@ class CommitLog:
     ) -> None:
         """`gaps`: the server's."""
         self.group_id = group_id
+        self._content = content
         self._group = state_group
         self._clock = clock
         self._gaps = gaps
         self._proved = gaps.count
         self._compute = compute
         self._start_index = 0
-        """The entry at which all stands that was committed before; 0: nobody reads."""
-        self._first: list[tuple[Offset, str, int]] = []
-        """(offset, group, positions) of what stands there; the offsets ascend."""
-        self._order = CommitOrder()
-        """Of commits behind that entry."""
+        """The entry at which all stands that was there before; 0: nobody reads."""
+        self._first: list[tuple[Offset, str, list[Place]]] = []
+        """(offset, scope, places) of what stands there; the offsets ascend."""
+        self._order: ChangeOrder[Place] = ChangeOrder()
+        """Of what changed behind that entry."""
         self._waits: list[Wait] = []
         self._waits_max = 0
         """With more waits than these it is looked which of them are cancelled."""
@@ -121,25 +129,17 @@ class CommitLog:
 
     # --- StateObserver -----------------------------------------------------------------------
     def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: Index) -> None:
-        if self._start_index and isinstance(result, CommitAnswer) and result.offsets:
-            places = [(offset.topic, offset.partition) for offset in result.offsets]
-            self._order.add(index, result.group_id, places, now_ms)
-            if len(self._order) > 2 * len(self._machine.offsets) + FORGOTTEN_MAX:
+        if self._start_index:
+            changed = list(self._content.changed(result))
+            if len(changed) > 1:
+                # An entry has one batch. Where there would be several, which is rare, all is told
+                # anew.
                 self._forget()
-        elif isinstance(result, TransactionOffsetsEnded) and self._start_index:
-            self._transaction_ended(result.committed, now_ms, index)
+            elif changed:
+                self._order.add(index, *changed[0], now_ms)
+                if len(self._order) > 2 * self._content.count + FORGOTTEN_MAX:
+                    self._forget()
         self._wake_soon()
-
-    def _transaction_ended(
-        self, committed: dict[str, list[OffsetCommit]], now_ms: int, index: int
-    ) -> None:
-        """An entry has the commits of one group. Of several, which is rare, all is told anew."""
-        if len(committed) > 1:
-            self._forget()
-        for group_id, offsets in committed.items():
-            if self._start_index:
-                places = [(offset.topic, offset.partition) for offset in offsets]
-                self._order.add(index, group_id, places, now_ms)
 
     def on_installed(self, group: StateGroup) -> None:
         self._forget()
@@ -154,7 +154,7 @@ class CommitLog:
         """The view begins anew when it is read next, if it is led here then."""
         self._start_index = 0
         self._first = []
-        self._order = CommitOrder()
+        self._order = ChangeOrder()
         self._wake_soon()
 
     def _wake_soon(self) -> None:
@@ -231,17 +231,17 @@ class CommitLog:
     def offset_for_time(
         self, timestamp_ms: int, done: Callable[[TimedOffset | StorageError], None]
     ) -> None:
-        """The first batch with a commit of that time or later; where all stands that was committed
+        """The first batch with a change of that time or later; where all stands that was there
         before, batches are in no order of time."""
         self._begin()
-        for offset, group_id, _ in self._first:
-            newest = self._newest(group_id)
+        for offset, scope, places in self._first:
+            newest = self._content.newest_ms(scope, self._unchanged(scope, places))
             if newest >= timestamp_ms:
                 done(TimedOffset(offset, newest, self.term))
                 return
         index = self._order.first_at(timestamp_ms)
-        for at, group_id, places in self._order.since(index) if index >= 0 else ():
-            newest = max((p.committed_ms for _, p in self._positions(group_id, places)), default=-1)
+        for at, scope, places in self._order.since(index) if index >= 0 else ():
+            newest = self._content.newest_ms(scope, places)
             if newest >= timestamp_ms:
                 done(TimedOffset(Offset(at * OFFSETS_PER_ENTRY), newest, self.term))
                 return
@@ -257,20 +257,20 @@ class CommitLog:
         done([(self.log_start_offset, self._newest_ms())])
 
     def _newest_ms(self) -> int:
-        """No commit has a later time (ms)."""
+        """No change has a later time (ms)."""
         self._begin()
-        newest = max((self._newest(group_id) for _, group_id, _ in self._first), default=-1)
-        return max(newest, self._order.newest_ms)
+        content = self._content
+        newest = (content.newest_ms(scope, places) for _, scope, places in self._first)
+        return max(max(newest, default=-1), self._order.newest_ms)
 
-    def _newest(self, group_id: str) -> int:
-        """When the group committed last (ms); -1 if nothing is left of it."""
-        positions = self._machine.offsets.of(group_id).values()
-        return max((position.committed_ms for position in positions), default=-1)
+    def _unchanged(self, scope: str, places: list[Place]) -> list[Place]:
+        """Those that have not changed behind the entry at which the view begins."""
+        return [place for place in places if (scope, place) not in self._order]
 
     # --- reading -------------------------------------------------------------------------------
     @property
     def last_stable_offset(self) -> Offset:
-        """Offsets of open transactions are not shown."""
+        """What is of open transactions is not shown."""
         return self.high_watermark
 
     def aborted(self, start: Offset, end: Offset) -> list[AbortedRange]:
@@ -285,7 +285,7 @@ class CommitLog:
         taken, end, records = self._take(offset, bytes_max)
         if records > RECORDS_ON_LOOP_MAX:
             raise NotInMemory(Index(offset), Index(end))
-        return _build(taken, offset, end, self.term)
+        return self._build(taken, offset, end, self.term)
 
     def read_cold(
         self,
@@ -309,62 +309,79 @@ class CommitLog:
                 raise found
             done(found)
 
-        self._compute(lambda: _build(taken, offset, end, term), built)
+        self._compute(lambda: self._build(taken, offset, end, term), built)
 
-    def _take(self, offset: Offset, bytes_max: int) -> tuple[list[_Taken], Offset, int]:
-        """(what is to be in each batch, offset after the last, number of records)."""
+    def _take(
+        self, offset: Offset, bytes_max: int
+    ) -> tuple[list[tuple[Offset, str, list[Item]]], Offset, int]:
+        """(offset, scope and what is to be in it of each batch, offset after the last, number of
+        records)."""
         end = self.high_watermark
         if not 0 <= offset <= end:
             raise OffsetOutOfRange(f"offset {offset} is beyond {end}")
         self._begin()
-        taken: list[_Taken] = []
+        taken: list[tuple[Offset, str, list[Item]]] = []
         size = records = 0
-        for start, group_id, places in self._entries(offset):
-            positions = self._positions(group_id, places)
-            if not positions:
+        for start, scope, places in self._entries(offset):
+            items = self._content.take(scope, places)
+            if not items:
                 continue
-            size += sum(_record_bytes(group_id, place, p) for place, p in positions)
+            size += sum(self._content.size_of(scope, item) for item in items)
             if taken and (size > bytes_max or records >= RECORDS_PER_READ):
                 end = start
                 break
-            taken.append((start, group_id, positions))
-            records += len(positions)
+            taken.append((start, scope, items))
+            records += len(items)
         return taken, end, records
 
     def _begin(self) -> None:
-        """The first read: all that is committed stands at the entry that is applied now."""
+        """The first read: all that is there stands at the entry that is applied now."""
         if self._start_index:
             return
         self._start_index = self._group.group.applied
         offset = Offset(self._start_index * OFFSETS_PER_ENTRY)
-        machine = self._machine
-        for group_id in machine.group_ids():
-            count = len(machine.offsets.of(group_id))
-            if count:
-                self._first.append((offset, group_id, count))
-                offset += count
+        for scope, places in self._content.standing():
+            self._first.append((offset, scope, places))
+            offset += len(places)
 
     def _entries(self, offset: Offset) -> Iterator[tuple[Offset, str, list[Place]]]:
-        """(offset, group, positions) of what is a batch, from the one that holds `offset` on."""
+        """(offset, scope, places) of what is a batch, from the one that holds `offset` on."""
         at = bisect_right(self._first, offset, key=lambda first: first[0])
         for n in range(max(0, at - 1), len(self._first)):
-            start, group_id, count = self._first[n]
-            if start + count > offset:
-                # What was committed again has come behind the others, and is found there as well.
-                yield start, group_id, list(self._machine.offsets.of(group_id))[:count]
-        for index, group_id, places in self._order.since(offset // OFFSETS_PER_ENTRY):
-            yield Offset(index * OFFSETS_PER_ENTRY), group_id, places
+            start, scope, places = self._first[n]
+            if start + len(places) > offset:
+                yield start, scope, self._unchanged(scope, places)
+        for index, scope, places in self._order.since(offset // OFFSETS_PER_ENTRY):
+            yield Offset(index * OFFSETS_PER_ENTRY), scope, places
 
-    def _positions(self, group_id: str, places: list[Place]) -> list[Positioned]:
-        """Those of the places that the group still has a position in."""
-        positions = self._machine.offsets.of(group_id)
-        return [(place, positions[place]) for place in places if place in positions]
-
-    @property
-    def _machine(self) -> Coordinator:
-        machine = self._group.machine
-        assert isinstance(machine, Coordinator), type(machine)
-        return machine
+    def _build(
+        self,
+        taken: list[tuple[Offset, str, list[Item]]],
+        offset: Offset,
+        end: Offset,
+        term: Term,
+    ) -> Slices:
+        """The batches of what was taken, each up to the next; an empty one if there is none. May
+        run in any thread."""
+        found = Slices(first_offset=offset, end_offset=offset)
+        if offset >= end:
+            return found
+        taken = taken or [(offset, "", [])]
+        found.first_offset = taken[0][0]
+        ends = [start for start, _, _ in taken[1:]]
+        for (start, scope, items), until in zip(taken, [*ends, end], strict=True):
+            made = (self._content.record(scope, item) for item in items)
+            # A batch spans some 2,000 entries at most. Readers pass over what lies behind it.
+            found.end_offset = min(until, start + SPAN_MAX)
+            batch = build_sparse_batch(
+                [record for record in made if record is not None],
+                start,
+                found.end_offset,
+                leader_epoch=term,
+            )
+            found.buffers.append(memoryview(batch))
+            found.bytes += len(batch)
+        return found
 
     def wait_for(
         self, offset: int, callback: Callable[[], None], *, stable_offset: int = NEVER
@@ -404,51 +421,5 @@ class CommitLog:
         return []
 
     def stored_bytes(self, done: Callable[[int | StorageError], None]) -> None:
-        """The coordinator's positions, about."""
-        done(self._machine.offsets.bytes)
-
-
-def _build(taken: list[_Taken], offset: Offset, end: Offset, term: Term) -> Slices:
-    """The batches of what was taken, each up to the next; an empty one if there is none."""
-    found = Slices(first_offset=offset, end_offset=offset)
-    if offset >= end:
-        return found
-    taken = taken or [(offset, "", [])]
-    found.first_offset = taken[0][0]
-    ends = [start for start, _, _ in taken[1:]]
-    for (start, group_id, positions), until in zip(taken, [*ends, end], strict=True):
-        made = (_record(group_id, place, position) for place, position in positions)
-        # A batch spans some 2,000 entries at most. Readers pass over what lies behind it.
-        found.end_offset = min(until, start + SPAN_MAX)
-        batch = build_sparse_batch(
-            [record for record in made if record is not None],
-            start,
-            found.end_offset,
-            leader_epoch=term,
-        )
-        found.buffers.append(memoryview(batch))
-        found.bytes += len(batch)
-    return found
-
-
-def _record(group_id: str, place: Place, position: CommittedOffset) -> Record | None:
-    """Kafka's record of a commit: OffsetCommitKey v1, OffsetCommitValue v3, or v1 of a position
-    that expires by itself. None for names that it has no room for."""
-    names = group_id.encode(), place[0].encode(), position.metadata.encode()
-    if max(map(len, names)) > _NAME_BYTES_MAX:
-        return None
-    group, topic, metadata = (_INT16.pack(len(name)) + name for name in names)
-    key = _KEY_VERSION + group + topic + _INT32.pack(place[1])
-    committed = _TIME.pack(position.committed_ms)
-    if position.expires_ms == NO_EXPIRY:
-        head = _VALUE_HEAD.pack(3, position.offset, position.leader_epoch)
-        value = head + metadata + committed
-    else:
-        head = _OLD_VALUE_HEAD.pack(1, position.offset)
-        value = head + metadata + committed + _TIME.pack(position.expires_ms)
-    return Record(key, value, timestamp=position.committed_ms)
-
-
-def _record_bytes(group_id: str, place: Place, position: CommittedOffset) -> int:
-    """What a record takes in a batch, about."""
-    return 60 + len(group_id) + len(place[0]) + len(position.metadata)
+        """What is shown of the coordinator, about."""
+        done(self._content.bytes)

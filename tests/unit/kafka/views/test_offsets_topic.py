@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from struct import Struct
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from segments.api import NotInMemory, OffsetOutOfRange, Slices
+from tests.unit.kafka.fake_coordinator import FakeCoordinator
 from tests.unit.kafka.fake_host import WALL_MS, World, batch
 from vdl.errors import ErrorCode
-from vdl.kafka.groups import offsets_topic
-from vdl.kafka.groups.offsets_topic import (
-    OFFSETS_PER_ENTRY,
-    OFFSETS_TOPIC,
-    OFFSETS_TOPIC_ID,
-    RECORDS_PER_READ,
-    CommitLog,
-)
 from vdl.kafka.host import at_once
+from vdl.kafka.views import coordinator_view
+from vdl.kafka.views.coordinator_view import OFFSETS_PER_ENTRY, RECORDS_PER_READ, CoordinatorView
+from vdl.kafka.views.offsets_topic import OFFSETS_TOPIC, OFFSETS_TOPIC_ID, commit_log
 from vdl.kafka.wire.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from vdl.kafka.wire.create_topics import CreatableTopic, CreateTopicsRequest
 from vdl.kafka.wire.delete_records import (
@@ -35,48 +29,10 @@ from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicPr
 from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.records.batch import crc_matches, iter_records, read_header
 from vdl.state import commands
-from vdl.state.coordinator import Coordinator
 
+CommitLog = CoordinatorView[Any, Any]
 Read = tuple[str, str, int, int]
 """Group, topic, partition, committed offset."""
-
-
-class FakeCoordinator:
-    """A coordinator's state group: commands are committed and applied at once."""
-
-    is_running = is_leader = serving = True
-    term = 7
-    leader_server = 1
-
-    def __init__(self) -> None:
-        self.machine = Coordinator()
-        self.observers: list[Any] = []
-        self.group = SimpleNamespace(applied=3)
-
-    def apply(self, command: Any, now_ms: int = WALL_MS) -> Any:
-        index = self.group.applied + 1
-        result = self.machine.apply(command, now_ms, index)
-        for observer in self.observers:
-            observer.on_applied(self, result, now_ms, index)
-        self.group.applied = index
-        return result
-
-    def commit(self, group: str, offset: int, *partitions: int, now_ms: int = WALL_MS) -> None:
-        offsets = [commands.OffsetCommit("t", bytes(16), p, offset, 4, "m") for p in partitions]
-        answer = self.apply(commands.CommitOffsets(group, -1, "", None, offsets), now_ms)
-        assert answer.error is ErrorCode.NONE
-
-    def read_index(self, *, deadline_ns: int, done: Callable[[bool], None]) -> None:
-        done(True)
-
-    def led_again(self) -> None:
-        """Another server's term, and this one's after it: its first entries do nothing."""
-        for observer in self.observers:
-            observer.on_stopped_serving(self)
-        self.group.applied += 2
-        self.term += 2
-        for observer in self.observers:
-            observer.on_serving(self)
 
 
 class Reader:
@@ -149,8 +105,8 @@ def coordinator() -> FakeCoordinator:
 
 def view(world: World, coordinator: FakeCoordinator) -> CommitLog:
     gaps = LoopGaps(world.clock, limit_ns=1 << 40)
-    log = CommitLog(coordinator, 1, world.clock, gaps, at_once)  # type: ignore[arg-type]
-    world.context.commit_logs[1] = log
+    log = commit_log(coordinator, 1, world.clock, gaps, at_once)  # type: ignore[arg-type]
+    world.context.views[OFFSETS_TOPIC, 1] = log
     return log
 
 
@@ -288,7 +244,7 @@ def test_view_forgets_groups_that_have_come_and_gone(
     world: World, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it holds is bounded by what there is; readers miss nothing by that."""
-    monkeypatch.setattr(offsets_topic, "FORGOTTEN_MAX", 20)
+    monkeypatch.setattr(coordinator_view, "FORGOTTEN_MAX", 20)
     log = view(world, coordinator)
     reader, behind = Reader(log), Reader(log)
     found = reader.poll() + behind.poll()
