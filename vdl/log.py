@@ -14,6 +14,8 @@ Rules:
 * At most `lines_per_second_max` lines leave in a second; the next line that leaves says how many
   were dropped. An error storm must not become a full disk. Our own errors are never dropped; those
   of libraries are, for strangers can cause them.
+* Each part of the server has a logger of its own, below that of the whole (`EventLog.part`), so
+  that the level of one can be changed at run time (`Loggers`).
 * A value from outside can neither start a new line nor a new field.
 * A line that cannot be written is lost: a full log disk does not stop a server.
 
@@ -25,6 +27,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -37,7 +40,20 @@ LEVELS = {
 }
 
 _OWN_LOGGER = "vdl"
-"""Whose errors always pass, and whose name no line has to carry."""
+"""Whose errors always pass, and whose name no line has to carry; those below it as well."""
+
+ROOT_LOGGER = "root"
+
+_TRACE = 5
+KAFKA_LEVELS: Mapping[str, int] = {
+    "TRACE": _TRACE,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARN": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "FATAL": logging.CRITICAL,
+}
+"""The words of Kafka's tools, from all to least (KIP-412)."""
 
 Line = dict[str, object]
 
@@ -96,6 +112,49 @@ class EventLog:
     def error(self, event: str, **fields: Value) -> None:
         self._logger.error(event, extra={"fields": fields})
 
+    def part(self, name: str) -> EventLog:
+        """That of one part of the server."""
+        return EventLog(self._logger.getChild(name))
+
+
+class Loggers:
+    """Levels of the process's loggers, in the words of Kafka's tools. What is changed lasts as long
+    as the process."""
+
+    def __init__(self, root: logging.Logger | None = None) -> None:
+        """`root`: the process's own, unless said otherwise."""
+        self._root = logging.getLogger() if root is None else root
+
+    def _named(self) -> Iterator[tuple[str, logging.Logger]]:
+        yield ROOT_LOGGER, self._root
+        for name, logger in sorted(self._root.manager.loggerDict.items()):
+            # What is no logger stands for a name between two of them.
+            if isinstance(logger, logging.Logger):
+                yield name, logger
+
+    def levels(self) -> dict[str, str]:
+        """The level in force of each logger."""
+        return {name: _level_word(one.getEffectiveLevel()) for name, one in self._named()}
+
+    def set(self, name: str, level: str) -> None:
+        """Raises KeyError for a logger or a level that there is not."""
+        dict(self._named())[name].setLevel(KAFKA_LEVELS[level])
+
+    def unset(self, name: str) -> None:
+        """It has the level of the one above it again. Raises KeyError."""
+        assert name != ROOT_LOGGER, "there is none above it"
+        dict(self._named())[name].setLevel(logging.NOTSET)
+
+
+def _level_word(level: int) -> str:
+    """The most serious word that lets all of the level pass."""
+    fitting = [word for word, number in KAFKA_LEVELS.items() if number <= level]
+    return fitting[-1] if fitting else "TRACE"
+
+
+def _is_own(name: str) -> bool:
+    return name == _OWN_LOGGER or name.startswith(f"{_OWN_LOGGER}.")
+
 
 class LineHandler(logging.Handler):
     """Writes each line by one system call, so that lines of several threads do not mix."""
@@ -126,7 +185,7 @@ class RateLimit(logging.Filter):
         if second != self._second:
             self._second = second
             self._used = 0
-        is_kept = record.name == _OWN_LOGGER and record.levelno >= logging.ERROR
+        is_kept = _is_own(record.name) and record.levelno >= logging.ERROR
         if self._used >= self._limit and not is_kept:
             self._dropped += 1
             return False
@@ -151,7 +210,7 @@ class LineFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "event": record.getMessage(),
         }
-        if record.name != _OWN_LOGGER:
+        if not _is_own(record.name):
             line["logger"] = record.name
         # Under one attribute of the record: as attributes of their own, as `logging` would have it,
         # a field could not be called `name` or `module`.

@@ -226,7 +226,7 @@ ROWS = (
     Api(
         32,
         "DescribeConfigs",
-        1,
+        0,
         4,
         "configs",
         "handle_describe_configs",

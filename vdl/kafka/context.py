@@ -32,7 +32,7 @@ from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.share.live_partitions import LivePartitions
 from vdl.kafka.share.sessions import ShareSessions
 from vdl.kafka.telemetry.client_metrics import ClientMetrics
-from vdl.log import Log
+from vdl.log import Log, Loggers
 
 if TYPE_CHECKING:
     from vdl.kafka.answer import Encoded
@@ -58,6 +58,8 @@ class Context:
     """Randomness, for ids that must not repeat: `os.urandom`, or a seeded source."""
     log_directory: str = ""
     """The absolute path of the data directory."""
+    loggers: Loggers | None = None
+    """Those of the process; None: there are none whose level can be changed."""
     groups: GroupCoordinator | None = None
     """The leader's side of the consumer groups this server coordinates."""
     transactions: TransactionCoordinator | None = None

@@ -42,7 +42,7 @@ from vdl.kafka.connections.listener import Listener
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.oauth import Validator
 from vdl.listening import listening_socket
-from vdl.log import EventLog, start_logging
+from vdl.log import EventLog, Loggers, start_logging
 from vdl.records.walk import IS_NATIVE
 from vdl.server.administration import Administration
 from vdl.server.audit_file import AuditFile
@@ -185,6 +185,8 @@ class Process:
             make_links=self._make_links,
             advertised=self._advertised(),
             log=self._log,
+            log_of=self._log.part,
+            loggers=Loggers(),
             login_compute=self._logins.run,
             first_users=users,
             audit=self._audit,
@@ -293,7 +295,7 @@ class Process:
                 self._loop,
                 frontend,
                 options,
-                self._logger,
+                self._logger.getChild("kafka"),
                 context=self._tls.contexts.get(options.name),
                 offload=self._handshakes.run,
             )

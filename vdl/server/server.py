@@ -42,7 +42,7 @@ from vdl.kafka.security.oauth import Validator
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
 from vdl.kafka.views.offsets_topic import OFFSETS_TOPIC, commit_log
 from vdl.kafka.views.transactions_topic import TRANSACTIONS_TOPIC, transaction_log
-from vdl.log import Log
+from vdl.log import Log, Loggers
 from vdl.logstream.bootstrap import (
     Birth,
     BirthRecord,
@@ -96,12 +96,15 @@ class Server:
         make_links: Callable[[Hello, PeerHandler], Links],
         advertised: dict[str, tuple[str, int]],
         log: Log,
+        log_of: Callable[[str], Log] | None = None,
+        loggers: Loggers | None = None,
         login_compute: Compute = at_once,
         first_users: Sequence[ScramUpsert] = (),
         audit: AuditLog | None = None,
         tokens: Validator | None = None,
     ) -> None:
-        """`advertised`: listener name → address that clients are told. `login_compute`: where
+        """`advertised`: listener name → address that clients are told. `log_of`: the log of a part
+        of the server. `loggers`: those whose levels may be changed. `login_compute`: where
         passwords are checked. `first_users`: those of a cluster that never had any.
         `tokens`: who judges those of OAUTHBEARER."""
         self.config = config
@@ -123,6 +126,8 @@ class Server:
         self._first_users = first_users
         self._tokens = tokens
         self._log = log
+        self._log_of = log_of or (lambda _: log)
+        self._loggers = loggers
         self._audit = audit
         self._digest = configuration_digest(
             {server: str(address) for server, address in config.seeds.items()}
@@ -295,7 +300,7 @@ class Server:
                 clock=self.clock,
                 rng=self._rng,
                 options=config.host,
-                log=self._log,
+                log=self._log_of("logstream"),
                 cache_bytes_max=config.store.cache_bytes_max,
             )
         )
@@ -304,7 +309,8 @@ class Server:
             host=host,
             config=config.kafka,
             clock=self.clock,
-            log=self._log,
+            log=self._log_of("kafka"),
+            loggers=self._loggers,
             random_bytes=self._random_bytes,
             log_directory=str(config.data_dir.absolute()),
             compute=self.store.workers.compute,

@@ -141,6 +141,8 @@ class ListChange(Part, frozen=True):
     is_open: bool = False
     """Whether the list may have any part, the proposer having checked those of the change, or
     none at all."""
+    may_be_empty: bool = False
+    """Whether nothing may be left of a list that is not open."""
 
 
 class ConfigChange(Part, frozen=True):

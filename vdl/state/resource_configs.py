@@ -141,7 +141,7 @@ def changed_list(change: ListChange, present: str | None) -> str | None:
     if change.is_open:
         return ",".join(parts)
     allowed = all(part.lower() in change.allowed for part in parts)
-    return ",".join(parts) if parts and allowed else None
+    return ",".join(parts) if allowed and (parts or change.may_be_empty) else None
 
 
 def list_parts(value: str) -> list[str]:

@@ -39,6 +39,7 @@ class Source(IntEnum):
     DYNAMIC_DEFAULT = 3
     STATIC_BROKER = 4
     DEFAULT = 5
+    BROKER_LOGGER = 6
     CLIENT_METRICS = 7
     GROUP = 8
 

@@ -70,6 +70,8 @@ class TopicConfig:
     """What a text, or each part of a list, must be like; None: anything its type allows."""
     option: str = ""
     """The field of `KafkaOptions` with the server's own default; empty if it has none."""
+    may_be_empty: bool = False
+    """Whether a list of what is allowed may name none of it."""
 
     @property
     def is_open_list(self) -> bool:
@@ -95,9 +97,7 @@ class TopicConfig:
             self._check_pattern(value)
         texts = [value.lower()]
         if self.type is ConfigType.LIST:
-            texts = texts[0].split(",")
-            if len(set(texts)) < len(texts):
-                raise InvalidConfig(f"{self.name}={value} names a value twice")
+            texts = [] if self.may_be_empty and not value else texts[0].split(",")
         if self.allowed is not None and not set(texts) <= set(self.allowed):
             choices = ", ".join(self.allowed)
             raise InvalidConfig(f"{self.name}={value} is not supported here (supported: {choices})")
@@ -173,9 +173,10 @@ KNOWN = (
         CLEANUP_POLICY,
         ConfigType.LIST,
         "delete",
-        "What is done with old segments: delete, compact, or both.",
+        "What is done with old segments: delete, compact, or both; empty: nothing.",
         "log.cleanup.policy",
         allowed=("delete", "compact"),
+        may_be_empty=True,
     ),
     TopicConfig(
         GZIP_LEVEL,
@@ -460,9 +461,22 @@ def check_configs(
             raise InvalidConfig(f"Unknown topic config name: {name}")
         kept[name] = value.strip()
         if config.type is ConfigType.LIST:
-            kept[name] = ",".join(part.strip() for part in value.split(","))
+            # What is named twice counts once (KIP-1161).
+            kept[name] = ",".join(dict.fromkeys(part.strip() for part in value.split(",")))
         config.check(kept[name])
     return kept
+
+
+def check_together(configs: Mapping[str, str]) -> None:
+    """What settings of one topic say of each other. Raises InvalidConfig."""
+
+    def value(name: str) -> int:
+        return int(configs.get(name, BY_NAME[name].default))
+
+    if value(MIN_COMPACTION_LAG_MS) > value(MAX_COMPACTION_LAG_MS):
+        raise InvalidConfig(
+            f"{MIN_COMPACTION_LAG_MS} must not be greater than {MAX_COMPACTION_LAG_MS}"
+        )
 
 
 def codec_of(

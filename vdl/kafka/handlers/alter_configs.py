@@ -1,6 +1,9 @@
 """AlterConfigs (key 33), IncrementalAlterConfigs (key 44): settings of topics, servers, consumer
 groups and subscriptions to metrics (KIP-133, KIP-226, KIP-339, KIP-714, KIP-848).
 
+Levels of loggers (KIP-412) are this server's alone and last as long as its process. They are set at
+once, by the newer one only.
+
 The older one replaces all settings of a resource by those named; the newer one sets, unsets, and
 adds to or takes from lists. Of a server's settings only some can be changed at run time
 (`vdl.kafka.configs.broker_configs`); the others come from its file.
@@ -36,7 +39,9 @@ from vdl.kafka.lookup import find_topic
 from vdl.kafka.telemetry import client_metrics_configs
 from vdl.kafka.wire import alter_configs as whole
 from vdl.kafka.wire import incremental_alter_configs as incremental
+from vdl.log import KAFKA_LEVELS, ROOT_LOGGER
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.state.catalog import topic_name_complaint
 from vdl.state.commands import (
     AlterResourceConfigs,
     AlterTopicConfigs,
@@ -73,6 +78,8 @@ class _Kind:
     """What is asked of (name, value) besides. Raises InvalidConfig."""
     check_together: Callable[[Mapping[str, str]], None] | None = None
     """What is asked of all settings that a resource would have. Raises InvalidConfig."""
+    unsets_unknown: bool = False
+    """Whether a setting that does not exist may be deleted, as tools do that know more of them."""
 
     def setting(self, name: str) -> TopicConfig:
         """Raises KafkaError."""
@@ -93,7 +100,12 @@ class _Kind:
 
 
 _KINDS: Mapping[int, _Kind] = {
-    ResourceType.TOPIC: _Kind("Unknown topic config name", topic_configs.BY_NAME),
+    ResourceType.TOPIC: _Kind(
+        "Unknown topic config name",
+        topic_configs.BY_NAME,
+        check_together=topic_configs.check_together,
+        unsets_unknown=True,
+    ),
     ResourceType.BROKER: _Kind(
         "Cannot update these configs dynamically",
         broker_configs.DYNAMIC,
@@ -112,6 +124,10 @@ _KINDS: Mapping[int, _Kind] = {
         check_parts=client_metrics_configs.check_parts,
     ),
 }
+
+
+_NAMED = frozenset({ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLIENT_METRICS})
+"""Kinds of which none is without a name."""
 
 
 @dataclass(slots=True)
@@ -157,7 +173,10 @@ def handle_incremental_alter_configs(
     changes: list[_Change] = []
     made = incremental.AlterConfigsResourceResponse
     for asked, result in _answers(request.resources, response, made):
-        _judge(ctx, result, changes, partial(_incremental, asked))
+        if asked.resource_type == ResourceType.BROKER_LOGGER:
+            _set_levels(ctx, asked, result, validate_only=request.validate_only)
+        else:
+            _judge(ctx, result, changes, partial(_incremental, asked))
     if request.validate_only:
         _validate(ctx, changes)
         return response
@@ -211,8 +230,7 @@ def _judge(
         _check_name(ctx, resource_type, name)
         change = read(kind)
         if kind.check_together is not None:
-            before = ctx.server.host.catalog.resources.of(resource_type, name)
-            kind.check_together(changed_configs(change, before) or {})
+            kind.check_together(changed_configs(change, _present(ctx, resource_type, name)) or {})
     except KafkaError as error:
         result.error_code, result.error_message = error.code, error.message
     except InvalidConfig as error:
@@ -223,12 +241,78 @@ def _judge(
         changes.append(_Change(resource_type, change, result))
 
 
+def _set_levels(
+    ctx: RequestContext,
+    asked: incremental.AlterConfigsResource,
+    result: Result,
+    *,
+    validate_only: bool,
+) -> None:
+    """Set the levels of loggers, all or none, or the error of the resource."""
+    loggers = ctx.server.loggers
+    try:
+        check_server_name(ctx, asked.resource_name)
+        known = loggers.levels() if loggers is not None else {}
+        names: set[str] = set()
+        for config in asked.configs:
+            _check_level(config, known, names)
+    except KafkaError as error:
+        result.error_code, result.error_message = error.code, error.message
+        return
+    result.error_message = None
+    if validate_only or loggers is None:
+        return
+    for config in asked.configs:
+        if config.config_operation == Operation.DELETE:
+            loggers.unset(config.name)
+        else:
+            assert config.value is not None, config.name
+            loggers.set(config.name, config.value)
+
+
+def _check_level(
+    config: incremental.AlterableConfig, known: Mapping[str, str], names: set[str]
+) -> None:
+    """`names`: those named before, to which this one is added. Raises KafkaError."""
+    name, level, operation = config.name, config.value, config.config_operation
+    if name in names:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} is named more than once")
+    names.add(name)
+    if level is None and operation != Operation.DELETE:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"null value for {name}")
+    if operation not in (Operation.SET, Operation.DELETE):
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"operation {operation} is not for levels of loggers"
+        )
+    if name not in known:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Logger {name} does not exist!")
+    if operation == Operation.DELETE:
+        if name == ROOT_LOGGER:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, "the level of the root logger cannot be removed"
+            )
+    elif level not in KAFKA_LEVELS:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG, f"{level} is no level: {', '.join(KAFKA_LEVELS)}"
+        )
+
+
+def _present(ctx: RequestContext, resource_type: int, name: str) -> Mapping[str, str]:
+    """What was set for a resource, as far as this server knows."""
+    if resource_type == ResourceType.TOPIC:
+        topic = find_topic(ctx, name)
+        return topic.configs if topic is not None else {}
+    return ctx.server.host.catalog.resources.of(resource_type, name)
+
+
 def _check_name(ctx: RequestContext, resource_type: int, name: str) -> None:
     """Raises KafkaError if no resource of the type may have the name."""
     if resource_type == ResourceType.BROKER and name != ALL_SERVERS:
         check_server_name(ctx, name)
-    elif resource_type in (ResourceType.GROUP, ResourceType.CLIENT_METRICS) and not name:
+    elif resource_type in _NAMED and not name:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Default resources are not allowed.")
+    elif resource_type == ResourceType.TOPIC and (complaint := topic_name_complaint(name)):
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
 
 
 def _whole(asked: whole.AlterConfigsResource, kind: _Kind) -> ConfigChange:
@@ -236,7 +320,7 @@ def _whole(asked: whole.AlterConfigsResource, kind: _Kind) -> ConfigChange:
     values: dict[str, str] = {}
     for config in asked.configs:
         if config.value is None:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"null value for {config.name}")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"null value for {config.name}")
         values[config.name] = config.value
     return ConfigChange(asked.resource_name, kind.check(values), replaces=True)
 
@@ -250,12 +334,14 @@ def _incremental(asked: incremental.AlterConfigsResource, kind: _Kind) -> Config
         name, value = config.name, config.value
         if name in values or name in unset or name in lists:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} is named more than once")
-        known = kind.setting(name)
         if config.config_operation == Operation.DELETE:
+            if not kind.unsets_unknown:
+                kind.setting(name)
             unset.append(name)
             continue
         if value is None:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"null value for {name}")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"null value for {name}")
+        known = kind.setting(name)
         if config.config_operation == Operation.SET:
             values[name] = value
             continue
@@ -272,6 +358,7 @@ def _incremental(asked: incremental.AlterConfigsResource, kind: _Kind) -> Config
             default=known.default,
             allowed=list(known.allowed or ()),
             is_open=known.is_open_list,
+            may_be_empty=known.may_be_empty,
         )
     return ConfigChange(asked.resource_name, kind.check(values), unset, lists=list(lists.values()))
 

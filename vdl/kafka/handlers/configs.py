@@ -1,11 +1,12 @@
 """DescribeConfigs (key 32), ListConfigResources (74): settings of topics, servers, consumer groups
 and subscriptions to metrics, under Kafka's names.
 
-DescribeConfigs: v1 sources and synonyms (KIP-226), v3 types and documentation (KIP-569).
+DescribeConfigs: v0 says whether a value is a default, v1 sources and synonyms (KIP-226), v3 types
+and documentation (KIP-569).
 ListConfigResources: v0 subscriptions to metrics only (KIP-714), v1 any types (KIP-1142).
 
-A server describes itself only. What can be changed at run time says so; the rest comes from its
-file. The resource of all servers (a broker without a name) has what was set for all.
+A server describes itself and its loggers only. What can be changed at run time says so; the rest
+comes from its file. The resource of all servers (a broker without a name) has what was set for all.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ from vdl.state.catalog import topic_name_complaint
 from vdl.state.resource_configs import ResourceType
 
 Entry = DescribeConfigsResourceResult
+_SOURCES_FROM = 1
+"""DescribeConfigs: the version from which an answer says where a value is from."""
 _TYPES_FROM = 1
 """ListConfigResources: the version from which a client says what it wants listed."""
 
@@ -89,8 +92,13 @@ def handle_describe_configs(
         for entry, documentation in entries:
             if wanted and entry.name not in wanted:
                 continue
-            if not request.include_synonyms:
+            if not request.include_synonyms or ctx.api_version < _SOURCES_FROM:
                 entry.synonyms = []
+            if ctx.api_version < _SOURCES_FROM:
+                # What is no default such a client takes for the topic's own.
+                is_topics = resource.resource_type == ResourceType.TOPIC
+                source = entry.config_source
+                entry.is_default = source != Source.TOPIC if is_topics else source == Source.DEFAULT
             if request.include_documentation:
                 entry.documentation = documentation
             result.configs.append(entry)
@@ -176,6 +184,14 @@ def _broker_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str
         yield entry, config.documentation
 
 
+def _logger_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str]]:
+    check_server_name(ctx, name)
+    loggers = ctx.server.loggers
+    for logger, level in loggers.levels().items() if loggers is not None else ():
+        entry = Entry(name=logger, value=level, config_source=Source.BROKER_LOGGER)
+        yield entry, "The least serious level that is logged."
+
+
 def _group_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str]]:
     if not name:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "the name of a group must not be empty")
@@ -215,6 +231,7 @@ def _resource_entries(
 _BY_TYPE: Mapping[int, Callable[[RequestContext, str], Iterator[tuple[Entry, str]]]] = {
     ResourceType.TOPIC: _topic_entries,
     ResourceType.BROKER: _broker_entries,
+    ResourceType.BROKER_LOGGER: _logger_entries,
     ResourceType.GROUP: _group_entries,
     ResourceType.CLIENT_METRICS: _client_metrics_entries,
 }
@@ -283,9 +300,7 @@ def _names(ctx: RequestContext, kind: ResourceType) -> Iterable[str]:
     match kind:
         case ResourceType.TOPIC:
             return sorted(catalog.topics)
-        case ResourceType.BROKER:
+        case ResourceType.BROKER | ResourceType.BROKER_LOGGER:
             return map(str, sorted(catalog.servers))
-        case ResourceType.BROKER_LOGGER:
-            return ()  # what a server logs is said in its file
         case ResourceType.GROUP | ResourceType.CLIENT_METRICS:
             return catalog.resources.names(kind)

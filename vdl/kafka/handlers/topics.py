@@ -20,7 +20,7 @@ from collections import Counter
 from ids import GroupId, ServerId
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later
-from vdl.kafka.configs.topic_configs import InvalidConfig, check_configs
+from vdl.kafka.configs.topic_configs import InvalidConfig, check_configs, check_together
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.configs import created_configs
 from vdl.kafka.handlers.leaders import when_led
@@ -109,6 +109,7 @@ def _new_topic(ctx: RequestContext, topic: CreatableTopic) -> NewTopic:
         configs[config.name] = config.value
     try:
         configs = check_configs(configs)
+        check_together(configs)
     except InvalidConfig as error:
         raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
     return NewTopic(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from segments.api import SegmentLimits
@@ -16,13 +18,16 @@ from vdl.kafka.wire.delete_records import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
+from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from vdl.log import Loggers
 from vdl.logstream.group.compaction import CompactionPolicy
 from vdl.logstream.group.retention import RetentionPolicy
 from vdl.logstream.group.state_group import OutcomeKind
 from vdl.records.batch import read_header
 
 DELETE_RECORDS, ALTER, INCREMENTAL = 21, 33, 44
-TOPIC, BROKER = 2, 4
+DESCRIBE = 32
+TOPIC, BROKER, LOGGER = 2, 4, 8
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
@@ -95,13 +100,119 @@ def test_incremental_changes_touch_only_what_they_name() -> None:
     assert "cleanup.policy" not in configs(world)
 
 
+def test_policies_may_be_named_twice_or_not_at_all() -> None:
+    """KIP-1161: what is named twice counts once; a topic without a policy keeps everything."""
+    world = World()
+    world.topic()
+    assert alter(world, ("cleanup.policy", SET, "compact,delete, compact")) == 0
+    assert configs(world) == {"cleanup.policy": "compact,delete"}
+    assert alter(world, ("cleanup.policy", SUBTRACT, "compact,delete")) == 0
+    assert configs(world) == {"cleanup.policy": ""}
+    assert compaction_policy(configs(world)) is None
+    kept = retention_policy({"cleanup.policy": "", "retention.ms": "5"}, KafkaOptions())
+    assert (kept.retention_ms, kept.retention_bytes) == (-1, -1)
+    assert alter(world, ("cleanup.policy", APPEND, "compact")) == 0
+    assert alter(world, ("cleanup.policy", SET, "")) == 0
+
+
+def test_lags_of_compaction_are_compared() -> None:
+    """With the default of the one that is not set, and with what was set before."""
+    world = World()
+    world.topic()
+    assert alter(world, ("max.compaction.lag.ms", SET, "10")) == 0
+    assert alter(world, ("min.compaction.lag.ms", SET, "11")) == ErrorCode.INVALID_CONFIG
+    assert alter(world, ("min.compaction.lag.ms", SET, "10")) == 0
+    assert alter(world, ("max.compaction.lag.ms", SET, "9")) == ErrorCode.INVALID_CONFIG
+    assert alter(world, ("max.compaction.lag.ms", DELETE, None)) == 0
+    assert alter(world, ("min.compaction.lag.ms", SET, "11")) == 0
+    assert configs(world) == {"min.compaction.lag.ms": "11"}
+
+
+def test_setting_that_does_not_exist_is_deleted_from_topics_only() -> None:
+    """As in Kafka: a tool may know more settings than its server."""
+    world = World()
+    world.topic()
+    assert alter(world, ("no.such", DELETE, None)) == 0
+    assert configs(world) == {}
+    row = incremental.AlterConfigsResource(
+        BROKER, "1", [incremental.AlterableConfig("no.such", DELETE, None)]
+    )
+    request = incremental.IncrementalAlterConfigsRequest([row], False)
+    (result,) = world.client().ask(INCREMENTAL, 1, request).responses
+    assert result.error_code == ErrorCode.INVALID_REQUEST
+
+
+def levels(world: World, *changes: tuple[str, int, str | None], validate: bool = False) -> int:
+    """Change levels of the server's loggers; the error."""
+    rows = [incremental.AlterableConfig(*change) for change in changes]
+    resource = incremental.AlterConfigsResource(LOGGER, "1", rows)
+    request = incremental.IncrementalAlterConfigsRequest([resource], validate)
+    return int(world.client().ask(INCREMENTAL, 1, request).responses[0].error_code)
+
+
+def test_levels_of_loggers_take_effect_at_once() -> None:
+    """KIP-412: a part of the server can log more, or less, than the rest."""
+    world = World()
+    root = logging.Logger("root", logging.INFO)
+    root.manager = logging.Manager(root)  # type: ignore[arg-type]
+    part = root.manager.getLogger("vdl.kafka")
+    world.context.loggers = Loggers(root)
+
+    def described() -> dict[str, str | None]:
+        request = DescribeConfigsRequest([DescribeConfigsResource(LOGGER, "1", None)])
+        (result,) = world.client().ask(DESCRIBE, 4, request).results
+        assert {entry.config_source for entry in result.configs} == {6}
+        return {entry.name: entry.value for entry in result.configs}
+
+    assert described() == {"root": "INFO", "vdl.kafka": "INFO"}
+    assert levels(world, ("vdl.kafka", SET, "DEBUG"), ("root", SET, "WARN")) == 0
+    assert described() == {"root": "WARN", "vdl.kafka": "DEBUG"}
+    assert part.isEnabledFor(logging.DEBUG)
+    assert not root.isEnabledFor(logging.INFO)
+    assert levels(world, ("vdl.kafka", DELETE, None), validate=True) == 0
+    assert described()["vdl.kafka"] == "DEBUG"
+    assert levels(world, ("vdl.kafka", DELETE, None)) == 0
+    assert described() == {"root": "WARN", "vdl.kafka": "WARN"}
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (("kafka.server", SET, "INFO"), ErrorCode.INVALID_CONFIG),
+        (("kafka.server", DELETE, None), ErrorCode.INVALID_CONFIG),
+        (("root", SET, "LOUD"), ErrorCode.INVALID_CONFIG),
+        (("root", SET, "warn"), ErrorCode.INVALID_CONFIG),
+        (("root", SET, None), ErrorCode.INVALID_REQUEST),
+        (("root", DELETE, None), ErrorCode.INVALID_REQUEST),
+        (("root", APPEND, "INFO"), ErrorCode.INVALID_REQUEST),
+        (("root", 9, "INFO"), ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_levels_that_cannot_be_are_refused(
+    change: tuple[str, int, str | None], error: ErrorCode
+) -> None:
+    """Nothing of the request is done then; the older request knows no loggers."""
+    world = World()
+    root = logging.Logger("root", logging.INFO)
+    root.manager = logging.Manager(root)  # type: ignore[arg-type]
+    world.context.loggers = Loggers(root)
+    first = ("root", SET, "ERROR")
+    other = [first] if change[0] != "root" else []
+    assert levels(world, *other, change) == error
+    assert levels(world, first, first) == ErrorCode.INVALID_REQUEST
+    assert world.context.loggers.levels() == {"root": "INFO"}
+    resource = whole.AlterConfigsResource(LOGGER, "1", [whole.AlterableConfig("root", "INFO")])
+    answer = world.client().ask(ALTER, 2, whole.AlterConfigsRequest([resource], False))
+    assert answer.responses[0].error_code == ErrorCode.INVALID_REQUEST
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [
         (("retention.ms", SET, "soon"), ErrorCode.INVALID_CONFIG),
-        (("retention.ms", SET, None), ErrorCode.INVALID_CONFIG),
+        (("retention.ms", SET, None), ErrorCode.INVALID_REQUEST),
         (("no.such", SET, "1"), ErrorCode.INVALID_CONFIG),
-        (("no.such", DELETE, None), ErrorCode.INVALID_CONFIG),
+        (("max.compaction.lag.ms", SET, "0"), ErrorCode.INVALID_CONFIG),
         (("retention.ms", APPEND, "1"), ErrorCode.INVALID_CONFIG),
         (("cleanup.policy", APPEND, "compress"), ErrorCode.INVALID_CONFIG),
         (("cleanup.policy", SET, "compact,"), ErrorCode.INVALID_CONFIG),
@@ -137,7 +248,7 @@ def test_validation_tells_what_a_change_would_be_answered(api_key: int) -> None:
     """Of a topic that is there, of one that is not, and of values nobody could have set."""
     world = World()
     world.topic(configs={"retention.ms": "5"})
-    asked = [("t", "7"), ("nope", "7"), ("nope too", "soon")]
+    asked = [("t", "7"), ("nope", "7"), ("nope-too", "soon")]
     request: whole.AlterConfigsRequest | incremental.IncrementalAlterConfigsRequest
     for validate_only in (True, False):
         if api_key == ALTER:
@@ -176,7 +287,7 @@ def test_resources_that_cannot_be_altered_are_refused() -> None:
     asked = [
         incremental.AlterConfigsResource(kind, name, [])
         for kind, name in (
-            (BROKER, "2"), (BROKER, "one"), (8, "1"), (64, "x"), (16, ""), (32, ""),
+            (BROKER, "2"), (BROKER, "one"), (8, "2"), (64, "x"), (16, ""), (32, ""),
             (TOPIC, "t"), (TOPIC, "t"), (TOPIC, "nobody"),
         )
     ]  # fmt: skip

@@ -286,7 +286,8 @@ def test_resources_are_listed_by_type() -> None:
     topics, servers = [(TOPIC, "a"), (TOPIC, "b")], [(BROKER, str(one)) for one in (1, 2, 3)]
     assert listed(1, TOPIC) == topics
     assert listed(1, GROUP, METRICS, GROUP) == [(METRICS, "m"), (GROUP, "g")]
-    assert listed(1) == [*topics, *servers, (METRICS, "m"), (GROUP, "g")]
+    loggers = [(8, str(one)) for one in (1, 2, 3)]
+    assert listed(1) == [*topics, *servers, *loggers, (METRICS, "m"), (GROUP, "g")]
     request = ListConfigResourcesRequest([TOPIC, 3])
     answer = world.client().ask(LIST, 1, request)
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION

@@ -85,7 +85,10 @@ def test_create_topics_of_each_version_creates(version: int) -> None:
         (topic(configs={"max.message.bytes": "many"}), ErrorCode.INVALID_CONFIG),
         (topic(configs={"max.message.bytes": None}), ErrorCode.INVALID_CONFIG),
         (topic(configs={"cleanup.policy": "compress"}), ErrorCode.INVALID_CONFIG),
-        (topic(configs={"cleanup.policy": "compact,compact"}), ErrorCode.INVALID_CONFIG),
+        (
+            topic(configs={"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"}),
+            ErrorCode.INVALID_CONFIG,
+        ),
         (topic(configs={"min.cleanable.dirty.ratio": "1.5"}), ErrorCode.INVALID_CONFIG),
         (topic("taken"), ErrorCode.TOPIC_ALREADY_EXISTS),
         (
@@ -295,6 +298,18 @@ def test_describe_configs_of_a_topic_shows_where_values_come_from(version: int) 
         assert limit.documentation
 
 
+def test_describe_configs_of_old_clients_tells_defaults() -> None:
+    """v0: of a topic, what it does not set itself; of a server, what its file does not say."""
+    world = World(KafkaOptions(message_max_bytes=2_000_000))
+    world.topic(configs={"retention.ms": "1000"})
+    topic = {entry.name: entry for entry in describe(world, 2, "t", 0).configs}
+    server = {entry.name: entry for entry in describe(world, 4, "1", 0).configs}
+    assert {name for name, entry in topic.items() if not entry.is_default} == {"retention.ms"}
+    assert topic["max.message.bytes"].value == "2000000"
+    assert not server["message.max.bytes"].is_default
+    assert server["num.partitions"].is_default
+
+
 def test_describe_configs_answers_a_resource_once() -> None:
     """However often it is named."""
     world = World()
@@ -332,7 +347,7 @@ def test_describe_configs_of_a_server_is_answered_by_that_server() -> None:
     [
         (2, "nope", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         (2, "a b", ErrorCode.INVALID_TOPIC_EXCEPTION),
-        (8, "1", ErrorCode.INVALID_REQUEST),
+        (8, "2", ErrorCode.INVALID_REQUEST),
         (16, "", ErrorCode.INVALID_REQUEST),
         (32, "", ErrorCode.INVALID_REQUEST),
         (64, "x", ErrorCode.INVALID_REQUEST),
