@@ -4,8 +4,8 @@ A property is tried with examples that follow from the test alone, so that two r
 code say the same, also a year apart. `make examples` draws others each time. No example is timed:
 how long one takes says how busy the machine is.
 
-A test marked `java` or `go` drives a real client in that language. On a machine without the tool it
-is skipped; under CI it fails instead, because a check that silently did not run is no check.
+A test marked `java`, `go` or `node` drives a real client in that language. On a machine without the
+tool it is skipped; under CI it fails, because a check that silently did not run is no check.
 """
 
 import os
@@ -18,7 +18,7 @@ settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.register_profile("fresh", deadline=None, print_blob=True)
 settings.load_profile("fixed")
 
-TOOLS = {"java": ("java", "javac"), "go": ("go",)}
+TOOLS = {"java": ("java", "javac"), "go": ("go",), "node": ("node", "npm")}
 """Marker → the commands it needs."""
 
 

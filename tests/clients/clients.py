@@ -1,7 +1,8 @@
 """Which clients the suite runs, and how their drivers are built.
 
 All are the newest published versions, unmodified: the Python ones come from the `dev` extra, the
-Java and Go ones from Maven Central and the Go module proxy, once, into `.cache/clients`.
+Java, Go and Node ones from Maven Central, the Go module proxy and the npm registry, once, into
+`.cache/clients`.
 """
 
 from __future__ import annotations
@@ -97,23 +98,43 @@ CLIENTS = (
 )
 
 
-def _old_kafka_python(api_version: str) -> list[str]:
-    """The driver in an environment that has the last kafka-python that speaks old protocols."""
-    folder = CACHE / f"kafka-python-{digest([OLD_REQUIREMENTS])}"
+def python_environment(name: str, requirements: Path) -> Path:
+    """The interpreter of an environment with these packages, made once."""
+    folder = CACHE / f"{name}-{digest([requirements])}"
+    python = folder / "bin" / "python"
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         # Not made elsewhere and moved: what is installed has its own path in it.
         command = [sys.executable, "-m", "venv", "--clear", str(folder)]
         subprocess.run(command, check=True, timeout=BUILD_SECONDS_MAX)
-        command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-        command += ["--disable-pip-version-check", "-r", str(OLD_REQUIREMENTS)]
+        command = [str(python), "-m", "pip", "install", "--quiet"]
+        command += ["--disable-pip-version-check", "-r", str(requirements)]
         try:
             subprocess.run(command, check=True, timeout=BUILD_SECONDS_MAX)
         except BaseException:
             shutil.rmtree(folder)
             raise
-    program = [str(folder / "bin" / "python"), "-m", "tests.clients.drivers.old_kafka_python"]
-    return [*program, api_version]
+    return python
+
+
+def node_program(folder: Path) -> Path:
+    """The folder with a Node program and the packages that its lock file names, filled once."""
+    sources = sorted(path for path in folder.iterdir() if path.is_file())
+    built = CACHE / f"node-{digest(sources)}"
+    if not built.exists():
+        partial = _fresh(built)
+        for source in sources:
+            shutil.copy(source, partial)
+        command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+        subprocess.run(command, check=True, timeout=BUILD_SECONDS_MAX, cwd=partial)
+        partial.rename(built)
+    return built
+
+
+def _old_kafka_python(api_version: str) -> list[str]:
+    """The driver in an environment that has the last kafka-python that speaks old protocols."""
+    python = python_environment("kafka-python", OLD_REQUIREMENTS)
+    return [str(python), "-m", "tests.clients.drivers.old_kafka_python", api_version]
 
 
 OLD_CLIENTS = (
