@@ -341,7 +341,7 @@ class _Poll:
             if live.error in _SAID_OF_FETCH:
                 self.given.append(_Given(*place, error=live.error))
             return 0
-        live.readers.add(self.session.key)
+        live.join(self.session.key)
         share = live.share
         if share is None:
             return 0
@@ -522,6 +522,8 @@ class _Poll:
 
     def _written(self, given: _Given, error: ErrorCode) -> None:
         self.writes -= 1
+        if given.live is not None and given.live.phase is Phase.GONE:
+            error = given.live.error
         if error is not ErrorCode.NONE:
             given.live = None
             given.ranges = []

@@ -6,11 +6,15 @@
 A share-partition is claimed from its coordinator when a member first reads it here, under the
 leader's epoch. It lives while this replica leads in this epoch and a session reads it. Whatever may
 make memory and durable state differ ends it: it is GONE for good, with all its locks, and the next
-request claims the state anew. So nothing is ever undone.
+request claims the state anew. So nothing is ever undone. A write that was on its way then may be
+applied all the same, so whoever waits for it is told what became of it.
 
 What changed is written when the turn ends, for all share-partitions of one coordinator in one
 command. The next write of a coordinator waits for the one before. Whoever must not answer before a
 change is durable passes `written` a callback.
+
+When another session begins to read it, it is written though nothing changed: the group may have
+been deleted, or its offsets set, while a session from before kept it here.
 
 Must not know: requests, sessions, records.
 """
@@ -90,8 +94,8 @@ class LivePartition:
     """One share-partition. See the module."""
 
     __slots__ = (
-        "_owner", "_timer", "_timer_ns", "_watch", "claim", "coordinator", "error", "key",
-        "number", "phase", "readers", "settings", "share", "state_epoch", "stream", "term",
+        "_owner", "_timer", "_timer_ns", "_watch", "claim", "coordinator", "error", "is_checked",
+        "key", "number", "phase", "readers", "settings", "share", "state_epoch", "stream", "term",
         "waiters", "written", "written_by_next",
     )  # fmt: skip
 
@@ -120,6 +124,8 @@ class LivePartition:
         """Of the newest write."""
         self.readers: set[tuple[str, str]] = set()
         """Sessions that read it."""
+        self.is_checked = True
+        """Whether its state was the coordinator's when the newest of them came."""
         self.waiters: dict[object, Callable[[], None]] = {}
         """Polls that look again when there may be something to give out, or it is GONE."""
         self.written: list[Written] = []
@@ -205,11 +211,21 @@ class LivePartition:
         share.move_start(self.stream.log_start_offset)
         self.share = share
         self.phase = Phase.READY
-        if share.has_changes:
+        if share.has_changes or not self.is_checked:
             self._owner.changed(self)
         self.wake()
 
     # --- while it lives ----------------------------------------------------------------------
+    def join(self, reader: tuple[str, str]) -> None:
+        """A session reads it."""
+        if reader in self.readers:
+            return
+        if self.phase is not Phase.CLAIMING:
+            self.is_checked = False
+            if self.share is not None:
+                self._owner.changed(self)
+        self.readers.add(reader)
+
     def changed(self, written: Written | None = None) -> None:
         """Something was given out or said of: write it; `written` once that is durable, or GONE."""
         share = self.share
@@ -261,7 +277,8 @@ class LivePartition:
             self.changed()
 
     def end(self, error: ErrorCode) -> None:
-        """It is of no use any more, and everybody who waits for it is told so."""
+        """It is of no use any more, and who waits for what was not sent to the coordinator is told
+        so."""
         if self.phase is Phase.GONE:
             return
         self.phase = Phase.GONE
@@ -274,9 +291,8 @@ class LivePartition:
             self._watch.cancel()
             self._watch = None
         self._owner.forget(self)
-        written = self.written + self.written_by_next
-        self.written, self.written_by_next = [], []
-        for done in written:
+        unsent, self.written_by_next = self.written_by_next, []
+        for done in unsent:
             done(error)
         self.wake()
 
@@ -369,7 +385,10 @@ class LivePartitions:
         """Nobody reads it, and everything is written: its memory is free."""
         share = live.share
         is_busy = bool(live.written or live.written_by_next)
-        if live.readers or is_busy or (share is not None and share.has_changes):
+        if live.readers or is_busy:
+            return
+        # What a member holds it may acknowledge, though it reads no more.
+        if share is not None and (share.has_changes or share.due_ns >= 0):
             return
         live.end(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
@@ -404,6 +423,7 @@ class LivePartitions:
             if share is None or not live.is_current:
                 continue
             start_offset, changes = share.take_changes()
+            live.is_checked = True
             live.number += 1
             count += len(changes)
             group = live.coordinator
@@ -429,18 +449,15 @@ class LivePartitions:
     def _done(self, coordinator: _Coordinator, outcome: Outcome) -> None:
         writing, coordinator.writing = coordinator.writing, []
         for live, error in zip(writing, _errors(outcome, len(writing)), strict=True):
-            if live.phase is Phase.GONE:
-                continue
+            if error is GROUP_IS_FULL:
+                until_ns = self.server.clock.now_ns() + FULL_NS
+                self.full_until_ns[live.coordinator] = until_ns
             if error is not ErrorCode.NONE:
-                if error is GROUP_IS_FULL:
-                    until_ns = self.server.clock.now_ns() + FULL_NS
-                    self.full_until_ns[live.coordinator] = until_ns
                 live.end(error)
-                continue
             written, live.written = live.written, []
             for done in written:
-                done(ErrorCode.NONE)
-            if not live.readers:
+                done(error)
+            if live.phase is not Phase.GONE and not live.readers:
                 self._end_if_idle(live)
         self._write_later(coordinator)
 

@@ -373,6 +373,109 @@ def test_a_new_leader_gives_out_what_the_old_one_had_given() -> None:
     assert only(answer).acknowledge_error_code == ErrorCode.INVALID_RECORD_STATE
 
 
+@pytest.mark.parametrize("is_applied", [True, False])
+def test_acknowledgement_under_way_when_the_leadership_ends_is_told_its_fate(
+    is_applied: bool,
+) -> None:
+    """The coordinator may take it all the same: a member that is told that it failed would wait for
+    records that nobody is given again."""
+    share = Share()
+    fill(share.stream, 4)
+    member = Member(share)
+    member.fetch([0])
+    request = share_acknowledge.ShareAcknowledgeRequest(
+        GROUP,
+        "a",
+        member.epoch,
+        topics=[
+            AcknowledgeTopic(
+                share.topic.topic_id,
+                [AcknowledgePartition(0, [share_acknowledge.AcknowledgementBatch(0, 3, [ACCEPT])])],
+            )
+        ],
+    )
+    share.world.host.command_outcome = UNKNOWN if not is_applied else Outcome(OutcomeKind.APPLIED)
+    written = len(share.world.host.commands)
+    member.client.request(SHARE_ACKNOWLEDGE, 2, request)
+    while len(share.world.host.commands) == written:
+        share.world.run(0.1)
+    share.stream.lose_leadership()
+    share.world.run(50)
+    (answer,) = member.client.answers()
+    ((told,),) = [topic.partitions for topic in answer.responses]
+    if is_applied:
+        assert share.state().start_offset == 4
+        assert told.error_code == ErrorCode.NONE
+    else:
+        assert told.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def test_what_was_not_sent_to_the_coordinator_failed_when_the_leadership_ends() -> None:
+    share = Share()
+    fill(share.stream, 2)
+    fill(share.stream, 2)
+    member = Member(share)
+    member.fetch([0], max_records=2)
+    share.world.host.command_outcome = UNKNOWN
+    member.send(acks={0: [(0, 1, [ACCEPT])]})
+    share.stream.lose_leadership()
+    share.world.run(50)
+    (answer,) = member.client.answers()
+    assert only(answer).acknowledge_error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+@pytest.mark.parametrize("how", ["forgets", "opens anew"])
+def test_member_that_reads_a_partition_no_more_keeps_what_it_holds(how: str) -> None:
+    """Also while nobody else reads it: its acknowledgements count until its locks end."""
+    share = Share(partitions=2, **{"share.record.lock.duration.ms": "15000"})
+    fill(share.streams[0], 4)
+    member = Member(share)
+    assert acquired(member.fetch([0, 1])) == [(0, 3, 1)]
+    if how == "forgets":
+        forgotten = [ForgottenTopic(share.topic.topic_id, [0])]
+        answer = member.fetch(
+            forgotten_topics_data=forgotten, acks={0: [(0, 1, [ACCEPT])]}, max_wait_ms=0
+        )
+        assert only(answer).acknowledge_error_code == ErrorCode.NONE
+        member.fetch(forgotten_topics_data=forgotten, max_wait_ms=0)
+    else:
+        member.epoch = 0
+        member.fetch([1])
+        answer = member.acknowledge({0: [(0, 1, [ACCEPT])]})
+        assert [p.error_code for t in answer.responses for p in t.partitions] == [ErrorCode.NONE]
+    answer = member.acknowledge({0: [(2, 2, [ACCEPT])]})
+    assert [p.error_code for t in answer.responses for p in t.partitions] == [ErrorCode.NONE]
+    share.world.run(16_000)
+    assert len(share.world.context.share_partitions) == 1, "its memory is free when its locks ended"
+    assert acquired(Member(share, "b").fetch([0])) == [(3, 3, 2)]
+
+
+@pytest.mark.parametrize("how", ["offsets set", "group deleted"])
+def test_session_that_is_left_from_before_does_not_keep_a_group_from_beginning_anew(
+    how: str,
+) -> None:
+    """A member that vanished has its session until its connection ends. The group is empty for its
+    coordinator, and may be deleted, or its offsets set, though nothing is to be written here."""
+    share = Share()
+    fill(share.stream, 3)
+    gone = Member(share)
+    gone.fetch([0])
+    gone.acknowledge({0: [(0, 2, [ACCEPT])]})
+    assert share.state().start_offset == 3
+    topic = commands.ShareTopic("t", share.topic.topic_id, list(share.topic.partitions))
+    join = commands.JoinShareGroup(GROUP, "b", "", "c", "h", ["t"], [topic], 10)
+    share.coordinator.apply(commands.LeaveShareGroup(GROUP, ["a"], []), WALL_MS, 2)
+    if how == "offsets set":
+        offsets_set = [(share.topic.topic_id, 0, share.topic.partitions[0], 0)]
+        share.coordinator.apply(commands.AlterShareOffsets(GROUP, offsets_set), WALL_MS, 3)
+    else:
+        share.coordinator.share.drop(GROUP)
+    share.coordinator.apply(join, WALL_MS, 4)
+    other = Member(share, "b")
+    answers = [acquired(other.fetch([0])) for _ in range(3)]
+    assert [(0, 2, 1)] in answers
+
+
 def test_a_record_is_not_delivered_beyond_the_limit() -> None:
     share = Share(**{"share.delivery.count.limit": "2"})
     fill(share.stream, 1)
