@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import groupby
 
 from vdl.state.modern.partitions import Partitions, Place, places_of
 
@@ -170,26 +172,30 @@ def _share_by_rack(
     room: dict[str, int],
 ) -> list[Place]:
     """Give partitions to members in a rack of theirs while these have room; what is left."""
-    by_rack: dict[str, list[str]] = {}
-    for member in members:
+    by_rack: dict[str, list[tuple[int, int]]] = {}
+    for number, member in enumerate(members):
         if member.rack is not None:
-            by_rack.setdefault(member.rack, []).append(member.member_id)
+            by_rack.setdefault(member.rack, []).append((-room[member.member_id], number))
     if not by_rack:
         return free
+    for heap in by_rack.values():
+        heapify(heap)
     left = []
     for place in free:
         racks = topics[place[0]].racks
+        # Of each rack who has most room; of equals the first one.
         near = (
-            [one for rack in sorted(racks[place[1]]) for one in by_rack.get(rack, ())]
-            if racks
-            else []
+            [by_rack[rack] for rack in sorted(racks[place[1]]) if rack in by_rack] if racks else []
         )
-        taker = max(near, key=lambda one: room[one], default=None)
-        if taker is None or not room[taker]:
+        heap = min(near, key=lambda one: one[0][0], default=[(0, 0)])
+        minus_room, number = heap[0]
+        if not minus_room:
             left.append(place)
-        else:
-            targets[taker].add(place)
-            room[taker] -= 1
+            continue
+        taker = members[number].member_id
+        targets[taker].add(place)
+        room[taker] -= 1
+        heapreplace(heap, (minus_room + 1, number))
     return left
 
 
@@ -202,15 +208,13 @@ def _share_by_load(
     """Each partition to the subscriber that has least; topics that few subscribe to come first."""
     subscribers = _subscribers(members)
     free.sort(key=lambda place: (len(subscribers[place[0]]), place))
-    for place in free:
-        taker = min(
-            subscribers[place[0]],
-            key=lambda one: (
-                len(targets[one.member_id]),
-                not _is_near(one, place, topics),
-            ),
-        )
-        targets[taker.member_id].add(place)
+    for topic_id, places in groupby(free, key=lambda place: place[0]):
+        loads = _Loads(subscribers[topic_id], targets)
+        racks = topics[topic_id].racks
+        for place in places:
+            taker = loads.least_near(racks[place[1]]) if racks else loads.least
+            targets[taker.member_id].add(place)
+            loads.changed(taker)
 
 
 def _even_out(
@@ -223,29 +227,89 @@ def _even_out(
     }
     for _ in range(_ROUNDS_MAX):
         moved = False
+        owned: dict[bytes, dict[str, list[Place]]] = {topic_id: {} for topic_id in subscribers}
+        for member_id, has in targets.items():
+            for place in sorted(has):
+                if place[0] in owned:
+                    owned[place[0]].setdefault(member_id, []).append(place)
         for topic_id in sorted(subscribers):
-            some = subscribers[topic_id]
-            owned = {
-                one.member_id: sorted(
-                    place for place in targets[one.member_id] if place[0] == topic_id
-                )
-                for one in some
-            }
-            while True:
-                givers = [one for one in some if owned[one.member_id]]
-                if not givers:
-                    break
-                giver = max(givers, key=lambda one: len(targets[one.member_id]))
-                taker = min(some, key=lambda one: len(targets[one.member_id]))
+            some = owned[topic_id]
+            loads = _Loads(subscribers[topic_id], targets)
+            while (giver := loads.most(some)) is not None:
+                taker = loads.least
                 if len(targets[giver.member_id]) - len(targets[taker.member_id]) <= 1:
                     break
-                place = owned[giver.member_id].pop()
+                place = some[giver.member_id].pop()
                 targets[giver.member_id].remove(place)
                 targets[taker.member_id].add(place)
-                owned[taker.member_id].append(place)
+                some.setdefault(taker.member_id, []).append(place)
+                loads.changed(giver)
+                loads.changed(taker)
                 moved = True
         if not moved:
             return
+
+
+class _Loads:
+    """The subscribers of a topic by how much they have: with ten thousand of them nobody looks at
+    each for every partition. Of equals the first one counts."""
+
+    def __init__(self, subscribers: Sequence[Candidate], targets: Targets) -> None:
+        self._members = subscribers
+        self._targets = targets
+        self._numbers = {one.member_id: number for number, one in enumerate(subscribers)}
+        self._racks: dict[str, list[tuple[int, int]]] = {}
+        """Rack → as `_least`, those in it."""
+        rows = [(self._load(number), number) for number in range(len(subscribers))]
+        for row in rows:
+            rack = subscribers[row[1]].rack
+            if rack is not None:
+                self._racks.setdefault(rack, []).append(row)
+        self._least = rows
+        """(load, number in `subscribers`). Loads may be others by now: then the present one has a
+        row of its own."""
+        self._most = [(-load, number) for load, number in rows]
+        for heap in (self._least, self._most, *self._racks.values()):
+            heapify(heap)
+
+    def _load(self, number: int) -> int:
+        return len(self._targets[self._members[number].member_id])
+
+    def changed(self, member: Candidate) -> None:
+        """It has more or less than before."""
+        number = self._numbers[member.member_id]
+        load = self._load(number)
+        heappush(self._least, (load, number))
+        heappush(self._most, (-load, number))
+        if member.rack is not None:
+            heappush(self._racks[member.rack], (load, number))
+
+    def _first(self, heap: list[tuple[int, int]]) -> tuple[int, int]:
+        while heap[0][0] != self._load(heap[0][1]):
+            heappop(heap)
+        return heap[0]
+
+    @property
+    def least(self) -> Candidate:
+        """Who has least."""
+        return self._members[self._first(self._least)[1]]
+
+    def least_near(self, racks: Iterable[str]) -> Candidate:
+        """Who has least; of equals one in these racks."""
+        load, number = self._first(self._least)
+        near = [self._first(self._racks[rack]) for rack in racks if rack in self._racks]
+        near = [row for row in near if row[0] == load]
+        return self._members[min(near)[1] if near else number]
+
+    def most(self, owned: Mapping[str, list[Place]]) -> Candidate | None:
+        """Who has most, of those that own something."""
+        while self._most:
+            load, number = self._most[0]
+            member = self._members[number]
+            if -load == self._load(number) and owned.get(member.member_id):
+                return member
+            heappop(self._most)
+        return None
 
 
 def _subscribers(members: Sequence[Candidate]) -> dict[bytes, list[Candidate]]:

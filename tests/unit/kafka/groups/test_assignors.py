@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +16,7 @@ from vdl.kafka.groups.assignors import (
     Targets,
     assign_ranges,
     assign_uniformly,
+    in_order,
 )
 from vdl.state.modern.partitions import Place, partitions_of
 
@@ -101,3 +104,108 @@ def test_range_gives_the_same_numbers_of_all_topics() -> None:
     after = assign_ranges([member("a", 0, 1), static], topics)
     assert after["z"] == {(topic_id, index) for topic_id in IDS[:2] for index in range(3)}
     assert after["a"] == {(topic_id, index) for topic_id in IDS[:2] for index in (3, 4)}
+
+
+# --- large groups ------------------------------------------------------------------------------
+RACKS = ("a", "b", "c")
+
+
+def simply_shared(members: list[Candidate], topics: dict[bytes, AssignableTopic]) -> Targets:
+    """What `uniform` means for members that subscribe to different topics and have nothing yet,
+    with a look at each member for each partition."""
+    ordered = in_order(members)
+    targets: Targets = {one.member_id: set() for one in ordered}
+    subscribers = {
+        topic_id: some
+        for topic_id in topics
+        if (some := [one for one in ordered if topic_id in one.topics])
+    }
+
+    def load(one: Candidate) -> int:
+        return len(targets[one.member_id])
+
+    places = [
+        (topic_id, index)
+        for topic_id in subscribers
+        for index in range(topics[topic_id].partitions)
+    ]
+    for place in sorted(places, key=lambda place: (len(subscribers[place[0]]), place)):
+        racks = topics[place[0]].racks
+        taker = min(
+            subscribers[place[0]],
+            key=lambda one: (load(one), not (racks and one.rack in racks[place[1]])),
+        )
+        targets[taker.member_id].add(place)
+    while True:
+        before = {member_id: set(has) for member_id, has in targets.items()}
+        for topic_id, some in sorted(subscribers.items()):
+            while True:
+                givers = [
+                    one for one in some if any(p[0] == topic_id for p in targets[one.member_id])
+                ]
+                giver, taker = max(givers, key=load), min(some, key=load)
+                if load(giver) - load(taker) <= 1:
+                    break
+                place = max(place for place in targets[giver.member_id] if place[0] == topic_id)
+                targets[giver.member_id].remove(place)
+                targets[taker.member_id].add(place)
+        if targets == before:
+            return targets
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    wants=st.lists(st.sets(st.integers(0, 3)), min_size=2, max_size=7),
+    has_racks=st.booleans(),
+    rng=st.randoms(use_true_random=False),
+)
+def test_uniform_is_as_when_each_member_is_looked_at_for_each_partition(
+    counts: list[int], wants: list[set[int]], has_racks: bool, rng: Random
+) -> None:
+    topics = topics_of(*counts)
+    if has_racks:
+        topics = {
+            topic_id: AssignableTopic(
+                topic_id,
+                topic.partitions,
+                [frozenset(rng.sample(RACKS, rng.randint(0, 3))) for _ in range(topic.partitions)],
+            )
+            for topic_id, topic in topics.items()
+        }
+    members = [
+        member(
+            f"m{number}",
+            *(one for one in want if one < len(counts)),
+            rack=rng.choice(RACKS) if has_racks else "",
+        )
+        for number, want in enumerate(wants)
+    ]
+    if all(one.topics == members[0].topics for one in members):
+        return
+    assert assign_uniformly(members, topics) == simply_shared(members, topics)
+
+
+def test_uniform_looks_at_a_large_group_s_members_a_few_times_each() -> None:
+    """Ten thousand members of different subscriptions: counted, not timed."""
+    looks = 0
+
+    class Counted(frozenset[bytes]):
+        def __contains__(self, topic_id: object) -> bool:
+            nonlocal looks
+            looks += 1
+            return super().__contains__(topic_id)
+
+    topics = topics_of(1_000, 1_000)
+    racks = [frozenset({rack}) for rack in RACKS]
+    topics[IDS[0]] = AssignableTopic(
+        IDS[0],
+        1_000,
+        [Counted(racks[index % 3]) for index in range(1_000)],  # type: ignore[arg-type]
+    )
+    members = [
+        member(f"m{n:05}", *([0] if n % 2 else [0, 1]), rack=RACKS[n % 3]) for n in range(10_000)
+    ]
+    targets = assign_uniformly(members, topics)
+    assert sum(map(len, targets.values())) == 2_000
+    assert looks <= 1_000
