@@ -312,7 +312,102 @@ walk(PyObject *module, PyObject *args)
                          refused);
 }
 
+/* The shortest record whose places can be read: its length, attributes, two deltas, two lengths. */
+#define PLACED_BYTES_MIN 6
+/* Numbers of one record: vdl.records.walk.PLACE. */
+#define PLACE_NUMBERS 6
+
+/* Where one record lies and what is in it; its headers are passed over by its length. */
+static enum fault
+place_record(const uint8_t **at, const uint8_t *start, const uint8_t *records_end, int32_t *place)
+{
+    const uint8_t *p = *at, *end;
+    int32_t length, offset_delta, key, value, key_at;
+    int64_t delta;
+    enum fault fault;
+
+    if (p == records_end)
+        return MISSING;
+    if ((fault = read_varint(&p, records_end, &length)))
+        return fault;
+    if (length < 0 || length > records_end - p)
+        return RECORD_LENGTH;
+    end = p + length;
+    if (p == end)
+        return CUT_OFF;
+    p++;
+    if ((fault = read_varlong(&p, end, &delta)))
+        return fault;
+    if ((fault = read_varint(&p, end, &offset_delta)))
+        return fault;
+    if ((fault = skip_field(&p, end, &key)))
+        return fault;
+    key_at = (int32_t)(p - start) - (key > 0 ? key : 0);
+    if ((fault = skip_field(&p, end, &value)))
+        return fault;
+    place[0] = (int32_t)(*at - start);
+    place[1] = (int32_t)(end - start);
+    place[2] = offset_delta;
+    place[3] = key_at;
+    place[4] = key;
+    place[5] = value;
+    *at = end;
+    return NONE;
+}
+
+PyDoc_STRVAR(places_doc, "places($module, records, count, /)\n--\n\nSee vdl.records.walk.");
+
+static PyObject *
+places(PyObject *module, PyObject *args)
+{
+    Py_buffer records;
+    int count;
+    int32_t *all;
+    Py_ssize_t room, found = 0;
+    enum fault fault = NONE;
+    PyObject *packed;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*i:places", &records, &count))
+        return NULL;
+    if (records.len > INT32_MAX) {
+        PyBuffer_Release(&records);
+        PyErr_SetString(PyExc_ValueError, "records of more than 2 GiB");
+        return NULL;
+    }
+    const uint8_t *start = records.buf;
+    const uint8_t *p = start, *end = records.len ? start + records.len : start;
+    /* No more than can be there, whatever the count says. */
+    room = records.len / PLACED_BYTES_MIN;
+    if (count < room)
+        room = count > 0 ? count : 0;
+    all = PyMem_Malloc((size_t)(room + 1) * PLACE_NUMBERS * sizeof(int32_t));
+    if (all == NULL) {
+        PyBuffer_Release(&records);
+        return PyErr_NoMemory();
+    }
+    while (found < count) {
+        if (found == room) {
+            fault = MISSING;
+            break;
+        }
+        if ((fault = place_record(&p, start, end, all + found * PLACE_NUMBERS)))
+            break;
+        found++;
+    }
+    if (!fault && p != end)
+        fault = TRAILING_BYTES;
+    PyBuffer_Release(&records);
+    packed = PyBytes_FromStringAndSize((const char *)all,
+                                       found * PLACE_NUMBERS * (Py_ssize_t)sizeof(int32_t));
+    PyMem_Free(all);
+    if (packed == NULL)
+        return NULL;
+    return Py_BuildValue("(Ni)", packed, fault ? 0 : 1);
+}
+
 static PyMethodDef methods[] = {
+    {"places", places, METH_VARARGS, places_doc},
     {"walk", walk, METH_VARARGS, walk_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -13,11 +13,15 @@ Where it is stricter than Kafka's broker, a consumer of some client would otherw
 record for good: offset deltas must be 0, 1, 2, …, numbers must fit their type, a length is never
 below -1, the highest bit of a record's attributes is not set, header names are UTF-8.
 
+Beside it there is a shorter walk that says where each record lies, and its key: `places`. It goes
+over what was accepted before, so it looks at no more than it needs.
+
 Must not know: batch headers, codecs, error codes, threads.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from enum import IntEnum
 
@@ -85,6 +89,42 @@ Walk = Callable[[Buffer, int, int, int, int, bool, bool], Walked]
 """`(records, count, base_timestamp, oldest, newest, keys_required, release)`: walk `count` records
 whose timestamps count from `base_timestamp` and should be within [oldest, newest] (ms), -1 always
 excepted. `release`: let other threads run meanwhile."""
+
+
+PLACE = struct.Struct("=6i")
+"""One record, positions in the records: where it begins, where it ends, its offset delta, where its
+key begins, the length of the key and of the value, -1 where there is none."""
+
+Places = Callable[[Buffer, int], tuple[bytes, int]]
+"""`(records, count)`: (`PLACE` of each of the `count` records before the first that cannot be read;
+1 when all can, and nothing follows them, else 0)."""
+
+
+def places_in_python(records: Buffer, count: int) -> tuple[bytes, int]:
+    """See `Places`."""
+    position = 0
+    found = bytearray()
+    try:
+        for _ in range(count):
+            start = position
+            if start == len(records):
+                raise _Broken(Fault.MISSING)
+            length, position = _read_number(records, start, len(records), 32)
+            if not 0 <= length <= len(records) - position:
+                raise _Broken(Fault.RECORD_LENGTH)
+            end = position + length
+            if position == end:
+                raise _Broken(Fault.CUT_OFF)
+            _, position = _read_number(records, position + 1, end, 64)
+            offset_delta, position = _read_number(records, position, end, 32)
+            key, position = _skip_field(records, position, end)
+            key_at = position - max(0, key)
+            value, position = _skip_field(records, position, end)
+            found += PLACE.pack(start, end, offset_delta, key_at, key, value)
+            position = end
+    except _Broken:
+        return bytes(found), 0
+    return bytes(found), int(position == len(records))
 
 
 def walk_in_python(
@@ -202,4 +242,13 @@ def _choose() -> tuple[Walk, bool]:
     return native, True
 
 
+def _choose_places() -> Places:
+    try:
+        from vdl.records._walk import places as native
+    except ImportError:  # none was built, or an older one
+        return places_in_python
+    return native
+
+
 walk, IS_NATIVE = _choose()
+places = _choose_places()

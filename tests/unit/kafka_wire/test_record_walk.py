@@ -12,9 +12,11 @@ from vdl.records.walk import (
     ANY_TIME,
     FAULT_TEXTS,
     OUT_OF_TIME,
+    PLACE,
     REFUSED_MAX,
     WITHOUT_KEY,
     Fault,
+    places_in_python,
     walk_in_python,
 )
 
@@ -218,3 +220,63 @@ def test_both_walks_find_the_same_in_damaged_batches(
 def test_both_walks_find_the_same_in_any_bytes(data: bytes, count: int) -> None:
     """Nothing that a batch says of itself is believed."""
     walked(data, count)
+
+
+PLACES = [places_in_python]
+if record_walk.places is not places_in_python:
+    PLACES.append(record_walk.places)
+
+
+def placed(data: bytes, count: int) -> tuple[list[tuple[int, ...]], int]:
+    """What both ways to find records agree on."""
+    found = [places(data, count) for places in PLACES]
+    found += [places(memoryview(data), count) for places in PLACES]
+    assert all(one == found[0] for one in found), found
+    return list(PLACE.iter_unpack(found[0][0])), found[0][1]
+
+
+def test_places_of_records_are_those_of_their_fields() -> None:
+    """Whatever their offset deltas are: others went."""
+    records = [
+        record(0, key=field(b"first"), value=field(None)),
+        record(7, key=field(None), value=field(b"xy"), headers=number(1) + field(b"h") + number(0)),
+        record(9, key=field(b""), value=field(b"")),
+    ]
+    found, is_whole = placed(b"".join(records), 3)
+    assert is_whole
+    position = 0
+    for (start, end, delta, at, key, value), data, expected in zip(
+        found, records, [(0, b"first", -1), (7, None, 2), (9, b"", 0)], strict=True
+    ):
+        assert (start, end) == (position, position + len(data))
+        name = b"".join(records)[at : at + key] if key >= 0 else None
+        assert (delta, name, value) == expected
+        position = end
+    assert placed(b"".join(records), 2) == (found[:2], 0)
+    assert placed(b"".join(records), (1 << 31) - 1) == (found, 0)
+    assert placed(b"", 0) == ([], 1)
+    assert placed(b"x", 0) == ([], 0)
+
+
+@given(st.binary(max_size=60), st.integers(-1, 40))
+@settings(max_examples=500)
+def test_places_in_any_bytes_are_the_same_both_ways(data: bytes, count: int) -> None:
+    """Each lies within the bytes, and behind the one before."""
+    found, _ = placed(data, count)
+    position = 0
+    for start, end, _, at, key, _ in found:
+        assert start == position
+        assert start < at <= end <= len(data)
+        assert at + max(0, key) <= end
+        position = end
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_places_in_sound_records_that_are_hurt(data: st.DataObject) -> None:
+    """Where one byte is another, too."""
+    records = bytearray(b"".join(record(n, value=field(b"v" * n)) for n in range(5)))
+    at = data.draw(st.integers(0, len(records) - 1))
+    records[at] = data.draw(st.integers(0, 255))
+    found, _ = placed(bytes(records), 5)
+    assert len(found) <= 5
