@@ -22,8 +22,9 @@ where it says so:
 * A marker stays while anything of its transaction does, or of an aborted one the list; then it goes
   as a deletion marker does. The last one of each producer stays: it has the producer's epoch.
 
-Keys are told apart by 128 bits of BLAKE2b with a random key of their own for each compaction, so
-nobody can write two keys for one. What comes of it depends on no such number.
+Short keys are told apart as they are, longer ones by 128 bits of BLAKE2b with a random key of their
+own for each compaction, so nobody can write two keys for one. What comes of it depends on no such
+number.
 
 Memory is bounded by `keys_max`: see `scan`. The most that is held decompressed is one batch.
 
@@ -36,7 +37,7 @@ import contextlib
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -48,7 +49,6 @@ from vdl.records.batch import (
     BatchHeader,
     CorruptBatch,
     read_header,
-    read_varint,
     seal,
 )
 from vdl.records.compression import (
@@ -57,6 +57,7 @@ from vdl.records.compression import (
     compress_readably,
     decompress,
 )
+from vdl.records.walk import PLACE, places
 
 Buffer = bytes | bytearray | memoryview
 
@@ -204,14 +205,17 @@ class BatchCleaner:
         header = read_header(data)
         if header.is_control or self._aborted_from(header) >= 0:
             return
-        newest = self._newest
-        # Of one that cannot be read to its end all records stay: those before the fault count.
         with contextlib.suppress(CorruptBatch):
-            for record in _records(header, _payload(header, data)):
-                if record.key is not None:
-                    newest[self._digest(record.key)] = header.base_offset + record.delta
+            records = bytes(_payload(header, data))
+            # Of one that cannot be read to its end all records stay: those before the fault count.
+            found, _ = places(records, header.count)
+            newest, digest, base_offset = self._newest, self._digest, header.base_offset
+            for _, _, delta, at, length, _ in PLACE.iter_unpack(found):
+                if length >= 0:
+                    key = records[at : at + length]
+                    newest[key if length < _DIGEST_BYTES else digest(key)] = base_offset + delta
 
-    def _digest(self, key: memoryview) -> bytes:
+    def _digest(self, key: bytes) -> bytes:
         return blake2b(key, digest_size=_DIGEST_BYTES, key=self._secret).digest()
 
     def next_pass(self) -> None:
@@ -290,18 +294,28 @@ class BatchCleaner:
     ) -> Buffer | None:
         """The batch with the records that stay, None when all do, empty when none does. Raises
         CorruptBatch."""
-        payload = _payload(header, data)
+        records = bytes(_payload(header, data))
+        found, is_whole = places(records, header.count)
+        if not is_whole:
+            raise CorruptBatch("records", HEADER_BYTES)
         markers_go = entry.index <= markers_upto and not self._is_any_unread
-        parts: list[memoryview] = []
-        count = 0
-        for record in _records(header, payload):
-            if record.key is None or (markers_go and record.is_marker):
+        newest, digest, base_offset = self._newest, self._digest, header.base_offset
+        parts: list[bytes] = []
+        count = run_start = run_end = 0
+        for start, end, delta, at, length, value in PLACE.iter_unpack(found):
+            if length < 0 or (markers_go and value < 0):
                 continue
-            newest = self._newest.get(self._digest(record.key), -1)
-            if newest > header.base_offset + record.delta:
+            key = records[at : at + length]
+            if length >= _DIGEST_BYTES:
+                key = digest(key)
+            if newest.get(key, -1) > base_offset + delta:
                 continue
-            parts.append(payload[record.start : record.end])
             count += 1
+            if start != run_end:
+                parts.append(records[run_start:run_end])
+                run_start = start
+            run_end = end
+        parts.append(records[run_start:run_end])
         if count == header.count:
             return None
         if not count:
@@ -314,21 +328,6 @@ class BatchCleaner:
         return _finished(left, count)
 
 
-class _RecordPlace:
-    """One record: where it lies, and what is asked of it."""
-
-    __slots__ = ("delta", "end", "is_marker", "key", "start")
-
-    def __init__(
-        self, start: int, end: int, delta: int, key: memoryview | None, *, is_marker: bool
-    ) -> None:
-        self.start = start
-        self.end = end
-        self.delta = delta
-        self.key = key
-        self.is_marker = is_marker
-
-
 def _first_offset(offsets: tuple[int, int]) -> int:
     return offsets[0]
 
@@ -339,39 +338,6 @@ def _payload(header: BatchHeader, data: memoryview) -> memoryview:
         return decompress(Compression(header.codec), data[HEADER_BYTES:])
     except (CorruptCompression, ValueError) as error:
         raise CorruptBatch("compressed records", HEADER_BYTES) from error
-
-
-def _records(header: BatchHeader, payload: memoryview) -> Iterator[_RecordPlace]:
-    """All records. Raises CorruptBatch, also after the last one when bytes follow it."""
-    position = 0
-    try:
-        for _ in range(header.count):
-            record = _read_place(payload, position)
-            yield record
-            position = record.end
-    except IndexError:
-        raise CorruptBatch("record", position) from None
-    if position != len(payload):
-        raise CorruptBatch("bytes behind the records", position)
-
-
-def _read_place(payload: memoryview, start: int) -> _RecordPlace:
-    """Raises CorruptBatch, IndexError."""
-    length, body = read_varint(payload, start)
-    end = body + length
-    if length < 0 or end > len(payload):
-        raise CorruptBatch("record length", start)
-    _, position = read_varint(payload, body + 1)
-    delta, position = read_varint(payload, position)
-    key: memoryview | None = None
-    size, position = read_varint(payload, position)
-    if size >= 0:
-        key = payload[position : position + size]
-        position += size
-    size, position = read_varint(payload, position)
-    if position + max(size, 0) > end:
-        raise CorruptBatch("field length", position)
-    return _RecordPlace(start, end, delta, key, is_marker=size < 0)
 
 
 def _emptied(data: memoryview) -> bytearray:
