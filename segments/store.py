@@ -444,7 +444,10 @@ class DiskStore:
             if not log.segments or compaction.upto >= log.segments[-1].first_index:
                 self._roll_above(log, compaction.upto)
             elif not log.holes:
-                self._compactor.begin(log, compaction, make_cleaner(), pace, done)
+                limits = log.limits or self._limits
+                self._compactor.begin(
+                    log, compaction, make_cleaner(), pace, done, segment_bytes=limits.bytes
+                )
                 return
         self.workers.call_later(0, lambda: done(False))
 
@@ -625,6 +628,7 @@ class DiskStore:
             "compaction_read_bytes": self._compactor.read_bytes,
             "compaction_freed_bytes": self._compactor.freed_bytes,
             "compaction_segments_rewritten": self._compactor.segments_rewritten,
+            "compaction_segments_joined": self._compactor.segments_joined,
             "disk_full": self.disk_full,
             "failpoints": len(failpoint.armed),
             "recovered_blocks": replay.blocks,

@@ -3,7 +3,9 @@
 First the entries are scanned for what supersedes what, then each sealed segment that holds some of
 them is rewritten, oldest first. When there was no room for all keys, that is one pass of several.
 Records that were superseded in one of them are removed; the others stay for the next. At the end a
-note says how far the log is compacted.
+note says how far the log is compacted. Small segments that lie side by side are joined some seconds
+later, when no old file of the log is left: nothing depends on it, and no compaction waits for more
+of it than one log.
 
 A log may be reset, trimmed, damaged or deleted meanwhile. What was done stays: any part of a
 compaction is as good as none, and the next one does the rest.
@@ -29,6 +31,8 @@ from segments.api import (
     StoredEntry,
     Workers,
 )
+from segments.compaction import joining
+from segments.compaction.joining import Joining
 from segments.compaction.mending import mend
 from segments.compaction.note import write_note
 from segments.compaction.rewriting import (
@@ -46,6 +50,10 @@ OLD_FILE_MS = 10_000
 """How long the file of a segment that was rewritten stays for reads that have begun."""
 
 
+FILES_AT_ONCE = 64
+"""So many are removed by one job: others want the thread."""
+
+
 class Phase(Enum):
     """What a compaction does just now."""
 
@@ -55,6 +63,10 @@ class Phase(Enum):
     """Segments are rewritten."""
     NOTING = auto()
     """All is done, and is being noted."""
+    CHOOSING = auto()
+    """It is looked which segments are to be joined."""
+    JOINING = auto()
+    """They become one."""
 
 
 class CompactorOwner(Protocol):
@@ -74,21 +86,28 @@ class Compactor:
         self._workers = workers
         self._owner = owner
         self._run: _Run | None = None
+        self._waiting: _Run | None = None
+        """A compaction that waits for the end of a join."""
+        self._to_join: dict[int, _Run] = {}
+        """By log id, in order. Invariant: at most one of each log that was ever compacted here."""
         self._old_files: Counter[int] = Counter()
         """By log id, how many wait for their removal. Invariant: of a segment there are never more
         than two files, or a start could not tell which is the newest."""
         self.read_bytes = 0
         self.freed_bytes = 0
         self.segments_rewritten = 0
+        self.segments_joined = 0
 
     def may_begin(self, log: DiskLog) -> bool:
         """Whether this log may be compacted now. Old files of other logs are in nobody's way: who
         waited for them would compact a log every ten seconds, however small they are."""
-        return self._run is None and log.id not in self._old_files
+        is_free = self._run is None or (self._run.is_join and self._run.log is not log)
+        return is_free and self._waiting is None and log.id not in self._old_files
 
     # --- for repairs: see `segments.log.repair.SegmentWriter` ------------------------------------
     def hold(self, log: DiskLog) -> bool:
-        if log.id in self._old_files or (self._run is not None and self._run.log is log):
+        busy = [run.log for run in (self._run, self._waiting) if run is not None]
+        if log.id in self._old_files or log in busy:
             return False
         self._old_files[log.id] += 1
         return True
@@ -105,7 +124,7 @@ class Compactor:
         written: Sequence[tuple[SegmentInfo, SegmentInfo, Index]],
     ) -> None:
         for old, new, end in written:
-            self._replace(log, generation, old, new, end)
+            self._replace(log, generation, (old,), new, end)
         self._removed(log)
 
     # --- compactions -----------------------------------------------------------------------------
@@ -116,11 +135,40 @@ class Compactor:
         cleaner: RecordCleaner,
         pace: Callable[[int], int],
         done: Callable[[bool], None],
+        *,
+        segment_bytes: int,
     ) -> None:
-        """All of the log's entries up to the compaction's are in sealed segments, durably noted."""
+        """All of the log's entries up to the compaction's are in sealed segments, durably noted.
+        Small ones are joined up to `segment_bytes`."""
         assert self.may_begin(log), "one at a time"
-        self._run = run = _Run(log, compaction, cleaner, pace, done)
-        self._go_on(run)
+        run = _Run(log, compaction, cleaner, pace, done)
+        self._to_join.pop(log.id, None)
+        self._to_join[log.id] = _Run(
+            log, compaction, None, pace, lambda is_whole: None, segment_bytes=segment_bytes
+        )
+        if self._run is None:
+            self._run = run
+            self._go_on(run)
+        else:
+            self._waiting = run
+
+    def _ended(self, run: _Run, *, is_whole: bool) -> None:
+        self._run = None
+        run.done(is_whole)
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        """Whoever compacts a log waits already; joins have time."""
+        if self._run is not None:
+            return
+        following, self._waiting = self._waiting, None
+        if following is None:
+            free = (log_id for log_id in self._to_join if log_id not in self._old_files)
+            log_id = next(free, None)
+            following = None if log_id is None else self._to_join.pop(log_id)
+        if following is not None:
+            self._run = following
+            self._go_on(following)
 
     def _go_on(self, run: _Run) -> None:
         if not self._owner.compaction_may_go_on():
@@ -149,58 +197,71 @@ class Compactor:
         if run.rewriting is not None and run.rewriting.is_done:
             self._settle(run, run.rewriting)
         if run.is_done:
-            self._run = None
-            run.log.compacted = run.compaction
-            run.done(True)
+            if not run.is_join:
+                run.log.compacted = run.compaction
+            self._ended(run, is_whole=True)
         else:
             self._workers.call_later(run.pace(result), partial(self._go_on, run))
 
     def _settle(self, run: _Run, rewriting: Rewriting) -> None:
-        """One segment is done."""
-        old, new = rewriting.old, rewriting.new
+        """One segment is done, or several became one."""
+        old, new = rewriting.replaces, rewriting.new
         run.rewriting = None
         if rewriting.state is RewritingState.UNCHANGED:
             return
-        before = old.sealed
-        if self._replace(run.log, run.generation, old, new, rewriting.end):
-            self.segments_rewritten += 1
-            if before is not None and new.sealed is not None:
-                self.freed_bytes += before.bytes - new.sealed.bytes
+        if not self._replace(run.log, run.generation, old, new, rewriting.end):
+            return
+        if len(old) > 1:
+            self.segments_joined += len(old) - 1
+            return
+        self.segments_rewritten += 1
+        before = old[0].sealed
+        if before is not None and new.sealed is not None:
+            self.freed_bytes += before.bytes - new.sealed.bytes
 
     def _replace(
-        self, log: DiskLog, generation: int, old: SegmentInfo, new: SegmentInfo, end: Index
+        self,
+        log: DiskLog,
+        generation: int,
+        old: tuple[SegmentInfo, ...],
+        new: SegmentInfo,
+        end: Index,
     ) -> bool:
-        """Put the new segment into the old one's place; False when that is gone. The file that does
-        not count goes later."""
+        """Put the new segment into the place of old ones; False when one is gone. The files that do
+        not count go later."""
         is_void = log.deleted or log.generation != generation
-        is_replaced = not is_void and log.replace_segment(old, new, end)
-        path = log.files.segment_path((old if is_replaced else new).number)
+        is_replaced = not is_void and log.replace_segments(old, new, end)
+        gone = old if is_replaced else (new,)
+        paths = [log.files.segment_path(segment.number) for segment in gone]
         self._old_files[log.id] += 1
-        self._workers.call_later(OLD_FILE_MS, partial(self._remove, log, generation, path))
+        self._workers.call_later(OLD_FILE_MS, partial(self._remove, log, generation, paths))
         return is_replaced
 
-    def _remove(self, log: DiskLog, generation: int, path: str) -> None:
-        """Nobody reads the file any more. After a reset it went with all others of the log, and a
-        new segment may have its name."""
+    def _remove(self, log: DiskLog, generation: int, paths: list[str]) -> None:
+        """Nobody reads the files any more. After a reset they went with all others of the log, and
+        a new segment may have one's name."""
         if not self._owner.compaction_may_go_on():
-            return  # the next start removes it
+            return  # the next start removes them
         if log.generation != generation:
             self._removed(log)
             return
         fs, directory = log.files.fs, log.files.directory
 
         def remove() -> None:
-            if log.generation == generation and fs.exists(path):
-                fs.unlink(path)
-                failpoint.hit("compact.removed")
-                fs.sync_directory(directory)
+            for path in paths[:FILES_AT_ONCE]:
+                if log.generation == generation and fs.exists(path):
+                    fs.unlink(path)
+                    failpoint.hit("compact.removed")
+            fs.sync_directory(directory)
 
         def removed(result: BaseException | None) -> None:
             if isinstance(result, OSError) and is_refused(result):
-                again = partial(self._remove, log, generation, path)
+                again = partial(self._remove, log, generation, paths)
                 self._workers.call_later(DISK_FULL_RETRY_MS, again)
             elif isinstance(result, BaseException) and not isinstance(result, FileNotFoundError):
                 self._owner.compaction_failed(result)
+            elif paths[FILES_AT_ONCE:]:
+                self._remove(log, generation, paths[FILES_AT_ONCE:])
             else:
                 self._removed(log)
 
@@ -210,6 +271,7 @@ class Compactor:
         self._old_files[log.id] -= 1
         if not self._old_files[log.id]:
             del self._old_files[log.id]
+            self._begin_next()
 
     def _give_up(self, run: _Run) -> None:
         """What was done stays, the rest is for another time."""
@@ -219,22 +281,24 @@ class Compactor:
             if isinstance(result, BaseException) and not is_gone:
                 self._owner.compaction_failed(result)
                 return
-            self._run = None
-            run.done(False)
+            self._ended(run, is_whole=False)
 
         self._workers.pool(run.abandon, cleared)
 
 
 class _Run:
-    """One compaction of one log. `step` and `abandon` are for the pool."""
+    """One compaction of one log, or, with `segment_bytes`, the join of what is small behind one.
+    `step` and `abandon` are for the pool."""
 
     def __init__(
         self,
         log: DiskLog,
         compaction: Compaction,
-        cleaner: RecordCleaner,
+        cleaner: RecordCleaner | None,
         pace: Callable[[int], int],
         done: Callable[[bool], None],
+        *,
+        segment_bytes: int = 0,
     ) -> None:
         self.log = log
         self.compaction = compaction
@@ -244,7 +308,8 @@ class _Run:
         """Of one segment: until the loop has put the new one in its place."""
         self.is_done = False
         self._cleaner = cleaner
-        self._phase = Phase.SCANNING
+        self._segment_bytes = segment_bytes
+        self._phase = Phase.CHOOSING if segment_bytes else Phase.SCANNING
         self.generation = log.generation
         self._end = compaction.upto + 1
         self._stop = log.flushed_index + 1
@@ -256,6 +321,12 @@ class _Run:
         self._keys_end = self._end
         """The first entry whose keys found no room in this pass."""
         self._todo = self._segments_of_pass()
+        self._to_join: list[tuple[tuple[SegmentInfo, ...], Index]] = []
+        """As `joining.find` gives it."""
+
+    @property
+    def is_join(self) -> bool:
+        return self._segment_bytes > 0
 
     @property
     def is_void(self) -> bool:
@@ -290,6 +361,11 @@ class _Run:
                 write_note(files.fs, files.directory, files.log_id, self.compaction)
                 self.is_done = True
                 return 0
+            case Phase.CHOOSING:
+                self._choose()
+                return 0
+            case Phase.JOINING:
+                return self._join()
 
     def _scan(self) -> int:
         log = self.log
@@ -297,6 +373,7 @@ class _Run:
         entries: list[StoredEntry] = []
         if self._index < self._end:
             entries = read_entries(log.files, log.segments, self._stop, self._index, self._end)
+            assert self._cleaner is not None, "a join scans nothing"
             index = self._cleaner.scan(entries, keys_from=self._keys_from)
             self._index += len(entries)
             if index < self._index and self._keys_end == self._end:
@@ -322,10 +399,33 @@ class _Run:
             )  # fmt: skip
         return self.rewriting.step()
 
+    def _choose(self) -> None:
+        log = self.log
+        segments = log.segments
+        if segments:
+            self._stop = log.flushed_index + 1
+            self._to_join = joining.find(
+                log.files, segments, self._stop, self._end, self._segment_bytes
+            )
+        self._phase = Phase.JOINING
+
+    def _join(self) -> int:
+        log = self.log
+        if self.rewriting is None:
+            if not self._to_join:
+                self.is_done = True
+                return 0
+            joined, end = self._to_join.pop()
+            if joined[0] not in log.segments:
+                return 0  # trimmed, or mended, meanwhile
+            self.rewriting = Joining(log.files, log.segments, self._stop, joined, end)
+        return self.rewriting.step()
+
     def _end_pass(self) -> None:
         if self._keys_end == self._end:
             self._phase = Phase.NOTING
             return
+        assert self._cleaner is not None, "a join has no passes"
         self._cleaner.next_pass()
         self._index = self._keys_from = self._keys_end
         self._keys_end = self._end

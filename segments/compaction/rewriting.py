@@ -83,13 +83,21 @@ class Rewriting:
         self._compaction = compaction
         self._cleaner = cleaner
         self.state = RewritingState.LOOKING
-        self.new = SegmentInfo(rewritten(segment.number), segment.first_index, segment.base_offset)
+        self.new = SegmentInfo(
+            rewritten(segment.number), segment.first_index, segment.base_offset,
+            through=segment.through,
+        )  # fmt: skip
         """What takes the old one's place; `sealed` is known once it is rewritten."""
         self._index = segment.first_index
         self._position = SEGMENT_HEADER_BYTES
         self._written_back = 0
         self._max_timestamp = -1
         self._walk: Iterator[tuple[StoredEntry, int, int]] | None = None
+
+    @property
+    def replaces(self) -> tuple[SegmentInfo, ...]:
+        """What goes once the new one is in its place."""
+        return (self.old,)
 
     @property
     def _begun(self) -> str:

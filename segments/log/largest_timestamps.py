@@ -55,6 +55,15 @@ class LargestTimestamps:
             self._gone = 0
             self._build(left)
 
+    def join(self, position: int, count: int) -> None:
+        """The `count` from there on are one from now on."""
+        assert 0 < count <= len(self) - position, (position, count, len(self))
+        if count > 1:
+            left = self._levels[0][self._gone :]
+            left[position : position + count] = [max(left[position : position + count])]
+            self._gone = 0
+            self._build(left)
+
     def first(self, start: int, least: int) -> int:
         """The first position from `start` on whose value is ≥ `least`, or the length."""
         levels = self._levels

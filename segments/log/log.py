@@ -62,6 +62,12 @@ from segments.log.tail_cache import Chunk, Tail, TailCache
 from segments.log.terms import TermRuns
 
 _first_index = attrgetter("first_index")
+
+
+def _sequence(segment: SegmentInfo) -> int:
+    return sequence_of(segment.number)
+
+
 LOOKS_MAX = 1024
 """So many segments of earlier lives one job of a look-up by time asks: others want the thread."""
 
@@ -829,7 +835,7 @@ class DiskLog:
     def note_sealed(self, found: Sequence[Sealed]) -> None:
         """What was learned of sealed segments; some may be gone, or rewritten."""
         for sealed in found:
-            place = sequence_of(sealed.number) - sequence_of(self.segments[0].number)
+            place = bisect_right(self.segments, sequence_of(sealed.number), key=_sequence) - 1
             if place >= 0 and self.segments[place].number == sealed.number:
                 self.segments[place].sealed = sealed
                 self.maxima[place] = sealed.max_timestamp
@@ -840,17 +846,23 @@ class DiskLog:
             return NO_INDEX
         return max(first, self.roll_above + 1)
 
-    def replace_segment(self, old: SegmentInfo, new: SegmentInfo, end: Index) -> bool:
-        """A sealed segment, whose entries end at `end`, was rewritten; False: it is gone. What was
-        read of it, and what is in memory, says nothing of what is there now."""
-        if old not in self.segments[:-1]:
+    def replace_segments(self, old: Sequence[SegmentInfo], new: SegmentInfo, end: Index) -> bool:
+        """A sealed segment was rewritten, or several were joined, whose entries end at `end`;
+        False: some are gone. Where less is left, what was read of it, and what is in memory, says
+        nothing of what is there now."""
+        known = self.segments
+        place = bisect_right(known, old[0].first_index, key=_first_index) - 1
+        if place < 0 or known[place : place + len(old)] != tuple(old):
             return False
+        assert place + len(old) < len(known), "the newest is left alone"
         assert end <= self.flushed_index + 1, (end, self.flushed_index)
         assert new.sealed is not None, new.number
-        self.segments = tuple(new if segment is old else segment for segment in self.segments)
+        self.segments = (*known[:place], new, *known[place + len(old) :])
+        self.maxima.join(place, len(old))
         self.note_sealed([new.sealed])
         self.damaged_ranges.repairs += 1
-        self.tail.floor = max(self.tail.floor, end)
+        if len(old) == 1:
+            self.tail.floor = max(self.tail.floor, end)
         return True
 
     def note_timestamp(self, index: Index, timestamp: int) -> None:

@@ -5,7 +5,11 @@ business: entries up to the log's durable end do, as the journal says; what lies
 an unfinished flush.
 
 Header: magic "VDLSEG01" 8, CRC32C of bytes [12, 64) 4, segment number 4, log id 8, group 8,
-first index 8, base offset 8 (of the first entry), zero 16.
+first index 8, base offset 8 (of the first entry), through 4, check of that 4, zero 8.
+
+A segment that stands for several, because compaction joined them, has the number of the first of
+them and says in `through` which one was the last; others have zero there. It is said twice, because
+nothing else in the file tells it: the check is a CRC32C of its own.
 
 Everything here blocks and runs in the pool (small index look-ups also on the loop). No state but
 names: files are opened, read and closed, so nothing is shared between threads.
@@ -15,6 +19,7 @@ Must not know: the cache, the journal.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -52,8 +57,12 @@ from segments.log.index import (
 T = TypeVar("T")
 SEGMENT_HEADER_BYTES = 64
 SEGMENT_MAGIC = b"VDLSEG01"
-SEGMENT_HEADER = struct.Struct("<8sIIQQQQ16x")
+SEGMENT_HEADER = struct.Struct("<8sIIQQQQII8x")
 _CRC = struct.Struct("<I")
+_THROUGH = struct.Struct("<II")
+_THROUGH_AT = 48
+_UNKNOWN = -1
+"""Of `through`: the header does not say it any more, Idx have to."""
 _READ_ROWS_MAX = 1024
 _BLOCK_ROWS = 64
 _GUESSES_MAX = 4
@@ -88,6 +97,14 @@ class SegmentInfo:
     first_index: Index
     base_offset: Offset
     sealed: Sealed | None = None
+    through: int = 0
+    """Which of the log's segments was the last of those that are joined in it; 0: it is one by
+    itself."""
+
+    @property
+    def last_sequence(self) -> int:
+        """Of the last segment that it stands for: the one behind it has the next."""
+        return max(self.through, sequence_of(self.number))
 
 
 @dataclass(slots=True)
@@ -105,9 +122,10 @@ def encode_segment_header(info: SegmentInfo, log_id: LogId, group_id: GroupId) -
     """The header of a log segment."""
     header = bytearray(
         SEGMENT_HEADER.pack(
-            SEGMENT_MAGIC, 0, info.number, log_id, group_id, info.first_index, info.base_offset
+            SEGMENT_MAGIC, 0, info.number, log_id, group_id, info.first_index, info.base_offset,
+            info.through, _through_check(info.through, log_id),
         )
-    )
+    )  # fmt: skip
     _CRC.pack_into(header, 8, crc32c(memoryview(header)[12:]))
     return bytes(header)
 
@@ -116,13 +134,29 @@ def decode_segment_header(data: bytes, log_id: LogId) -> SegmentInfo:
     """Raises CorruptRecord."""
     if len(data) < SEGMENT_HEADER_BYTES:
         raise CorruptRecord("segment header", 0, expected=SEGMENT_HEADER_BYTES, actual=len(data))
-    magic, crc, number, owner, _, first_index, base_offset = SEGMENT_HEADER.unpack_from(data)
+    magic, crc, number, owner, _, first_index, base_offset, through, _ = SEGMENT_HEADER.unpack_from(
+        data
+    )
     actual = crc32c(memoryview(data)[12:SEGMENT_HEADER_BYTES])
     if magic != SEGMENT_MAGIC or actual != crc:
         raise CorruptRecord("segment header", 0, expected=crc, actual=actual)
     if owner != log_id:
         raise CorruptRecord("segment of another log", 0, expected=log_id, actual=owner)
-    return SegmentInfo(number, first_index, base_offset)
+    return SegmentInfo(number, first_index, base_offset, through=through)
+
+
+def _through_check(through: int, log_id: LogId) -> int:
+    return crc32c(_CRC.pack(through), log_id) if through else 0
+
+
+def _through_of(data: bytes, number: int, log_id: LogId) -> int:
+    """What a header that is damaged elsewhere says of the segments that are joined in it."""
+    if number == sequence_of(number):
+        return 0  # what was joined has been rewritten
+    if len(data) < SEGMENT_HEADER_BYTES:
+        return _UNKNOWN
+    through, check = _THROUGH.unpack_from(data, _THROUGH_AT)
+    return through if through and check == _through_check(through, log_id) else _UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,12 +426,17 @@ class LogFiles:
             file.close()
 
     def _is_rewritten(self, number: int) -> bool:
-        """Whether there is another file of the same segment."""
+        """Whether there may be another file with the entries of a segment that is gone: another
+        one of the same, or an older one in which it may be joined with others. Who believes it
+        looks there, and finds them or not."""
+        if number != sequence_of(number):
+            return True
+        nearest = 0
         for name in self.fs.list(self.directory):
             kind, other = segment_number(name) or ("", 0)
-            if kind == "log" and other != number and sequence_of(other) == sequence_of(number):
-                return True
-        return False
+            if kind == "log" and sequence_of(nearest) <= sequence_of(other) <= number:
+                nearest = other
+        return nearest != sequence_of(nearest)
 
     def check(
         self, first: Index, end: Index, bytes_max: int
@@ -463,23 +502,58 @@ class LogFiles:
                 continue
             if begun and info.first_index <= flushed_index:
                 raise CorruptRecord("segment header", info.number)
+            if found and self._is_joined_in(found[-1], info):
+                replaced.append(path)
+                continue
             if found and sequence_of(found[-1].number) == sequence_of(info.number):
                 if rewritten(info.number) == found[-1].number:
                     found[-1], info = info, found[-1]
                 replaced.append(self.segment_path(found.pop().number))
             found.append(info)
+        for info, following in pairwise(found):
+            if info.through == _UNKNOWN and self._reaches(info, following.first_index):
+                info.through = sequence_of(following.number) - 1
+        for info in found:
+            info.through = max(info.through, 0)
         return found, begun + replaced
+
+    def _is_joined_in(self, info: SegmentInfo, other: SegmentInfo) -> bool:
+        """Whether the entries of a segment, which is not `info`'s own of before, are in that. Where
+        the header does not say it any more: Idx were written before any other file went."""
+        if sequence_of(info.number) == sequence_of(other.number):
+            return False
+        if info.through != _UNKNOWN:
+            return sequence_of(other.number) <= info.through
+        try:
+            return self.idx(other.first_index).segment == info.number
+        except IndexDamaged:
+            return False
+
+    def _reaches(self, info: SegmentInfo, end: Index) -> bool:
+        """Whether the segment has all entries below `end`."""
+        try:
+            return self.idx(end - 1).segment == info.number
+        except IndexDamaged:
+            pass
+        last = info.first_index - 1
+        with contextlib.suppress(EntriesDamaged):
+            for entry, _, _ in self.walk(info, end, damaged=[]):
+                last = entry.index
+        return last == end - 1
 
     def _look(self, file: File, number: int) -> SegmentInfo:
         """What a log segment says of itself. Raises CorruptRecord."""
+        header = b""
         try:
-            return decode_segment_header(read_whole(file, SEGMENT_HEADER_BYTES, 0), self.log_id)
+            header = read_whole(file, SEGMENT_HEADER_BYTES, 0)
+            return decode_segment_header(header, self.log_id)
         except CorruptRecord:
             head = memoryview(read_whole(file, FRAME_BYTES, SEGMENT_HEADER_BYTES))
             size = min(frame_length(head, 0), file.size())
             view = memoryview(read_whole(file, size, SEGMENT_HEADER_BYTES))
             first = read_frame(view, 0, self.group_id, SEGMENT_HEADER_BYTES)
-            return SegmentInfo(number, first.index, first.base_offset)
+            through = _through_of(header, number, self.log_id)
+            return SegmentInfo(number, first.index, first.base_offset, through=through)
 
     def _told_by_index(self, number: int, low: Index, end: Index) -> SegmentInfo | None:
         """What Idx of entries [low, end), all of which count, say of a segment that says nothing of
@@ -501,7 +575,8 @@ class LogFiles:
             return None
         if idx is None or (idx.segment, idx.position) != (number, SEGMENT_HEADER_BYTES):
             return None
-        return SegmentInfo(number, low, idx.base_offset)
+        through = 0 if number == sequence_of(number) else _UNKNOWN
+        return SegmentInfo(number, low, idx.base_offset, through=through)
 
     def walk(
         self,

@@ -237,7 +237,7 @@ def _segments(files: LogFiles, replayed: ReplayedLog, found: Recovered) -> list[
     if not segments or segments[0].first_index > replayed.first_index:
         raise CorruptRecord("segments missing", replayed.first_index)
     for before, after in pairwise(segments):
-        follows = sequence_of(before.number) + 1
+        follows = before.last_sequence + 1
         if sequence_of(after.number) != follows:
             raise CorruptRecord("segment missing", after.number, expected=follows)
     return segments

@@ -179,7 +179,7 @@ def _sealed(
             Path(files.segment_path(info.number)).stat().st_size,
         )
         for info, after in pairs
-        if sequence_of(after.number) == sequence_of(info.number) + 1
+        if sequence_of(after.number) == info.last_sequence + 1
         and after.first_index > info.first_index
     ]  # fmt: skip
     if seen is not None and len(pairs) == count:
