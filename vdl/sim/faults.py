@@ -35,6 +35,9 @@ S = 1_000 * MS
 
 PLACES = tuple(place for place in failpoint.POINTS if not place.startswith(("open.", "compact.")))
 """Starts are cut in another way (`Options.cuts_in_start`)."""
+COMPACTING = tuple(place for place in failpoint.POINTS if place.startswith("compact."))
+"""Use: where something is compacted."""
+COMPACTING_CHANCE = 0.3
 STAGED = ("truncate.staged", "reset.staged", "trim.staged", "checkpoint.noted", "journal.rolled")
 STAGED_CHANCE = 0.5
 KILL_CHANCE = 0.2
@@ -60,6 +63,11 @@ class Target(Protocol):
     def frames(self) -> FrameWeather: ...
     @property
     def machines(self) -> list[Machine]: ...
+    @property
+    def is_compacting(self) -> bool:
+        """Whether there is a compacted topic."""
+        ...
+
     @property
     def hosts(self) -> list[str]:
         """Names of all machines, clients' too."""
@@ -133,7 +141,10 @@ class CutAtPlace:
         self.machine = rng.choice(world.machines)
         if self.machine.life is None:
             return False
-        self.place = rng.choice(STAGED if rng.random() < STAGED_CHANCE else PLACES)
+        if world.is_compacting and rng.random() < COMPACTING_CHANCE:
+            self.place = rng.choice(COMPACTING)
+        else:
+            self.place = rng.choice(STAGED if rng.random() < STAGED_CHANCE else PLACES)
         is_kill = rng.random() < KILL_CHANCE
         # Mostly before the next sync, now and then when a good deal has followed.
         delay_ns = int(rng.random() ** 4 * AFTER_PLACE_NS_MAX)

@@ -185,6 +185,7 @@ class World:
         self.frames.holds_snapshots = options.held_snapshots
         self.machines = [self._machine(ServerId(i)) for i in range(1, options.servers + 1)]
         self.hosts = [machine.name for machine in self.machines] + list(CLIENT_HOSTS)
+        self.is_compacting = options.keyed
         self.watch = Watch(self.machines, min_in_sync=options.min_in_sync)
         self.watch.sent_bytes_max = sent_bytes_max(options)
         self.recorder = Recorder(self.time)
