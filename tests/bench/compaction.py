@@ -1,14 +1,18 @@
 """What compaction costs those who produce, and what it leaves.
 
 A run is three new servers and one partition: so many records over so many keys, three of ten of
-them deletions, at a fixed rate; halfway its leader is killed and started again. The topic of the
-`compacted` run is compacted meanwhile, that of the `kept` one is not. Then it is read from the
-beginning: the newest value of every key must be there. At the end the three copies are compared
-byte by byte.
+them deletions, at a fixed rate. After a third its leader is killed and started again, after two
+thirds all servers are killed at once (`kill -9`). The topic of the `compacted` run is compacted
+meanwhile, that of the `kept` one is not. Then it is read from the beginning: the newest value of
+every key must be there. At the end the three copies are compared byte by byte.
 
-`read_records` is what a reader from the beginning gets, `disk_mb` what one copy takes, `rss_max_mb`
-the most that one server ever held, and `settle_seconds` the time until the last compaction had
-ended after the last record.
+With PEER=NAME in the environment the same records also go to a compacted topic of the peer, where
+nobody is killed.
+
+`ack` are all acknowledgements, `calm` those of records sent when nobody was killed in the seconds
+before or after. `read_records` is what a reader from the beginning gets, `disk_mb` what one copy
+takes, `rss_max_mb` the most that one server ever held, and `settle_seconds` the time until the last
+compaction had ended after the last record.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,9 +30,9 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.bench.rounds import Comparison, Figures, percentiles
+from tests.bench.rounds import Comparison, Figures, Run, percentiles
 from tests.bench.servers import SETTLE_SECONDS, Servers
-from tests.bench.systems import cpu_seconds
+from tests.bench.systems import Peer, cpu_seconds, peer_from_environment
 from tests.chaos.harness.cluster import leader
 from tests.chaos.harness.copies import assert_equal, read_copies
 
@@ -39,6 +44,9 @@ QUIET_SECONDS = 25.0
 PATIENCE_SECONDS = 1_800.0
 SAMPLED = 50
 """Of so many records the latency of one is kept."""
+AROUND_STRIKE_SECONDS = (2.0, 20.0)
+"""Before and after a strike: not calm."""
+RUNS = ("kept", "compacted", "peer")
 COMPACTED = {
     "cleanup.policy": "compact",
     "segment.bytes": str(4 << 20),
@@ -51,6 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--records", type=int, default=10_000_000)
     parser.add_argument("--keys", type=int, default=100_000)
     parser.add_argument("--rate", type=int, default=20_000, help="records a second")
+    parser.add_argument("--only", choices=RUNS, action="append", help="not all runs")
     parser.set_defaults(rounds=1)
 
 
@@ -58,65 +67,136 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
     kept = {"segment.bytes": COMPACTED["segment.bytes"]}
     make = partial(run, records=options.records, keys=options.keys, rate=options.rate)
-    yield Comparison(
-        {"kept": partial(make, kept), "compacted": partial(make, COMPACTED)}, baseline="kept"
-    )
+    runs: dict[str, Run] = {"kept": partial(make, kept), "compacted": partial(make, COMPACTED)}
+    peer = peer_from_environment()
+    if peer is not None:
+        runs["peer"] = partial(
+            run_peer, peer, records=options.records, keys=options.keys, rate=options.rate
+        )
+    runs = {name: one for name, one in runs.items() if name in (options.only or RUNS)}
+    yield Comparison(runs, baseline="kept" if "kept" in runs else "")
 
 
 def run(configs: dict[str, str], *, records: int, keys: int, rate: int) -> Figures:
     servers = Servers()
     try:
         servers.up()
-        admin = AdminClient({"bootstrap.servers": servers.bootstrap, "log_level": 0})
-        topic = NewTopic(TOPIC, num_partitions=1, replication_factor=3, config=configs)
-        admin.create_topics([topic])[TOPIC].result(timeout=60)
+        create(servers.bootstrap, configs)
         before = cpu_seconds(servers.pids())
-        began = time.monotonic()
+        rss_mb = 0.0
 
-        def strike() -> None:
+        def kill_leader() -> None:
             killed = leader(servers.replica_set, TOPIC)
             servers.kill_one(killed)
             servers.start_one(killed)
 
-        newest, latencies = produce(servers.bootstrap, records, keys, rate, strike)
-        produced = time.monotonic()
-        figures = percentiles("ack", latencies)
+        def kill_all() -> None:
+            nonlocal before, rss_mb
+            before -= cpu_seconds(servers.pids())
+            rss_mb = max(map(rss_max_mb, servers.pids()))
+            servers.kill()
+            servers.start()
+
+        strikes = {records // 3: kill_leader, 2 * records // 3: kill_all}
+        began = time.monotonic()
+        produced = produce(servers.bootstrap, records, keys, rate, strikes)
+        ended = time.monotonic()
+        figures = produced.figures()
         if "cleanup.policy" in configs:
-            figures["settle_seconds"] = settle(servers, produced)
-        found, count = read(servers.bootstrap)
-        wrong = [key for key, value in newest.items() if found.get(key) != value]
-        assert not wrong, f"{len(wrong)} of {len(newest)} keys have another value: {wrong[:3]}"
+            figures["settle_seconds"] = settle(partial(compactions, servers), ended)
         figures |= {
-            "read_records": count,
-            "produce_seconds": produced - began,
+            "read_records": produced.check(servers.bootstrap),
+            "produce_seconds": ended - began,
             "cpu_seconds": cpu_seconds(servers.pids()) - before,
-            "rss_max_mb": max(map(rss_max_mb, servers.pids())),
+            "rss_max_mb": max(rss_mb, *map(rss_max_mb, servers.pids())),
         }
         time.sleep(SETTLE_SECONDS)
         servers.stop()
         stores = [servers.store(server_id) for server_id in servers.ids]
         assert_equal(read_copies(stores), replicas=3)
-        return figures | {"disk_mb": disk_mb(stores[0])}
+        return figures | {"disk_mb": disk_mb(stores[0]), "segments": segments(stores[0])}
     finally:
         servers.down()
 
 
+def run_peer(peer: Peer, *, records: int, keys: int, rate: int) -> Figures:
+    peer.up()
+    try:
+        create(peer.bootstrap, COMPACTED)
+        before = cpu_seconds(peer.pids())
+        began = time.monotonic()
+        produced = produce(peer.bootstrap, records, keys, rate, {})
+        ended = time.monotonic()
+        copy = next(peer.data_directories()[0].glob(f"{TOPIC}-0"))
+
+        def changes() -> int:
+            return sum(file.stat().st_size for file in copy.glob("*.log"))
+
+        return produced.figures() | {
+            "settle_seconds": settle(changes, ended),
+            "read_records": produced.check(peer.bootstrap),
+            "produce_seconds": ended - began,
+            "cpu_seconds": cpu_seconds(peer.pids()) - before,
+            "rss_max_mb": max(map(rss_max_mb, peer.pids())),
+            "disk_mb": sum(file.stat().st_blocks * 512 for file in copy.iterdir()) / 1e6,
+            "segments": len(list(copy.glob("*.log"))),
+        }
+    finally:
+        peer.down()
+
+
+def create(bootstrap: str, configs: dict[str, str]) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    topic = NewTopic(TOPIC, num_partitions=1, replication_factor=3, config=configs)
+    admin.create_topics([topic])[TOPIC].result(timeout=60)
+
+
+@dataclass(slots=True)
+class Produced:
+    """What was written, and how long its acknowledgements took."""
+
+    newest: dict[bytes, bytes] = field(default_factory=dict)
+    """Value of each key that was not deleted."""
+    latencies: list[tuple[float, float]] = field(default_factory=list)
+    """A sample: (when it was sent, ms)."""
+    strikes: list[float] = field(default_factory=list)
+
+    def figures(self) -> Figures:
+        before, after = AROUND_STRIKE_SECONDS
+        calm = [
+            latency
+            for sent, latency in self.latencies
+            if not any(at - before < sent < at + after for at in self.strikes)
+        ]
+        return percentiles("ack", [latency for _, latency in self.latencies]) | percentiles(
+            "calm", calm
+        )
+
+    def check(self, bootstrap: str) -> int:
+        """How many records a reader from the beginning gets."""
+        found, count = read(bootstrap)
+        wrong = [key for key, value in self.newest.items() if found.get(key) != value]
+        assert not wrong, f"{len(wrong)} of {len(self.newest)} keys have another value: {wrong[:3]}"
+        revived = found.keys() - self.newest.keys()
+        assert not revived, f"{len(revived)} keys were deleted: {sorted(revived)[:3]}"
+        return count
+
+
 def produce(
-    bootstrap: str, records: int, keys: int, rate: int, strike: Callable[[], None]
-) -> tuple[dict[bytes, bytes], list[float]]:
-    """The newest value of each key that was not deleted; how long acknowledgements took (ms), a
-    sample. `strike` is called once, halfway."""
+    bootstrap: str, records: int, keys: int, rate: int, strikes: dict[int, Callable[[], None]]
+) -> Produced:
+    """Write it all; `strikes`: what is done to the servers, by the record before which it is."""
     producer = Producer(
         {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 0}
     )
     rng = random.Random(1)
-    newest: dict[bytes, bytes] = {}
-    latencies: list[float] = []
+    produced = Produced()
+    newest, latencies = produced.newest, produced.latencies
 
     def sampled(sent: float) -> Callable[[KafkaError | None, Any], None]:
         def delivered(error: KafkaError | None, message: Any) -> None:
             assert error is None, error
-            latencies.append((time.monotonic() - sent) * 1_000)
+            latencies.append((sent, (time.monotonic() - sent) * 1_000))
 
         return delivered
 
@@ -138,32 +218,30 @@ def produce(
                 producer.poll(0.1)
         if n % 100 == 0:
             producer.poll(max(0.0, began + n / rate - now))
-        if n == records // 2:
-            strike()
+        if n in strikes:
+            produced.strikes.append(now)
+            strikes[n]()
     assert not producer.flush(PATIENCE_SECONDS)
-    return newest, latencies
+    return produced
 
 
-def settle(servers: Servers, since: float) -> float:
-    """Seconds until no segment was rewritten any more, counted from `since`."""
+def settle(changes: Callable[[], int], since: float) -> float:
+    """Seconds until what `changes` counts did not change any more, counted from `since`."""
     known, changed = -1, time.monotonic()
     deadline = changed + PATIENCE_SECONDS
     while time.monotonic() - changed < QUIET_SECONDS:
         assert time.monotonic() < deadline, "it compacts for ever"
-        found = sum(compactions(server.read_text(encoding="utf-8")) for server in logs(servers))
+        found = changes()
         if found != known:
             known, changed = found, time.monotonic()
         time.sleep(0.5)
     return changed - since
 
 
-def logs(servers: Servers) -> list[Path]:
-    return [servers.store(server_id).parent / "server.log" for server_id in servers.ids]
-
-
-def compactions(text: str) -> int:
+def compactions(servers: Servers) -> int:
     """How often a server has said that it compacted a log."""
-    return text.count("event=log_compacted")
+    logs = [servers.store(server_id).parent / "server.log" for server_id in servers.ids]
+    return sum(log.read_text(encoding="utf-8").count("event=log_compacted") for log in logs)
 
 
 def read(bootstrap: str) -> tuple[dict[bytes, bytes], int]:
@@ -207,3 +285,8 @@ def disk_mb(store: Path) -> float:
         sum(file.stat().st_size for file in log.iterdir()) / 1e6
         for log in (store / "logs").iterdir()
     )
+
+
+def segments(store: Path) -> int:
+    """How many segments the log of the topic has."""
+    return max(len(list(log.glob("*.log"))) for log in (store / "logs").iterdir())
