@@ -289,6 +289,8 @@ def _maybe_send_append(
     except Compacted:
         return _maybe_send_snapshot(raft, node, progress)
     try:
+        if node in raft.paced and progress.is_learner and may_carry and previous < log.last_index:
+            raise NotInMemory(progress.next, log.last_index + 1)
         entries = (
             log.slice(progress.next, log.last_index + 1, raft.max_size_per_msg) if may_carry else []
         )
@@ -297,7 +299,10 @@ def _maybe_send_append(
     except NotInMemory as answer:
         if progress.state is REPLICATE:
             progress.cold_read_first = progress.next
-            raft.cold_reads.append(ColdRead(node, progress.next, answer.end, raft.max_size_per_msg))
+            piece = raft.max_size_per_msg
+            if progress.is_learner:
+                piece = min(piece, raft.paced.get(node, piece))
+            raft.cold_reads.append(ColdRead(node, progress.next, answer.end, piece))
             return False
         # Not worth a read before it is known that the logs agree there: probe empty-handed.
         entries = []

@@ -12,7 +12,7 @@ type to the role that is held. What the roles do is in `raft.follower`, `raft.ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -260,6 +260,11 @@ class RawNode:
         """With `commit_apart`: what peers have to be told of the commit index; it counts as sent.
         Empty unless leader."""
         return leader.tell_commit(self.raft) if self.raft.state is LEADER else []
+
+    def pace(self, learners: Mapping[NodeId, int]) -> None:
+        """These get entries only when the host says so, so many bytes at a time, while they are
+        learners and this replica leads: see `ColdRead`."""
+        self.raft.paced = learners
 
     def transfer_leader(self, transferee: NodeId) -> None:
         """Hand leadership to a voter; a follower asks its leader to (thesis §3.10)."""

@@ -11,6 +11,7 @@ appended before them is on disk.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
 from typing import Final
 
@@ -74,6 +75,7 @@ class Raft:
         "msgs",
         "msgs_after_append",
         "outgoing_progress",
+        "paced",
         "peers",
         "pending_conf_index",
         "pending_reads",
@@ -147,6 +149,10 @@ class Raft:
         self.msgs_after_append: list[Message] = []
         self.read_states: list[ReadState] = []
         self.cold_reads: list[ColdRead] = []
+
+        self.paced: Mapping[NodeId, int] = {}
+        """Learners that get entries only when the host says so, and so many bytes at a time: they
+        are asked for as a `ColdRead`, in memory or not."""
 
         # The leader's.
         self.lead_transferee: NodeId = NONE

@@ -47,8 +47,8 @@ from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.group.state_group import Outcome, StateGroup
 from vdl.logstream.membership.leader_requests import LeaderRequests
+from vdl.logstream.membership.move_limits import MoveLimits
 from vdl.logstream.membership.open_replica import ReplicaOpener
-from vdl.logstream.membership.reassignment import throttled_rate
 from vdl.logstream.membership.replacement import Replacement
 from vdl.logstream.membership.replicas import (
     CatalogObserver,
@@ -108,6 +108,7 @@ class Host:
         self._repair = EntryRepair(state, self._status)
         self._inbox = Inbox(state, self._status, self._proofs, self._commits)
         self._opener = ReplicaOpener(state, hosting=self)
+        self._move_limits = MoveLimits(state, self._opener.move_throttle)
         self._replicas = Replicas(state, hosting=self)
         self._transfers = Transfers(state, self._status, self.liveness)
         self._requests = LeaderRequests(state, self._transfers, self.liveness)
@@ -126,6 +127,7 @@ class Host:
             self._forwarding,
             self._requests.queries,
             self.commands,
+            self._move_limits,
         )
         self.overload = self.periodic.overload
         self.trimming = self.periodic.trimming
@@ -645,7 +647,7 @@ class Host:
             self._renumbered = self.catalog.renumbered
             for group in self._groups.values():
                 self._place(group)
-        self._opener.throttle.limit(throttled_rate(self.catalog.resources, self.server_id))
+        self._move_limits.look()
         self._inbox.catalog_changed()
         self.liveness.catalog_changed()
         self.state.front.catalog_changed()

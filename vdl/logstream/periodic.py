@@ -23,6 +23,7 @@ from vdl.logstream.elections.timers import Timers
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import LOOK_NS
 from vdl.logstream.group.producer_expiry import ProducerExpiry
+from vdl.logstream.membership.move_limits import MoveLimits
 from vdl.logstream.membership.replacement import Replacement
 from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.peers.entry_repair import EntryRepair
@@ -60,6 +61,7 @@ class Periodic:
         forwarding: Forwarding,
         queries: Queries,
         commands: GroupCommands,
+        move_limits: MoveLimits,
     ) -> None:
         self._state = state
         self._timers = timers
@@ -71,6 +73,7 @@ class Periodic:
         self._forwarding = forwarding
         self._queries = queries
         self._commands = commands
+        self._move_limits = move_limits
         self._disk_watch = DiskWatch(state.options.disk_patience_ms, state.clock.now_ns())
         self._producer_expiry = ProducerExpiry(
             state.streams, alive=state.alive, server_id=state.server_id, options=state.options
@@ -154,6 +157,7 @@ class Periodic:
         else:
             self._transfers.return_some()
         self._note_time()
+        self._move_limits.look()
         self._replacement.look_around()
         self._repair.look_around()
         for group in state.groups.values():

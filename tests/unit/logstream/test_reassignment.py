@@ -13,11 +13,18 @@ from tests.unit.logstream.conftest import Cluster
 from vdl.errors import ErrorCode
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import replica_id_of, server_of
-from vdl.logstream.membership.reassignment import LEADER_THROTTLED_RATE
+from vdl.logstream.membership.move_limits import (
+    FOLLOWER_RATE,
+    FOLLOWER_REPLICAS,
+    LEADER_RATE,
+    LEADER_REPLICAS,
+    UNTHROTTLED,
+)
 from vdl.logstream.membership.replacement import PARTITIONS_MAX
 from vdl.state.commands import (
     AlterReassignments,
     AlterResourceConfigs,
+    AlterTopicConfigs,
     ConfigChange,
     DeleteTopics,
     FinishReassignments,
@@ -347,9 +354,135 @@ def test_many_that_move_at_once_do_not_wait_for_one_another(make_cluster: Any) -
     assert all(voters(many, group_id) == {4, 5, 6} for group_id in groups[:PARTITIONS_MAX])
 
 
-def test_throttle_that_the_catalog_holds_is_a_servers_own(six: Any) -> None:
-    """`kafka-reassign-partitions --throttle` sets it on each server; or, as here, on all."""
-    six.propose(AlterResourceConfigs([(4, ConfigChange("", {LEADER_THROTTLED_RATE: "300000"}))]))
-    six.propose(AlterResourceConfigs([(4, ConfigChange("2", {LEADER_THROTTLED_RATE: "200000"}))]))
-    rates = [n.host._opener.throttle._bytes_per_second for n in six.nodes.values()]
-    assert rates == [300_000, 200_000] + [300_000] * 4
+VALUE = b"v" * 20_000
+COUNT = 20
+
+
+def throttle(cluster: Any, *, rate: int, leaders: str, followers: str, server: str = "") -> None:
+    """As `kafka-reassign-partitions --throttle` does it: on servers, and on topics."""
+    rates = {LEADER_RATE: str(rate), FOLLOWER_RATE: str(rate)}
+    cluster.propose(AlterResourceConfigs([(4, ConfigChange(server, rates))]))
+    lists = {LEADER_REPLICAS: leaders, FOLLOWER_REPLICAS: followers}
+    cluster.propose(AlterTopicConfigs([ConfigChange(TOPIC, lists)]))
+
+
+def filled(cluster: Any, name: str = TOPIC) -> int:
+    """A partition on the first three servers with `COUNT` large records."""
+    group_id: int = cluster.create_topic(name)
+    for _ in range(COUNT):
+        assert cluster.append(cluster.leader(group_id), VALUE) is not None
+        cluster.run(20)
+    return group_id
+
+
+def ms_until_settled(cluster: Any, group_id: int) -> float:
+    began = cluster.time.now_ns
+    until(cluster, lambda: settled(cluster, group_id), ms=120_000)
+    return float(cluster.time.now_ns - began) / 1e6
+
+
+@pytest.mark.parametrize(
+    ("leaders", "followers", "is_limited"),
+    [
+        ("0:1,0:2,0:3", "0:4", True),
+        ("*", "", True),
+        ("", "0:4", True),
+        ("", "*", True),
+        ("", "", False),
+        ("1:1,1:2,1:3", "1:4,0:5", False),
+    ],
+)
+def test_replica_that_comes_is_fed_no_faster_than_the_limit(
+    six: Any, leaders: str, followers: str, is_limited: bool
+) -> None:
+    """Though all of it is in the leader's memory. What the limit is not for is not held up."""
+    group_id = filled(six)
+    rate = 50_000
+    throttle(six, rate=rate, leaders=leaders, followers=followers)
+    assert move(six, [1, 2, 4]) is ErrorCode.NONE
+    least_ms = (COUNT - 3) * len(VALUE) / rate * 1_000  # the last few may be missing
+    assert (ms_until_settled(six, group_id) > least_ms) == is_limited
+    assert voters(six, group_id) == {1, 2, 4}
+    six.run(1_000)
+    assert len(set(offsets(six, group_id).values())) == 1
+
+
+def test_limit_is_for_moves_and_for_nobody_else(six: Any) -> None:
+    """A member that returns is fed as ever, and acknowledgements do not wait."""
+    group_id = filled(six)
+    throttle(six, rate=1_000, leaders="*", followers="*")
+    assert move(six, [1, 2, 4]) is ErrorCode.NONE
+    six.run(2_000)
+    assert not settled(six, group_id)
+    leader = six.leader(group_id).leader_server
+    away = next(server for server in (2, 3, 1) if server != leader)
+    six.nodes[away].crash()
+    for _ in range(COUNT):
+        fates = six.append(six.leader(group_id), VALUE)
+        until(six, lambda fates=fates: bool(fates), ms=500)
+        assert fates[0].error is ErrorCode.NONE
+    six.nodes[away].start()
+    end = six.leader(group_id).group.node.next_offset()
+    until(six, lambda: offsets(six, group_id).get(away) == end, ms=3_000)
+    assert offsets(six, group_id).get(4, 0) < COUNT // 2
+    assert not settled(six, group_id)
+
+
+def test_limit_that_is_lifted_holds_nobody_up_any_more(six: Any) -> None:
+    """And who goes back is let go, however slow it was to come."""
+    group_id = filled(six)
+    throttle(six, rate=1, leaders="*", followers="*")
+    assert move(six, [1, 2, 4]) is ErrorCode.NONE
+    six.run(3_000)
+    assert not settled(six, group_id)
+    assert move(six, None) is ErrorCode.NONE
+    assert ms_until_settled(six, group_id) < 3_000
+    assert voters(six, group_id) == {1, 2, 3}
+    assert move(six, [1, 2, 5]) is ErrorCode.NONE
+    six.run(3_000)
+    assert not settled(six, group_id)
+    throttle(six, rate=UNTHROTTLED, leaders="", followers="")
+    assert ms_until_settled(six, group_id) < 3_000
+    assert voters(six, group_id) == {1, 2, 5}
+
+
+def is_led_by_another(cluster: Any, group_id: int, server: int) -> bool:
+    streams = [n.host.stream(group_id) for n in cluster.nodes.values() if not n.clock.stopped]
+    return any(s is not None and s.serving and s.leader_server != server for s in streams)
+
+
+def test_limit_outlives_the_leader(six: Any) -> None:
+    """Who leads next feeds nobody faster, not even at first."""
+    group_id = filled(six)
+    rate = 20_000
+    throttle(six, rate=rate, leaders="*", followers="*")
+    assert move(six, [1, 2, 4]) is ErrorCode.NONE
+    began = six.time.now_ns
+    for _ in range(3):
+        six.run(1_000)
+        leader = six.leader(group_id).leader_server
+        six.nodes[leader].crash()
+        until(six, lambda leader=leader: is_led_by_another(six, group_id, leader))
+        six.nodes[leader].start()
+    had = offsets(six, group_id).get(4, 0)
+    seconds = (six.time.now_ns - began) / 1e9
+    assert had * len(VALUE) <= rate * seconds + 8 * len(VALUE)  # pieces that were under way
+    until(six, lambda: settled(six, group_id), ms=120_000)
+    assert voters(six, group_id) == {1, 2, 4}
+
+
+def test_follower_limit_is_for_all_that_come_to_it(six: Any) -> None:
+    """Their leaders share it, whoever they are."""
+    names = [f"t{number}" for number in range(6)]
+    groups = [filled(six, name) for name in names]
+    rate = 60_000
+    rates = {FOLLOWER_RATE: str(rate)}
+    six.propose(AlterResourceConfigs([(4, ConfigChange("4", rates))]))
+    lists = {FOLLOWER_REPLICAS: "0:4"}
+    six.propose(AlterTopicConfigs([ConfigChange(name, lists) for name in names]))
+    began = six.time.now_ns
+    six.propose(AlterReassignments([Reassign(name, 0, [1, 2, 4]) for name in names]))
+    until(six, lambda: all(settled(six, group_id) for group_id in groups), ms=200_000)
+    seconds = (six.time.now_ns - began) / 1e9
+    assert (COUNT - 3) * len(names) * len(VALUE) / seconds < rate * 1.1
+    assert seconds < 3 * COUNT * len(names) * len(VALUE) / rate

@@ -3,7 +3,6 @@
 from vdl.clock import MS
 from vdl.logstream.group.recovery_throttle import (
     BURST_NS,
-    LIMIT_MIN,
     NEVER_NS,
     Gain,
     RecoveryThrottle,
@@ -184,12 +183,3 @@ def test_follower_of_a_group_at_rest_has_the_limit_only() -> None:
     for now_ns in range(0, 3_000 * MS, 100 * MS):
         assert gain.due_ns(1, 50, now_ns) == NEVER_NS
         gain.fed(1, 10, now_ns)
-
-
-def test_limit_of_an_operator_holds_until_it_is_lifted() -> None:
-    """It slows what is fed, never below what makes a lost replica good, and never quickens it."""
-    clock = NodeClock(VirtualTime())
-    throttle = RecoveryThrottle(clock, 1 << 20)
-    for limit, rate in ((1 << 18, 1 << 18), (0, LIMIT_MIN), (1 << 40, 1 << 20)):
-        throttle.limit(limit)
-        assert throttle._bytes_per_second == rate

@@ -446,3 +446,33 @@ def test_entries_to_apply_that_are_on_disk_are_asked_for() -> None:
     network.node(1).advance(ready)
     ready = network.node(1).ready()
     assert ready.committed_entries[0].index == 8
+
+
+def test_paced_learner_gets_entries_when_the_host_says_so() -> None:
+    """In memory or not, so many bytes at a time; voters, and who is paced no more, as ever."""
+    network = Network(3, learners=1)
+    network.elect(1)
+    leader = network.node(1)
+    network.settle()
+    leader.pace({3: 100, 4: 100})
+    held = network.hosts[1]
+    held.reads_held = []
+    for number in range(10):
+        network.propose(b"%d" % number * 50, records=2)
+        network.settle()
+    assert leader.raft.progress[3].match == leader.raft.log.last_index
+    progress = leader.raft.progress[4]
+    before = progress.match
+    assert before < leader.raft.log.last_index
+    [want] = held.reads_held
+    assert want.peer == 4
+    assert (want.first, want.bytes_max) == (before + 1, 100)
+    held.reads_held.clear()
+    leader.entries_ready(4, leader.raft.log.slice(before + 1, before + 3, 1 << 20))
+    network.settle()
+    assert progress.match == before + 2
+    leader.pace({})
+    [want] = held.reads_held
+    leader.entries_ready(4, leader.raft.log.slice(want.first, want.first + 1, 1))
+    network.settle()
+    assert progress.match == leader.raft.log.last_index

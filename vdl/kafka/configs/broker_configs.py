@@ -24,7 +24,7 @@ from typing import Any
 from ids import ServerId
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.configs.topic_configs import DEFAULTS, KNOWN, ConfigType, TopicConfig
-from vdl.logstream.membership.reassignment import LEADER_THROTTLED_RATE, UNTHROTTLED
+from vdl.logstream.membership.move_limits import FOLLOWER_RATE, LEADER_RATE, UNTHROTTLED
 from vdl.state.resource_configs import ResourceConfigs, ResourceType
 
 ALL_SERVERS = ""
@@ -144,18 +144,19 @@ KERBEROS = (
 
 REPLICATION_THROTTLES = (
     TopicConfig(
-        LEADER_THROTTLED_RATE,
+        LEADER_RATE,
         ConfigType.LONG,
         str(UNTHROTTLED),
-        "Bytes a second that followers far behind get from a server, if less than"
-        " raft.catch_up_rate; each still gets twice what is written to its partition.",
+        "Bytes a second that a server sends to replicas which reassignments add, as the leader of"
+        " those in leader.replication.throttled.replicas.",
         low=0,
     ),
     TopicConfig(
-        "follower.replication.throttled.rate",
+        FOLLOWER_RATE,
         ConfigType.LONG,
         str(UNTHROTTLED),
-        "Accepted for tools, without effect: leaders feed their followers, at their own rate.",
+        "Bytes a second that a server is sent for replicas which reassignments add there, of those"
+        " in follower.replication.throttled.replicas.",
         low=0,
     ),
     TopicConfig(

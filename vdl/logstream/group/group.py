@@ -36,6 +36,7 @@ from raft.types import (
     StateType,
 )
 from vdl.clock import MS
+from vdl.logstream.group.move_throttle import MoveThrottle
 from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.read_index import ReadRounds
 from vdl.logstream.group.recovery_throttle import Gain, RecoveryThrottle
@@ -147,6 +148,7 @@ class Group:
         "_gone_tick",
         "_held",
         "_members_stored",
+        "_move_throttle",
         "_options",
         "_rng",
         "_settled_for",
@@ -201,6 +203,7 @@ class Group:
         tick: Callable[[], int],
         options: HostOptions,
         throttle: RecoveryThrottle,
+        move_throttle: MoveThrottle,
         rng: random.Random,
         is_linked: Callable[[NodeId], bool],
     ) -> None:
@@ -276,6 +279,7 @@ class Group:
         """Where the log would have been cut when the state was last found too large for that."""
         self.snapshot_cache = SnapshotCache()
         self._throttle = throttle
+        self._move_throttle = move_throttle
         self._gain = Gain()
         self._cold_first: dict[NodeId, int] = {}
         """From where on each peer was last to be fed from disk, until that has been read."""
@@ -730,7 +734,9 @@ class Group:
         """Read what a peer needs, when it is its turn, if it needs it then."""
         peer = want.peer
         key = (self, peer)
-        throttle = self._throttle
+        throttle: RecoveryThrottle | MoveThrottle = self._throttle
+        if self._move_throttle.is_paced(key):
+            throttle = self._move_throttle
         began_ns = 0
 
         def done(found: list[storage.StoredEntry] | storage.StorageError) -> None:
@@ -764,7 +770,7 @@ class Group:
     def _withdraw_unwanted(self) -> None:
         for peer, first in list(self._cold_first.items()):
             if not self._is_wanted(peer, first):
-                self._throttle.withdraw((self, peer))
+                self._withdraw(peer)
                 if peer not in self.node.raft.progress:
                     self._gain.forget(peer)
                 del self._cold_first[peer]
@@ -772,8 +778,12 @@ class Group:
     def withdraw_reads(self) -> None:
         """The replica is taken out of service: nobody is to be fed by it."""
         for peer in self._cold_first:
-            self._throttle.withdraw((self, peer))
+            self._withdraw(peer)
         self._cold_first.clear()
+
+    def _withdraw(self, peer: NodeId) -> None:
+        self._throttle.withdraw((self, peer))
+        self._move_throttle.withdraw((self, peer))
 
     # --- checkpoints -------------------------------------------------------------------------
     def collect_meta(self) -> storage.MetaBatch | None:

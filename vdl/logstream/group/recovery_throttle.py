@@ -31,8 +31,6 @@ GAIN = 2
 """How many times as fast as its group is written to a follower is fed at least."""
 GAIN_NS = _SECOND_NS
 """Over how long that is measured, about."""
-LIMIT_MIN = 16 << 10
-"""Bytes a second that an operator cannot forbid."""
 NEVER_NS = 1 << 63
 
 _Job = tuple[int, Callable[[], None], int]
@@ -43,13 +41,13 @@ class RecoveryThrottle:
     """See the module."""
 
     __slots__ = (
-        "_behind", "_bytes_per_second", "_bytes_per_second_max", "_clock", "_due_first",
+        "_behind", "_bytes_per_second", "_clock", "_due_first",
         "_is_starting", "_next_ns", "_number", "_running", "_timer", "_waiting",
     )  # fmt: skip
 
     def __init__(self, clock: Clock, bytes_per_second: int) -> None:
         self._clock = clock
-        self._bytes_per_second = self._bytes_per_second_max = bytes_per_second
+        self._bytes_per_second = bytes_per_second
         self._next_ns = 0
         """When the next read may begin: when all so far have taken their time."""
         self._waiting: dict[Hashable, _Job] = {}
@@ -82,12 +80,6 @@ class RecoveryThrottle:
         if job[2] < NEVER_NS:
             self._number += 1
             heappush(self._due_first, (job[2], self._number, key))
-
-    def limit(self, bytes_per_second: int) -> None:
-        """Go no faster than that, as an operator asks for; but not so slowly that a replica that
-        was lost would never be made good."""
-        allowed = max(bytes_per_second, LIMIT_MIN)
-        self._bytes_per_second = min(allowed, self._bytes_per_second_max)
 
     def now_ns(self) -> int:
         """The clock that due times are of."""

@@ -30,6 +30,7 @@ from raft.types import CONF_CHANGE_KINDS, Entry
 from vdl.logstream.group import snapshots
 from vdl.logstream.group.group import Group, Owner
 from vdl.logstream.group.log_stream import LogStream
+from vdl.logstream.group.move_throttle import MoveThrottle
 from vdl.logstream.group.outbox import replica_id_of
 from vdl.logstream.group.recovery_throttle import RecoveryThrottle
 from vdl.logstream.group.snapshots import (
@@ -70,6 +71,8 @@ class ReplicaOpener:
         self._is_armed = False
         self.throttle = RecoveryThrottle(state.clock, state.options.catch_up_bytes_per_second)
         """Of all replicas that are opened here."""
+        self.move_throttle = MoveThrottle(state.clock)
+        """The same for replicas that reassignments add, where an operator has set a limit."""
 
     def open(self, log: storage.Log, placement: Placement, owner: LogStream | StateGroup) -> None:
         """Open a replica, now or later: `Hosting.opened` gets its group, or `replica_lost` its log,
@@ -121,6 +124,7 @@ class ReplicaOpener:
             tick=state.loop_time.tick,
             options=state.options,
             throttle=self.throttle,
+            move_throttle=self.move_throttle,
             rng=random.Random(state.rng.getrandbits(64)),
             is_linked=state.is_linked,
         )

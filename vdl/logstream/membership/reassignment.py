@@ -23,7 +23,6 @@ Must not know: how members change, what the catalog makes of it.
 
 from __future__ import annotations
 
-from ids import ServerId
 from raft.errors import ProposalDropped
 from raft.types import ConfChange, ConfChangeSingle, ConfChangeType
 from vdl.clock import MS
@@ -35,26 +34,11 @@ from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.state import HostState
 from vdl.state.commands import FinishedMove, FinishReassignments
-from vdl.state.resource_configs import ResourceConfigs, ResourceType
 
 FINISHED_PER_COMMAND_MAX = 1_000
 """Of more than that the others are told next time."""
 DEADLINE_NS = 2_000 * MS
 """After which the catalog is told again what nobody is known to have told it."""
-
-
-LEADER_THROTTLED_RATE = "leader.replication.throttled.rate"
-"""Kafka's setting of a server, or of all: bytes a second."""
-UNTHROTTLED = (1 << 63) - 1
-
-
-def throttled_rate(resources: ResourceConfigs, server_id: ServerId) -> int:
-    """How many bytes a second an operator lets a server feed followers far behind with."""
-    for name in (str(server_id), ""):
-        text = resources.of(ResourceType.BROKER, name).get(LEADER_THROTTLED_RATE)
-        if text is not None:
-            return int(text)
-    return UNTHROTTLED
 
 
 class Reassignment:

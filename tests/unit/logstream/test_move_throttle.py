@@ -1,0 +1,105 @@
+"""Limits on what replicas that come are fed: each holds for all that it is for, no others."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from vdl.clock import MS
+from vdl.logstream.group.move_throttle import PIECE_BYTES_MIN, MoveThrottle, piece_bytes
+from vdl.sim.clock import NodeClock, VirtualTime
+
+RATE = 1_000_000
+SIZE = 100_000
+
+
+class Feeds:
+    """Jobs of `SIZE` bytes that take no time, one behind the other for each key."""
+
+    def __init__(self) -> None:
+        self.time = VirtualTime()
+        self.throttle = MoveThrottle(NodeClock(self.time))
+        self.moved: dict[Hashable, int] = {}
+
+    def feed(self, key: Hashable, *, less: int = 0) -> None:
+        def job() -> None:
+            self.moved[key] = self.moved.get(key, 0) + SIZE - less
+            self.throttle.ended(key, less)
+            self.feed(key, less=less)
+
+        self.throttle.run(key, SIZE, job)
+
+    def run(self, seconds: float) -> None:
+        self.time.run_until(self.time.now_ns + int(seconds * 1_000 * MS))
+
+
+def test_limit_is_shared_by_all_that_name_it() -> None:
+    """In their order; one that names no limit would not wait."""
+    feeds = Feeds()
+    feeds.throttle.pace({"l": RATE}, dict.fromkeys(range(5), ("l",)))
+    for key in range(5):
+        feeds.feed(key)
+    feeds.run(10)
+    assert sum(feeds.moved.values()) <= 10 * RATE + SIZE
+    assert sum(feeds.moved.values()) >= 10 * RATE - SIZE
+    assert max(feeds.moved.values()) - min(feeds.moved.values()) <= SIZE
+    done: list[bool] = []
+    feeds.throttle.run("free", 1 << 40, lambda: done.append(True))
+    assert done == [True]
+
+
+def test_every_limit_that_is_named_holds() -> None:
+    """The slower one of two; and who waits for it keeps no others from theirs."""
+    feeds = Feeds()
+    feeds.throttle.pace(
+        {"leader": 2 * RATE, "slow": RATE // 10, "fast": 10 * RATE},
+        {"a": ("leader", "slow"), "b": ("leader", "fast")},
+    )
+    feeds.feed("a")
+    feeds.feed("b")
+    feeds.run(10)
+    assert feeds.moved["a"] <= RATE + SIZE
+    assert 17 * RATE <= feeds.moved["b"] <= 20 * RATE
+    assert sum(feeds.moved.values()) <= 20 * RATE + 2 * SIZE
+
+
+def test_what_was_not_moved_is_given_back() -> None:
+    """A read that finds little takes little of the limit."""
+    feeds = Feeds()
+    feeds.throttle.pace({"l": RATE}, {"a": ("l",)})
+    feeds.feed("a", less=SIZE - 1_000)
+    feeds.run(1)
+    assert RATE - SIZE <= feeds.moved["a"] <= RATE + SIZE
+
+
+def test_pause_is_not_made_up_for() -> None:
+    """After an hour of nothing it is as slow as ever."""
+    feeds = Feeds()
+    feeds.throttle.pace({"l": RATE}, {"a": ("l",)})
+    feeds.run(3_600)
+    feeds.feed("a")
+    feeds.run(1)
+    assert feeds.moved["a"] <= RATE + SIZE
+
+
+def test_limits_that_change_hold_for_what_waits() -> None:
+    """Faster or slower from the next piece on; without one nobody waits any more."""
+    time = VirtualTime()
+    throttle = MoveThrottle(NodeClock(time))
+    done: list[str] = []
+    throttle.pace({"l": 1}, dict.fromkeys("abc", ("l",)))
+    throttle.run("a", 1_000, lambda: done.append("a"))
+    throttle.run("b", 1_000, lambda: done.append("b"))
+    throttle.run("c", 1_000, lambda: done.append("c"))
+    throttle.run("a", 1_000, lambda: done.append("a again"))
+    throttle.withdraw("c")
+    assert done == ["a"]
+    throttle.ended("a", 0)
+    throttle.pace({}, {})
+    assert done == ["a", "b", "a again"]
+    assert not throttle.is_paced("a")
+
+
+def test_pieces_are_as_small_as_the_limit_is_low() -> None:
+    """Thirty that come at once need not wait thirty mebibytes for their first entry."""
+    assert piece_bytes(10) == PIECE_BYTES_MIN
+    assert piece_bytes(RATE) == RATE // 10
