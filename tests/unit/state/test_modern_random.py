@@ -195,7 +195,7 @@ class Life:
     # --- what the leader does --------------------------------------------------------------------
     def compute(self) -> None:
         if self.group is not None and self.group.members:
-            command = targets_of(request_of(self.group, self.catalog), self.patterns)
+            command = targets_of(request_of(self.group, self.catalog, {}, {}), self.patterns)
             if command is not None:
                 self.computed.append(command)
 
