@@ -357,6 +357,9 @@ class JoinGroup(Command, frozen=True, tag=100):
     members_max: int
     hold_first_rebalance: bool
     """The first rebalance of an empty group waits for `CompleteJoin` (KIP-134)."""
+    may_downgrade: bool = False
+    """As in `LeaveConsumerGroup`: the member may take the place of the last one that speaks the
+    newer protocol."""
 
 
 class SyncGroup(Command, frozen=True, tag=101):

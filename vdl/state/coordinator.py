@@ -212,7 +212,10 @@ class Coordinator:
     def _join(self, command: commands.JoinGroup, now_ms: int) -> JoinAnswer | HeartbeatAnswer:
         if self.has_consumers(command.group_id):
             self.consumer.bytes_max = self._room(self.consumer.bytes_held)
-            return self.consumer.joined(command, now_ms)
+            joined = self.consumer.joined(command, now_ms)
+            if command.may_downgrade and joined.error is ErrorCode.NONE:
+                joined.events += self._downgrade(command.group_id, now_ms)
+            return joined
         if self.is_barred(command.group_id, GroupKind.CLASSIC):
             return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, command.member_id)
         before = self.kind_of(command.group_id)

@@ -125,6 +125,43 @@ def test_group_is_downgraded_when_the_last_new_member_goes(cluster: Cluster) -> 
     cluster.assert_replicas_equal()
 
 
+@pytest.mark.parametrize("has_classic", [True, False])
+@pytest.mark.parametrize("policy", ["bidirectional", "upgrade"])
+def test_group_is_downgraded_when_the_last_new_member_comes_back_as_a_classic_one(
+    *, has_classic: bool, policy: str
+) -> None:
+    """A static member takes its own place, and is told to join the classic group, as in Kafka;
+    where that is not wanted it is a classic member of a group of the newer kind."""
+    cluster = Cluster(3, group_consumer_migration_policy=policy)
+    cluster.create_topic("t", partitions=4)
+    classic = started(cluster) if has_classic else None
+    new = Consumer(cluster, "new", "t", instance_id="i")
+    new.join()
+    settle(cluster, *([classic] if classic else []), new)
+    assert cluster.machine(GROUP).kind_of(GROUP) is GroupKind.CONSUMER
+    protocols = {"cooperative-sticky": subscription("t")}
+    answer = join(cluster, group_instance_id="i", protocols=protocols).response
+    if policy == "upgrade":
+        assert cluster.machine(GROUP).kind_of(GROUP) is GroupKind.CONSUMER
+        assert answer.error_code == ErrorCode.NONE
+        return
+    assert answer.error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    group = cluster.machine(GROUP).group(GROUP)
+    assert group is not None
+    assert set(group.static_members) == {"i"}
+    call = join(cluster, group_instance_id="i", protocols=protocols)
+    if classic is not None:
+        assert heartbeat(cluster, classic.member_id, classic.generation) is not ErrorCode.NONE
+        other = join(cluster, classic.member_id, protocols=classic.protocols())
+    if not call.done:
+        cluster.advance(1_100)
+    assert call.response.error_code == ErrorCode.NONE
+    if classic is not None:
+        assert other.response.generation_id == call.response.generation_id
+    assert len(group.members) == 1 + has_classic
+    cluster.assert_replicas_equal()
+
+
 def test_classic_member_joins_a_new_group(cluster: Cluster) -> None:
     """And leaves it."""
     new = Consumer(cluster, "new", "t")

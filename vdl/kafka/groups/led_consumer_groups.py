@@ -392,7 +392,10 @@ class LedConsumerGroups:
 
     # --- members of the classic protocol ---------------------------------------------------------
     def join(self, command: commands.JoinGroup, told: Callable[[ClassicStep], None]) -> None:
-        """JoinGroup in a group of the newer protocol: answered when the member has a target."""
+        """JoinGroup in a group of the newer protocol: answered when the member has a target. A
+        static member may take the place of the last one that speaks the newer protocol: what is
+        a classic group then is joined anew."""
+        command = msgspec.structs.replace(command, may_downgrade=self._may_downgrade)
         self._join(command, told, 0)
 
     def _join(
@@ -421,6 +424,9 @@ class LedConsumerGroups:
             return
         member, group = answer.member, self._groups.groups.get(command.group_id)
         assert member is not None, command
+        if group is None and self._led.machine.group(command.group_id) is not None:
+            told(ClassicStep(ErrorCode.REBALANCE_IN_PROGRESS, command.member_id))
+            return
         if group is None or member.member_id not in group.members:
             told(ClassicStep(ErrorCode.UNKNOWN_MEMBER_ID, command.member_id))
             return
