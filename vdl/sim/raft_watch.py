@@ -430,10 +430,24 @@ def watch_answers(watch: RaftWatch, groups: GroupCoordinator) -> None:
     vars(groups)["read_led"] = read
 
 
+class _Moving:
+    """What of a replica may move without its being pumped, as it was: by an acknowledgement, the
+    disk's answer or an application."""
+
+    __slots__ = ("applied", "group", "known", "log", "membership_index", "raft", "stable")
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.raft = group.node.raft
+        self.log = self.raft.log
+        self.stable = self.applied = self.membership_index = self.known = -1
+        """`known`: how much a leader knows its peers to hold, all together."""
+
+
 class LifeWatch:
     """One process: which of its replicas an event touched."""
 
-    __slots__ = ("_groups", "_marks", "_replicas", "_touched", "_watch", "life", "recovered")
+    __slots__ = ("_groups", "_moving", "_replicas", "_touched", "_watch", "life", "recovered")
 
     def __init__(self, watch: RaftWatch, life: Life, recovered: dict[LogId, HardState]) -> None:
         self._watch = watch
@@ -441,8 +455,8 @@ class LifeWatch:
         self.recovered = recovered
         """Hard states that the disk held, by log id, until their replica comes to life."""
         self._groups: list[Group] = []
-        self._marks: dict[int, tuple[int, ...]] = {}
-        """What of each replica may move without its being pumped, as it was."""
+        self._moving: list[_Moving] = []
+        """One for each group, in that order."""
         self._replicas: dict[int, ReplicaWatch] = {}
         self._touched: set[int] = set()
 
@@ -455,13 +469,25 @@ class LifeWatch:
         groups = list(host.groups.values())
         if groups != self._groups:
             self._follow(groups)
-        touched, marks = self._touched, self._marks
-        for group in groups:
-            mark = _moving(group)
-            if marks.get(group.group_id) != mark:
-                marks[group.group_id] = mark
-                touched.add(group.group_id)
-        dirty = [group.group_id for group in groups if group.dirty]
+        touched, dirty = self._touched, []
+        for moving in self._moving:
+            # For each replica after each event: no call, and nothing made, where nothing is new.
+            raft, log = moving.raft, moving.log
+            known = 0
+            if raft.state is LEADER:
+                for progress in raft.incoming_progress:
+                    known += progress.match
+            if (
+                log.stable != moving.stable
+                or log.applied != moving.applied
+                or raft.membership_index != moving.membership_index
+                or known != moving.known
+            ):
+                moving.stable, moving.applied = log.stable, log.applied
+                moving.membership_index, moving.known = raft.membership_index, known
+                touched.add(moving.group.group_id)
+            if moving.group.dirty:
+                dirty.append(moving.group.group_id)
         if dirty or touched:
             replicas = self._replicas
             touched.update(dirty)
@@ -483,6 +509,8 @@ class LifeWatch:
                 self._begin(group)
         for gone in [group_id for group_id in self._replicas if group_id not in here]:
             del self._replicas[gone]
+        known = {moving.group: moving for moving in self._moving}
+        self._moving = [known.get(group) or _Moving(group) for group in groups]
 
     def over(self) -> None:
         """The process ends: look at everything once more."""
@@ -534,14 +562,6 @@ class LifeWatch:
                 replica.look()
             except InvariantViolation as violation:
                 self._watch.broken(seen, violation.rule, f"group {seen.group_id}: {violation}")
-
-
-def _moving(group: Group) -> tuple[int, ...]:
-    """What an acknowledgement, the disk's answer or an application moves; no more, as it is asked
-    for each replica after each event."""
-    raft = group.node.raft
-    known = sum([p.match for p in raft.incoming_progress]) if raft.state is LEADER else 0
-    return raft.log.stable, raft.log.applied, raft.membership_index, known
 
 
 class RaftWatch:
