@@ -14,6 +14,7 @@ Must not know: what is planted in the copy.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import signal
 import sys
@@ -44,13 +45,16 @@ def main() -> int:
 
     from vdl.check import report
     from vdl.sim.options import Options
-    from vdl.sim.run import run_seed
+    from vdl.sim.run import GC_THRESHOLDS, run_seed
 
     check_origin(arguments.copy)
     signal.signal(signal.SIGVTALRM, _expire)
     if arguments.first:
         end_at_first_violation()
     options = Options(seconds=6) if arguments.quiet else None
+    # As where many seeds are run: what is loaded stays, and worlds are all young objects.
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     for seed in map(int, sys.stdin.read().split()):
         line = {"seed": seed, "violations": [], "ended": True, "happy": False}
         signal.setitimer(signal.ITIMER_VIRTUAL, WORLD_CPU_S)
@@ -71,6 +75,8 @@ def main() -> int:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
+        outcome = history = None
+        gc.collect()
     return 0
 
 
