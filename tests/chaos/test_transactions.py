@@ -14,6 +14,7 @@ from tests.chaos.harness.transactions import Fate, Transactor, problems, read_co
 TOPIC, PARTITIONS, TRANSACTORS = "transactions", 3, 6
 KILLS = int(os.environ.get("VDL_TRANSACTION_KILLS", "4"))
 SECONDS_BETWEEN = 2.0
+SEED = int(os.environ.get("SEED", random.randrange(1 << 32)))
 
 
 def test_transactions_are_all_or_nothing_while_servers_die(
@@ -26,7 +27,8 @@ def test_transactions_are_all_or_nothing_while_servers_die(
         Transactor(replica_set.bootstrap, TOPIC, PARTITIONS, number)
         for number in range(TRANSACTORS)
     ]
-    rng = random.Random()
+    print(f"SEED={SEED}")
+    rng = random.Random(SEED)
     for transactor in transactors:
         transactor.start()
     try:
