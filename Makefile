@@ -55,8 +55,8 @@ export PEER_COMMAND ?=
 # Quiet: the warning that an editable installation is one is no news here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup up down test check fix gen conformance sim chaos examples mutants cost suites differential \
-  bench bench-limit clean test-pipeline audit-large pipeline-demo
+.PHONY: help setup setup-spark up down test check fix gen conformance sim chaos examples mutants cost \
+  suites differential bench bench-limit clean test-pipeline audit-large pipeline-demo
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -91,6 +91,8 @@ $(SPARK): pyproject.toml vdl/records/_walk.c | $(DEV)
 	@touch $(RUNTIME) $(DEV) $@
 
 setup: $(DEV)
+
+setup-spark: $(SPARK)
 
 # --- running ------------------------------------------------------------------------------------
 

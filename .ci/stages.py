@@ -57,6 +57,7 @@ class Stage:
     seconds: int
     pytest: list[str] = field(default_factory=list)
     make: str = ""
+    setup: str = ""
     env: dict[str, str] = field(default_factory=dict)
     ci: bool = False
     beside: bool = False
@@ -64,7 +65,7 @@ class Stage:
 
     def command(self, report: Path) -> list[str]:
         if self.make:
-            return ["make", "--no-print-directory", self.make]
+            return make(self.make)
         # Without the cache of last failures: stages that run at one time would share its files.
         options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
         return [sys.executable, "-m", "pytest", *options, *self.pytest]
@@ -100,6 +101,9 @@ def main() -> int:
         if (stage.name in arguments.names if arguments.names else arguments.ci or not stage.ci)
     ]
     began = time.monotonic()
+    for setup in dict.fromkeys(stage.setup for stage in wanted if stage.setup):
+        # What fails here is what its stage fails of, which needs the same.
+        subprocess.run(make(setup), cwd=ROOT, check=False)
     outcomes: list[Outcome] = []
     for beside, group in groupby(wanted, key=lambda stage: stage.beside):
         if beside:
@@ -107,6 +111,10 @@ def main() -> int:
         else:
             outcomes += [run_alone(stage) for stage in group]
     return report(outcomes, time.monotonic() - began)
+
+
+def make(target: str) -> list[str]:
+    return ["make", "--no-print-directory", target]
 
 
 def stretch() -> float:
