@@ -48,6 +48,12 @@ class Runs(Generic[Value]):
             found.append((max(first, self._firsts[i]), min(last, self._lasts[i]), self._values[i]))
         return found
 
+    def since(self, offset: int) -> Iterator[Run[Value]]:
+        """The runs that end at an offset or behind it, in order and whole. Nothing may be changed
+        meanwhile."""
+        for i in range(bisect_left(self._lasts, offset), len(self._firsts)):
+            yield self._firsts[i], self._lasts[i], self._values[i]
+
     def covers(self, first: int, last: int) -> bool:
         """Whether every offset of [first, last] has a value."""
         return sum(end - start + 1 for start, end, _ in self.within(first, last)) == (

@@ -184,7 +184,7 @@ class _Acknowledging:
         if one.error is ErrorCode.NONE:
             self._left += 1
             live.changed(partial(self._written, one))
-            live.wake()
+            live.freed()
 
     def _written(self, one: _Named, error: ErrorCode) -> None:
         one.error = _ANSWERED.get(error, ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -348,7 +348,7 @@ class _Poll:
         share.move_start(stream.log_start_offset)
         offset = Offset(share.next_offset)
         stable = settings.is_read_committed
-        if offset >= _end(stream, stable=stable) or not share.may_acquire or left <= 0:
+        if offset >= live.records_end or not share.may_acquire or left <= 0:
             return 0
         if ctx.server.share_partitions.is_full(live):
             return 0
@@ -542,7 +542,7 @@ class _Poll:
         live = given.live
         if live is not None and live.share is not None and given.lock is not None:
             if live.share.release(given.lock):
-                live.wake()
+                live.freed()
             live.changed()
 
     def _answer(self) -> None:
@@ -626,11 +626,6 @@ def _leader_of(ctx: RequestContext, topic_id: bytes, index: int) -> tuple[Server
     if topic is None or not 0 <= index < len(topic.partitions):
         return ServerId(-1), -1
     return ctx.server.host.leader_of(topic.partitions[index])
-
-
-def _end(stream: LogStream, *, stable: bool) -> int:
-    """Where what may be given out ends."""
-    return stream.last_stable_offset if stable else stream.high_watermark
 
 
 def _found_batch(header: BatchHeader, aborted: Sequence[AbortedRange]) -> FoundBatch:

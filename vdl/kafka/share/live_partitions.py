@@ -241,6 +241,20 @@ class LivePartition:
             self._owner.changed(self)
         self._arm()
 
+    @property
+    def records_end(self) -> int:
+        """Where what may be given out of the log ends."""
+        if self.settings.is_read_committed:
+            return self.stream.last_stable_offset
+        return self.stream.high_watermark
+
+    def freed(self) -> None:
+        """Records were given back, or are done with: others may be given out."""
+        share = self.share
+        # A thousand members that wait for the end of the log to move are not woken by each other.
+        if share is not None and share.may_acquire and share.next_offset < self.records_end:
+            self.wake()
+
     def wake(self) -> None:
         """There may be something to give out, or it is GONE."""
         waiters, self.waiters = self.waiters, {}
@@ -267,13 +281,13 @@ class LivePartition:
         freed = share.expire(self._owner.server.clock.now_ns())
         if freed:
             self._owner.locks_expired += freed
-            self.wake()
+            self.freed()
         self.changed()
 
     def release_member(self, member_id: str) -> None:
         """A member's session ended."""
         if self.share is not None and self.share.release_member(member_id):
-            self.wake()
+            self.freed()
             self.changed()
 
     def end(self, error: ErrorCode) -> None:
@@ -329,6 +343,10 @@ class LivePartitions:
 
     def __len__(self) -> int:
         return len(self._live)
+
+    def lives(self) -> list[LivePartition]:
+        """All that live here now."""
+        return list(self._live.values())
 
     def existing(self, key: ShareKey, stream: LogStream | None = None) -> LivePartition | None:
         """A share-partition that lives here now. `stream`: the replica here, if that is known; it
@@ -463,7 +481,7 @@ class LivePartitions:
 
     def close(self) -> None:
         """The server stops: nobody is answered any more."""
-        for live in list(self._live.values()):
+        for live in self.lives():
             live.end(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 

@@ -125,7 +125,7 @@ class SharePartition:
     """See the module. Times are monotonic ns."""
 
     __slots__ = (
-        "_changes", "_deleted_below", "_locks", "_runs", "_start_is_due",
+        "_changes", "_deleted_below", "_locks", "_none_available_below", "_runs", "_start_is_due",
         "end_offset", "in_flight", "limits", "start_offset",
     )  # fmt: skip
 
@@ -145,6 +145,9 @@ class SharePartition:
         them is not DONE."""
         self._changes: Runs[tuple[int, int]] = Runs()
         """What is not written yet."""
+        self._none_available_below = 0
+        """No offset below is AVAILABLE. Many members ask what there is at each change, and must not
+        look at each run every time."""
         self._deleted_below = 0
         """Where the log began when that was last said."""
         self._locks: dict[Lock, None] = {}
@@ -168,9 +171,11 @@ class SharePartition:
     @property
     def next_offset(self) -> int:
         """The first offset that may be given out."""
-        for first, _, held in self._runs:
+        for first, _, held in self._runs.since(self._none_available_below):
             if held.state is RecordState.AVAILABLE:
+                self._none_available_below = first
                 return first
+        self._none_available_below = self.end_offset
         return self.end_offset
 
     @property
@@ -368,6 +373,8 @@ class SharePartition:
         if held.lock is not None:
             held.lock.held += last - first + 1
             self._locks[held.lock] = None
+        if held.state is RecordState.AVAILABLE:
+            self._none_available_below = min(self._none_available_below, first)
         self._runs.put(first, last, held)
         self._changes.put(first, last, (held.state, held.count))
         self.end_offset = max(self.end_offset, last + 1)

@@ -265,6 +265,27 @@ def test_a_fetch_waits_for_records_and_is_woken_by_what_is_given_back() -> None:
     assert acquired(second.client.answers()[0]) == [(0, 1, 2)]
 
 
+def test_members_that_wait_for_the_log_are_not_woken_by_acknowledgements() -> None:
+    """A thousand members of one partition: each would look what there is after each of them."""
+    share = Share()
+    fill(share.stream, 4)
+    members = [Member(share, f"m{number}") for number in range(20)]
+    members[0].fetch([0])
+    for member in members[1:]:
+        member.send([0], max_wait_ms=60_000)
+    share.world.run(50)
+    (live,) = share.world.context.share_partitions.lives()
+    waiting = dict(live.waiters)
+    assert len(waiting) == 19
+    members[0].acknowledge({0: [(0, 1, [ACCEPT]), (3, 3, [ACCEPT])]})
+    assert live.waiters == waiting, "nothing is there for them"
+    members[0].acknowledge({0: [(2, 2, [RELEASE])]})
+    share.world.run(50)
+    found = [acquired(answer) for member in members[1:] for answer in member.client.answers()]
+    assert found == [[(2, 2, 2)]]
+    assert len(live.waiters) == 18
+
+
 def test_locks_end_by_themselves() -> None:
     share = Share(**{"share.record.lock.duration.ms": "15000"})
     fill(share.stream, 2)

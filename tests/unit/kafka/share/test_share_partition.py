@@ -330,6 +330,8 @@ class Life:
     def check(self) -> None:
         """The invariants of both sides."""
         runs = self.share.holders()
+        available = [first for first, _, held in runs if held.state is RecordState.AVAILABLE]
+        assert self.share.next_offset == min(available, default=self.share.end_offset)
         position = self.share.start_offset
         for first, last, _ in runs:
             assert first == position
