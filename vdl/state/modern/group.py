@@ -130,6 +130,9 @@ class ModernGroup:
         if before is not None:
             self.bytes -= before.bytes
             self._release(before)
+            if before.instance_id not in (None, member.instance_id):
+                # It is to be had by others: its member has another name from now on.
+                del self.static_members[before.instance_id]
         self.members[member.member_id] = member
         self.bytes += member.bytes
         if member.instance_id is not None:
