@@ -20,17 +20,23 @@ REPLICATION = int(os.environ.get("VDL_TEST_REPLICATION", "3"))
 
 
 @pytest.fixture(scope="session")
-def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where the brokers are."""
-    if given := os.environ.get("VDL_TEST_BOOTSTRAP"):
-        yield given
+def servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet | None]:
+    """The servers started for these tests; None where others are used."""
+    if os.environ.get("VDL_TEST_BOOTSTRAP"):
+        yield None
         return
     replica_set = ReplicaSet(3)
     try:
         replica_set.up()
-        yield replica_set.bootstrap
+        yield replica_set
     finally:
         replica_set.close(failed="ecosystem" if request.session.testsfailed else "")
+
+
+@pytest.fixture(scope="session")
+def bootstrap(servers: ReplicaSet | None) -> str:
+    """Where the brokers are."""
+    return os.environ["VDL_TEST_BOOTSTRAP"] if servers is None else servers.bootstrap
 
 
 @pytest.fixture

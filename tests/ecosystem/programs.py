@@ -168,12 +168,20 @@ class Program:
         """End it as a service is ended: SIGTERM, and SIGKILL when that does not help."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGCONT)
         self._end()
 
     def kill(self) -> None:
         """End it as a machine that fails does."""
         self._process.kill()
         self._end()
+
+    def pause(self) -> None:
+        """It stands still, and does not know that it does."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def end_input(self) -> int:
         """Close its standard input and wait until it ends; its exit code."""

@@ -15,6 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 TIMEOUT_SECONDS = 60.0
+BATCH_MAX, BATCH_SECONDS = 10_000, 0.3
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -98,14 +99,13 @@ class Topics:
     def read(self, topic: str, *, committed: bool = False) -> list[Record]:
         """All that is in a topic, in the order of each partition; `committed`: nothing of
         transactions that are open or aborted."""
-        consumer = Consumer(
+        consumer = _reader(
+            self.bootstrap,
+            topic,
             {
-                "bootstrap.servers": self.bootstrap,
-                "group.id": f"read-{topic}",
-                "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed" if committed else "read_uncommitted",
-            }
+            },
         )
         partitions = self._partitions(topic)
         consumer.assign(partitions)
@@ -126,15 +126,60 @@ class Topics:
             consumer.close()
         return found
 
+    def follow(self, topic: str) -> Followed:
+        """What is committed in a topic, and what is to come. Use in a `with`."""
+        return Followed(
+            _reader(self.bootstrap, topic, {"isolation.level": "read_committed"}),
+            self._partitions(topic),
+        )
+
+    def leader(self, topic: str, partition: int) -> int:
+        """The server that leads a partition; -1: none at present."""
+        known = self._admin.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic]
+        return int(known.partitions[partition].leader)
+
     def _partitions(self, topic: str) -> list[TopicPartition]:
         known = self._admin.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic].partitions
         assert known, f"{topic} is not there"
         return [TopicPartition(topic, number, OFFSET_BEGINNING) for number in sorted(known)]
 
 
+class Followed:
+    """Records of a topic that are committed, as they come: each is read once."""
+
+    def __init__(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
+        self.records: list[Record] = []
+        """So far, in the order of each partition."""
+        self._consumer = consumer
+        consumer.assign(list(partitions))
+
+    def __enter__(self) -> Followed:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._consumer.close()
+
+    def count(self) -> int:
+        """How many there are by now."""
+        while found := self._consumer.consume(BATCH_MAX, timeout=BATCH_SECONDS):
+            self.records += [_record(one) for one in found if one.error() is None]
+        return len(self.records)
+
+
 def last_values(records: Sequence[Record]) -> dict[bytes | None, bytes | None]:
     """The last value of each key."""
     return {record.key: record.value for record in records}
+
+
+def _reader(bootstrap: str, topic: str, settings: dict[str, Any]) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"read-{topic}",
+            "enable.auto.commit": False,
+            **settings,
+        }
+    )
 
 
 def _record(message: Any) -> Record:

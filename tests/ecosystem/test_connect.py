@@ -1,20 +1,38 @@
-"""Kafka Connect, distributed: a file becomes a topic, the topic another file."""
+"""Kafka Connect, distributed: a file becomes a topic, the topic another file; and exactly once over
+kill -9 of workers and one that stands still.
+
+VDL_CONNECT_LINES and VDL_CONNECT_KILLS say how much of the last, and how often a worker is killed.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import time
 import urllib.error
 import urllib.request
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from tests.ecosystem.programs import Program, free_port, java, libraries
 from tests.ecosystem.records import Topics
 
 LINES = 5_000
+ONCE_LINES = int(os.environ.get("VDL_CONNECT_LINES", "20000"))
+KILLS = int(os.environ.get("VDL_CONNECT_KILLS", "1"))
+LINES_AT_ONCE, WRITE_PAUSE_SECONDS = 20, 0.01
+"""How the file of the exactly-once source grows."""
 HTTP_SECONDS_MAX = 60
 INTERNAL = ("connect-configs", "connect-offsets", "connect-status")
+ONCE_SETTINGS = """exactly.once.source.support=enabled
+session.timeout.ms=6000
+heartbeat.interval.ms=1000
+scheduled.rebalance.max.delay.ms=0
+"""
+"""Who is killed is not waited for any longer."""
+FENCED = ("ProducerFencedException", "InvalidProducerEpochException", "has been fenced")
 FILE_CONNECTOR = "org.apache.kafka.connect.file.FileStream"
 
 
@@ -87,6 +105,91 @@ def test_connect_copies_a_file_through_a_topic_over_a_restart(
     assert {topics.config(topic, "cleanup.policy") for topic in INTERNAL} == {"compact"}
 
 
+def test_connect_source_writes_each_line_exactly_once_over_kills_and_a_zombie(
+    topics: Topics, tmp_path: Path, log: Path
+) -> None:
+    """`exactly.once.source.support`: workers are killed in the middle of their transactions, which
+    have lines and the place in the file. Then one stands still until another has its work, and is
+    fenced when it goes on. Who reads what is committed reads each line once, in order."""
+    source = tmp_path / "once.txt"
+    topics.create("once", partitions=1)
+    lines = [f"line {number}" for number in range(ONCE_LINES)]
+    parts = KILLS + 3
+    settings = tmp_path / "once.properties"
+    config = _connector("Source", source) | {
+        "topic": "once",
+        "exactly.once.support": "required",
+        "transaction.boundary": "interval",
+        "transaction.boundary.interval.ms": "200",
+        "batch.size": "50",
+    }
+    writers: list[Thread] = []
+
+    def add(part: int) -> None:
+        """A part of the lines, little by little: a transaction is always open meanwhile."""
+        for before in writers:
+            before.join()
+        first, end = ONCE_LINES * part // parts, ONCE_LINES * (part + 1) // parts
+        writers.append(Thread(target=_write_slowly, args=(source, lines[first:end])))
+        writers[-1].start()
+
+    def start(number: int) -> tuple[Program, Worker]:
+        port = free_port()
+        _configure(settings, topics, port, name="once")
+        with settings.open("a") as file:
+            file.write(ONCE_SETTINGS)
+        command = java(
+            f"{libraries('java')}/*",
+            "org.apache.kafka.connect.cli.ConnectDistributed",
+            str(settings),
+        )
+        program, worker = Program(command, log.with_suffix(f".{number}")), Worker(port)
+        program.wait_for("the worker is up", worker.is_up)
+        return program, worker
+
+    with topics.follow("once") as written:
+
+        def wait(program: Program, parts_done: float) -> None:
+            enough = ONCE_LINES * parts_done / parts
+            program.wait_for("lines are there", lambda: written.count() >= enough)
+
+        add(0)
+        for number in range(KILLS):
+            program, worker = start(number)
+            with program:
+                if number == 0:
+                    assert worker.ask("PUT", "/connectors/once/config", config)
+                add(number + 1)
+                wait(program, number + 1.5)
+                program.kill()
+        zombie, worker = start(KILLS)
+        with zombie:
+            add(KILLS + 1)
+            wait(zombie, KILLS + 1.5)
+            zombie.pause()
+            successor, worker = start(KILLS + 1)
+            with successor:
+                wait(successor, KILLS + 2)
+                add(KILLS + 2)
+                zombie.resume()
+                successor.wait_for("the zombie is fenced", partial(_is_fenced, zombie))
+                wait(successor, parts)
+                assert written.count() == ONCE_LINES
+    assert [record.value for record in written.records] == [line.encode() for line in lines]
+
+
+def _write_slowly(file: Path, lines: list[str]) -> None:
+    for first in range(0, len(lines), LINES_AT_ONCE):
+        with file.open("a") as stream:
+            stream.writelines(line + "\n" for line in lines[first : first + LINES_AT_ONCE])
+        time.sleep(WRITE_PAUSE_SECONDS)
+
+
+def _is_fenced(program: Program) -> bool:
+    text = program.log.read_text(errors="replace")
+    return any(word in text for word in FENCED)
+
+
 def _connector(kind: str, file: Path) -> dict[str, str]:
     topic = {"Source": "topic", "Sink": "topics"}[kind]
     return {
@@ -97,15 +200,15 @@ def _connector(kind: str, file: Path) -> dict[str, str]:
     }
 
 
-def _configure(settings: Path, topics: Topics, port: int) -> None:
+def _configure(settings: Path, topics: Topics, port: int, *, name: str = "connect") -> None:
     """A worker with plain text as keys and values, and Connect's defaults otherwise."""
     settings.write_text(
         f"""bootstrap.servers={topics.bootstrap}
-group.id=workers
+group.id={name}-workers
 listeners=http://127.0.0.1:{port}
-config.storage.topic=connect-configs
-offset.storage.topic=connect-offsets
-status.storage.topic=connect-status
+config.storage.topic={name}-configs
+offset.storage.topic={name}-offsets
+status.storage.topic={name}-status
 config.storage.replication.factor={topics.replication}
 offset.storage.replication.factor={topics.replication}
 status.storage.replication.factor={topics.replication}

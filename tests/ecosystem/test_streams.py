@@ -1,5 +1,9 @@
 """Kafka Streams: a word count and a windowed join, whose state is in changelog topics; and exactly
-once, over kill -9."""
+once, over kill -9.
+
+VDL_STREAMS_LINES, VDL_STREAMS_KILLS and VDL_STREAMS_LEADERS say how much of the last, and how often
+the program and leaders are killed.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,21 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from tests.chaos.harness.replica_set import ReplicaSet
 from tests.ecosystem.programs import Program, classes, java
 from tests.ecosystem.records import Record, Topics, last_values
 
 LINES = 2_000
 WORDS = 300
+WORDS_PER_LINE = 8
+PARTITIONS = 4
 PAIRS = 400
 KEYS = 20
 ONCE_LINES = int(os.environ.get("VDL_STREAMS_LINES", "2000"))
 KILLS = int(os.environ.get("VDL_STREAMS_KILLS", "2"))
+LEADERS = int(os.environ.get("VDL_STREAMS_LEADERS", "0"))
+IS_LONG = ONCE_LINES >= 1_000_000
+"""Then a line is one word: it is records that count."""
 WINDOW_MS = 10_000
 """As in Topology.java."""
 FIRST_MS = 1_700_000_000_000
@@ -33,7 +43,9 @@ def test_streams_counts_words_and_joins_over_a_restart(
     All of the left side comes before: later pairs need what only a changelog still has."""
     rng = random.Random(7)
     topics.create("lines", "counts", "left", "right", "joined")
-    lines = [" ".join(f"w{rng.randrange(WORDS)}" for _ in range(8)) for _ in range(LINES)]
+    lines = [
+        " ".join(f"w{rng.randrange(WORDS)}" for _ in range(WORDS_PER_LINE)) for _ in range(LINES)
+    ]
     left, right = _events(rng, "l"), _events(rng, "r")
     topics.produce("left", left)
     state = tmp_path / "state"
@@ -63,13 +75,14 @@ def test_streams_counts_words_and_joins_over_a_restart(
 
 
 def test_streams_counts_each_word_exactly_once_over_kills(
-    topics: Topics, tmp_path: Path, log: Path
+    servers: ReplicaSet | None, topics: Topics, tmp_path: Path, log: Path
 ) -> None:
-    """`exactly_once_v2`: the program is killed again and again in the middle of its transactions.
-    Each count of each word is told once, in order: none is lost, none is told twice."""
+    """`exactly_once_v2`: the program is killed again and again in the middle of its transactions,
+    leaders are too. Each count of each word is told once, in order: none is lost, none twice."""
     rng = random.Random(8)
     topics.create(*(f"once-{name}" for name in ("lines", "counts", "left", "right", "joined")))
-    lines = [" ".join(f"w{rng.randrange(WORDS)}" for _ in range(8)) for _ in range(ONCE_LINES)]
+    words = 1 if IS_LONG else WORDS_PER_LINE
+    lines = [" ".join(f"w{rng.randrange(WORDS)}" for _ in range(words)) for _ in range(ONCE_LINES)]
     counted = Counter(word for line in lines for word in line.split())
     state = tmp_path / "once-state"
     command = java(
@@ -77,22 +90,39 @@ def test_streams_counts_each_word_exactly_once_over_kills(
         topics.bootstrap, "once", str(state), str(topics.replication), "exactly_once_v2", "once-",
     )  # fmt: skip
     topics.produce("once-lines", _records(lines))
-    for share in range(1, KILLS + 1):
-        enough = sum(counted.values()) * share // (KILLS + 1)
+    with topics.follow("once-counts") as told:
+
+        def wait(program: Program, share: float) -> None:
+            program.wait_for(
+                "words are counted", lambda: told.count() >= counted.total() * share / (KILLS + 1)
+            )
+
+        for number in range(KILLS):
+            with Program(command, log) as program:
+                if number < LEADERS:
+                    wait(program, number + 0.5)
+                    _kill_leader(servers, topics, number % PARTITIONS)
+                wait(program, number + 1)
+                program.kill()
         with Program(command, log) as program:
-            program.wait_for("words are counted", partial(_has_told, topics, enough))
-            program.kill()
-    with Program(command, log) as program:
-        program.wait_for("all words are counted", partial(_has_told, topics, counted.total()))
-        assert program.end_input() == 0
-    told: dict[bytes | None, list[int]] = {}
-    for record in topics.read("once-counts", committed=True):
-        told.setdefault(record.key, []).append(int(record.value or b"0"))
-    assert told == {word.encode(): list(range(1, n + 1)) for word, n in counted.items()}
+            wait(program, KILLS + 1)
+            assert program.end_input() == 0
+        assert told.count() == counted.total()
+        counts: dict[bytes | None, list[int]] = {}
+        for record in told.records:
+            counts.setdefault(record.key, []).append(int(record.value or b"0"))
+    assert counts == {word.encode(): list(range(1, n + 1)) for word, n in counted.items()}
+    print(
+        f"{ONCE_LINES} records, {KILLS} times killed, {LEADERS} leaders: {counted.total()} counts"
+    )
 
 
-def _has_told(topics: Topics, count: int) -> bool:
-    return len(topics.read("once-counts", committed=True)) >= count
+def _kill_leader(servers: ReplicaSet | None, topics: Topics, partition: int) -> None:
+    leader = topics.leader("once-counts", partition)
+    if servers is not None and leader > 0:
+        servers.kill(leader)
+        servers.start(leader)
+        servers.wait_serving(leader)
 
 
 def _records(lines: Sequence[str]) -> list[Record]:

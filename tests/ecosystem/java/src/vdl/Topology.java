@@ -39,6 +39,8 @@ public final class Topology {
         settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, args[4]);
         if (args[4].equals(StreamsConfig.EXACTLY_ONCE_V2)) {
             settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, 0);
+            // Who is killed is not waited for any longer.
+            settings.put(StreamsConfig.consumerPrefix("session.timeout.ms"), 6_000);
         }
         String prefix = args[5];
 
