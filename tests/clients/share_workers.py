@@ -18,6 +18,8 @@ from tests.clients.clients import DRIVERS, java_classes, java_libraries
 SOURCES = DRIVERS / "share"
 VERSION = "4.4.0"
 SECONDS = 60.0
+NOT_TAKEN = "InvalidRecordStateException"
+"""Says for certain that the record is not acknowledged. Others leave it open."""
 
 Record = tuple[int, int]
 """(partition, offset)."""
@@ -79,8 +81,15 @@ class ShareHistory:
     """Delivery counts of each record, as they came in the files."""
     accepted: Counter[Record] = field(default_factory=Counter)
     rejected: Counter[Record] = field(default_factory=Counter)
-    failures: Counter[str] = field(default_factory=Counter)
-    """Acknowledgements of partitions that failed, by why."""
+    ended: dict[Record, int] = field(default_factory=dict)
+    """By which delivery each of these was accepted or rejected."""
+    failed: dict[Record, list[tuple[int, str]]] = field(default_factory=dict)
+    """Acknowledgements that failed: of which delivery, and why."""
+
+    @property
+    def failures(self) -> Counter[str]:
+        """How many failed, by why."""
+        return Counter(why for some in self.failed.values() for _, why in some)
 
     @property
     def redeliveries(self) -> int:
@@ -100,6 +109,14 @@ class ShareHistory:
                 found.append(f"{record} delivered twice with one count: {counts}")
             if max(counts) > limit:
                 found.append(f"{record} delivered past its limit: {counts}")
+            ended = self.ended.get(record, limit)
+            if max(counts) > ended:
+                found.append(f"{record} delivered again after its end: {counts}, {ended} ended it")
+        for record, failures in self.failed.items():
+            for count, why in failures:
+                again = max(self.delivered[record]) > count or count == limit
+                if why == NOT_TAKEN and not again:
+                    found.append(f"{record} was taken, its member was told that it was not")
         return found
 
 
@@ -111,16 +128,18 @@ def read_history(folder: Path) -> ShareHistory:
         for line in text[: text.rfind("\n") + 1].splitlines():
             kind, number, *rest = line.split(" ")
             partition = int(number)
-            if kind == "F":
-                history.failures[rest[0]] += 1
-                continue
             first, last = map(int, rest[0].split("-"))
             for offset in range(first, last + 1):
                 record = (partition, offset)
-                if kind == "D":
-                    history.delivered.setdefault(record, []).append(int(rest[1]))
+                count = int(rest[1])
+                if kind == "F":
+                    history.failed.setdefault(record, []).append((count, rest[2]))
+                elif kind == "D":
+                    history.delivered.setdefault(record, []).append(count)
                 elif kind == "A":
                     history.accepted[record] += 1
+                    history.ended[record] = count
                 elif kind == "X":
                     history.rejected[record] += 1
+                    history.ended[record] = count
     return history

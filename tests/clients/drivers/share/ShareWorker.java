@@ -26,8 +26,9 @@ import org.apache.kafka.common.serialization.ByteArrayDeserializer;
  *
  * <p>What happens is written to a file, a line each, before anything follows from it: "D partition
  * offset count" for a record that was delivered for the count-th time, "A partition offset" for one
- * whose acknowledgement succeeded, "R" for one given back, "X" for one rejected, "F partition why"
- * for acknowledgements that failed. Ranges are written as first-last.
+ * whose acknowledgement succeeded, "R" for one given back, "X" for one rejected, each with its count,
+ * "F partition offset count why" for one whose acknowledgement failed. Ranges are written as
+ * first-last.
  */
 public final class ShareWorker {
   private static final AtomicBoolean RUNNING = new AtomicBoolean(true);
@@ -102,7 +103,7 @@ public final class ShareWorker {
       consumer.acknowledge(record, type);
       said.computeIfAbsent(record.partition(), key -> new TreeMap<>())
           .computeIfAbsent(type, key -> new Ranges())
-          .add(record.offset(), "");
+          .add(record.offset(), " " + count);
     }
     for (Map.Entry<Integer, Ranges> entry : delivered.entrySet()) {
       entry.getValue().write(log, "D " + entry.getKey() + " ");
@@ -112,7 +113,10 @@ public final class ShareWorker {
     for (Map.Entry<TopicIdPartition, Optional<KafkaException>> entry : results.entrySet()) {
       int partition = entry.getKey().partition();
       if (entry.getValue().isPresent()) {
-        log.write("F " + partition + " " + entry.getValue().get().getClass().getSimpleName() + "\n");
+        String why = " " + entry.getValue().get().getClass().getSimpleName();
+        for (Ranges one : said.getOrDefault(partition, Map.of()).values()) {
+          one.write(log, "F " + partition + " ", why);
+        }
         continue;
       }
       for (Map.Entry<AcknowledgeType, Ranges> one :
@@ -153,11 +157,15 @@ public final class ShareWorker {
     }
 
     void write(BufferedWriter log, String head) throws IOException {
+      write(log, head, "");
+    }
+
+    void write(BufferedWriter log, String head, String end) throws IOException {
       end();
       first = -1;
       last = -2;
       for (String line : lines) {
-        log.write(head + line + "\n");
+        log.write(head + line + end + "\n");
       }
     }
   }
