@@ -8,7 +8,9 @@
 #   make gen            regenerate the Kafka codec and the gRPC modules
 #   make sim SEEDS=100 FIRST=1 [MINUTES=8]
 #   make chaos          real servers and disks, mistreated at length; CUTS=200, FLIPS=300, SYNCS=20,
-#                       FAILOVERS=10, CHURN=300 one kind only
+#                       FAILOVERS=10, CHURN=300, LISTS=600 one kind only
+#   make eos            exactly once at length: Kafka Streams, Connect and Flink over kills, lists of
+#                       transactions under faults; ONLY=streams, connect, flink or lists
 #   make examples       properties, tried with examples that no run has had before; TIMES=10
 #   make mutants        bugs planted on purpose: the simulator must find each; ONLY=name, RECORD=1
 #   make cost           calls, system calls and bytes a record, counted in the simulator; ONLY=single,
@@ -113,12 +115,13 @@ conformance: $(DEV)
 sim: $(DEV)
 	@exec $(BIN)/vdl sim --seeds $(SEEDS) --first $(FIRST) --minutes $(MINUTES)
 
-# CUTS, FLIPS, SYNCS, FAILOVERS and CHURN choose a test each and say how much of it; without any of them
-# everything runs in its full form, about an hour. SEED draws the same again.
+# CUTS, FLIPS, SYNCS, FAILOVERS, CHURN and LISTS choose a test each and say how much of it; without any
+# of them everything runs in its full form, more than an hour. SEED draws the same again.
 CHAOS_TESTS := $(if $(CUTS),tests/chaos/test_power_cut.py) \
   $(if $(FLIPS),tests/chaos/test_bit_flips.py) $(if $(SYNCS),tests/chaos/test_failed_sync.py) \
-  $(if $(FAILOVERS),tests/chaos/test_failover.py) $(if $(CHURN),tests/chaos/test_consumer_churn.py)
-CHAOS_FULL := CUTS=200 FLIPS=300 SYNCS=20 FAILOVERS=10 CHURN=300
+  $(if $(FAILOVERS),tests/chaos/test_failover.py) $(if $(CHURN),tests/chaos/test_consumer_churn.py) \
+  $(if $(LISTS),tests/chaos/test_list_append.py)
+CHAOS_FULL := CUTS=200 FLIPS=300 SYNCS=20 FAILOVERS=10 CHURN=300 LISTS=600
 
 chaos: $(DEV)
 	@exec env $(if $(strip $(CHAOS_TESTS)),,$(CHAOS_FULL)) $(BIN)/python -m pytest -q -s \
@@ -130,6 +133,15 @@ examples: $(DEV)
 	@for ((n = 1; n <= $(TIMES); n++)); do echo "examples: $$n of $(TIMES)"; \
 	  $(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile=fresh \
 	    tests/unit tests/codec tests/storage_contract tests/pipeline; done
+
+EOS_FULL := VDL_STREAMS_LINES=1000000 VDL_STREAMS_KILLS=5 VDL_STREAMS_LEADERS=3 \
+  VDL_CONNECT_LINES=100000 VDL_CONNECT_KILLS=5 \
+  VDL_FLINK_RECORDS=200000 VDL_FLINK_FAILURES=5 VDL_FLINK_LEADERS=3 LISTS=600
+EOS_TESTS := exactly_once or lists_of_transactions
+
+eos: $(DEV)
+	@exec env $(EOS_FULL) $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 \
+	  -k "($(EOS_TESTS))$(if $(ONLY), and $(ONLY))" tests/ecosystem tests/chaos/test_list_append.py
 
 mutants: $(DEV)
 	@exec $(BIN)/python -m tests.mutants.run $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
