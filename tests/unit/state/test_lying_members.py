@@ -8,6 +8,7 @@ with it.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from struct import pack
 from typing import Any
 
@@ -53,11 +54,15 @@ def heartbeat(
 
 
 def join(
-    member: str, instance: str | None, *topics: str, new: str = "classic"
+    member: str,
+    instance: str | None,
+    *topics: str,
+    new: str = "classic",
+    protocols: Sequence[str] = ("range",),
 ) -> commands.JoinGroup:
     return commands.JoinGroup(
         GROUP, member, new, instance, "c", "/h", 10, 20, "consumer",
-        [commands.Protocol("range", subscription(*topics))], False, 9, False,
+        [commands.Protocol(name, subscription(*topics)) for name in protocols], False, 9, False,
     )  # fmt: skip
 
 
@@ -133,7 +138,9 @@ class Liars:
                 commands.LeaveConsumerGroup(GROUP, name, instance, bool(instance) and may, may)
             )
         elif kind < 0.75:
-            self.apply(join(rng.choice(["", name]), instance, *topics, new=f"n{self.index}"))
+            protocols = rng.choice([["range"], ["sticky"], ["sticky", "range"], []])
+            member = rng.choice(["", name])
+            self.apply(join(member, instance, *topics, new=f"n{self.index}", protocols=protocols))
         elif kind < 0.8:
             self.apply(
                 commands.LeaveGroup(

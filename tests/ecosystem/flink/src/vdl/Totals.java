@@ -91,9 +91,9 @@ public final class Totals {
             if (seen.incrementAndGet() % PAUSES_EVERY_RECORDS == 0) {
                 Thread.sleep(1); // or all would be over before the first checkpoint
             }
-            if (hasCheckpoint.get() && seen.get() > FAILS_AFTER_RECORDS
+            if (seen.get() > FAILS_AFTER_RECORDS
+                    && hasCheckpoint.compareAndSet(true, false) // one of the tasks, not both
                     && failuresLeft.getAndUpdate(left -> Math.max(0, left - 1)) > 0) {
-                hasCheckpoint.set(false);
                 throw new IllegalStateException("fails in the middle, as it is to");
             }
             String[] words = line.split(" ");
