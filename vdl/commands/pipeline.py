@@ -453,11 +453,17 @@ class _Bar:
 
 def _session(job: Job) -> Any:
     """One in which the job can run, as far as that is known without it. Raises PipelineError."""
-    from vdl.pipeline.preflight import check_cluster, check_folders, check_texts
+    from vdl.pipeline.preflight import (
+        check_cluster,
+        check_folders,
+        check_registry,
+        check_texts,
+    )
 
     check_installed()
     check_folders(job)
     check_cluster(job)
+    check_registry(job)
     told = resolved(job.spark)
     settings = {k if k.startswith("spark.") else f"spark.{k}": v for k, v in told.items()}
     jars: Sequence[str] = ()

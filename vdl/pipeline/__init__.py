@@ -9,9 +9,9 @@ A client of the Kafka front end like any other. In use from plain Spark:
 `spark.readStream.format("vdl")` takes the same options. Jobs in TOML files, run by `vdl pipeline`,
 add decoding, dead letters, steps in SQL and sinks that commit offsets together with rows.
 
-What runs on executors is `read`, `columns`, `segment_read`, `files`, `topic_sink` and `evidence`;
-they and what they import know only this package, `segments` and `vdl.check`. Nothing here is
-imported by a server, and importing this package alone loads neither Spark nor Arrow.
+What runs on executors is `read`, `columns`, `segment_read`, `files`, `topic_sink`, `evidence` and
+`registered`; they and what they import know only this package, `segments` and `vdl.check`. Nothing
+here is imported by a server, and importing this package alone loads neither Spark nor Arrow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""From records to rows: JSON by a schema, or raw; and which records cannot be.
+"""From records to rows: JSON by a schema, what a registry's schema makes JSON of, or raw; and which
+records cannot be.
 
 Decoded rows have the columns of the schema and, for whoever asks where a row came from, `_offset`,
 `_partition`, `_timestamp` and, of a job with several topics, `_topic`. Beside them, until they are
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vdl.pipeline.expectations import RULE, Rule, failed, reason
+from vdl.pipeline.registered.values import FORMS, json_texts
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """What decoding needs of a source: key, value, headers and topic are what a dead letter keeps.
@@ -31,10 +33,14 @@ TOMBSTONES = (DEAD, DROP, NULLS)
 NO_VALUE = "the record has no value"
 NOT_UTF8 = "the value is not UTF-8"
 NOT_JSON = "the value is not a JSON object of the schema"
+NOT_OF_COLUMNS = "the value is not of decode.schema: "
+"""Of a value that its own schema reads, and the beginning of what it reads as."""
+SHOWN_CHARACTERS = 150
 RANGE = "offsets ["
 """What the reason begins with where a letter stands for several offsets (`unreadable_text`)."""
 RANGE_END = re.compile(r"offsets \[\d+, (\d+)\): ")
 DETAIL_MAX = 200
+NO_REGISTRY: Mapping[str, str] = {}
 UNREADABLE = (ValueError, RecursionError)
 """What Python's JSON raises: what is nested too deep for it is no ValueError."""
 
@@ -48,10 +54,12 @@ def decode(
     tombstones: str = DEAD,
     rescued: str = "",
     rules: Sequence[Rule] = (),
+    registry: Mapping[str, str] = NO_REGISTRY,
 ) -> Any:
     """The decoded rows of a frame that has COLUMNS, and maybe more. `tombstones`: what becomes of
     a record without a value where JSON is wanted, one of TOMBSTONES; `rescued`: the column that
-    keeps what the schema does not have, "" for none. With `rules` there is a column RULE, too."""
+    keeps what the schema does not have, "" for none; `registry`: settings of the one that `form`
+    needs, with their secrets. With `rules` there is a column RULE, too."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
@@ -74,7 +82,12 @@ def decode(
     wanted = StructType.fromDDL(schema)
     names = [field.name for field in wanted.fields]
     with_corrupt = StructType([*wanted.fields]).add(CORRUPT, "string")
-    text = f.col("value").cast("string")
+    text, own_error, mismatch = f.col("value").cast("string"), f.lit(None), f.lit(NOT_JSON)
+    if form in FORMS:
+        found = json_texts(f.col("value"), registry, form)
+        frame = frame.select("*", found.alias("_registered"))
+        text, own_error = f.col("_registered.text"), f.col("_registered.error")
+        mismatch = f.concat(f.lit(NOT_OF_COLUMNS), f.left(text, f.lit(SHOWN_CHARACTERS)))
     parsed = f.from_json(text, with_corrupt, {"columnNameOfCorruptRecord": CORRUPT})
     is_tombstone = f.col("value").isNull() & f.coalesce(~is_letter, f.lit(True))
     if tombstones == DROP:
@@ -82,8 +95,9 @@ def decode(
     error = (
         f.when(is_letter, unreadable)
         .when(is_tombstone, NO_VALUE if tombstones == DEAD else f.lit(None))
+        .when(own_error.isNotNull(), own_error)
         .when(~f.is_valid_utf8(text), NOT_UTF8)
-        .when(f.col("_json").isNull() | f.col(f"_json.{CORRUPT}").isNotNull(), NOT_JSON)
+        .when(f.col("_json").isNull() | f.col(f"_json.{CORRUPT}").isNotNull(), mismatch)
     )
     staged = frame.select("*", parsed.alias("_json")).select("*", error.alias("_error"))
     columns = [f.col("_json").getField(name).alias(name) for name in names]

@@ -19,10 +19,15 @@ isolation = "read_committed"        # or "read_uncommitted"
 "sasl.password" = "env:PASSWORD"    # a secret is in the environment or in a file: "file:PATH"
 
 [decode]
-format = "json"                     # or "raw"
+format = "json"                     # or "raw"; "avro", "protobuf", "json-schema": by a registry
 schema = "year int, carrier string" # as Spark writes types
 tombstones = "dead"                 # JSON without a value: a dead letter, "drop", or "null": a row
 rescued = ""                        # a column for JSON members that the schema does not have
+
+[registry]                          # of schemas, which values name by their ids
+url = "https://registry:8081"       # also "ca", "certificate", "key", "key_password": files
+user = "flights"
+password = "env:REGISTRY_PASSWORD"
 
 [[expect.rules]]                    # of decoded rows; expectations.py
 sql = "dep_delay > -90"
@@ -113,6 +118,8 @@ from vdl.pipeline.options import (
     parse,
     parse_where,
 )
+from vdl.pipeline.registered.registry import NAMES
+from vdl.pipeline.registered.values import FORMS
 from vdl.pipeline.windows import FUTURE, IDLE, Window
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -126,7 +133,7 @@ ICEBERG = "iceberg"
 SINKS = ("parquet", "delta", ICEBERG, TOPIC)
 WINDOW_SINKS = ("parquet", "delta", ICEBERG)
 """Those that keep open windows in their commits."""
-FORMATS = ("json", "raw")
+FORMATS = ("json", "raw", *FORMS)
 INPUT = "input"
 
 
@@ -229,6 +236,8 @@ class Job:
     rescued: str = ""
     compact_every: int = 0
     rules: tuple[Rule, ...] = ()
+    registry: Mapping[str, str] = field(default_factory=dict)
+    """Where secrets are only named."""
 
     @property
     def leaves_out(self) -> bool:
@@ -336,7 +345,13 @@ def _read(r: _Reader, folder: Path) -> Job:
         rescued=r.text("decode", "rescued", ""),
         compact_every=r.count("run", "compact_every", 0),
         rules=_read_rules(r) if r.has("expect") else (),
+        registry=_read_registry(r) if r.has("registry") else {},
     )
+
+
+def _read_registry(r: _Reader) -> dict[str, str]:
+    found = {name: r.text("registry", name, "") for name in NAMES}
+    return {name: value for name, value in found.items() if value}
 
 
 def _read_rules(r: _Reader) -> tuple[Rule, ...]:
@@ -394,14 +409,17 @@ def _check(job: Job, problems: list[str]) -> None:
         job.tombstones in TOMBSTONES,
         f"decode.tombstones: {job.tombstones!r} is none of {TOMBSTONES}",
     )
-    need(job.format == "json" or not job.rescued, "decode.rescued: only of JSON")
+    need(job.format != "raw" or not job.rescued, "decode.rescued: not of raw values")
+    by_registry = job.format in FORMS
+    need(not by_registry or "url" in job.registry, f"registry.url: is needed for {job.format!r}")
+    need(by_registry or not job.registry, f"registry: is not asked by format {job.format!r}")
     for rule in job.rules:
         need(rule.action in ACTIONS, f"expect.rules: {rule.action!r} is none of {ACTIONS}")
         need(bool(rule.sql.strip()), "expect.rules: a rule has no sql")
     rule_names = [rule.name for rule in job.rules]
     need(len(set(rule_names)) == len(rule_names), "expect.rules: two have the same name")
     need(bool(job.source.topics), "source.topics: at least one is needed")
-    need(job.format != "json" or bool(job.schema), "decode.schema: is needed to decode JSON")
+    need(job.format == "raw" or bool(job.schema), f"decode.schema: is needed for {job.format!r}")
     need(0 <= job.errors.share_max <= 1, "errors.share_max: must lie between 0 and 1")
     need(not _is_same(job.errors.path, job.sink.path), "errors.path: must not be the sink's")
     for what, path in (("sink", job.sink.path), ("errors", job.errors.path)):
@@ -442,7 +460,7 @@ def _check(job: Job, problems: list[str]) -> None:
         ]
     for section, settings in (
         ("source.client", job.source.client), ("source.options", job.source.options),
-        ("sink.options", job.sink.options), ("spark", job.spark),
+        ("sink.options", job.sink.options), ("spark", job.spark), ("registry", job.registry),
     ):  # fmt: skip
         problems += [
             f"{section}: {name}: a secret does not stand in a job file; env:NAME or file:PATH do"

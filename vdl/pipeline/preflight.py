@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from vdl.pipeline.client_secrets import resolved
 from vdl.pipeline.errors import JobInvalid, PipelineError
 from vdl.pipeline.job import Job
 
@@ -55,6 +56,15 @@ def check_cluster(job: Job) -> None:
     options = job.source.read_options()
     with closing(Topics(options, request_seconds=CLUSTER_SECONDS, attempts=1)) as topics:
         topics.ids()
+
+
+def check_registry(job: Job) -> None:
+    """That the registry answers, if the job has one. Raises RegistryFailed, SecretMissing."""
+    if job.registry:
+        from vdl.pipeline.registered.registry import Registry
+
+        with closing(Registry(resolved(job.registry), is_patient=False)) as registry:
+            registry.check()
 
 
 def check_texts(job: Job, jvm: Any) -> None:

@@ -403,6 +403,7 @@ class Runner:
             tombstones=job.tombstones,
             rescued=job.rescued,
             rules=job.rules,
+            registry=resolved(job.registry),
         )
 
     def _transformed(self, decoded: Any) -> Any:

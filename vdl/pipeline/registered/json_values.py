@@ -1,0 +1,33 @@
+"""JSON that is what its JSON Schema says; the text stays as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from vdl.pipeline.registered.registry import Schema
+
+
+def reader(schema: Schema) -> Callable[[bytes], str]:
+    """Raises jsonschema's SchemaError for what is no schema. A reference that the registry does not
+    have is not looked for elsewhere."""
+    from jsonschema.validators import validator_for
+    from referencing import Registry, Resource
+    from referencing.jsonschema import DRAFT7
+
+    resources = [
+        (name, Resource.from_contents(json.loads(text), default_specification=DRAFT7))
+        for name, text in schema.references.items()
+    ]
+    known = Registry().with_resources(resources)
+    contents = json.loads(schema.text)
+    kind = validator_for(contents)
+    kind.check_schema(contents)
+    validator = kind(contents, registry=known)
+
+    def read(data: bytes) -> str:
+        text = data.decode()
+        validator.validate(json.loads(text))
+        return text
+
+    return read

@@ -1,0 +1,123 @@
+"""From values to JSON, each by the schema that it names.
+
+A value is a zero byte, the id of its schema (four bytes, the highest first), and the rest, which
+the schema says how to read: Confluent's wire format. JSON is what `decode` goes on from, so that a
+table's columns, rescued members and dead letters are the same whatever the form.
+
+    RecordBatch column of values ──▶ column of (text, error), one of which is NULL
+
+Must not know: tables, jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from vdl.pipeline.registered import avro_values, json_values, protobuf_values
+from vdl.pipeline.registered.errors import ValueUnreadable
+from vdl.pipeline.registered.registry import REGISTRIES_MAX, Registry, Schema
+
+Read = Callable[[bytes], str]
+"""From what stands behind the id to JSON. Raises ValueUnreadable, and whatever the library raises
+for bytes that are not of the schema."""
+
+READERS: Mapping[str, tuple[str, Callable[[Schema], Read]]] = {
+    "avro": ("AVRO", avro_values.reader),
+    "protobuf": ("PROTOBUF", protobuf_values.reader),
+    "json-schema": ("JSON", json_values.reader),
+}
+"""`decode.format` → the registry's name of such schemas, and what makes a reader of one."""
+FORMS = tuple(READERS)
+PREFIX_BYTES = 5
+READERS_MAX = 1_000
+"""Schemas that are kept, in a process; the registry's client keeps as many."""
+TYPE = "struct<text:string,error:string>"
+DETAIL_MAX = 200
+
+
+class Values:
+    """The values of one form, by one registry."""
+
+    def __init__(self, registry: Registry, form: str) -> None:
+        self._registry = registry
+        self._kind, make_reader = READERS[form]
+        self._make_reader = make_reader
+        self._reader = lru_cache(READERS_MAX)(self._find_reader)
+
+    def text(self, value: bytes) -> str:
+        """JSON. Raises ValueUnreadable, RegistryFailed."""
+        if len(value) < PREFIX_BYTES or value[0]:
+            raise ValueUnreadable("the value does not begin with the id of a schema")
+        schema_id = int.from_bytes(value[1:PREFIX_BYTES], "big")
+        found = self._reader(schema_id)
+        if isinstance(found, str):
+            raise ValueUnreadable(found)
+        try:
+            return found(value[PREFIX_BYTES:])
+        except Exception as error:  # noqa: BLE001
+            # Libraries raise all sorts of things for bytes that are not what they should be.
+            raise ValueUnreadable(
+                f"the value is not of schema {schema_id}: {_told(error)}"
+            ) from None
+
+    def _find_reader(self, schema_id: int) -> Read | str:
+        """How values of this schema are read, or why they cannot be: that stays true, since a
+        registry gives no id twice and changes no schema."""
+        try:
+            schema = self._registry.schema(schema_id)
+        except ValueUnreadable as error:
+            return str(error)
+        if schema.kind != self._kind:
+            return f"schema {schema_id} is of kind {schema.kind}, not {self._kind}"
+        try:
+            return self._make_reader(schema)
+        except Exception as error:  # noqa: BLE001 - as above, for a schema
+            return f"schema {schema_id} cannot be used: {_told(error)}"
+
+
+@lru_cache(REGISTRIES_MAX)
+def _values(settings: tuple[tuple[str, str], ...], form: str) -> Values:
+    return Values(Registry(dict(settings)), form)
+
+
+def json_texts(column: Any, settings: Mapping[str, str], form: str) -> Any:
+    """A column of TYPE for a column of values; both of its members are NULL for no value.
+    `settings`: of `registry.Registry`, with their secrets."""
+    import pyarrow as pa
+    from pyspark.sql.functions import arrow_udf
+
+    given = tuple(sorted(settings.items()))
+
+    def read(values: Any) -> Any:
+        return read_column(_values(given, form), values)
+
+    # Spark goes by the types themselves, which a module that does without pyarrow cannot name.
+    read.__annotations__ = {"values": pa.Array, "return": pa.Array}
+    return arrow_udf(read, TYPE)(column)
+
+
+def read_column(values: Values, column: Any) -> Any:
+    """Arrow's column of (text, error) for one of bytes. Raises RegistryFailed."""
+    import pyarrow as pa
+
+    texts: list[str | None] = []
+    errors: list[str | None] = []
+    for value in column:
+        found = value.as_py()
+        text, error = None, None
+        if found is not None:
+            try:
+                text = values.text(found)
+            except ValueUnreadable as problem:
+                error = str(problem)
+        texts.append(text)
+        errors.append(error)
+    columns = [pa.array(texts, pa.string()), pa.array(errors, pa.string())]
+    return pa.StructArray.from_arrays(columns, ["text", "error"])
+
+
+def _told(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:DETAIL_MAX]
