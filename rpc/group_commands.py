@@ -1,18 +1,20 @@
 """Commands that the leader of a group is asked to append, and what came of them: COMMAND and
-COMMAND_DONE.
+COMMAND_DONE, and COMMANDS and COMMANDS_DONE with all of a turn.
 
 Unlike a catalog command in PROPOSE, such a command is answered when it is applied at the leader.
 Whoever sent it sends it again until it is answered, so it may be applied more than once.
 
 COMMAND, little-endian: request u64, group u64, worth answering for so many ms u32, then the
 command. COMMAND_DONE: request u64, fate u8, code i16, then the machine's answer. Code and answer
-have a meaning with APPLIED only.
+have a meaning with APPLIED only. COMMANDS and COMMANDS_DONE: payloads of these, each behind its
+length u32.
 
 Must not know: what commands mean.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
@@ -21,6 +23,7 @@ from ids import GroupId
 from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
+_LENGTH = Struct("<I")
 _COMMAND = Struct("<QQI")
 _DONE = Struct("<QBh")
 
@@ -87,3 +90,28 @@ def decode_done(payload: memoryview) -> CommandDone:
     if fate is None:
         raise MalformedFrame(f"command done fate {code}", 8)
     return CommandDone(request_id, fate, error, payload[_DONE.size :])
+
+
+def joined(payloads: Sequence[Sequence[Buffer]]) -> list[Buffer]:
+    """The payload of a COMMANDS or COMMANDS_DONE frame, from those of single ones."""
+    buffers: list[Buffer] = []
+    for payload in payloads:
+        buffers.append(_LENGTH.pack(sum(map(len, payload))))
+        buffers += payload
+    return buffers
+
+
+def split(payload: memoryview) -> list[memoryview]:
+    """What was joined. Raises MalformedFrame."""
+    found: list[memoryview] = []
+    position, end = 0, len(payload)
+    while position < end:
+        if end - position < _LENGTH.size:
+            raise MalformedFrame("commands", end)
+        (length,) = _LENGTH.unpack_from(payload, position)
+        position += _LENGTH.size
+        if length > end - position:
+            raise MalformedFrame("commands", end)
+        found.append(payload[position : position + length])
+        position += length
+    return found

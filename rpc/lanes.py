@@ -24,9 +24,9 @@ first heartbeat would. A full disk or a stop (CONDITION), a question for a range
 a client and its answer (QUERY, REPLY), and the fate of a forwarded command (PROPOSED) say nothing
 about what they overtake: who forwarded it waits for the command itself. A command that is
 sent until it is answered (COMMAND) waits for no entries either, unless it is large; its answer
-(COMMAND_DONE) says that it is applied. How far a replica is compacted (COMPACTED) is durable before
-it is sent. REJECT comes last of all, because the link ends
-with it.
+(COMMAND_DONE) says that it is applied. Several of them together (COMMANDS, COMMANDS_DONE) likewise.
+How far a replica is compacted (COMPACTED) is durable before it is sent. REJECT comes last of all,
+because the link ends with it.
 
 Must not know: links, how lanes are written.
 """

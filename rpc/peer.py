@@ -93,6 +93,8 @@ class FrameType(IntEnum):
     COMPACTED = 17  # how far replicas are compacted, see rpc.compacted
     COMMAND = 18  # a command for the leader of any group, see rpc.group_commands
     COMMAND_DONE = 19  # its answer, once it is applied there
+    COMMANDS = 20  # several of these
+    COMMANDS_DONE = 21  # likewise
 
 
 _TYPE_BY_CODE = {frame_type.value: frame_type for frame_type in FrameType}
@@ -102,7 +104,7 @@ _BORN_TYPES = frozenset(
         FrameType.ASK, FrameType.ANSWER, FrameType.RAFT, FrameType.HEARTBEAT, FrameType.LEADERS,
         FrameType.PROPOSE, FrameType.PROPOSED, FrameType.CONDITION, FrameType.RANGE,
         FrameType.ENTRIES, FrameType.QUERY, FrameType.REPLY, FrameType.COMPACTED,
-        FrameType.COMMAND, FrameType.COMMAND_DONE,
+        FrameType.COMMAND, FrameType.COMMAND_DONE, FrameType.COMMANDS, FrameType.COMMANDS_DONE,
     )
 )  # fmt: skip
 _BULK_TYPES = frozenset((FrameType.RAFT, FrameType.PROPOSE, FrameType.ENTRIES, FrameType.COMMAND))

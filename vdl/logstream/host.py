@@ -329,6 +329,7 @@ class Host:
 
     def _send(self) -> None:
         """One frame a peer and lane, or a few where there is much to say."""
+        self.commands.flush()
         out, self._outbox.out = self._outbox.out, {}
         for server, messages in out.items():
             assert server != self.server_id, messages
@@ -499,6 +500,10 @@ class Host:
             self._requests.queries.query_received(server_id, payload)
         elif frame_type is FrameType.REPLY:
             self._requests.queries.reply_received(server_id, payload)
+        elif frame_type is FrameType.COMMANDS:
+            self.commands.commands_received(server_id, payload)
+        elif frame_type is FrameType.COMMANDS_DONE:
+            self.commands.answers_received(server_id, payload)
         elif frame_type is FrameType.COMMAND:
             self.commands.command_received(server_id, payload)
         elif frame_type is FrameType.COMMAND_DONE:

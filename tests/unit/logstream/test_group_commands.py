@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rpc.hello import VERSION_OF_COMMANDS
+from rpc.hello import VERSION_OF_COMMANDS, VERSION_OF_JOINED_COMMANDS
 from rpc.peer import FrameType
 from vdl.errors import ErrorCode
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
@@ -161,3 +161,57 @@ def test_commands_beyond_the_limit_are_refused(
     assert again == []
     cluster.nodes[1].host.close()
     assert [outcome.kind for outcome in again] == [OutcomeKind.UNKNOWN]
+
+
+@pytest.mark.parametrize("version", [VERSION_OF_COMMANDS, VERSION_OF_JOINED_COMMANDS])
+def test_commands_of_a_turn_leave_together_for_a_peer_that_knows_that(
+    cluster: Any, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And their answers; an older one gets each in a frame of its own. A large one goes alone."""
+    monkeypatch.setattr(group_commands, "JOINED_MAX", 4)
+    group_id = partition(cluster)
+    leader = cluster.leader(group_id).leader_server
+    asker = next(server for server in (1, 2, 3) if server != leader)
+    kinds: list[FrameType] = []
+    for server, peer in ((asker, leader), (leader, asker)):
+        host = cluster.nodes[server].host
+        host.state.alive[peer] = replace(host.state.alive[peer], version=version)
+        frame = host.frame
+
+        def noted(server_id: int, kind: FrameType, payload: memoryview, frame: Any = frame) -> None:
+            kinds.append(kind)
+            frame(server_id, kind, payload)
+
+        monkeypatch.setattr(host, "frame", noted, raising=False)
+    found = [send(cluster, asker, group_id, CUT) for _ in range(9)]
+    cluster.run(100)
+    assert [applied(one) for one in found] == [ErrorCode.NONE] * 9
+    joins = version == VERSION_OF_JOINED_COMMANDS
+    counts = [kinds.count(kind) for kind in (FrameType.COMMAND, FrameType.COMMANDS)]
+    assert counts == ([1, 2] if joins else [9, 0])
+    answers = [kinds.count(kind) for kind in (FrameType.COMMAND_DONE, FrameType.COMMANDS_DONE)]
+    assert answers == ([1, 2] if joins else [9, 0])
+
+
+def test_commands_that_could_not_leave_are_sent_again(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound on what a link holds may be reached just then."""
+    group_id = partition(cluster)
+    leader = cluster.leader(group_id).leader_server
+    asker = next(server for server in (1, 2, 3) if server != leader)
+    transport = cluster.nodes[asker].host.state.transport
+    passes = transport.send
+    refused: list[FrameType] = []
+
+    def full(server_id: int, kind: FrameType, buffers: Any, *, urgent: bool = False) -> bool:
+        if kind is FrameType.COMMANDS and not refused:
+            refused.append(kind)
+            return False
+        return bool(passes(server_id, kind, buffers, urgent=urgent))
+
+    monkeypatch.setattr(transport, "send", full, raising=False)
+    found = [send(cluster, asker, group_id, CUT, ms=2_000) for _ in range(3)]
+    cluster.run(group_commands.RETRY_NS // 1_000_000 + 100)
+    assert refused
+    assert [applied(one) for one in found] == [ErrorCode.NONE] * 3

@@ -13,7 +13,9 @@ from rpc.group_commands import (
     decode_done,
     encode_command,
     encode_done,
+    split,
 )
+from rpc.group_commands import joined as joined_payloads
 from rpc.reader import Buffer
 
 
@@ -48,3 +50,21 @@ def test_frames_cut_and_unknown_fates_are_malformed() -> None:
             decode_done(done[:end])
     with pytest.raises(MalformedFrame):
         decode_done(memoryview(bytes(8) + b"\x09" + bytes(2)))
+
+
+def test_commands_come_back_together_and_in_their_order() -> None:
+    sent = [SentCommand(number, 9, 3_000, bytes(number)) for number in range(5)]
+    found = split(joined(joined_payloads([encode_command(one) for one in sent])))
+    assert [decode_command(one).request_id for one in found] == list(range(5))
+    assert [bytes(decode_command(one).command) for one in found] == [bytes(n) for n in range(5)]
+    assert split(memoryview(b"")) == []
+
+
+def test_what_is_cut_between_or_within_commands_is_malformed() -> None:
+    whole = joined(joined_payloads([[b"abc"], [b"", b"de"]]))
+    ends = {7, len(whole), 0}  # where one of them ends
+    for end in set(range(len(whole))) - ends:
+        with pytest.raises(MalformedFrame):
+            split(whole[:end])
+    with pytest.raises(MalformedFrame):
+        split(memoryview(b"\xff\xff\xff\xff" + bytes(20)))

@@ -7,6 +7,9 @@ command is sent to the leader of its group as far as it is known here, and sent 
 leads by then, until it is answered or its deadline has passed. So it may be applied more than once,
 and must be one that does no harm then.
 
+What small commands and answers a turn brings for one server leaves at its end, in one frame of each
+kind: a system call for each would cost more than what they are for.
+
 Only commands that all servers understand may be sent: whoever sends them asks the finalised
 features first (`vdl/state/features.py`). A server of an older version is sent none.
 
@@ -27,9 +30,12 @@ from rpc.group_commands import (
     decode_done,
     encode_command,
     encode_done,
+    joined,
+    split,
 )
-from rpc.hello import VERSION_OF_COMMANDS
+from rpc.hello import VERSION_OF_COMMANDS, VERSION_OF_JOINED_COMMANDS
 from rpc.peer import FrameType
+from rpc.reader import Buffer
 from vdl.clock import MS, NEVER
 from vdl.errors import ERRORS_BY_CODE, ErrorCode
 from vdl.logstream.group.pending import Pending
@@ -59,6 +65,9 @@ RETRY_NS = 50 * MS
 URGENT_BYTES = 4 << 10
 """Smaller commands are not kept behind entries."""
 
+JOINED_MAX = 64
+"""Commands, or answers, in one frame."""
+
 Receiver = Callable[[GroupId, Any, int, Callable[[Outcome], None]], None]
 """(group, command, deadline, done) for a coordinator that leads here."""
 
@@ -84,15 +93,27 @@ class _Sent(Pending[Outcome]):
         """When it is sent again."""
 
 
+class _Outgoing:
+    """What is to leave for one server."""
+
+    __slots__ = ("answers", "commands")
+
+    def __init__(self) -> None:
+        self.commands: list[tuple[int, list[Buffer]]] = []
+        """(number, payload)."""
+        self.answers: list[list[Buffer]] = []
+
+
 class GroupCommands:
     """The commands that one server sends to groups, and those it is sent as their leader."""
 
-    __slots__ = ("_again_timer_ns", "_liveness", "_number", "_sent", "_state", "receive")
+    __slots__ = ("_again_timer_ns", "_liveness", "_number", "_out", "_sent", "_state", "receive")
 
     def __init__(self, state: HostState, liveness: Liveness) -> None:
         self._state = state
         self._liveness = liveness
         self._sent: dict[int, _Sent] = {}
+        self._out: dict[ServerId, _Outgoing] = {}
         self._number = 0
         self._again_timer_ns = NEVER
         self.receive: Receiver = self._propose
@@ -133,11 +154,60 @@ class GroupCommands:
         if hello is not None and hello.version >= VERSION_OF_COMMANDS:
             left_ms = max(0, until_ns - now_ns) // MS
             frame = encode_command(SentCommand(number, sent.group_id, left_ms, sent.data))
-            is_small = len(sent.data) <= URGENT_BYTES
-            if state.transport.send(leader, FrameType.COMMAND, frame, urgent=is_small):
+            if len(sent.data) <= URGENT_BYTES:
+                self._note_sent(sent, leader, until_ns)
+                self._outgoing(leader).commands.append((number, frame))
+                return
+            if state.transport.send(leader, FrameType.COMMAND, frame):
                 self._note_sent(sent, leader, until_ns)
                 return
         self._wait(sent)
+
+    def _outgoing(self, server_id: ServerId) -> _Outgoing:
+        out = self._out.get(server_id)
+        if out is None:
+            out = self._out[server_id] = _Outgoing()
+            self._state.outbox.schedule()
+        return out
+
+    def flush(self) -> None:
+        """Send what this turn brought. Called by the host."""
+        if not self._out:
+            return
+        out, self._out = self._out, {}
+        for server_id, outgoing in out.items():
+            commands, answers = outgoing.commands, outgoing.answers
+            for start in range(0, len(commands), JOINED_MAX):
+                some = commands[start : start + JOINED_MAX]
+                payloads = [payload for _, payload in some]
+                if not self._send(server_id, FrameType.COMMAND, FrameType.COMMANDS, payloads):
+                    self._not_sent(server_id, [number for number, _ in some])
+            for start in range(0, len(answers), JOINED_MAX):
+                some_answers = answers[start : start + JOINED_MAX]
+                # Those that do not leave are missed, and their commands sent again.
+                self._send(server_id, FrameType.COMMAND_DONE, FrameType.COMMANDS_DONE, some_answers)
+
+    def _send(
+        self,
+        server_id: ServerId,
+        single: FrameType,
+        plural: FrameType,
+        payloads: list[list[Buffer]],
+    ) -> bool:
+        """False if some of it has not left."""
+        hello, send = self._state.alive.get(server_id), self._state.transport.send
+        if hello is None:
+            return False
+        if len(payloads) > 1 and hello.version >= VERSION_OF_JOINED_COMMANDS:
+            return send(server_id, plural, joined(payloads), urgent=True)
+        return all(send(server_id, single, payload, urgent=True) for payload in payloads)
+
+    def _not_sent(self, server_id: ServerId, numbers: list[int]) -> None:
+        for number in numbers:
+            sent = self._sent.get(number)
+            if sent is not None and sent.sent_to == server_id:
+                # An older peer may have got some of them.
+                self._wait(sent)
 
     def _note_sent(self, sent: _Sent, leader: ServerId, until_ns: int) -> None:
         sent.sent_to = leader
@@ -173,6 +243,16 @@ class GroupCommands:
             self._wait(sent)
 
     # --- frames ------------------------------------------------------------------------------
+    def commands_received(self, from_server: ServerId, payload: memoryview) -> None:
+        """As `command_received`, of several."""
+        for one in split(payload):
+            self.command_received(from_server, one)
+
+    def answers_received(self, from_server: ServerId, payload: memoryview) -> None:
+        """As `answer_received`, of several."""
+        for one in split(payload):
+            self.answer_received(from_server, one)
+
     def command_received(self, from_server: ServerId, payload: memoryview) -> None:
         """A peer's command for a group that is led here, as far as it knows. Raises
         MalformedFrame."""
@@ -193,8 +273,7 @@ class GroupCommands:
             done = CommandDone(request_id, Fate.APPLIED, answer.error, answer.data)
         else:
             done = CommandDone(request_id, Fate.REFUSED)  # one of a client's own requests
-        # One that does not leave is missed, and the command sent again.
-        self._state.transport.send(to_server, FrameType.COMMAND_DONE, encode_done(done))
+        self._outgoing(to_server).answers.append(encode_done(done))
 
     def answer_received(self, from_server: ServerId, payload: memoryview) -> None:
         """What a peer made of our command. Raises MalformedFrame."""
