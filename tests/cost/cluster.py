@@ -11,7 +11,7 @@ Must not know: what is asked of the servers, what is counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 
@@ -94,9 +94,10 @@ class Cluster:
         """Equal in two runs in which the same bytes arrived at the same instants."""
         return self._trace.digest()
 
-    def client(self) -> KafkaClient:
-        """A client with a host of its own that knows the topic's leaders."""
-        client = self._connect()
+    def client(self, versions: Mapping[int, int] | None = None) -> KafkaClient:
+        """A client with a host of its own that knows the topic's leaders. `versions`: API key → the
+        newest that it speaks."""
+        client = self._connect(versions)
         client.want([TOPIC])
         self._until(lambda: self._knows_leaders(client))
         return client
@@ -160,7 +161,7 @@ class Cluster:
         assert errors == [0], errors
         client.close()
 
-    def _connect(self) -> KafkaClient:
+    def _connect(self, versions: Mapping[int, int] | None = None) -> KafkaClient:
         self._clients += 1
         name = f"c{self._clients}"
         clock = NodeClock(self.time, turn_ns=TURN_NS)
@@ -170,7 +171,7 @@ class Cluster:
             SimDialer(self.network, name, clock),
             clock,
             Random(self._clients),
-            CLIENT_OPTIONS,
+            replace(CLIENT_OPTIONS, version_caps=dict(versions or {})),
         )
 
     def _knows_leaders(self, client: KafkaClient) -> bool:

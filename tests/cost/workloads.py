@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 
 from tests.cost.cluster import SETTLE_NS, TOPIC, Cluster
+from tests.cost.transacting import Transactional
 from vdl.clock import MS
 from vdl.kafka.wire import produce
 from vdl.records.batch import BatchFields, Record, build_batch
@@ -42,6 +43,9 @@ class Workload:
     in_flight: int
     idempotent: bool = False
     consumers: int = 0
+    producers: int = 0
+    """Transactional ones, each with `requests` transactions; 0: one that is none."""
+    record_bytes: int = RECORD_BYTES
     counts_memory: bool = False
     """Only of large batches is it much, and to count it takes long."""
 
@@ -107,6 +111,19 @@ WORKLOADS = (
         consumers=4,
         counts_memory=True,
     ),
+    Workload(
+        name="transactions",
+        about="transactions of 100 records of 100 bytes, by 64 producers to 12 partitions",
+        unit="transaction",
+        units=256,
+        partitions=12,
+        records_per_request=100,
+        requests=4,
+        requests_to_warm=2,
+        in_flight=1,
+        producers=64,
+        record_bytes=100,
+    ),
 )
 
 
@@ -119,6 +136,10 @@ class Load:
         self._client = self.cluster.client()
         self._batches = Batches(workload, self._producer_id())
         self._readers = [Reader(self.cluster.client()) for _ in range(workload.consumers)]
+        self._transactional = [
+            Transactional(self.cluster, f"t{n}", n % workload.partitions, self._batches.contents)
+            for n in range(workload.producers)
+        ]
         self._send(workload.requests_to_warm)
 
     def run(self) -> None:
@@ -129,10 +150,19 @@ class Load:
         return self.cluster.producer_id(self._client) if self.workload.idempotent else -1
 
     def _send(self, requests: int) -> None:
+        if self._transactional:
+            self._transact(requests)
+            return
         producer = Producer(self._client, self._batches.take(requests), self.workload.in_flight)
         producer.send()
         self.cluster.run_until(lambda: producer.is_done, LOAD_NS)
         self.cluster.run_until(self._is_read, LOAD_NS)
+        self.cluster.run_for(SETTLE_NS)
+
+    def _transact(self, transactions: int) -> None:
+        for one in self._transactional:
+            one.begin(transactions)
+        self.cluster.run_until(lambda: all(one.is_done for one in self._transactional), LOAD_NS)
         self.cluster.run_for(SETTLE_NS)
 
     def _is_read(self) -> bool:
@@ -148,28 +178,28 @@ class Batches:
         self._producer_id = producer_id
         self._partitions = cycle(range(workload.partitions))
         self._sequences = [0] * workload.partitions
-        value = bytes(RECORD_BYTES)
-        self._contents = [
+        value = bytes(workload.record_bytes)
+        self.contents = [
             Record(offset=i, timestamp=TIMESTAMP_MS, key=None, value=value)
             for i in range(workload.records_per_request)
         ]
-        self._plain = build_batch(self._contents)
+        self._plain = build_batch(self.contents)
 
     def take(self, count: int) -> list[tuple[int, bytearray]]:
         """(partition, batch) of the next ones."""
         taken = [(p, self._batch(p)) for p in islice(self._partitions, count)]
-        self.records += count * len(self._contents)
+        self.records += count * len(self.contents)
         return taken
 
     def _batch(self, partition: int) -> bytearray:
         if self._producer_id < 0:
             return self._plain
         sequence = self._sequences[partition]
-        self._sequences[partition] += len(self._contents)
+        self._sequences[partition] += len(self.contents)
         fields = BatchFields(
             producer_id=self._producer_id, producer_epoch=0, base_sequence=sequence
         )
-        return build_batch(self._contents, fields)
+        return build_batch(self.contents, fields)
 
 
 class Producer:
