@@ -1,7 +1,10 @@
 """Markers of transactions: the bytes that Kafka's clients know."""
 
+from collections.abc import Callable
+
 import pytest
 
+from vdl.records import markers
 from vdl.records.batch import (
     BatchFields,
     CorruptBatch,
@@ -44,3 +47,21 @@ def test_control_batch_about_something_else_is_no_marker() -> None:
     short = build_batch([Record(b"x", b"", timestamp=1)], fields)
     with pytest.raises(CorruptBatch):
         read_marker(memoryview(short))
+
+
+@pytest.mark.parametrize("number", [0, 7])
+def test_marker_is_read_alike_as_a_whole_and_record_by_record(number: int) -> None:
+    """Whichever byte differs from how markers are built."""
+
+    def outcome(read: Callable[[memoryview], Marker | None], batch: bytearray) -> object:
+        try:
+            return read(memoryview(batch))
+        except CorruptBatch:
+            return CorruptBatch
+
+    batch = build_marker(Marker(9, 3, 258, True, 1_700_000_000_000, number))
+    for position in range(21, len(batch)):
+        for change in (1, 2, 64, 128):
+            changed = bytearray(batch)
+            changed[position] ^= change
+            assert outcome(read_marker, changed) == outcome(markers._read_any, changed)

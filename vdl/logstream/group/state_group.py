@@ -85,6 +85,7 @@ class StateGroup:
         "_seq",
         "_server_id",
         "_time",
+        "group_id",
         "is_essential",
         "machine",
         "observers",
@@ -104,6 +105,8 @@ class StateGroup:
         `is_essential`: the catalog, which this server's replicas hang on. Its commands are taken
         also when the disk is full, and applied only when they cannot be forgotten."""
         self.machine = machine
+        self.group_id: GroupId
+        """Of the replica; from when it first runs."""
         self.is_essential = is_essential
         self._group: Group | None = None
         self.observers: list[StateObserver] = []
@@ -125,15 +128,12 @@ class StateGroup:
     @group.setter
     def group(self, group: Group) -> None:
         self._group = group
+        self.group_id = group.group_id
 
     @property
     def is_running(self) -> bool:
         """Whether the replica has opened, with a state that is not one of the past."""
         return self._group is not None and self._group.is_whole
-
-    @property
-    def group_id(self) -> GroupId:
-        return self.group.group_id
 
     @property
     def is_leader(self) -> bool:
@@ -142,7 +142,8 @@ class StateGroup:
     @property
     def serving(self) -> bool:
         """Leads, and has applied its own term's first entry."""
-        return self.is_running and self.group.serving
+        group = self._group
+        return group is not None and group.serving and group.is_whole
 
     @property
     def term(self) -> Term:

@@ -12,8 +12,10 @@ Must not know: how batches are appended and acknowledged, who reads.
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Protocol
 
 import segments.api as storage
@@ -51,6 +53,8 @@ _MARKER_IS_REFUSED = {
     ErrorCode.INVALID_PRODUCER_EPOCH,
 }
 """For good: it is not to be sent again."""
+
+_index = attrgetter("index")
 
 
 class _Verification:
@@ -113,7 +117,7 @@ class Transactions:
         """Producer id → epoch of those whose transaction has this partition, as its coordinator
         said, and has nothing in it yet. Invariant: no marker has come since. Use: on a leader."""
         self.endings: list[Pending[ErrorCode]] = []
-        """Markers that wait to be applied."""
+        """Markers that wait to be applied, or for an entry to be. Invariant: by its index."""
 
     # --- what is stable ----------------------------------------------------------------------
     def stable(self) -> tuple[Index, Offset]:
@@ -245,7 +249,7 @@ class Transactions:
         elif pending is not None:
             # It follows from what is not committed yet, and may never be.
             retry = partial(self._ended_before, again)
-            self.endings.append(Pending(deadline_ns, retry, index=pending.index))
+            insort(self.endings, Pending(deadline_ns, retry, index=pending.index), key=_index)
         else:
             error = verdict if isinstance(verdict, ErrorCode) else ErrorCode.NONE
             self._stream.read_index(
@@ -309,9 +313,10 @@ class Transactions:
 
     def answer_endings(self, index: Index) -> None:
         """What waited for the entry, or one before it, is applied."""
-        reached = [one for one in self.endings if one.index <= index]
-        if reached:
-            self.endings = [one for one in self.endings if one.index > index]
+        endings = self.endings
+        if endings and endings[0].index <= index:
+            count = bisect_right(endings, index, key=_index)
+            reached, endings[:count] = endings[:count], []
             for one in reached:
                 one.done(ErrorCode.NONE)
 
