@@ -106,7 +106,12 @@ def test_peer_hello_cut_anywhere_is_malformed() -> None:
         (ONE, replace(TWO, cluster_id="another"), 2, RejectReason.WRONG_CLUSTER),
         (ONE, TWO, 3, RejectReason.WRONG_SERVER),
         (ONE, replace(TWO, server_id=1), 0, RejectReason.WRONG_SERVER),
-        (replace(ONE, version=9, version_min=9), TWO, 2, RejectReason.VERSION),
+        (
+            replace(ONE, version=PROTOCOL_VERSION + 1, version_min=PROTOCOL_VERSION + 1),
+            TWO,
+            2,
+            RejectReason.VERSION,
+        ),
         (replace(ONE, version=0, version_min=0), TWO, 2, RejectReason.VERSION),
     ],
 )
