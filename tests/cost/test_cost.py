@@ -14,7 +14,7 @@ from tests.cost.workloads import WORKLOADS
 from vdl.records.walk import IS_NATIVE
 
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
-AGAIN = ("single", "spread", "tail", "read")
+AGAIN = ("single", "spread", "tail", "read", "transactions")
 """Counted twice. `large` does what `read` does, and takes longest."""
 
 PLANTED = {

@@ -329,7 +329,8 @@ class Host:
 
     def _send(self) -> None:
         """One frame a peer and lane, or a few where there is much to say."""
-        self.commands.flush()
+        if self.commands.out:
+            self.commands.flush()
         out, self._outbox.out = self._outbox.out, {}
         for server, messages in out.items():
             assert server != self.server_id, messages

@@ -107,13 +107,14 @@ class _Outgoing:
 class GroupCommands:
     """The commands that one server sends to groups, and those it is sent as their leader."""
 
-    __slots__ = ("_again_timer_ns", "_liveness", "_number", "_out", "_sent", "_state", "receive")
+    __slots__ = ("_again_timer_ns", "_liveness", "_number", "_sent", "_state", "out", "receive")
 
     def __init__(self, state: HostState, liveness: Liveness) -> None:
         self._state = state
         self._liveness = liveness
         self._sent: dict[int, _Sent] = {}
-        self._out: dict[ServerId, _Outgoing] = {}
+        self.out: dict[ServerId, _Outgoing] = {}
+        """What leaves at the turn's end, by server. Use: `flush` while there is any."""
         self._number = 0
         self._again_timer_ns = NEVER
         self.receive: Receiver = self._propose
@@ -164,17 +165,15 @@ class GroupCommands:
         self._wait(sent)
 
     def _outgoing(self, server_id: ServerId) -> _Outgoing:
-        out = self._out.get(server_id)
+        out = self.out.get(server_id)
         if out is None:
-            out = self._out[server_id] = _Outgoing()
+            out = self.out[server_id] = _Outgoing()
             self._state.outbox.schedule()
         return out
 
     def flush(self) -> None:
         """Send what this turn brought. Called by the host."""
-        if not self._out:
-            return
-        out, self._out = self._out, {}
+        out, self.out = self.out, {}
         for server_id, outgoing in out.items():
             commands, answers = outgoing.commands, outgoing.answers
             for start in range(0, len(commands), JOINED_MAX):
