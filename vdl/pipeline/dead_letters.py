@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vdl.pipeline.job import Job
-from vdl.pipeline.open_table import dead_table
+from vdl.pipeline.open_table import dead_table, storage_settings
 from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.producing import Outgoing, Target, produce_all
+from vdl.pipeline.storage import Folders, Storage, storage_of
 
 BATCH_ROWS = 1000
 PLACE = ["topic", "partition", "offset"]
@@ -25,13 +26,14 @@ def read_letters(job: Job) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     table = dead_table(job)
+    storage = storage_of(job.errors.path, storage_settings(job))
     for path in sorted(table.files()):
-        for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS):
+        for batch in pq.ParquetFile(storage.open(path)).iter_batches(BATCH_ROWS):
             yield from batch.to_pylist()
 
 
 def offsets_within(
-    paths: Sequence[str], wanted: Sequence[OffsetRange]
+    paths: Sequence[str], wanted: Sequence[OffsetRange], storage: Storage | None = None
 ) -> dict[str, frozenset[int]]:
     """By "topic/partition" the offsets of those dead letters in files that lie in these ranges."""
     import pyarrow.dataset as ds
@@ -43,7 +45,9 @@ def offsets_within(
     ]
     found: dict[str, set[int]] = {}
     if paths and insides:
-        letters = ds.dataset(list(paths), format="parquet")
+        places = [(storage or Folders()).arrow(path) for path in paths]
+        files = [inside for _, inside in places]
+        letters = ds.dataset(files, format="parquet", filesystem=places[0][0])
         inside = letters.to_table(PLACE, filter=functools.reduce(operator.or_, insides))
         for row in inside.to_pylist():
             found.setdefault(f"{row['topic']}/{row['partition']}", set()).add(row["offset"])

@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.file_stats import null_counts
+from vdl.pipeline.storage import Storage
 from vdl.pipeline.table import DataFile
 
 CONSTRAINT_PREFIX = "delta.constraints."
@@ -94,7 +95,7 @@ def _asked(properties: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str
 
 
 def check_not_null(
-    path: str, table: DeltaTable, rows: pa.Schema, files: Iterable[DataFile]
+    path: str, table: DeltaTable, rows: pa.Schema, files: Iterable[DataFile], storage: Storage
 ) -> None:
     """That no file has a NULL where the table allows none. Raises DeltaRefused.
 
@@ -113,7 +114,7 @@ def check_not_null(
     bad = {
         name: count
         for file in files
-        for name, count in null_counts(file.path, file.rows, wanted).items()
+        for name, count in null_counts(storage.open(file.path), file.rows, wanted).items()
         if count
     }
     if bad:

@@ -22,7 +22,6 @@ Must not know: Spark, Kafka.
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import time
@@ -47,13 +46,14 @@ from vdl.pipeline.delta_rules import check_not_null, check_rules
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
 from vdl.pipeline.state_files import JobState, StateFiles
+from vdl.pipeline.storage import delta_options, is_url, storage_of
 from vdl.pipeline.table import (
     WRITER,
     Commit,
     CommitNote,
     DataFile,
+    Place,
     WindowState,
-    sync_folder,
 )
 from vdl.pipeline.table_columns import change_of, problem_of, schema_lines
 from vdl.pipeline.window_files import WindowFiles
@@ -73,18 +73,19 @@ MARK_BITS = 31
 class DeltaSink:
     """See above."""
 
-    def __init__(self, path: str, job: str) -> None:
-        self.path = path
-        self._root = Path(path)
+    def __init__(self, place: Place, job: str) -> None:
+        self.path = place.path
+        self._storage = storage_of(place.path, place.storage)
+        self._options = delta_options(place.storage) or None
         self._job = job
         self._sequence = 0
         self._positions = Positions()
         self._table: DeltaTable | None = None
-        self._window_files = WindowFiles(self._root, job)
+        self._window_files = WindowFiles(Path(self.path), job)
         self._windows: WindowState | None = None
         self._account: Account | None = None
         self._runs_known: Mapping[str, str] | None = None
-        self._state_files = StateFiles(self._root, job)
+        self._state_files = StateFiles(self.path, job, self._storage)
 
     @property
     def sequence(self) -> int:
@@ -196,14 +197,14 @@ class DeltaSink:
 
     def _load(self) -> DeltaTable | None:
         try:
-            return DeltaTable(self.path)
+            return DeltaTable(self.path, storage_options=self._options)
         except TableNotFoundError:
             return None
 
     def staging(self, run: str) -> str:
         del run
-        self._root.mkdir(parents=True, exist_ok=True)
-        return str(self._root)
+        self._storage.make_folder(self.path)
+        return self.path
 
     def check(self, commit: Commit, arrow_schema: Any) -> None:
         if not commit.start.goes_on_from(self._positions):
@@ -212,7 +213,7 @@ class DeltaSink:
         if self._table is not None:
             check_rules(self.path, self._table)
             self._check_columns(self._table.schema(), Schema.from_arrow(arrow_schema))
-            check_not_null(self.path, self._table, arrow_schema, commit.files)
+            check_not_null(self.path, self._table, arrow_schema, commit.files, self._storage)
 
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
         self.check(commit, arrow_schema)
@@ -247,14 +248,13 @@ class DeltaSink:
             max_commit_retries=0,
             app_transactions=transactions,
         )
-        sync_folder(self._root)
+        self._storage.sync_names([self.path])
         self._write(actions, Schema.from_arrow(arrow_schema), properties)
         self._sync_log()
         if commit.windows is not None:
             self._window_files.show_late(sequence, commit.windows)
         self._window_files.remove(outdated)
-        for path in outdated_states:
-            path.unlink(missing_ok=True)
+        self._state_files.remove(outdated_states)
         self._sequence, self._positions = sequence, commit.end
         self._windows, self._account = commit.windows, account
 
@@ -264,20 +264,18 @@ class DeltaSink:
         assert table is not None, self.path
         # It does not know yet what it has written itself. To load it anew would take longer.
         table.update_incremental()
-        log = self._root / "_delta_log"
-        with (log / f"{table.version():020d}.json").open("rb") as file:
-            os.fsync(file.fileno())
-        sync_folder(log)
-        sync_folder(self._root)
+        if not is_url(self.path):
+            log = f"{self.path}/_delta_log"
+            self._storage.finish(f"{log}/{table.version():020d}.json")
+            self._storage.sync_names([log, self.path])
 
     def _action(self, file: DataFile) -> AddAction:
         # A file keeps the name it was written under: nobody has seen it.
-        path = Path(file.path)
         return AddAction(
-            path=str(path.relative_to(self._root)),
+            path=file.path.removeprefix(f"{self.path}/"),
             size=file.bytes,
             partition_values={},
-            modification_time=int(path.stat().st_mtime * 1000),
+            modification_time=int(time.time() * 1000),
             data_change=True,
             stats=json.dumps({"numRecords": file.rows, **file.stats}),
         )
@@ -293,7 +291,12 @@ class DeltaSink:
             try:
                 if self._table is None:
                     create_table_with_add_actions(
-                        self.path, schema, actions, mode="error", commit_properties=properties
+                        self.path,
+                        schema,
+                        actions,
+                        mode="error",
+                        commit_properties=properties,
+                        storage_options=self._options,
                     )
                     self._table = self._load()
                 else:
@@ -418,7 +421,11 @@ class DeltaSink:
             return []
         # Names are as in URLs; `file_uris` would have the folder's so, and not those of its files.
         names = pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()
-        return [str(self._root / re.sub(r"^file://", "", unquote(name))) for name in names]
+        paths = [unquote(name) for name in names]
+        return [
+            path if is_url(path) else str(Path(path)) if path[:1] == "/" else f"{self.path}/{path}"
+            for path in (re.sub(r"^file://", "", path) for path in paths)
+        ]
 
     def _writer_of(self, path: str) -> str:
         """The job that has written a file; "" where nobody knows, as when it was compacted."""

@@ -12,10 +12,8 @@ Must not know: the driver's side, formats of tables.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -26,11 +24,13 @@ from vdl.pipeline.decode import DEAD_ONLY, explain, range_end
 from vdl.pipeline.file_stats import stats_of
 from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.read import HEADERS
+from vdl.pipeline.storage import Storage, storage_of
 
 ROW_GROUP_ROWS = 128 * 1024
 ROW_GROUP_BYTES = 64 << 20
 """Of rows in Arrow's form, which are held until the group is written."""
 UTC = "UTC"
+NO_SETTINGS: Mapping[str, str] = {}
 REPORT_DDL = (
     "kind string, path string, rows long, seen long, bytes long, spans string, "
     "newest long, example string, stats string"
@@ -80,13 +80,15 @@ class WriteSpec:
     dead_there: Mapping[str, frozenset[int]] = field(default_factory=dict)
     only: str = ""
     """ROWS or DEAD where the batches hold only such, without the columns of the others."""
+    storage: Mapping[str, str] = field(default_factory=dict)
+    """What an object store wants to know, for folders that are in one."""
 
 
 def write_batches(batches: Iterator[pa.RecordBatch], spec: WriteSpec) -> Iterator[pa.RecordBatch]:
     """Write what comes; one report for each file."""
     task = _task_name()
-    rows = _File(f"{spec.rows_folder}/{spec.prefix}-{task}.parquet", ROWS)
-    dead = _File(f"{spec.dead_folder}/{spec.prefix}-{task}-dead.parquet", DEAD)
+    rows = _File(f"{spec.rows_folder}/{spec.prefix}-{task}.parquet", ROWS, spec.storage)
+    dead = _File(f"{spec.dead_folder}/{spec.prefix}-{task}-dead.parquet", DEAD, spec.storage)
     try:
         for batch in map(in_utc, batches):
             good, bad = _split(batch, spec)
@@ -188,8 +190,12 @@ def _ranges(topics: pa.Array, partitions: pa.Array, offsets: pa.Array) -> list[O
 class _File:
     """One Parquet file, opened with its first rows."""
 
-    def __init__(self, path: str, kind: str) -> None:
+    def __init__(self, path: str, kind: str, storage: Mapping[str, str] = NO_SETTINGS) -> None:
         self._path = path
+        self._settings = storage
+        self._storage: Storage | None = None
+        self._file: Any = None
+        self._told: list[pq.FileMetaData] = []
         self._kind = kind
         self._writer: Any = None
         self._waiting: list[pa.RecordBatch] = []
@@ -203,7 +209,11 @@ class _File:
 
     def add(self, batch: pa.RecordBatch, spans: list[OffsetRange]) -> None:
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, batch.schema, compression="zstd")
+            self._storage = storage_of(self._path, self._settings)
+            self._file = self._storage.create(self._path)
+            self._writer = pq.ParquetWriter(
+                self._file, batch.schema, compression="zstd", metadata_collector=self._told
+            )
         for span in spans:
             key = (span.topic, span.partition)
             old = self._spans.get(key, span)
@@ -241,13 +251,9 @@ class _File:
             return self._report(0, "") if self.seen else None
         self._flush()
         self._writer.close()
-        descriptor = os.open(self._path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            size = os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
-        return self._report(size, self._path)
+        self._file.close()
+        assert self._storage is not None
+        return self._report(self._storage.finish(self._path), self._path)
 
     def _report(self, size: int, path: str) -> dict[str, Any]:
         spans = [[s.topic, s.partition, s.start, s.end] for _, s in sorted(self._spans.items())]
@@ -260,13 +266,15 @@ class _File:
             "spans": json.dumps(spans),
             "newest": self._newest,
             "example": self._example,
-            "stats": json.dumps(stats_of(pq.read_metadata(path))) if path else "{}",
+            "stats": json.dumps(stats_of(self._told[0])) if path else "{}",
         }
 
     def abandon(self) -> None:
         if self._writer is not None:
             self._writer.close()
-            Path(self._path).unlink(missing_ok=True)
+            self._file.close()
+            assert self._storage is not None
+            self._storage.remove(self._path)
 
 
 def _task_name() -> str:

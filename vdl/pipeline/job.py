@@ -60,6 +60,10 @@ topic = ""                          # of kind "topic", and only there
 key = ""                            # the column that is the records' key
 bootstrap = ""                      # the source's by default
 [sink.options]                      # librdkafka's, for the producers
+[sink.storage]                      # of a path in an object store, s3://…, for delta and iceberg
+endpoint = ""                       # what is missing is in the environment: AWS_ENDPOINT_URL,
+region = ""                         # AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY
+secret_access_key = "env:SECRET"    # access_key_id, session_token likewise
 [sink.catalog]                      # of kind "iceberg": PyIceberg's settings of a catalog
 uri = "sqlite:////srv/catalog.db"   # catalog.db beside the table's folder by default
 
@@ -120,17 +124,19 @@ from vdl.pipeline.options import (
 )
 from vdl.pipeline.registered.registry import NAMES
 from vdl.pipeline.registered.values import FORMS
+from vdl.pipeline.storage import SCHEMES, URL, is_url, problems_of, scheme_of
 from vdl.pipeline.windows import FUTURE, IDLE, Window
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 LISTEN = re.compile(r"(?:.*:)?([0-9]{1,5})")
 STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 SOURCES = ("vdl", "kafka")
 TOPIC = "topic"
 ICEBERG = "iceberg"
 SINKS = ("parquet", "delta", ICEBERG, TOPIC)
+URL_SINKS = ("delta", ICEBERG)
+"""Those that can be in an object store."""
 WINDOW_SINKS = ("parquet", "delta", ICEBERG)
 """Those that keep open windows in their commits."""
 FORMATS = ("json", "raw", *FORMS)
@@ -202,6 +208,7 @@ class Sink:
     options: Mapping[str, str] = field(default_factory=dict)
     table: str = ""
     catalog: Mapping[str, str] = field(default_factory=dict)
+    storage: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def dead_kind(self) -> str:
@@ -268,12 +275,19 @@ def parse_job(data: Mapping[str, Any], name: str, folder: Path) -> Job:
 
 
 def _read(r: _Reader, folder: Path) -> Job:
+    def table_path(text: str, what: str) -> str:
+        """Of files that are written, and neither renamed nor synced by a name."""
+        if sink_kind in URL_SINKS and scheme_of(text) in SCHEMES:
+            return text.rstrip("/")
+        return path_of(text, what)
+
     def path_of(text: str, what: str) -> str:
         """Of a folder that files are renamed and synced in."""
         found = URL.match(text)
         if found is not None and found[1].lower() != "file":
             r.problems.append(
-                f"{what}: {text!r} is not on a file system: {found[1]}:// is not known"
+                f"{what}: {text!r} is not on a file system: {found[1]}:// is "
+                + ("only for delta and iceberg" if found[1].lower() in SCHEMES else "not known")
             )
         return str(folder / text.removeprefix("file://")) if text else ""
 
@@ -283,7 +297,7 @@ def _read(r: _Reader, folder: Path) -> Job:
 
     name = r.text("job", "name")
     sink_kind = r.text("sink", "kind", "parquet")
-    sink_path = path_of(r.text("sink", "path"), "sink.path")
+    sink_path = table_path(r.text("sink", "path"), "sink.path")
     source = Source(
         kind=r.text("source", "kind", "vdl"),
         bootstrap=r.text("source", "bootstrap"),
@@ -325,18 +339,19 @@ def _read(r: _Reader, folder: Path) -> Job:
             key=r.text("sink", "key", ""),
             bootstrap=r.text("sink", "bootstrap", "") or source.bootstrap,
             options=r.mapping("sink", "options"),
+            storage=r.mapping("sink", "storage"),
             table=r.text("sink", "table", "") or (name_of(sink_path) if is_iceberg else ""),
             catalog=r.mapping("sink", "catalog")
-            or (local_catalog(sink_path) if is_iceberg else {}),
+            or (local_catalog(sink_path) if is_iceberg and not is_url(sink_path) else {}),
         ),
         errors=Errors(
-            path_of(r.text("errors", "path", ""), "errors.path") or f"{sink_path}-dead",
+            table_path(r.text("errors", "path", ""), "errors.path") or f"{sink_path}-dead",
             r.number("errors", "share_max", 0.01),
             r.count("errors", "rows_min", 1000),
         ),
         interval_seconds=r.number("run", "interval_seconds", 1.0),
         checkpoint=path_of(r.text("run", "checkpoint", ""), "run.checkpoint")
-        or f"{sink_path}-checkpoint",
+        or (str(folder / f"{name}-checkpoint") if is_url(sink_path) else f"{sink_path}-checkpoint"),
         group=r.text("run", "group", "") or f"vdl-pipeline-{name}",
         metrics_listen=r.text("metrics", "listen", ""),
         spark=r.whole("spark"),
@@ -398,6 +413,12 @@ def _check(job: Job, problems: list[str]) -> None:
         problems += [
             f"sink.catalog: {problem}" for problem in problems_of_catalog(job.sink.catalog)
         ]
+    problems += [f"sink.storage: {problem}" for problem in problems_of(job.sink.storage)]
+    need(
+        is_url(job.sink.path) or is_url(job.errors.path) or not job.sink.storage,
+        "sink.storage: only of a path in an object store",
+    )
+    need(job.sink.kind != ICEBERG or bool(job.sink.catalog), "sink.catalog: is needed")
     need(
         job.sink.topic not in job.source.topics or job.sink.bootstrap != job.source.bootstrap,
         "sink.topic: is one of the source's",
@@ -444,6 +465,9 @@ def _check(job: Job, problems: list[str]) -> None:
         need(bool(table.path), f"transform.tables.{name}: has no path")
     if job.window is not None:
         problems += job.window.problems()
+        need(
+            not is_url(job.sink.path), "window: its state needs a folder, so sink.path must be one"
+        )
         need(job.sink.kind in WINDOW_SINKS, f"window: only with sink.kind of {WINDOW_SINKS}")
     try:
         parse_where("source.start", job.source.start)
@@ -474,11 +498,15 @@ def _is_address(listen: str) -> bool:
 
 
 def _is_same(one: str, other: str) -> bool:
+    if is_url(one) or is_url(other):
+        return one == other
     return Path(one).resolve() == Path(other).resolve()
 
 
 def _is_within(inner: str, outer: str) -> bool:
     """Whether it is that folder or below it, also by way of links."""
+    if is_url(inner) or is_url(outer):
+        return False
     return Path(inner).resolve().is_relative_to(Path(outer).resolve())
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from vdl.pipeline.catalog_settings import DEAD_SUFFIX, local_catalog, name_of, resolved_catalog
 from vdl.pipeline.job import ICEBERG, Job
+from vdl.pipeline.storage import resolved_settings
 from vdl.pipeline.table import Place, TableSink
 
 
@@ -30,9 +31,17 @@ def dead_table(job: Job) -> TableSink:
 def place_of(job: Job, kind: str, path: str, suffix: str = "") -> Place:
     """Of one of a job's tables, with the secrets. Raises SecretMissing."""
     sink = job.sink
+    storage = resolved_settings(path, sink.storage)
     if kind != ICEBERG:
-        return Place(kind, path)
-    return Place(kind, path, {}, resolved_catalog(sink.catalog), f"{sink.table}{suffix}")
+        return Place(kind, path, storage)
+    return Place(kind, path, storage, resolved_catalog(sink.catalog), f"{sink.table}{suffix}")
+
+
+def storage_settings(job: Job) -> dict[str, str]:
+    """Of the object store that the job's tables are in, with the secrets; nothing for folders.
+    Raises SecretMissing."""
+    paths = (job.errors.path, job.sink.path)
+    return {k: v for path in paths for k, v in resolved_settings(path, job.sink.storage).items()}
 
 
 def open_place(place: Place, job: str) -> TableSink:
@@ -40,7 +49,7 @@ def open_place(place: Place, job: str) -> TableSink:
     if place.kind == "delta":
         from vdl.pipeline.delta_table import DeltaSink
 
-        return DeltaSink(place.path, job)
+        return DeltaSink(place, job)
     if place.kind == ICEBERG:
         from vdl.pipeline.iceberg_table import IcebergSink
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import uuid
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 from vdl.pipeline.client_secrets import resolved
 from vdl.pipeline.errors import JobInvalid, PipelineError
 from vdl.pipeline.job import Job
+from vdl.pipeline.open_table import storage_settings
+from vdl.pipeline.storage import is_url, storage_of
 
 CLUSTER_SECONDS = 3.0
 
@@ -29,7 +32,7 @@ def check_folders(job: Job) -> None:
         "run.checkpoint": job.checkpoint,
     }  # fmt: skip
     for setting, path in paths.items():
-        problem = _unwritable(Path(path))
+        problem = _unreachable(job, path) if is_url(path) else _unwritable(Path(path))
         if problem:
             raise PipelineError(f"{setting}: {path}: {problem}")
 
@@ -46,6 +49,18 @@ def _unwritable(path: Path) -> str:
         Path(tempfile.mkdtemp(prefix=".vdl-", dir=above)).rmdir()
     except OSError as error:
         return f"{above} cannot be written to: {error.strerror}"
+    return ""
+
+
+def _unreachable(job: Job, path: str) -> str:
+    """Why nothing can be written to an object store; "" where it can."""
+    probe = f"{path}/_vdl/probe-{uuid.uuid4().hex}"
+    try:
+        storage = storage_of(path, storage_settings(job))
+        storage.put(probe, b"")
+        storage.remove(probe)
+    except OSError as error:
+        return f"cannot be written to: {error}"
     return ""
 
 

@@ -41,7 +41,7 @@ from vdl.pipeline.errors import PipelineError, TooManyDeadLetters, reason_of
 from vdl.pipeline.files import DEAD, DEAD_SCHEMA, REPORT_DDL, ROWS, WriteSpec, write_batches
 from vdl.pipeline.job import INPUT, TOPIC, Job
 from vdl.pipeline.lag import Lag, lag_of
-from vdl.pipeline.open_table import dead_table, rows_table
+from vdl.pipeline.open_table import dead_table, rows_table, storage_settings
 from vdl.pipeline.options import At, parse_where
 from vdl.pipeline.positions import (
     OffsetRange,
@@ -54,6 +54,7 @@ from vdl.pipeline.positions import (
 from vdl.pipeline.producing import Target
 from vdl.pipeline.read import DDL
 from vdl.pipeline.seen import counts_of, is_whole, observed
+from vdl.pipeline.storage import storage_of
 from vdl.pipeline.table import (
     Commit,
     DataFile,
@@ -436,6 +437,7 @@ class Runner:
             topic=self._job.source.topics[0] if len(self._job.source.topics) == 1 else "",
             kinds=_kinds(self._job.schema),
             dead_there=self._dead_there(),
+            storage=storage_settings(self._job),
         )
         window, rules = self._job.window, self._job.rules
         is_plain = not self._job.steps and window is None and self._job.sink.kind != TOPIC
@@ -480,7 +482,10 @@ class Runner:
         """Dead letters, by "topic/partition", of records whose rows are not committed. By their
         offsets: under a job file that has been mended since others may be dead."""
         torn = ranges(self._positions, _not_before(self._dead_positions, self._positions))
-        return offsets_within(self._dead_table.files(), torn) if torn else {}
+        if not torn:
+            return {}
+        storage = storage_of(self._job.errors.path, storage_settings(self._job))
+        return offsets_within(self._dead_table.files(), torn, storage)
 
     def _write_windows(self, rows: Any, spec: WriteSpec, window: Window) -> Written:
         """Closed windows for the table, open ones for the next batch."""

@@ -16,14 +16,13 @@ Must not know: Spark, Kafka, Delta.
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from vdl.pipeline.account import Account
 from vdl.pipeline.errors import SinkInconsistent
 from vdl.pipeline.positions import Positions
-from vdl.pipeline.table import sync_folder
+from vdl.pipeline.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +37,12 @@ class JobState:
 class StateFiles:
     """Those of one job."""
 
-    def __init__(self, root: Path, job: str) -> None:
-        self._root = root
-        self._folder = root / "_vdl" / "state" / job
+    def __init__(self, root: str, job: str, storage: Storage) -> None:
+        self._storage = storage
+        self._folder = f"{root}/_vdl/state/{job}"
 
     def write(self, mark: int, state: JobState) -> str:
-        """Durably; the name. Raises FileExistsError."""
-        if not self._folder.exists():
-            self._folder.mkdir(parents=True)
-            above = self._folder.parent
-            while above != self._root.parent:
-                sync_folder(above)
-                above = above.parent
-            sync_folder(above)
+        """Durably; its path. Raises FileExistsError in a folder."""
         account = state.account
         told = {
             "sequence": state.sequence,
@@ -64,19 +56,16 @@ class StateFiles:
                 "late": account.late,
             },
         }
-        path = self._folder / f"{mark}.json"
-        with path.open("x", encoding="utf-8") as file:
-            json.dump(told, file)
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(self._folder)
-        return path.name
+        self._storage.make_folder(self._folder)
+        path = f"{self._folder}/{mark}.json"
+        self._storage.put(path, json.dumps(told).encode())
+        return path
 
     def read(self, mark: int) -> JobState:
         """Raises SinkInconsistent."""
-        path = self._folder / f"{mark}.json"
+        path = f"{self._folder}/{mark}.json"
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
+            told = json.loads(self._storage.get(path))
             kept = told["account"]
             account = None
             if kept is not None:
@@ -86,6 +75,10 @@ class StateFiles:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SinkInconsistent(f"{path}: the job's state cannot be read: {error}") from None
 
-    def others(self, name: str) -> list[Path]:
+    def others(self, path: str) -> list[str]:
         """All but that one; to be asked before the commit, and removed after it."""
-        return [path for path in self._folder.iterdir() if path.name != name]
+        return [one.path for one in self._storage.entries(self._folder) if one.path != path]
+
+    def remove(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._storage.remove(path)

@@ -16,18 +16,20 @@ Must not know: the command line.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from vdl.pipeline.account import Account, account_of
 from vdl.pipeline.client_secrets import resolved
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.job import TOPIC, Job
-from vdl.pipeline.open_table import dead_table, rows_table
+from vdl.pipeline.object_files import read_files
+from vdl.pipeline.open_table import dead_table, rows_table, storage_settings
 from vdl.pipeline.positions import Positions, TopicPositions
+from vdl.pipeline.storage import is_url, storage_of
 from vdl.pipeline.table import SharedSink, TableSink
 from vdl.pipeline.table_columns import types_of
 from vdl.pipeline.topic_sink import JOB_HEADER, SOURCE_HEADER, deduplicated, header_text
@@ -35,6 +37,8 @@ from vdl.pipeline.topics import Topics
 
 RANGE_OFFSETS = 100_000
 EXAMPLES_MAX = 20
+LOOK_UPS = 16
+"""Of files, at a time: each is a request in an object store."""
 PLACE = ("_topic", "_partition", "_offset", "_row")
 SPARK_TYPES = {"int16": "smallint", "int32": "int", "int64": "bigint", "string": "string"}
 NO_PLACE = "_offset bigint"
@@ -118,17 +122,18 @@ def verify(job: Job, spark: Any) -> Verdict:
         _check_whose(shared)
     begin, readable = account.begin, _readable(account.begin, firsts, end)
     verdict = Verdict(gone=_gone(begin, readable, end), dead_committed=account.dead)
-    files, absent = _there(table.files())
-    letters, absent_letters = _there(dead.files())
+    settings = storage_settings(job)
+    files, absent = _there(table.files(), settings)
+    letters, absent_letters = _there(dead.files(), settings)
     bounds = _bounds(spark, begin, readable, end)
-    dead_places = _inside(_dead_places(spark, letters), bounds)
+    dead_places = _inside(_dead_places(spark, letters, settings), bounds)
     if job.sink.kind == TOPIC:
         rows, is_numbered = _records_of(spark, job, end), True
     else:
         verdict.rows_committed = account.rows
         frame, is_numbered = spark.createDataFrame([], ROWS_DDL), False
         if files:
-            frame = _places_in(spark, files, table.columns())
+            frame = _places_in(spark, files, table.columns(), settings)
             is_numbered = "_row" in frame.columns
         rows = _row_places(frame, only=_only_topic(job, account, end, frame.columns))
         if rows is None:
@@ -140,7 +145,7 @@ def verify(job: Job, spark: Any) -> Verdict:
         counted = _counted(placed, is_numbered=is_numbered)
         _compare(verdict, _source(spark, job, readable, end), counted, bounds, job)
     # A commit that was made meanwhile may have named files just before they had their names.
-    verdict.missing_files = _there([*absent, *absent_letters])[1]
+    verdict.missing_files = _there([*absent, *absent_letters], settings)[1]
     return verdict
 
 
@@ -212,12 +217,17 @@ def _counted(placed: Any, *, is_numbered: bool) -> Any:
     )
 
 
-def _places_in(spark: Any, files: Sequence[str], columns: str) -> Any:
+def _places_in(spark: Any, files: Sequence[str], columns: str, settings: Mapping[str, str]) -> Any:
     """The columns of files that say what rows were made of. They are named with the table's types:
     files may differ, in columns that came later and in types that became wider."""
     kinds = {name: kind for name, kind in types_of(columns).items() if name in PLACE}
-    if all(kind in SPARK_TYPES for kind in kinds.values()):
-        told = ", ".join(f"`{name}` {SPARK_TYPES[kind]}" for name, kind in kinds.items())
+    is_known = all(kind in SPARK_TYPES for kind in kinds.values())
+    if is_known or is_url(files[0]):
+        # A number of another kind is of the column `_row`, of which only differences are looked at.
+        types = {name: SPARK_TYPES.get(kind, "string") for name, kind in kinds.items()}
+        told = ", ".join(f"`{name}` {kind}" for name, kind in types.items())
+        if is_url(files[0]):
+            return read_files(spark, files, told or NO_PLACE, settings)
         return spark.read.schema(told or NO_PLACE).parquet(*files)
     return spark.read.option("mergeSchema", "true").parquet(*files)
 
@@ -255,13 +265,19 @@ def _only_topic(job: Job, account: Account, end: Positions, names: Sequence[str]
     return ""
 
 
-def _dead_places(spark: Any, letters: Sequence[str]) -> Any:
+def _dead_places(spark: Any, letters: Sequence[str], settings: Mapping[str, str]) -> Any:
     """PLACES of dead letters."""
     from pyspark.sql import functions as f
 
     if not letters:
         return spark.createDataFrame([], PLACES_DDL)
-    return spark.read.parquet(*letters).select(
+    place = "topic string, partition int, offset long"
+    found = (
+        read_files(spark, letters, place, settings)
+        if is_url(letters[0])
+        else spark.read.parquet(*letters)
+    )
+    return found.select(
         "topic",
         "partition",
         "offset",
@@ -307,11 +323,14 @@ def _source(spark: Any, job: Job, start: Positions, end: Positions) -> Any:
     return frame.withColumn("is_source", f.lit(1))
 
 
-def _there(paths: Sequence[str]) -> tuple[list[str], list[str]]:
+def _there(paths: Sequence[str], settings: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """(those that there are, those that are missing)."""
     found: tuple[list[str], list[str]] = ([], [])
-    for path in paths:
-        found[not Path(path).exists()].append(path)
+    if paths:
+        size = storage_of(paths[0], settings).size
+        with ThreadPoolExecutor(LOOK_UPS) as pool:
+            for path, known in zip(paths, pool.map(size, paths), strict=True):
+                found[known is None].append(path)
     return found
 
 
