@@ -39,7 +39,7 @@ def test_rows_are_held_up_to_so_many_bytes(tmp_path: Path, monkeypatch: pytest.M
     file = _File(str(tmp_path / "f.parquet"), ROWS)
     for n in range(40):
         file.add(pa.RecordBatch.from_pydict({"n": [n], "value": [b"x" * 100_000]}), [])
-        assert file._waiting_bytes < 1 << 20
+        assert file.held_bytes < 1 << 20
     report = file.finish()
     assert report is not None
     assert report["rows"] == 40

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,6 @@ pytest.importorskip("pyiceberg", reason="needs the `spark` extra")
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from moto.server import ThreadedMotoServer
 
 from tests.pipeline.test_job_file import GOOD, write
 from tests.pipeline.test_tables import COLUMNS, TOPICS, at
@@ -37,15 +40,23 @@ URL = "s3://lake/tables/t"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """An S3 server on a free port; its address."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        running.stop()
+    """An S3 server on a free port; its address. A process of its own: who waits for an answer of
+    the store may hold Python's lock."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        try:
+            while running.poll() is None:
+                with contextlib.suppress(OSError):
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                time.sleep(0.05)
+            assert running.poll() is None
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            running.kill()
 
 
 @pytest.fixture

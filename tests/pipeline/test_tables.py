@@ -396,6 +396,34 @@ def test_parquet_table_of_another_job_is_refused(tmp_path: Path) -> None:
         open_table("parquet", str(tmp_path / "t"), "other").open(TOPICS)
 
 
+def test_delta_log_does_not_grow_and_the_account_stays_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each commit lists it. What is behind a checkpoint goes after an hour, here at once."""
+    from deltalake import DeltaTable
+
+    from vdl.pipeline import delta_table
+
+    table = open_table("delta", str(tmp_path / "made"), "job")
+    table.open(TOPICS)
+    table.commit(batch(table, "a", at(0, 0), at(1, 0)), COLUMNS)
+    made = DeltaTable(str(tmp_path / "made")).metadata().configuration
+    assert made["delta.logRetentionDuration"] == "interval 1 hours"
+    at_once = {"delta.logRetentionDuration": "interval 0 seconds", "delta.checkpointInterval": "5"}
+    monkeypatch.setattr(delta_table, "PROPERTIES", at_once)
+    table = open_table("delta", str(tmp_path / "t"), "job")
+    table.open(TOPICS)
+    most = 0
+    for n in range(30):
+        table.commit(batch(table, "a", at(n, 0), at(n + 1, 0), n), COLUMNS)
+        most = max(most, len(list((tmp_path / "t" / "_delta_log").glob("*.json"))))
+    assert most <= 11
+    again = open_table("delta", str(tmp_path / "t"), "job")
+    assert again.open(TOPICS) == at(30, 0)
+    assert account_of(again) == Account(at(0, 0), 30)
+    assert rows_of(again) == list(range(30))
+
+
 def test_delta_table_is_shared_with_other_writers(tmp_path: Path) -> None:
     """A compaction between two batches changes nothing for the job; another job has its own."""
     import deltalake

@@ -12,7 +12,7 @@ Must not know: Spark, Kafka, how commits are made.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -54,16 +54,31 @@ class DeltaRefused(PipelineError):
         self.reasons = reasons
 
 
-def check_rules(path: str, table: DeltaTable) -> None:
-    """Raises DeltaRefused where files added to the table as they are would damage it."""
+def check_rules(path: str, table: DeltaTable, partitions: Sequence[str]) -> None:
+    """Raises DeltaRefused where files added to the table as they are would damage it, also where
+    they are divided by other columns than its partitions."""
     protocol, metadata = table.protocol(), table.metadata()
     reasons = _unknown_features(int(protocol.min_writer_version), protocol.writer_features or ())
     columns = list(metadata.partition_columns)
-    if columns:
-        reasons.append(f"it is partitioned by {', '.join(columns)}")
+    if columns != list(partitions):
+        wanted = f", and not by {', '.join(partitions)}" if partitions else ""
+        reasons.append(f"it is partitioned by {', '.join(columns) or 'nothing'}{wanted}")
     reasons += _asked(dict(metadata.configuration), json.loads(table.schema().to_json()))
     if reasons:
         raise DeltaRefused(path, reasons)
+
+
+def check_partitions(path: str, columns: Sequence[str], files: Iterable[DataFile]) -> None:
+    """That each value is one that Delta's log can say. Raises DeltaRefused."""
+    bad = {
+        name
+        for file in files
+        for name, one in zip(columns, file.partition, strict=True)
+        if one == ""
+    }
+    if bad:
+        what = "is an empty text in rows, which Delta reads as NULL: give it a value in a step"
+        raise DeltaRefused(path, [f"its partition column {name} {what}" for name in sorted(bad)])
 
 
 def _unknown_features(version: int, features: Iterable[str]) -> list[str]:

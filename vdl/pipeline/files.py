@@ -1,4 +1,5 @@
-"""Writing rows to Parquet files, on executors: one file a task, rows and dead letters apart.
+"""Writing rows to Parquet files, on executors: rows and dead letters of a task apart. Rows are in
+one file, or in one for each partition of the table, and go on in another where a file is large.
 
 A task writes under a name of its own, with the number of its attempt, into the table's staging
 folder; the driver commits the files of those attempts that Spark counts. What a task has to say of
@@ -12,6 +13,7 @@ Must not know: the driver's side, formats of tables.
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,18 +24,24 @@ import pyarrow.parquet as pq
 
 from vdl.pipeline.decode import DEAD_ONLY, explain, range_end
 from vdl.pipeline.file_stats import stats_of
+from vdl.pipeline.partitioning import PartitionField, divided, to_json
 from vdl.pipeline.positions import OffsetRange
 from vdl.pipeline.read import HEADERS
 from vdl.pipeline.storage import Storage, storage_of
+from vdl.pipeline.table import FILE_BYTES
 
 ROW_GROUP_ROWS = 128 * 1024
 ROW_GROUP_BYTES = 64 << 20
 """Of rows in Arrow's form, which are held until the group is written."""
 UTC = "UTC"
 NO_SETTINGS: Mapping[str, str] = {}
+OPEN_MAX = 64
+"""Files of a task at a time: that of the partition which was longest without rows ends early."""
+HELD_BYTES = 256 << 20
+"""Of rows in Arrow's form that all files of a task hold together."""
 REPORT_DDL = (
     "kind string, path string, rows long, seen long, bytes long, spans string, "
-    "newest long, example string, stats string"
+    "newest long, example string, stats string, partition string"
 )
 REPORT = pa.schema(
     [
@@ -46,6 +54,7 @@ REPORT = pa.schema(
         ("newest", pa.int64()),
         ("example", pa.string()),
         ("stats", pa.string()),
+        ("partition", pa.string()),
     ]
 )
 ROWS, DEAD = "rows", "dead"
@@ -80,6 +89,9 @@ class WriteSpec:
     dead_there: Mapping[str, frozenset[int]] = field(default_factory=dict)
     only: str = ""
     """ROWS or DEAD where the batches hold only such, without the columns of the others."""
+    partition_by: tuple[PartitionField, ...] = ()
+    """Of the table that the rows are for."""
+    file_bytes: int = FILE_BYTES
     storage: Mapping[str, str] = field(default_factory=dict)
     """What an object store wants to know, for folders that are in one."""
 
@@ -87,19 +99,19 @@ class WriteSpec:
 def write_batches(batches: Iterator[pa.RecordBatch], spec: WriteSpec) -> Iterator[pa.RecordBatch]:
     """Write what comes; one report for each file."""
     task = _task_name()
-    rows = _File(f"{spec.rows_folder}/{spec.prefix}-{task}.parquet", ROWS, spec.storage)
+    rows = _Rows(spec, task)
     dead = _File(f"{spec.dead_folder}/{spec.prefix}-{task}-dead.parquet", DEAD, spec.storage)
     try:
         for batch in map(in_utc, batches):
             good, bad = _split(batch, spec)
             if good is not None and good.num_rows:
-                rows.add(good, _spans(good, spec.topic))
+                rows.add(good)
             if bad is not None and bad.num_rows:
                 letters = _letters(bad, spec)
                 dead.seen += bad.num_rows
                 if letters.num_rows:
                     dead.add(letters, _dead_spans(letters))
-        reports = [file.finish() for file in (rows, dead)]
+        reports = [*rows.finish(), dead.finish()]
     except BaseException:
         rows.abandon()
         dead.abandon()
@@ -187,11 +199,65 @@ def _ranges(topics: pa.Array, partitions: pa.Array, offsets: pa.Array) -> list[O
     return [OffsetRange(str(r["t"]), int(r["p"]), r["o_min"], r["o_max"] + 1) for r in found]
 
 
+class _Rows:
+    """The rows of a task: a file at a time for each partition."""
+
+    def __init__(self, spec: WriteSpec, task: str) -> None:
+        self._spec = spec
+        self._task = task
+        self._open: OrderedDict[tuple[Any, ...], _File] = OrderedDict()
+        self._count = 0
+        self._reports: list[dict[str, Any] | None] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        fields = self._spec.partition_by
+        for key, rows in divided(batch, fields) if fields else [((), batch)]:
+            file = self._open.get(key) or self._next(key)
+            self._open.move_to_end(key)
+            file.add(rows, _spans(rows, self._spec.topic))
+            if file.written() >= self._spec.file_bytes:
+                self._end(key)
+            if len(self._open) > OPEN_MAX:
+                self._end(next(iter(self._open)))
+        if sum(file.held_bytes for file in self._open.values()) > HELD_BYTES:
+            for file in self._open.values():
+                file.flush()
+
+    def _next(self, key: tuple[Any, ...]) -> _File:
+        number = f"-{self._count:04d}" if self._count else ""
+        path = f"{self._spec.rows_folder}/{self._spec.prefix}-{self._task}{number}.parquet"
+        self._count += 1
+        self._open[key] = _File(path, ROWS, self._spec.storage, key)
+        return self._open[key]
+
+    def _end(self, key: tuple[Any, ...]) -> None:
+        self._reports.append(self._open.pop(key).finish())
+
+    def finish(self) -> list[dict[str, Any] | None]:
+        for key in list(self._open):
+            self._end(key)
+        return self._reports
+
+    def abandon(self) -> None:
+        for file in self._open.values():
+            file.abandon()
+        for report in self._reports:
+            if report is not None:
+                storage_of(report["path"], self._spec.storage).remove(report["path"])
+
+
 class _File:
     """One Parquet file, opened with its first rows."""
 
-    def __init__(self, path: str, kind: str, storage: Mapping[str, str] = NO_SETTINGS) -> None:
+    def __init__(
+        self,
+        path: str,
+        kind: str,
+        storage: Mapping[str, str] = NO_SETTINGS,
+        partition: tuple[Any, ...] = (),
+    ) -> None:
         self._path = path
+        self._partition = partition
         self._settings = storage
         self._storage: Storage | None = None
         self._file: Any = None
@@ -199,7 +265,7 @@ class _File:
         self._kind = kind
         self._writer: Any = None
         self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = self._waiting_bytes = 0
+        self._waiting_rows = self.held_bytes = 0
         self._rows = 0
         self.seen = 0
         """Dead letters, with those that an earlier try has committed."""
@@ -225,9 +291,13 @@ class _File:
         # Small batches would make small row groups, each with its own dictionaries.
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
-        self._waiting_bytes += batch.nbytes
-        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
-            self._flush()
+        self.held_bytes += batch.nbytes
+        if self._waiting_rows >= ROW_GROUP_ROWS or self.held_bytes >= ROW_GROUP_BYTES:
+            self.flush()
+
+    def written(self) -> int:
+        """Bytes, without what is held."""
+        return int(self._file.tell())
 
     def _note(self, batch: pa.RecordBatch) -> None:
         if self._kind == DEAD:
@@ -239,17 +309,17 @@ class _File:
             newest = pc.max(batch.column("_timestamp").cast(pa.int64())).as_py()
             self._newest = max(self._newest, -1 if newest is None else newest // 1000)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         if self._waiting:
             table = pa.Table.from_batches(self._waiting)
             self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
-            self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+            self._waiting, self._waiting_rows, self.held_bytes = [], 0, 0
 
     def finish(self) -> dict[str, Any] | None:
         """Close and sync; the report, or None when there is nothing to say."""
         if self._writer is None:
             return self._report(0, "") if self.seen else None
-        self._flush()
+        self.flush()
         self._writer.close()
         self._file.close()
         assert self._storage is not None
@@ -267,6 +337,7 @@ class _File:
             "newest": self._newest,
             "example": self._example,
             "stats": json.dumps(stats_of(self._told[0])) if path else "{}",
+            "partition": json.dumps(to_json(self._partition)),
         }
 
     def abandon(self) -> None:

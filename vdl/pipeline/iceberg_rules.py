@@ -8,7 +8,7 @@ Must not know: Spark, Kafka, how commits are made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.file_stats import null_counts
+from vdl.pipeline.partitioning import PartitionField
 from vdl.pipeline.storage import Storage
 from vdl.pipeline.table import DataFile
 
@@ -31,16 +32,27 @@ class IcebergRefused(PipelineError):
         self.reasons = reasons
 
 
-def check_rules(path: str, table: Table) -> None:
-    """Raises IcebergRefused where files added to the table as they are would damage it."""
+def check_rules(path: str, table: Table, partitions: Sequence[PartitionField]) -> None:
+    """Raises IcebergRefused where files added to the table as they are would damage it, also where
+    they are divided in another way than its partitions."""
     reasons = []
     if table.metadata.format_version > FORMAT_MAX:
         reasons.append(f"it has the format's version {table.metadata.format_version}")
-    if not table.spec().is_unpartitioned():
-        told = ", ".join(f"{field.name} ({field.transform})" for field in table.spec().fields)
-        reasons.append(f"it is partitioned by {told}")
+    known, wanted = partitions_of(table), [str(field) for field in partitions]
+    if known != wanted:
+        more = f", and not by {', '.join(wanted)}" if wanted else ""
+        reasons.append(f"it is partitioned by {', '.join(known) or 'nothing'}{more}")
     if reasons:
         raise IcebergRefused(path, reasons)
+
+
+def partitions_of(table: Table) -> list[str]:
+    """As a job file has them."""
+    found = []
+    for field in table.spec().fields:
+        name = table.schema().find_column_name(field.source_id)
+        found.append(name if str(field.transform) == "identity" else f"{field.transform}({name})")
+    return found
 
 
 def check_not_null(

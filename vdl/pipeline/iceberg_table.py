@@ -22,10 +22,11 @@ Must not know: Spark, Kafka.
 
 from __future__ import annotations
 
+import datetime
 import json
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ PROPERTIES = {
     "write.metadata.previous-versions-max": "20",
 }
 """Of a table that is made here. Each commit writes a metadata file anew."""
+EPOCH = datetime.date(1970, 1, 1)
 NAMES = TableProperties.DEFAULT_NAME_MAPPING
 
 
@@ -82,6 +84,7 @@ class IcebergSink:
         self.path = place.path
         self._place = place
         self._job = job
+        self._fields = place.partition_by
         self._storage = storage_of(place.path, place.storage)
         self._known_catalog: Catalog | None = None
         self._sequence = 0
@@ -186,7 +189,7 @@ class IcebergSink:
             raise CommitConflict(self.path, "the batch does not begin where the table ends")
         self._check_unchanged()
         if self._table is not None:
-            check_rules(self.path, self._table)
+            check_rules(self.path, self._table, self._fields)
             self._change(self._table, arrow_schema)
             check_not_null(self.path, self._table, arrow_schema, commit.files, self._storage)
 
@@ -218,10 +221,11 @@ class IcebergSink:
         if self._table is None:
             self._table = self._create(arrow_schema)
             self._check_unchanged()
+            check_rules(self.path, self._table, self._fields)
         for attempt in range(ATTEMPTS):
             if attempt:
                 self._check_unchanged()
-                check_rules(self.path, self._table)
+                check_rules(self.path, self._table, self._fields)
             try:
                 self._append(self._table, commit, arrow_schema, sequence, state)
             except CommitFailedException:
@@ -241,11 +245,17 @@ class IcebergSink:
             pass
         location = self.path if is_url(self.path) else f"file://{self.path}"
         try:
-            return self._catalog.create_table(
+            transaction = self._catalog.create_table_transaction(
                 self._place.name, arrow_schema, location=location, properties=PROPERTIES
             )
-        except TableAlreadyExistsError:
-            return self._catalog.load_table(self._place.name)
+            if self._fields:
+                with transaction.update_spec() as update:
+                    for field in self._fields:
+                        update.add_field(field.column, field.transform or "identity")
+            transaction.commit_transaction()
+        except (TableAlreadyExistsError, CommitFailedException):
+            pass
+        return self._catalog.load_table(self._place.name)
 
     def _append(
         self, table: Table, commit: Commit, arrow_schema: Any, sequence: int, state: str
@@ -263,12 +273,24 @@ class IcebergSink:
         facts = _facts(commit, sequence)
         with transaction.update_snapshot(snapshot_properties=facts).merge_append() as append:
             for file in commit.files:
-                append.append_data_file(self._data_file(table, transaction, file.path))
+                append.append_data_file(
+                    self._data_file(table, transaction, file.path, file.partition)
+                )
         transaction.commit_transaction()
 
-    def _data_file(self, table: Table, transaction: Transaction, path: str) -> IcebergFile:
+    def _data_file(
+        self, table: Table, transaction: Transaction, path: str, partition: Sequence[Any]
+    ) -> IcebergFile:
+        """Raises SinkInconsistent where the file's own statistics do not show its partition."""
         location = path if is_url(path) else f"file://{path}"
-        return parquet_file_to_data_file(table.io, transaction.table_metadata, location)
+        found = parquet_file_to_data_file(table.io, transaction.table_metadata, location)
+        known = [found.partition[n] for n in range(len(self._fields))]
+        if known != [_as_stored(value) for value in partition]:
+            raise SinkInconsistent(
+                f"{path}: its partition is {list(partition)}, its statistics say {known}: a value "
+                "may be too long for them"
+            )
+        return found
 
     def _change(self, table: Table, arrow_schema: Any) -> Change:
         """What rows bring to the table. Raises SinkInconsistent."""
@@ -345,19 +367,25 @@ class IcebergSink:
         table = self._load()
         if table is None or table.current_snapshot() is None:
             return Compacted()
-        check_rules(self.path, table)
+        check_rules(self.path, table, self._fields)
         live = _live(table)
         others = {self._writer_of(f.file_path) for f in live} | self._jobs()
         if others - {"", self._job}:
             what = "other jobs write to this table, too: a compaction would mix their rows"
             raise PipelineError(f"{self.path}: {what}")
-        groups = bins([(f, f.file_size_in_bytes) for f in live], bytes_target)
+        by_partition: dict[tuple[Any, ...], list[tuple[IcebergFile, int]]] = {}
+        for file in live:
+            key = tuple(file.partition[n] for n in range(len(self._fields)))
+            by_partition.setdefault(key, []).append((file, file.file_size_in_bytes))
         done = Compacted()
-        for group in groups:
-            done += self._compact_group(table, group, bytes_target)
+        for key, files in by_partition.items():
+            for group in bins(files, bytes_target):
+                done += self._compact_group(table, group, key, bytes_target)
         return done
 
-    def _compact_group(self, table: Table, old: list[IcebergFile], bytes_target: int) -> Compacted:
+    def _compact_group(
+        self, table: Table, old: list[IcebergFile], key: tuple[Any, ...], bytes_target: int
+    ) -> Compacted:
         """Write some files again, and name the new ones in place of the old."""
         # As a task of a run would name it: the rows are this job's.
         prefix = f"{self._job}-{secrets.token_hex(6)}-0-compacted"
@@ -373,11 +401,13 @@ class IcebergSink:
                     for one in old:
                         overwrite.delete_data_file(one)
                     for file in files:
-                        overwrite.append_data_file(self._data_file(table, transaction, file.path))
+                        overwrite.append_data_file(
+                            self._data_file(table, transaction, file.path, key)
+                        )
                 transaction.commit_transaction()
             except CommitFailedException:
                 table.refresh()
-                check_rules(self.path, table)
+                check_rules(self.path, table, self._fields)
                 continue
             except (CommitStateUnknownException, ValidationException) as error:
                 raise PipelineError(f"{self.path}: {error}") from error
@@ -464,6 +494,13 @@ def _facts(commit: Commit, sequence: int) -> dict[str, str]:
         if len(text) <= OFFSETS_MAX:
             told[f"vdl.{name}"] = text
     return told
+
+
+def _as_stored(value: Any) -> Any:
+    """A value of a partition as Iceberg has it: dates are days since 1970."""
+    if isinstance(value, datetime.date):
+        return (value - EPOCH).days
+    return value
 
 
 def _told(snapshot: Snapshot) -> Mapping[str, str]:

@@ -56,6 +56,8 @@ delay = "avg(dep_delay)"
 kind = "parquet"                    # or "delta", "iceberg", or "topic": at least once
 path = "tables/flights"             # of a topic: where its commits are kept
 table = "default.flights"           # of kind "iceberg": its name in the catalog
+partition_by = ["carrier"]          # of delta and iceberg; of iceberg also "day(departed)"
+file_bytes = 134217728              # where rows go on in another file
 topic = ""                          # of kind "topic", and only there
 key = ""                            # the column that is the records' key
 bootstrap = ""                      # the source's by default
@@ -124,7 +126,9 @@ from vdl.pipeline.options import (
 )
 from vdl.pipeline.registered.registry import NAMES
 from vdl.pipeline.registered.values import FORMS
+from vdl.pipeline.partitioning import PartitionField, parse_field
 from vdl.pipeline.storage import SCHEMES, URL, is_url, problems_of, scheme_of
+from vdl.pipeline.table import FILE_BYTES
 from vdl.pipeline.windows import FUTURE, IDLE, Window
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -209,6 +213,8 @@ class Sink:
     table: str = ""
     catalog: Mapping[str, str] = field(default_factory=dict)
     storage: Mapping[str, str] = field(default_factory=dict)
+    partition_by: tuple[PartitionField, ...] = ()
+    file_bytes: int = FILE_BYTES
 
     @property
     def dead_kind(self) -> str:
@@ -340,6 +346,8 @@ def _read(r: _Reader, folder: Path) -> Job:
             bootstrap=r.text("sink", "bootstrap", "") or source.bootstrap,
             options=r.mapping("sink", "options"),
             storage=r.mapping("sink", "storage"),
+            partition_by=_read_partitions(r),
+            file_bytes=r.count("sink", "file_bytes", FILE_BYTES),
             table=r.text("sink", "table", "") or (name_of(sink_path) if is_iceberg else ""),
             catalog=r.mapping("sink", "catalog")
             or (local_catalog(sink_path) if is_iceberg and not is_url(sink_path) else {}),
@@ -367,6 +375,14 @@ def _read(r: _Reader, folder: Path) -> Job:
 def _read_registry(r: _Reader) -> dict[str, str]:
     found = {name: r.text("registry", name, "") for name in NAMES}
     return {name: value for name, value in found.items() if value}
+def _read_partitions(r: _Reader) -> tuple[PartitionField, ...]:
+    found = []
+    for text in r.texts("sink", "partition_by", []):
+        try:
+            found.append(parse_field(text))
+        except ValueError as error:
+            r.problems.append(f"sink.partition_by: {error}")
+    return tuple(found)
 
 
 def _read_rules(r: _Reader) -> tuple[Rule, ...]:
@@ -419,6 +435,17 @@ def _check(job: Job, problems: list[str]) -> None:
         "sink.storage: only of a path in an object store",
     )
     need(job.sink.kind != ICEBERG or bool(job.sink.catalog), "sink.catalog: is needed")
+    fields = job.sink.partition_by
+    need(job.sink.kind in URL_SINKS or not fields, "sink.partition_by: only of delta and iceberg")
+    need(
+        job.sink.kind == ICEBERG or not any(one.transform for one in fields),
+        "sink.partition_by: day(…) is only of iceberg; a step can make a column of it",
+    )
+    need(
+        len({one.column for one in fields}) == len(fields),
+        "sink.partition_by: a column is there twice",
+    )
+    need(job.sink.file_bytes > 0, "sink.file_bytes: must be more than 0")
     need(
         job.sink.topic not in job.source.topics or job.sink.bootstrap != job.source.bootstrap,
         "sink.topic: is one of the source's",

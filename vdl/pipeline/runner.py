@@ -43,6 +43,7 @@ from vdl.pipeline.job import INPUT, TOPIC, Job
 from vdl.pipeline.lag import Lag, lag_of
 from vdl.pipeline.open_table import dead_table, rows_table, storage_settings
 from vdl.pipeline.options import At, parse_where
+from vdl.pipeline.partitioning import check_columns, from_json
 from vdl.pipeline.positions import (
     OffsetRange,
     Positions,
@@ -259,7 +260,11 @@ class Runner:
         empty = self._spark.createDataFrame([], ", ".join(f"`{n}` {DDL[n]}" for n in COLUMNS))
         rows = self._transformed(self._decoded(empty))
         if self._job.window is not None:
-            all_windows(rows, self._job.window)
+            rows = all_windows(rows, self._job.window)
+        if self._job.sink.partition_by:
+            from pyspark.sql.pandas.types import to_arrow_schema
+
+            check_columns(self._job.sink.partition_by, to_arrow_schema(rows.schema))
 
     def _checkpoints(self) -> Path:
         """Of this job's runs: other jobs may have the same folder in their files."""
@@ -438,6 +443,8 @@ class Runner:
             kinds=_kinds(self._job.schema),
             dead_there=self._dead_there(),
             storage=storage_settings(self._job),
+            partition_by=self._job.sink.partition_by,
+            file_bytes=self._job.sink.file_bytes,
         )
         window, rules = self._job.window, self._job.rules
         is_plain = not self._job.steps and window is None and self._job.sink.kind != TOPIC
@@ -499,7 +506,9 @@ class Runner:
             passes = [] if found.closed is None else [(found.closed, spec)]
             # The table's columns are known without a row.
             written = self._collect(passes, all_windows(rows, window))
-            beside = replace(spec, prefix=f"{spec.prefix}-open", rows_folder=folder)
+            beside = replace(
+                spec, prefix=f"{spec.prefix}-open", rows_folder=folder, partition_by=()
+            )
             kept = self._beside(found.open, beside)
             late = self._beside(found.late_rows, replace(beside, prefix=f"{spec.prefix}-late"))
         files = {Path(file.path).name: span_of(file.path) for file in kept}
@@ -599,7 +608,10 @@ class Written:
     def add(self, report: Any) -> None:
         spans = tuple(OffsetRange(*span) for span in json.loads(report["spans"]))
         stats = json.loads(report["stats"])
-        file = DataFile(report["path"], int(report["rows"]), int(report["bytes"]), spans, stats)
+        partition = from_json(json.loads(report["partition"]))
+        file = DataFile(
+            report["path"], int(report["rows"]), int(report["bytes"]), spans, stats, partition
+        )
         if report["kind"] == ROWS:
             self.rows += file.rows
             self.newest_ms = max(self.newest_ms, int(report["newest"]))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from vdl.pipeline.partitioning import PartitionField
 from vdl.pipeline.positions import OffsetRange, Positions
 from vdl.pipeline.watermark import Heard
 
@@ -35,6 +36,7 @@ class Place:
     storage: Mapping[str, str] = field(default_factory=dict)
     catalog: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
+    partition_by: tuple[PartitionField, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class DataFile:
     bytes: int
     spans: tuple[OffsetRange, ...] = ()
     stats: Mapping[str, Any] = field(default_factory=dict)
+    partition: tuple[Any, ...] = ()
+    """A value for each field that the table is partitioned by; None is NULL."""
 
 
 class KeptWindows(NamedTuple):
@@ -193,6 +197,8 @@ class SharedSink(Protocol):
         """Where other jobs have written to it: files that do not say whose rows they have."""
 
 
+FILE_BYTES = 128 << 20
+"""Where a file has as many rows go on in another one."""
 PART, COMMIT = "vdl_part", "vdl_commit"
 """Names of folders, as Hive names partitions."""
 PART_COMMITS = 1000

@@ -1,0 +1,249 @@
+"""Partitions: each file has one value, readers see the same rows, other tables are refused."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyiceberg", reason="needs the `spark` extra")
+pytest.importorskip("deltalake", reason="needs the `spark` extra")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+
+from tests.pipeline.test_job_file import GOOD, write
+from tests.pipeline.test_tables import TOPICS, at
+from vdl.pipeline import files as writing
+from vdl.pipeline.catalog_settings import local_catalog
+from vdl.pipeline.compaction import BYTES_TARGET
+from vdl.pipeline.delta_rules import DeltaRefused
+from vdl.pipeline.errors import JobInvalid, PipelineError
+from vdl.pipeline.files import ROWS, WriteSpec, write_batches
+from vdl.pipeline.iceberg_rules import IcebergRefused
+from vdl.pipeline.job import load_job
+from vdl.pipeline.open_table import open_place
+from vdl.pipeline.partitioning import (
+    PartitionField,
+    as_text,
+    check_columns,
+    divided,
+    from_json,
+    parse_field,
+    to_json,
+)  # fmt: skip
+from vdl.pipeline.table import Commit, DataFile, Place
+from vdl.pipeline.table_columns import schema_lines
+
+NOON = datetime.datetime(2013, 1, 31, 12, tzinfo=datetime.UTC)
+DAY = datetime.timedelta(days=1)
+COLUMNS = pa.schema(
+    [("n", pa.int64()), ("c", pa.string()), ("d", pa.date32()), ("at", pa.timestamp("us", "UTC"))]
+)
+VALUES = ["x", None, "a/b=c %20ü", "x", "y", None, "NULL", "x"]
+ROWS_MADE = [
+    {"n": n, "c": c, "d": None if n == 3 else (NOON + n % 2 * DAY).date(), "at": NOON + n % 3 * DAY}
+    for n, c in enumerate(VALUES)
+]
+
+
+def batch_of(rows: list[dict[str, Any]] = ROWS_MADE) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, schema=COLUMNS)
+
+
+def fields(*texts: str) -> tuple[PartitionField, ...]:
+    return tuple(map(parse_field, texts))
+
+
+def test_rows_are_divided_by_values_and_null_is_one() -> None:
+    found = dict(divided(batch_of(), fields("c")))
+    assert {key[0]: part["n"].to_pylist() for key, part in found.items()} == {
+        "x": [0, 3, 7], None: [1, 5], "a/b=c %20ü": [2], "y": [4], "NULL": [6],
+    }  # fmt: skip
+    days = dict(divided(batch_of(), fields("day(at)")))
+    assert {key[0].day: part["n"].to_pylist() for key, part in days.items()} == {
+        31: [0, 3, 6], 1: [1, 4, 7], 2: [2, 5],
+    }  # fmt: skip
+    (one,) = divided(batch_of(ROWS_MADE[:1]), fields("c", "d"))
+    assert one[0] == ("x", NOON.date())
+
+
+def test_days_before_1970_and_at_midnight_are_their_own() -> None:
+    first = datetime.datetime(1969, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+    rows = [{**ROWS_MADE[0], "at": first + n * datetime.timedelta(seconds=1)} for n in range(2)]
+    keys = [key[0].isoformat() for key, _ in divided(batch_of(rows), fields("day(at)"))]
+    assert keys == ["1969-12-31", "1970-01-01"]
+
+
+def test_values_survive_json() -> None:
+    key = ("x", None, 5, True, NOON.date())
+    assert from_json(to_json(key)) == key
+    assert [as_text(one) for one in key] == ["x", None, "5", "true", "2013-01-31"]
+
+
+def test_columns_that_make_no_partitions_are_named() -> None:
+    check_columns(fields("c", "d", "n", "day(at)"), COLUMNS)
+    with pytest.raises(PipelineError) as refused:
+        check_columns(fields("at", "day(n)", "z"), COLUMNS)
+    for told in ("at is not to be had of timestamp", "day(n) is not", "there is no column z"):
+        assert told in str(refused.value)
+    with pytest.raises(ValueError, match="neither a column nor day"):
+        parse_field("hour(at)")
+
+
+def reports_of(folder: Path, batches: list[pa.RecordBatch], *by: str, **more: Any) -> list[Any]:
+    spec = WriteSpec(
+        "job-0123456789ab-0", str(folder), str(folder), "t", {}, only=ROWS,
+        partition_by=fields(*by), **more,
+    )  # fmt: skip
+    return [row for found in write_batches(iter(batches), spec) for row in found.to_pylist()]
+
+
+def test_task_writes_a_file_for_each_partition(tmp_path: Path) -> None:
+    reports = reports_of(tmp_path, [batch_of(), batch_of()], "c")
+    assert len(reports) == len(list(tmp_path.iterdir())) == 5
+    assert sum(report["rows"] for report in reports) == 2 * len(VALUES)
+    for report in reports:
+        assert len(set(pq.read_table(report["path"])["c"].to_pylist())) == 1
+
+
+def test_task_of_many_partitions_has_few_files_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition whose file has ended gets another one."""
+    monkeypatch.setattr(writing, "OPEN_MAX", 2)
+    monkeypatch.setattr(writing, "HELD_BYTES", 0)
+    reports = reports_of(tmp_path, [batch_of(), batch_of()], "c")
+    assert len(reports) > 5
+    assert sum(report["rows"] for report in reports) == 2 * len(VALUES)
+
+
+def test_rows_go_on_in_another_file_where_one_is_large(tmp_path: Path) -> None:
+    big = pa.record_batch({"x": [bytes([n % 251]) * 9 + n.to_bytes(4) for n in range(140_000)]})
+    reports = reports_of(tmp_path, [big] * 3, file_bytes=1 << 10)
+    assert [report["rows"] for report in reports] == [140_000] * 3
+
+
+def test_task_that_fails_leaves_no_file_of_any_partition(tmp_path: Path) -> None:
+    def broken() -> Any:
+        yield batch_of()
+        raise RuntimeError("as a source that dies")
+
+    with pytest.raises(RuntimeError):
+        reports_of(tmp_path, broken(), "c")
+    assert list(tmp_path.iterdir()) == []
+
+
+def table_of(kind: str, folder: Path, *by: str) -> Any:
+    path = str(folder / "t")
+    catalog = local_catalog(path) if kind == "iceberg" else {}
+    found = open_place(Place(kind, path, {}, catalog, "default.t", fields(*by)), "job")
+    found.open(TOPICS)
+    return found
+
+
+def commit(table: Any, number: int, by: tuple[str, ...], rows: Any = None) -> None:
+    batch = batch_of() if rows is None else batch_of(rows)
+    folder = Path(table.staging("r"))
+    spec = WriteSpec(
+        f"job-0123456789ab-{number}", str(folder), str(folder), "t", {}, only=ROWS,
+        partition_by=fields(*by),
+    )  # fmt: skip
+    reports = [r for found in write_batches(iter([batch]), spec) for r in found.to_pylist()]
+    files = tuple(
+        DataFile(
+            r["path"], r["rows"], r["bytes"], (), writing.json.loads(r["stats"]),
+            from_json(writing.json.loads(r["partition"])),
+        )
+        for r in reports
+    )  # fmt: skip
+    start, end = at(number, 0), at(number + 1, 0)
+    lines = schema_lines(COLUMNS)
+    count = batch.num_rows
+    table.commit(Commit("job", "r", number, start, end, count, 0, files, lines), COLUMNS)
+
+
+@pytest.mark.parametrize("by", [("c",), ("d", "c"), ("n",)])
+def test_delta_table_in_partitions_has_the_same_rows(tmp_path: Path, by: tuple[str, ...]) -> None:
+    """Read by the log's values; a filter on one finds its files only."""
+    commit(table_of("delta", tmp_path, *by), 0, by)
+    again = table_of("delta", tmp_path, *by)
+    commit(again, 1, by)
+    found = DeltaTable(str(tmp_path / "t"))
+    assert found.metadata().partition_columns == list(by)
+    rows = found.to_pyarrow_table().select(COLUMNS.names).sort_by("n").to_pylist()
+    assert rows == [row for row in ROWS_MADE for _ in range(2)]
+    if by == ("c",):
+        some = found.to_pyarrow_table(filters=[("c", "=", "a/b=c %20ü")])
+        assert some["n"].to_pylist() == [2, 2]
+        assert len(found.file_uris(file_pruning_predicate="c = 'x'")) == 2
+    assert again.compact(BYTES_TARGET).after == len({tuple(r[c] for c in by) for r in ROWS_MADE})
+    rows = DeltaTable(str(tmp_path / "t")).to_pyarrow_table().sort_by("n")["c"].to_pylist()
+    assert rows == [value for value in VALUES for _ in range(2)]
+
+
+@pytest.mark.parametrize("by", [("c",), ("d", "c"), ("n",), ("day(at)",)])
+def test_iceberg_table_in_partitions_has_the_same_rows(tmp_path: Path, by: tuple[str, ...]) -> None:
+    commit(table_of("iceberg", tmp_path, *by), 0, by)
+    again = table_of("iceberg", tmp_path, *by)
+    commit(again, 1, by)
+    settings = local_catalog(str(tmp_path / "t"))
+    found = load_catalog(settings.pop("name"), **settings).load_table("default.t")
+    assert found.scan().to_arrow().sort_by("n").to_pylist() == [
+        row for row in ROWS_MADE for _ in range(2)
+    ]
+    if by == ("c",):
+        assert len(list(found.scan("c = 'x'").plan_files())) == 2
+        assert sorted(found.scan("c is null").to_arrow()["n"].to_pylist()) == [1, 1, 5, 5]
+    if by == ("day(at)",):
+        some = found.scan("at >= '2013-02-02T00:00:00+00:00'")
+        assert len(list(some.plan_files())) == 2
+        assert sorted(some.to_arrow()["n"].to_pylist()) == [2, 2, 5, 5]
+    done = again.compact(BYTES_TARGET)
+    assert done.before == 2 * done.after
+    found.refresh()
+    assert sorted(found.scan().to_arrow()["n"].to_pylist()) == sorted([*range(8)] * 2)
+    assert len(list(found.scan().plan_files())) == done.after
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_table_in_other_partitions_is_refused(tmp_path: Path, kind: str) -> None:
+    commit(table_of(kind, tmp_path, "c"), 0, ("c",))
+    for by, told in (((), "by c$"), (("n",), "by c, and not by n")):
+        other = table_of(kind, tmp_path, *by)
+        with pytest.raises((DeltaRefused, IcebergRefused), match=f"it is partitioned {told}"):
+            commit(other, 1, by)
+    commit(table_of(kind, tmp_path, "c"), 1, ("c",))
+
+
+def test_empty_text_of_a_delta_partition_is_refused(tmp_path: Path) -> None:
+    """Its log has no other word for NULL."""
+    with pytest.raises(DeltaRefused, match="its partition column c is an empty text"):
+        commit(table_of("delta", tmp_path, "c"), 0, ("c",), [{**ROWS_MADE[0], "c": ""}])
+
+
+def test_long_text_of_an_iceberg_partition_is_not_taken_for_null(tmp_path: Path) -> None:
+    """Statistics of a file leave it out."""
+    with pytest.raises(PipelineError, match="a value may be too long"):
+        commit(table_of("iceberg", tmp_path, "c"), 0, ("c",), [{**ROWS_MADE[0], "c": "x" * 9000}])
+
+
+@pytest.mark.parametrize(
+    ("kind", "by", "problem"),
+    [
+        ("parquet", '["year"]', "only of delta and iceberg"),
+        ("delta", '["day(at)"]', "is only of iceberg"),
+        ("iceberg", '["a", "day(a)"]', "a column is there twice"),
+        ("iceberg", '["hour(a)"]', "is neither a column nor day"),
+    ],
+)
+def test_job_file_with_partitions_that_cannot_be_is_refused(
+    tmp_path: Path, kind: str, by: str, problem: str
+) -> None:
+    text = GOOD.replace('"out"', f'"out"\nkind = "{kind}"\npartition_by = {by}')
+    with pytest.raises(JobInvalid, match=problem):
+        load_job(write(tmp_path, text))
