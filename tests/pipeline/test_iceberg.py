@@ -239,7 +239,7 @@ def test_table_that_asks_for_more_is_refused_by_name(tmp_path: Path) -> None:
         if reason == "n is required":
             rows = pa.table([[None] * 5, [0] * 5, list(range(5))], schema=COLUMNS)
             pq.write_table(rows, commit.files[0].path)
-        with pytest.raises(IcebergRefused, match=reason if "by n" not in reason else "by_n"):
+        with pytest.raises(IcebergRefused, match=reason):
             table.commit(commit, COLUMNS)
         assert loaded(tmp_path).current_snapshot() is None
         catalog.drop_table("default.t")

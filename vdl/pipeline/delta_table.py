@@ -55,6 +55,7 @@ from vdl.pipeline.table import (
     DataFile,
     Place,
     WindowState,
+    offsets_told,
 )
 from vdl.pipeline.table_columns import change_of, problem_of, schema_lines
 from vdl.pipeline.window_files import WindowFiles
@@ -138,7 +139,8 @@ class DeltaSink:
         """As an earlier release has kept it, whose commit is the last: by what this says, or by
         transactions. `state`: of a commit before."""
         facts = self._last_facts()
-        known = Positions.from_json(facts["end"]) if facts else self._from_ids(topics)
+        told = facts is not None and "end" in facts
+        known = Positions.from_json(facts["end"]) if facts and told else self._from_ids(topics)
         if not known:
             raise SinkInconsistent(
                 f"{self.path}: the job {self._job} has committed {self._sequence} batches, but not "
@@ -231,8 +233,7 @@ class DeltaSink:
             "sequence": sequence,
             "run": commit.run,
             "batch": commit.batch,
-            "start": commit.start.to_json(),
-            "end": commit.end.to_json(),
+            **offsets_told(commit),
             "rows": commit.rows,
             "dead": commit.dead,
             "late": commit.late,
@@ -369,8 +370,8 @@ class DeltaSink:
         return [
             CommitNote(
                 int(facts["sequence"]),
-                Positions.from_json(facts["start"]),
-                Positions.from_json(facts["end"]),
+                Positions.from_json(facts.get("start", {})),
+                Positions.from_json(facts.get("end", {})),
                 int(facts["rows"]),
                 int(facts["dead"]),
                 int(facts.get("late", 0)),

@@ -2,7 +2,7 @@
 
 A catalog names a metadata file, which names manifests. PyIceberg leaves it to the file system when
 these are written to the disk, so after a power cut a catalog may name what is empty. Here each is
-synced, with its name, before its writer goes on.
+synced before its writer goes on, and so are their names before a catalog is told.
 
 Must not know: Spark, Kafka, how commits are made.
 """
@@ -19,6 +19,9 @@ from vdl.pipeline.storage import Folders
 from vdl.pipeline.table import sync_folder
 
 IMPLEMENTATION = f"{__name__}.SyncedFileIO"
+
+
+METADATA = ".metadata.json"
 
 
 class SyncedFileIO(PyArrowFileIO):
@@ -61,7 +64,9 @@ class _Stream:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        sync_folder(self._path.parent)
+        # Written last, and beside all that it names: their names are made durable with its own.
+        if self._path.name.endswith(METADATA):
+            sync_folder(self._path.parent)
 
     def __enter__(self) -> _Stream:
         return self

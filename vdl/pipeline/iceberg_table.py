@@ -53,7 +53,7 @@ from vdl.pipeline.iceberg_files import IMPLEMENTATION, local_path
 from vdl.pipeline.iceberg_rules import check_not_null, check_rules, columns_of
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
 from vdl.pipeline.storage import iceberg_options, is_url, storage_of
-from vdl.pipeline.table import WRITER, Commit, CommitNote, Place, WindowState
+from vdl.pipeline.table import WRITER, Commit, CommitNote, Place, WindowState, offsets_told
 from vdl.pipeline.table_columns import Change, change_of, digits_of, problem_of, types_of
 from vdl.pipeline.window_files import WindowFiles
 
@@ -61,9 +61,6 @@ ATTEMPTS = 5
 """Other writers of the table may be quicker; another run of the same job may not."""
 STATE = "vdl.job."
 """Of the table's property with a job's state; the job's name behind it."""
-OFFSETS_MAX = 4096
-"""Letters. Where a batch's offsets are longer, its snapshot does not have them: every one that is
-kept stands in every metadata file."""
 SNAPSHOTS_KEPT = 500
 RETAIN_HOURS_MIN = 24
 PROPERTIES = {
@@ -489,10 +486,8 @@ def _facts(commit: Commit, sequence: int) -> dict[str, str]:
         "vdl.dead": str(commit.dead),
         "vdl.late": str(commit.late),
     }
-    for name, where in (("start", commit.start), ("end", commit.end)):
-        text = json.dumps(where.to_json(), separators=(",", ":"))
-        if len(text) <= OFFSETS_MAX:
-            told[f"vdl.{name}"] = text
+    for name, where in offsets_told(commit).items():
+        told[f"vdl.{name}"] = json.dumps(where, separators=(",", ":"))
     return told
 
 

@@ -130,9 +130,22 @@ class Commit:
     windows: WindowState | None = None
 
 
+OFFSETS_MAX = 100
+"""Partitions. Of a batch of more a commit's own words do not have the offsets: they would be most
+of what every commit writes."""
+
+
+def offsets_told(commit: Commit) -> dict[str, Any]:
+    """`start` and `end` of a batch as JSON, for people to look at; nothing where they are many."""
+    if len(commit.end.partitions()) > OFFSETS_MAX:
+        return {}
+    return {"start": commit.start.to_json(), "end": commit.end.to_json()}
+
+
 @dataclass(frozen=True, slots=True)
 class CommitNote:
-    """What is kept of a commit, for `verify`."""
+    """What is kept of a commit. `start` and `end` are empty where they are many, in tables that
+    have their offsets elsewhere."""
 
     sequence: int
     start: Positions
