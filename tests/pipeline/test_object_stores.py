@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +14,7 @@ pytest.importorskip("pyiceberg", reason="needs the `spark` extra")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.pipeline.objects import make_bucket, object_server
 from tests.pipeline.test_job_file import GOOD, write
 from tests.pipeline.test_tables import COLUMNS, TOPICS, at
 from vdl.pipeline.catalog_settings import local_catalog
@@ -41,23 +37,9 @@ FEW = 190
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """An S3 server on a free port; its address. A process of its own: who waits for an answer of
-    the store may hold Python's lock."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
-        try:
-            while running.poll() is None:
-                with contextlib.suppress(OSError):
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                time.sleep(0.05)
-            assert running.poll() is None
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            running.kill()
+    """The address of an S3 server."""
+    with object_server() as address:
+        yield address
 
 
 @pytest.fixture
@@ -68,14 +50,7 @@ def store(server: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     settings = resolved_settings(URL, {})
-    from pyarrow.fs import S3FileSystem
-
-    found = S3FileSystem(
-        access_key="me", secret_key="word", endpoint_override=server.removeprefix("http://"),
-        scheme="http", region="us-east-1", allow_bucket_creation=True, allow_bucket_deletion=True,
-    )  # fmt: skip
-    found.create_dir("lake")
-    found.delete_dir_contents("lake")
+    make_bucket(server, "lake")
     return settings
 
 

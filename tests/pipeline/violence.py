@@ -1,9 +1,10 @@
 """Exactly once under violence: jobs and leaders are killed, a checkpoint is deleted, rows counted.
 
     python -m tests.pipeline.violence --source vdl --kills 10 --leaders 2 --seed 1
+    python -m tests.pipeline.violence --sinks iceberg,delta-s3,iceberg-s3
 
 A producer writes numbered records, one in 500 of them broken, without a pause. Meanwhile the
-process that runs two jobs, to Parquet and to Delta, is killed with all its children (SIGKILL) at
+process that runs the jobs, one for each sink, is killed with all its children (SIGKILL) at
 random moments and started again; Spark's checkpoints are deleted once; the server that leads a
 partition is killed and started again. At the end the jobs run to the end of the topic, and every
 number that was acknowledged must be in each table once, every broken record in each table of dead
@@ -13,6 +14,7 @@ letters once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -23,6 +25,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
@@ -31,9 +34,11 @@ from typing import Any
 from confluent_kafka import Producer
 
 from tests.chaos.harness.replica_set import ReplicaSet
+from tests.pipeline.objects import make_bucket, object_server
 from vdl.pipeline.job import load_job
-from vdl.pipeline.open_table import open_table
+from vdl.pipeline.open_table import dead_table, rows_table, storage_settings
 from vdl.pipeline.options import parse
+from vdl.pipeline.storage import Storage, storage_of
 from vdl.pipeline.topics import Topics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,12 +61,22 @@ max_rows = 4000
 schema = "n bigint, text string"
 [sink]
 kind = "{sink}"
-path = "{name}"
+path = "{path}"
+{more}
 [errors]
 share_max = 0.05
 [run]
 interval_seconds = 0.2
+checkpoint = "{name}-checkpoint"
 """
+CATALOG = """
+[sink.catalog]
+type = "sql"
+uri = "sqlite:///{folder}/catalog.db"
+"""
+SINKS = ("parquet", "delta", "iceberg", "delta-s3", "iceberg-s3")
+"""With "-s3" in a store of objects, a server of its own."""
+BUCKET = "violence"
 
 
 class Load:
@@ -143,7 +158,7 @@ class Outcome:
 
 
 class Jobs:
-    """The process of both jobs."""
+    """The process of all jobs."""
 
     def __init__(self, files: list[Path], log: Path) -> None:
         self._files = files
@@ -199,7 +214,14 @@ def _kill(pid: int) -> None:
 
 
 def violate(
-    *, source: str, kills: int, leaders: int, seed: int, folder: Path, servers: ReplicaSet
+    *,
+    source: str,
+    kills: int,
+    leaders: int,
+    seed: int,
+    folder: Path,
+    servers: ReplicaSet,
+    sinks: Sequence[str] = ("parquet", "delta"),
 ) -> Outcome:
     """Run it all; `servers` must be up."""
     rng = random.Random(seed)
@@ -208,11 +230,13 @@ def violate(
 
     create_topic(servers.bootstrap, TOPIC, partitions=PARTITIONS)
     files: list[Path] = []
-    for sink in ("parquet", "delta"):
+    for sink in sinks:
         file = folder / f"{sink}.toml"
+        name, is_stored = f"{source}-{sink}", sink.endswith("-s3")
         text = JOB.format(
-            name=f"{source}-{sink}", source=source, bootstrap=servers.bootstrap, topic=TOPIC,
-            sink=sink,
+            name=name, source=source, bootstrap=servers.bootstrap, topic=TOPIC,
+            sink=sink.removesuffix("-s3"), path=f"s3://{BUCKET}/{name}" if is_stored else name,
+            more=CATALOG.format(folder=folder) if sink.startswith("iceberg") else "",
         )  # fmt: skip
         file.write_text(text)
         files.append(file)
@@ -266,16 +290,20 @@ def _count(
 
     for file in files:
         job = load_job(file)
-        table = open_table(job.sink.kind, job.sink.path, job.name)
+        table, letters = rows_table(job), dead_table(job)
         table.open(ids)
-        numbers = Counter(n for path in table.files() for n in pq.read_table(path)["n"].to_pylist())
-        letters = open_table(job.sink.dead_kind, job.errors.path, job.name)
         letters.open(ids)
+        storage = storage_of(job.sink.path, storage_settings(job))
+
+        def read(path: str, storage: Storage = storage) -> Any:
+            return pq.read_table(storage.open(path))
+
+        numbers = Counter(n for path in table.files() for n in read(path)["n"].to_pylist())
         dead = Counter(
             place
             for path in letters.files()
             for place in zip(
-                *(pq.read_table(path)[c].to_pylist() for c in ("partition", "offset")), strict=True
+                *(read(path)[c].to_pylist() for c in ("partition", "offset")), strict=True
             )
         )
         outcome.commits[job.name] = table.sequence
@@ -291,14 +319,30 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--leaders", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sinks", default="parquet,delta", help=f"some of {', '.join(SINKS)}")
     options = parser.parse_args()
+    sinks = options.sinks.split(",")
+    if not set(sinks) <= set(SINKS):
+        parser.error(f"--sinks: some of {', '.join(SINKS)}")
+    with contextlib.ExitStack() as more:
+        if any(sink.endswith("-s3") for sink in sinks):
+            address = more.enter_context(object_server())
+            os.environ |= {
+                "AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "me",
+                "AWS_SECRET_ACCESS_KEY": "word",
+            }  # fmt: skip
+            make_bucket(address, BUCKET)
+        return run(options, sinks)
+
+
+def run(options: argparse.Namespace, sinks: Sequence[str]) -> int:
     folder = Path(mkdtemp(prefix="vdl-violence-"))
     servers = ReplicaSet(3)
     servers.up()
     try:
         outcome = violate(
             source=options.source, kills=options.kills, leaders=options.leaders,
-            seed=options.seed, folder=folder, servers=servers,
+            seed=options.seed, folder=folder, servers=servers, sinks=sinks,
         )  # fmt: skip
     finally:
         servers.close()
