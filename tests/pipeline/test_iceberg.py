@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyiceberg", reason="needs the `spark` extra")
+pytest.importorskip("duckdb", reason="needs the `spark` extra")
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -307,6 +309,31 @@ def test_vacuum_removes_what_is_old_and_of_no_snapshot(
     again = sink(tmp_path)
     again.commit(batch(again, "b", at(12, 0), at(14, 0)), COLUMNS)
     assert numbers(tmp_path) == list(range(14))
+
+
+def test_catalog_that_is_locked_does_not_stop_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compaction is told as any other that came to nothing."""
+    grown(tmp_path, 2)
+    janitor = sink(tmp_path)
+    with sqlite3.connect(tmp_path / "catalog.db", isolation_level=None) as other:
+        other.execute("PRAGMA busy_timeout = 0")
+        between(monkeypatch, lambda: other.execute("BEGIN EXCLUSIVE") and None)
+        with pytest.raises(PipelineError, match="locked"):
+            janitor.compact(BYTES_TARGET)
+        other.execute("ROLLBACK")
+    other.close()
+    assert numbers(tmp_path) == list(range(4))
+    assert janitor.compact(BYTES_TARGET).after == 1
+
+
+def test_table_is_read_by_duckdb_and_pandas(tmp_path: Path) -> None:
+    grown(tmp_path, 2)
+    scan = loaded(tmp_path).scan()
+    assert sorted(scan.to_pandas()["n"]) == list(range(4))
+    found = scan.to_duckdb("t").sql("SELECT sum(n), count(*) FROM t").fetchall()
+    assert found == [(6, 4)]
 
 
 def test_rows_that_others_have_deleted_are_not_brought_back(tmp_path: Path) -> None:

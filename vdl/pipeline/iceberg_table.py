@@ -22,6 +22,7 @@ Must not know: Spark, Kafka.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import secrets
@@ -37,6 +38,7 @@ from pyiceberg.exceptions import (
     NamespaceAlreadyExistsError,
     NoSuchNamespaceError,
     NoSuchTableError,
+    RESTError,
     TableAlreadyExistsError,
     ValidationException,
 )
@@ -45,6 +47,7 @@ from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.snapshots import Snapshot
+from sqlalchemy.exc import SQLAlchemyError
 
 from vdl.pipeline.account import Account
 from vdl.pipeline.compaction import Compacted, bins, rewrite
@@ -361,6 +364,18 @@ class IcebergSink:
     def compact(self, bytes_target: int) -> Compacted:
         """As a snapshot of its own: readers of older ones keep their files. Raises PipelineError,
         CommitConflict where another writer was quicker time and again."""
+        with self._in_words():
+            return self._compact(bytes_target)
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        """What catalogs and files say of a failure, as PipelineError: a job goes on behind it."""
+        try:
+            yield
+        except (OSError, RESTError, SQLAlchemyError) as error:
+            raise PipelineError(f"{self.path}: {error}") from error
+
+    def _compact(self, bytes_target: int) -> Compacted:
         table = self._load()
         if table is None or table.current_snapshot() is None:
             return Compacted()
@@ -414,7 +429,11 @@ class IcebergSink:
     def vacuum(self, retain_hours: int) -> Compacted:
         """Forget snapshots that are older, or older than the newest SNAPSHOTS_KEPT, but for those
         that have a name; then remove files that are older and of no snapshot. Of data only what
-        this job has written is removed."""
+        this job has written is removed. Raises PipelineError."""
+        with self._in_words():
+            return self._vacuum(retain_hours)
+
+    def _vacuum(self, retain_hours: int) -> Compacted:
         table = self._load()
         if table is None:
             return Compacted()

@@ -124,9 +124,9 @@ from vdl.pipeline.options import (
     parse,
     parse_where,
 )
+from vdl.pipeline.partitioning import PartitionField, parse_field
 from vdl.pipeline.registered.registry import NAMES
 from vdl.pipeline.registered.values import FORMS
-from vdl.pipeline.partitioning import PartitionField, parse_field
 from vdl.pipeline.storage import SCHEMES, URL, is_url, problems_of, scheme_of
 from vdl.pipeline.table import FILE_BYTES
 from vdl.pipeline.windows import FUTURE, IDLE, Window
@@ -375,6 +375,8 @@ def _read(r: _Reader, folder: Path) -> Job:
 def _read_registry(r: _Reader) -> dict[str, str]:
     found = {name: r.text("registry", name, "") for name in NAMES}
     return {name: value for name, value in found.items() if value}
+
+
 def _read_partitions(r: _Reader) -> tuple[PartitionField, ...]:
     found = []
     for text in r.texts("sink", "partition_by", []):
