@@ -730,15 +730,16 @@ def _session_of(
         if isinstance(session, ErrorCode):
             return session
         _bind(ctx)
-        forgotten = [
-            (topic.topic_id, index)
-            for topic in request.forgotten_topics_data
-            for index in topic.partitions
-        ]
-        _leave(ctx, session, sessions.forget(session, forgotten), releases=False)
     if not sessions.add(session, places):
         close_session(ctx, key)
         return _refuse_late(ctx, request, ErrorCode.SHARE_SESSION_LIMIT_REACHED)
+    # What it forgets may be named because it brings acknowledgements of it.
+    forgotten = [
+        (topic.topic_id, index)
+        for topic in request.forgotten_topics_data
+        for index in topic.partitions
+    ]
+    _leave(ctx, session, sessions.forget(session, forgotten), releases=False)
     return session
 
 

@@ -667,6 +667,21 @@ def test_forgotten_partitions_are_not_read() -> None:
     assert acquired(member.fetch()) == []
 
 
+def test_partition_that_is_forgotten_with_acknowledgements_of_it_is_not_read_on() -> None:
+    """A member that loses a partition names it once more, for what it still has to say of it."""
+    share = Share(partitions=2)
+    fill(share.streams[0], 2)
+    member, other = Member(share), Member(share, "b")
+    other.fetch([0], max_records=0)
+    member.fetch([0, 1])
+    forgotten = [ForgottenTopic(share.topic.topic_id, [0])]
+    answer = member.fetch(acks={0: [(0, 1, [ACCEPT])]}, forgotten_topics_data=forgotten)
+    assert only(answer).acknowledge_error_code == ErrorCode.NONE
+    fill(share.streams[0], 1)
+    assert acquired(member.fetch()) == []
+    assert acquired(other.fetch()) == [(2, 2, 1)]
+
+
 def test_partitions_are_served_in_turn() -> None:
     share = Share(partitions=2)
     for stream in share.streams:
