@@ -121,7 +121,7 @@ CHAOS_TESTS := $(if $(CUTS),tests/chaos/test_power_cut.py) \
   $(if $(FLIPS),tests/chaos/test_bit_flips.py) $(if $(SYNCS),tests/chaos/test_failed_sync.py) \
   $(if $(FAILOVERS),tests/chaos/test_failover.py) $(if $(CHURN),tests/chaos/test_consumer_churn.py) \
   $(if $(LISTS),tests/chaos/test_list_append.py)
-CHAOS_FULL := CUTS=200 FLIPS=300 SYNCS=20 FAILOVERS=10 CHURN=300 LISTS=600
+CHAOS_FULL := CUTS=200 FLIPS=300 SYNCS=20 FAILOVERS=10 CHURN=300 LISTS=600 TRANSACTIONS=100000
 
 chaos: $(DEV)
 	@exec env $(if $(strip $(CHAOS_TESTS)),,$(CHAOS_FULL)) $(BIN)/python -m pytest -q -s \
@@ -136,7 +136,8 @@ examples: $(DEV)
 
 EOS_FULL := VDL_STREAMS_LINES=1000000 VDL_STREAMS_KILLS=5 VDL_STREAMS_LEADERS=3 \
   VDL_CONNECT_LINES=100000 VDL_CONNECT_KILLS=5 \
-  VDL_FLINK_RECORDS=200000 VDL_FLINK_FAILURES=5 VDL_FLINK_LEADERS=3 LISTS=600
+  VDL_FLINK_RECORDS=200000 VDL_FLINK_FAILURES=5 VDL_FLINK_LEADERS=3 \
+  LISTS=600 TRANSACTIONS=100000
 EOS_TESTS := exactly_once or lists_of_transactions
 
 eos: $(DEV)
