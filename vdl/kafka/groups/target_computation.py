@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from vdl.kafka.groups.assignors import ASSIGNORS, UNIFORM, AssignableTopic, Candidate
 from vdl.kafka.groups.topic_patterns import TopicPatterns
@@ -20,6 +21,7 @@ from vdl.state.modern.group import ModernGroup, changed_targets
 from vdl.state.modern.member import ModernMember
 from vdl.state.modern.partitions import Partitions
 
+_NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
 INLINE_WORK_MAX = 4_000
 """Members, partitions and matches of a pattern beyond which a group is computed in a thread: some
 milliseconds."""
@@ -42,9 +44,9 @@ class Request:
     """Partition's group id → racks of its replicas; empty when no member has a rack."""
     gone: frozenset[str]
     """Of what the group knows, what is deleted, and not only unheard of here."""
-    hidden: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    hidden: Mapping[str, frozenset[str]]
     """Member → topics that it may not describe: its pattern does not stand for them."""
-    hidden_before: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    hidden_before: Mapping[str, frozenset[str]]
     """What `hidden` was when the targets were computed last."""
 
     @property
@@ -56,8 +58,8 @@ class Request:
 def request_of(
     group: ModernGroup,
     catalog: Catalog,
-    hidden: Mapping[str, frozenset[str]],
-    hidden_before: Mapping[str, frozenset[str]],
+    hidden: Mapping[str, frozenset[str]] = _NOTHING,
+    hidden_before: Mapping[str, frozenset[str]] = _NOTHING,
 ) -> Request:
     """What has to be known to compute the targets of a group."""
     has_racks = any(member.rack_id for member in group.members.values())
