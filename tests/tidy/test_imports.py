@@ -16,6 +16,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.sim", "vdl.server.process"),
     ("vdl.server.administration", "vdl.server.recovery_progress", "vdl.server.loop"),
     (
+        "vdl.server.delegation_key",
         "vdl.server.first_users",
         "vdl.server.server_tls",
         "vdl.server.side_thread",

@@ -128,6 +128,8 @@ class Config:
     oauth: OauthOptions = field(default_factory=OauthOptions)
     first_users: Path | None = None
     """See `vdl/server/first_users.py`."""
+    delegation_key: Path | None = None
+    """See `vdl/server/delegation_key.py`. None: there are no delegation tokens."""
     audit: AuditOptions = field(default_factory=AuditOptions)
 
 
@@ -290,6 +292,12 @@ KEYS: dict[str, Key] = {
     "security.authorizer": Key("kafka.authorizer", boolean),
     "kafka.super.users": Key("kafka.super_users", principals),
     "kafka.allow.everyone.if.no.acl.found": Key("kafka.allow_if_no_acl", boolean),
+    "kafka.delegation.token.max.lifetime.ms": Key(
+        "kafka.token_lifetime_ms", milliseconds(1_000, 36_500 * DAY_MS)
+    ),
+    "kafka.delegation.token.expiry.time.ms": Key(
+        "kafka.token_period_ms", milliseconds(1_000, 36_500 * DAY_MS)
+    ),
     "audit.file": Key("audit.file", path_or_off),
     "audit.file_bytes": Key("audit.bytes_max", size(64 * KIB, TIB)),
     "audit.files": Key("audit.files_max", integer(1, 1_000)),
@@ -364,6 +372,7 @@ KEYS: dict[str, Key] = {
     "kafka.sasl.oauthbearer.sub.claim.name": Key("oauth.subject_claim", text),
     "security.jwks_ca": Key("oauth.ca", text),
     "security.first_users": Key("first_users", path),
+    "security.delegation_token_key": Key("delegation_key", path),
     # --- the server's own log
     "log.format": Key("log.format", choice("logfmt", "json")),
     "log.level": Key("log.level", choice("debug", "info", "warning", "error")),
@@ -430,8 +439,9 @@ def _build(
         assert options in _OPTIONS, options
         changes[options] = replace(getattr(base, options), **settings)
     changes["data_dir"] = folder / Path(str(changes.get("data_dir", base.data_dir)))
-    if "first_users" in changes:
-        changes["first_users"] = folder / Path(str(changes["first_users"]))
+    for name in ("first_users", "delegation_key"):
+        if name in changes:
+            changes[name] = folder / Path(str(changes[name]))
     files = changes.get("tls", base.tls)
     assert isinstance(files, TlsFiles), files
     changes["tls"] = replace(

@@ -262,6 +262,18 @@ ROWS = (
         "handle_create_partitions",
         "fail_create_partitions",
     ),
+    Api(38, "CreateDelegationToken", 1, 3, "delegation_tokens", "handle_create_delegation_token"),
+    Api(39, "RenewDelegationToken", 1, 2, "delegation_tokens", "handle_renew_delegation_token"),
+    Api(40, "ExpireDelegationToken", 1, 2, "delegation_tokens", "handle_expire_delegation_token"),
+    Api(
+        41,
+        "DescribeDelegationToken",
+        1,
+        3,
+        "delegation_tokens",
+        "handle_describe_delegation_token",
+        large_answer=True,
+    ),
     Api(42, "DeleteGroups", 0, 3, "groups", "handle_delete_groups", "fail_delete_groups"),
     Api(
         43,

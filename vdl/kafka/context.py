@@ -103,6 +103,8 @@ class Context:
     """What clients may use; None while the catalog has no quota. Set by `follow_catalog`."""
     tokens: Validator | None = None
     """Who judges tokens of OAUTHBEARER; None: nobody can log in by one."""
+    delegation_key: bytes = field(default=b"", repr=False)
+    """What secrets of delegation tokens are made of; empty: there are none."""
 
     def stream(self, group_id: GroupId, topic: str) -> LogStream | None:
         """The partition replica here, or the view of a coordinator that the topic has."""

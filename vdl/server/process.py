@@ -46,6 +46,7 @@ from vdl.log import EventLog, Loggers, start_logging
 from vdl.records.walk import IS_NATIVE
 from vdl.server.administration import Administration
 from vdl.server.audit_file import AuditFile
+from vdl.server.delegation_key import read_delegation_key
 from vdl.server.first_users import read_first_users
 from vdl.server.http import HttpServer
 from vdl.server.loop import Doorbell, LoopClock, TurnLoop
@@ -146,6 +147,9 @@ class Process:
         config = self._config
         self._tls.load()
         users = read_first_users(config.first_users) if config.first_users is not None else ()
+        delegation_key = (
+            read_delegation_key(config.delegation_key) if config.delegation_key is not None else b""
+        )
         tokens = Validator(config.oauth) if config.oauth.is_complete else None
         if tokens is not None:
             fetching = SideThread("jwks", self._doorbell.ring)
@@ -189,6 +193,7 @@ class Process:
             loggers=Loggers(),
             login_compute=self._logins.run,
             first_users=users,
+            delegation_key=delegation_key,
             audit=self._audit,
             tokens=tokens,
         )

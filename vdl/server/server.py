@@ -100,13 +100,15 @@ class Server:
         loggers: Loggers | None = None,
         login_compute: Compute = at_once,
         first_users: Sequence[ScramUpsert] = (),
+        delegation_key: bytes = b"",
         audit: AuditLog | None = None,
         tokens: Validator | None = None,
     ) -> None:
         """`advertised`: listener name → address that clients are told. `log_of`: the log of a part
         of the server. `loggers`: those whose levels may be changed. `login_compute`: where
         passwords are checked. `first_users`: those of a cluster that never had any.
-        `tokens`: who judges those of OAUTHBEARER."""
+        `tokens`: who judges those of OAUTHBEARER. `delegation_key`: what secrets of delegation
+        tokens are made of."""
         self.config = config
         self.store = store
         self.clock = clock
@@ -124,6 +126,7 @@ class Server:
         self._advertised = advertised
         self._login_compute = login_compute
         self._first_users = first_users
+        self._delegation_key = delegation_key
         self._tokens = tokens
         self._log = log
         self._log_of = log_of or (lambda _: log)
@@ -317,6 +320,7 @@ class Server:
             login_compute=self._login_compute,
             audit=self._audit,
             tokens=self._tokens,
+            delegation_key=self._delegation_key,
         )
         context.groups = GroupCoordinator(
             host=host,

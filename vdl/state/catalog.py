@@ -32,6 +32,8 @@ from ids import NO_REPLICA, DirectoryId, GroupId, Index, ReplicaNumber, ServerId
 from vdl.errors import ErrorCode
 from vdl.state import acls, commands, quotas
 from vdl.state.acls import Acls
+from vdl.state.delegation_tokens import KEY_PREFIX as TOKEN_PREFIX
+from vdl.state.delegation_tokens import DelegationTokens, TokenAnswer
 from vdl.state.features import Features
 from vdl.state.placement import Load, place
 from vdl.state.quotas import Quotas
@@ -312,6 +314,7 @@ class Catalog:
         self.resources = ResourceConfigs()
         """Settings of what is no topic."""
         self.scram = ScramCredentials()
+        self.tokens = DelegationTokens()
         self.acls = Acls()
         """Who may do what."""
         self.quotas = Quotas()
@@ -348,11 +351,18 @@ class Catalog:
             commands.DeleteAcls: self._delete_acls,
             commands.AlterQuotas: self._alter_quotas,
         }
+        self._apply_at_time: dict[type, Callable[[Any, int], Any]] = {
+            commands.CreateDelegationToken: self._create_token,
+            commands.AlterDelegationToken: self._alter_token,
+        }
+        """Commands whose outcome depends on what time it is."""
 
     def understands(self, command: Any) -> bool:
         """Whether `apply` knows this kind of command. One that it does not must never be appended:
         every replica would stop at it, at each start again."""
-        return type(command) in self._apply_by_type or type(command) is commands.NoteTime
+        kind = type(command)
+        known = kind in self._apply_by_type or kind in self._apply_at_time
+        return known or kind is commands.NoteTime
 
     def apply(self, command: Any, now_ms: int, index: Index) -> Any:
         """Apply one committed command; the answer's type goes with the command's."""
@@ -365,6 +375,8 @@ class Catalog:
             self._dirty.add(_KEY_COUNTERS)
         if is_note:
             return None
+        if (timed := self._apply_at_time.get(type(command))) is not None:
+            return timed(command, now_ms)
         return self._apply_by_type[type(command)](command)
 
     # --- servers ---------------------------------------------------------------------------
@@ -430,6 +442,16 @@ class Catalog:
         errors, changed = self.scram.alter(command)
         self._dirty.update(changed)
         return UsersAltered(errors)
+
+    def _create_token(self, command: commands.CreateDelegationToken, now_ms: int) -> TokenAnswer:
+        answer, changed = self.tokens.create(command, now_ms)
+        self._dirty.update(changed)
+        return answer
+
+    def _alter_token(self, command: commands.AlterDelegationToken, now_ms: int) -> TokenAnswer:
+        answer, changed = self.tokens.alter(command, now_ms)
+        self._dirty.update(changed)
+        return answer
 
     def directory_of(self, server_id: ServerId) -> DirectoryId | None:
         """The directory that holds the server's replicas; None for an unknown server."""
@@ -1024,6 +1046,7 @@ class Catalog:
         keys.extend(map(_feature_key, self.features.levels))
         keys.extend(self.resources.keys())
         keys.extend(self.scram.keys())
+        keys.extend(self.tokens.keys())
         keys.extend(self.acls.keys())
         keys.extend(self.quotas.keys())
         keys.extend(map(_group_key, self.groups))
@@ -1040,7 +1063,7 @@ class Catalog:
         """The number of items, at no cost."""
         named = len(self.groups) + len(self.servers) + len(self.topics)
         several = len(self.features.levels) + len(self.retired) + len(self._numbers)
-        of_clients = len(self.acls) + len(self.quotas) + len(self.scram)
+        of_clients = len(self.acls) + len(self.quotas) + len(self.scram) + len(self.tokens)
         return 1 + named + several + len(self.moves) + len(self.resources) + of_clients
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
@@ -1062,6 +1085,7 @@ class Catalog:
         self._dirty = set()
         self.resources.load([value for key, value in items if key[:1] == KEY_PREFIX])
         self.scram.load([item for item in items if item[0][:1] == SCRAM_PREFIX])
+        self.tokens.load([value for key, value in items if key[:1] == TOKEN_PREFIX])
         self.quotas.load([value for key, value in items if key[:1] == quotas.KEY_PREFIX])
         self.acls.load([value for key, value in items if key[:1] == acls.KEY_PREFIX])
         for key, value in items:
@@ -1087,7 +1111,7 @@ class Catalog:
                 case b"s":
                     server = decode_value(value, ServerInfo)
                     self.servers[server.server_id] = server
-                case b"a" | b"q" | b"u" | b"x":
+                case b"a" | b"d" | b"q" | b"u" | b"x":
                     continue  # loaded above
                 case b"t":
                     topic = decode_value(value, TopicInfo)
@@ -1119,6 +1143,8 @@ class Catalog:
                 value = self.retired.get(DirectoryId(key[1:]))
             case b"a":
                 return self.acls.stored(key)
+            case b"d":
+                return self.tokens.stored(key)
             case b"q":
                 return self.quotas.stored(key)
             case b"x":

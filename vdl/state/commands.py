@@ -326,6 +326,31 @@ class AlterQuotas(Command, frozen=True, tag=35):
     changes: list[QuotaChange]
 
 
+class CreateDelegationToken(Command, frozen=True, tag=40):
+    """Make a token, once, however often it is applied (KIP-48). Principals are texts such as
+    "User:alice"."""
+
+    token_id: str
+    owner: str
+    requester: str
+    renewers: list[str]
+    lifetime_ms: int
+    """Until it ends for good."""
+    period_ms: int
+    """Until it has to be renewed."""
+    verifiers: list[ScramUpsert]
+    """Of its password, for each mechanism."""
+
+
+class AlterDelegationToken(Command, frozen=True, tag=41):
+    """Let a token end after so long from now; at once, for good, if that is negative."""
+
+    token_id: str
+    who: str
+    """Who asks: it must be one of those whose token it is."""
+    period_ms: int
+
+
 # --- coordinator: tags 100..199 --------------------------------------------------------------
 
 

@@ -427,7 +427,7 @@ class FakeHost:
 
     def apply(self, command: Any) -> Any:
         self._applied += 1
-        result = self.catalog.apply(command, WALL_MS, self._applied)
+        result = self.catalog.apply(command, self.agreed_ms(), self._applied)
         for group_id, info in self.catalog.groups.items():
             leader = info.replicas[0].server_id
             if self.leaders_at_once:

@@ -32,6 +32,10 @@ from vdl.kafka.wire.alter_replica_log_dirs import (
 )
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 from vdl.kafka.wire.create_acls import AclCreation, CreateAclsRequest
+from vdl.kafka.wire.create_delegation_token import (
+    CreatableRenewers,
+    CreateDelegationTokenRequest,
+)
 from vdl.kafka.wire.create_partitions import (
     CreatePartitionsAssignment,
     CreatePartitionsRequest,
@@ -44,6 +48,10 @@ from vdl.kafka.wire.describe_acls import DescribeAclsRequest
 from vdl.kafka.wire.describe_client_quotas import ComponentData, DescribeClientQuotasRequest
 from vdl.kafka.wire.describe_cluster import DescribeClusterRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from vdl.kafka.wire.describe_delegation_token import (
+    DescribeDelegationTokenOwner,
+    DescribeDelegationTokenRequest,
+)
 from vdl.kafka.wire.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
 from vdl.kafka.wire.describe_producers import DescribeProducersRequest
 from vdl.kafka.wire.describe_producers import TopicRequest as TopicRequestOfProducers
@@ -51,6 +59,7 @@ from vdl.kafka.wire.describe_quorum import DescribeQuorumRequest, PartitionData,
 from vdl.kafka.wire.describe_topic_partitions import DescribeTopicPartitionsRequest, TopicRequest
 from vdl.kafka.wire.elect_leaders import ElectLeadersRequest
 from vdl.kafka.wire.elect_leaders import TopicPartitions as ElectTopicPartitions
+from vdl.kafka.wire.expire_delegation_token import ExpireDelegationTokenRequest
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.kafka.wire.get_telemetry_subscriptions import GetTelemetrySubscriptionsRequest
 from vdl.kafka.wire.incremental_alter_configs import IncrementalAlterConfigsRequest
@@ -68,6 +77,7 @@ from vdl.kafka.wire.offset_for_leader_epoch import (
 )
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from vdl.kafka.wire.push_telemetry import PushTelemetryRequest
+from vdl.kafka.wire.renew_delegation_token import RenewDelegationTokenRequest
 from vdl.kafka.wire.unregister_broker import UnregisterBrokerRequest
 from vdl.kafka.wire.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 
@@ -84,6 +94,10 @@ def sound_requests(version: int) -> dict[int, object]:
         1: FetchRequest(max_wait_ms=10, topics=[FetchTopic("t", bytes(16), [poll])]),
         2: ListOffsetsRequest(-1, 0, [ListOffsetsTopic("t", [ListOffsetsPartition(0)])]),
         3: MetadataRequest([MetadataRequestTopic(name="t")]),
+        38: CreateDelegationTokenRequest(renewers=[CreatableRenewers("User", "r")]),
+        39: RenewDelegationTokenRequest(b"hmac", 1),
+        40: ExpireDelegationTokenRequest(b"hmac", -1),
+        41: DescribeDelegationTokenRequest([DescribeDelegationTokenOwner("User", "u")]),
         18: ApiVersionsRequest("fuzz", "1.0") if version >= 3 else ApiVersionsRequest(),
         19: CreateTopicsRequest([CreatableTopic("n", 1, 1, [], [config])], 100),
         20: DeleteTopicsRequest([], [] if version >= 6 else ["n"], 100),

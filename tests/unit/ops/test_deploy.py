@@ -86,6 +86,7 @@ def test_documented_defaults_are_the_real_defaults():
     assert without == {
         "peer.listen", "peer.advertise", "admin.advertise",
         "tls.certificate", "tls.key", "tls.ca", "security.first_users",
+        "security.delegation_token_key",
     }  # fmt: skip
 
 

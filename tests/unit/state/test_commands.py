@@ -76,6 +76,11 @@ EXAMPLES = [
     commands.AlterQuotas(
         [commands.QuotaChange([("user", None), ("client-id", "c")], {"a": 0.5}, ["b"])]
     ),
+    commands.CreateDelegationToken(
+        "t", "User:ü", "User:b", ["User:c"], 9, 3,
+        [commands.ScramUpsert("t", "SCRAM-SHA-256", 4_096, b"s", b"k", b"v")],
+    ),
+    commands.AlterDelegationToken("t", "User:b", -1),
     commands.DeleteAcls([commands.AclFilter(1, None, 2, None, "10.0.0.1", 1, 1)]),
     commands.JoinShareGroup(
         "g", "m", "r", "c", "/h", ["t"], [commands.ShareTopic("t", b"i" * 16, [11, 12])], 5

@@ -139,6 +139,10 @@ class KafkaOptions:
     """`super.users`: who may do everything, whatever the ACLs say."""
     allow_if_no_acl: bool = False
     """`allow.everyone.if.no.acl.found`: of a resource that has no ACL."""
+    token_lifetime_ms: int = 604_800_000
+    """`delegation.token.max.lifetime.ms`: how old a delegation token gets at most."""
+    token_period_ms: int = 86_400_000
+    """`delegation.token.expiry.time.ms`: for how long one is renewed."""
 
     # --- consumer groups -----------------------------------------------------------------------
     group_min_session_timeout_ms: int = 6_000

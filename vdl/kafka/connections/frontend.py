@@ -1019,7 +1019,7 @@ class Frontend:
         """Connections this server closed, by the first word of the reason."""
         self.handler_errors = 0
         self.login_failures = 0
-        self._credentials_revision = 0
+        self._credentials_revision = 0, 0
         self.large_requests: dict[ClientSession, None] = {}
         """Sessions whose request is counted as decoded, longest first."""
         self.waiting_to_start: dict[ClientSession, None] = {}
@@ -1190,15 +1190,16 @@ class Frontend:
             self._cut_timer = self.context.clock.call_later(_CUT_NS, self._cut)
 
     def credentials_changed(self) -> None:
-        """Users may have been removed: their connections end."""
-        scram = self.context.host.catalog.scram
-        if scram.revision == self._credentials_revision:
+        """Users and tokens may have been removed: their connections end."""
+        catalog = self.context.host.catalog
+        revision = catalog.scram.revision, catalog.tokens.revision
+        if revision == self._credentials_revision:
             return
-        self._credentials_revision = scram.revision
+        self._credentials_revision = revision
         for session in list(self._sessions.values()):
             login = session.info.login
             if login is not None and login.was_done and not login.holds():
-                session.abort("revoked: the user was removed")
+                session.abort("revoked: the user or token was removed")
 
     # --- the turn ------------------------------------------------------------------------------
     def mark(self, session: ClientSession) -> None:

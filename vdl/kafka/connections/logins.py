@@ -12,9 +12,9 @@ from vdl.kafka.security.login import Login
 from vdl.kafka.security.mechanism import Mechanism
 from vdl.kafka.security.oauth import OauthLogin
 from vdl.kafka.security.plain import PlainLogin
-from vdl.kafka.security.principal import Principal
+from vdl.kafka.security.principal import Principal, parse_principal
 from vdl.kafka.security.protocol import OAUTHBEARER, PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
-from vdl.kafka.security.scram import ClientFirst, ScramLogin, Verifier
+from vdl.kafka.security.scram import ClientFirst, Found, ScramLogin, Verifier
 
 if TYPE_CHECKING:
     from vdl.kafka.context import Context
@@ -40,11 +40,23 @@ def _verifier(credential: ScramUpsert) -> Verifier:
 
 
 def _scram(context: Context, mechanism: str) -> Mechanism:
-    def look_up(mechanism: str, first: ClientFirst) -> tuple[Principal, Verifier] | None:
+    def look_up(mechanism: str, first: ClientFirst) -> Found | None:
+        if first.extensions.get("tokenauth", "").lower() == "true":
+            return _token(context, mechanism, first.name)
         credential = context.host.catalog.scram.of(first.name).get(mechanism)
-        return None if credential is None else (Principal(first.name), _verifier(credential))
+        return None if credential is None else Found(Principal(first.name), _verifier(credential))
 
     return ScramLogin(mechanism, look_up, _decoy_key(context), context.random_bytes)
+
+
+def _token(context: Context, mechanism: str, token_id: str) -> Found | None:
+    """Who logs in with a delegation token is its owner, until the token ends (KIP-48)."""
+    token = context.host.catalog.tokens.valid(token_id, context.host.agreed_ms())
+    credential = None if token is None else token.verifier(mechanism)
+    if token is None or credential is None or not context.delegation_key:
+        return None
+    owner = parse_principal(token.owner)
+    return Found(owner, _verifier(credential), token.expires_ms, by_token=True)
 
 
 def _plain(context: Context, mechanism: str) -> Mechanism:

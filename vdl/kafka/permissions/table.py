@@ -47,6 +47,7 @@ from vdl.kafka.permissions.share_rules import (
     described_share_topics,
     each_share_topic,
 )
+from vdl.kafka.permissions.token_rules import created_token, described_tokens, own_token
 from vdl.kafka.permissions.topic_rules import (
     creatable_topics,
     created_topics,
@@ -129,6 +130,10 @@ PERMISSIONS: Mapping[int, tuple[Rule, ...]] = {
     35: (Needs(_O.DESCRIBE),),
     36: OPEN,
     37: (each_topic(_O.ALTER, "results"),),
+    38: (created_token,),
+    39: (own_token,),
+    40: (own_token,),
+    41: (described_tokens,),
     42: (each_group(_O.DELETE, "groups_names", "results"),),
     43: (Needs(_O.ALTER),),
     44: (each_config(_O.ALTER_CONFIGS, "responses"),),
@@ -169,7 +174,7 @@ PERMISSIONS: Mapping[int, tuple[Rule, ...]] = {
 """API key → its rules."""
 
 CHANGES = frozenset(
-    {19, 20, 21, 29, 30, 31, 33, 34, 37, 42, 43, 44, 45, 47, 49, 51, 57, 64, 91, 92}
+    {19, 20, 21, 29, 30, 31, 33, 34, 37, 38, 39, 40, 42, 43, 44, 45, 47, 49, 51, 57, 64, 91, 92}
 )
 """APIs of which each use is noted in the audit log; of the others, the first by a connection."""
 

@@ -72,6 +72,7 @@ class Login:
         "_session_ms_max",
         "_token_bytes_max",
         "bare_tokens",
+        "by_token",
         "ends_ns",
         "failure",
         "holds",
@@ -98,6 +99,8 @@ class Login:
         self.state = LoginState.CHOOSING
         self.principal: Principal = ANONYMOUS
         """Who it is, once the first login is done."""
+        self.by_token = False
+        """See `Accepted.by_token`."""
         self.holds: Callable[[], bool] = bool
         """See `Accepted.holds`, once the first login is done."""
         self.failure = ""
@@ -188,6 +191,7 @@ class Login:
             lifetime_ms = min(lifetime_ms or left_ms, left_ms)
         self.principal = step.principal
         self.holds = step.holds
+        self.by_token = step.by_token
         self.state = LoginState.DONE
         self.bare_tokens = False
         self._mechanism = None

@@ -31,6 +31,8 @@ class Accepted:
     token: bytes = b""
     expires_ms: int = -1
     """When its credential ends (ms since 1970); -1: never."""
+    by_token: bool = False
+    """It logged in with a delegation token (KIP-48)."""
     holds: Callable[[], bool] = _always
     """Whether what it logged in with is still in the catalog. It may be taken back at any time,
     also between a client's first token and its last."""

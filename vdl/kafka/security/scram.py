@@ -119,7 +119,17 @@ def decoy(mechanism: str, name: str, key: bytes, iterations: int = ITERATIONS_MI
     return Verifier(iterations, made(b"salt", _SALT_BYTES), made(b"stored", size), made(b"s", size))
 
 
-Lookup = Callable[[str, ClientFirst], "tuple[Principal, Verifier] | None"]
+class Found(NamedTuple):
+    """Who logs in with some credential, and what it is checked by."""
+
+    principal: Principal
+    verifier: Verifier
+    expires_ms: int = -1
+    by_token: bool = False
+    """See `Accepted`."""
+
+
+Lookup = Callable[[str, ClientFirst], Found | None]
 """Who logs in with these credentials; None: nobody. Gets the mechanism."""
 
 
@@ -138,7 +148,7 @@ class ScramLogin:
         self._decoy_key = decoy_key
         self._random_bytes = random_bytes
         self._first: ClientFirst | None = None
-        self._principal: Principal | None = None
+        self._found: Found | None = None
         self._verifier: Verifier | None = None
         self._nonce = ""
         self._server_first = ""
@@ -158,7 +168,7 @@ class ScramLogin:
         if found is None:
             self._verifier = decoy(self._mechanism, first.name, self._decoy_key)
         else:
-            self._principal, self._verifier = found
+            self._found, self._verifier = found, found.verifier
         self._first = first
         ours = base64.b64encode(self._random_bytes(_NONCE_BYTES)).decode()
         self._nonce = first.nonce + ours.rstrip("=")
@@ -186,10 +196,17 @@ class ScramLogin:
             return Refused("the nonce is not that of this login")
         if _decoded(match["binding"]) != first.gs2.encode():
             return Refused("the binding is not that of the first message")
-        if not is_same or self._principal is None:
+        found = self._found
+        if not is_same or found is None:
             return Refused("wrong user or password", is_credential=True)
         answer = base64.b64encode(hmac.digest(verifier.server_key, exchanged, name))
-        return Accepted(self._principal, b"v=" + answer, holds=lambda: self._is_known(first))
+        return Accepted(
+            found.principal,
+            b"v=" + answer,
+            found.expires_ms,
+            by_token=found.by_token,
+            holds=lambda: self._is_known(first),
+        )
 
     def _is_known(self, first: ClientFirst) -> bool:
         return self._lookup(self._mechanism, first) is not None

@@ -133,8 +133,9 @@ REFUSED = {
 }
 NAMES = {TOPIC: "t", GROUP: "g", CLUSTER: CLUSTER_NAME, TRANSACTIONAL_ID: "x"}
 
-OPEN_TO_ALL = {17, 18, 36, 60, 71, 72}
-"""What every client needs, or what tells nothing that it does not know."""
+OPEN_TO_ALL = {17, 18, 36, 38, 39, 40, 41, 60, 71, 72}
+"""What every client needs, or what tells nothing that it does not know; and its own delegation
+tokens (those of others: `tests/unit/kafka/connections/test_delegation_tokens.py`)."""
 SAYS_NOTHING = {(35, 1), (35, 2)}
 """APIs in whose version there is no place for an error: the answer is empty, as Kafka's."""
 NEEDS_COORDINATOR = {

@@ -1,0 +1,27 @@
+"""The key that delegation tokens' secrets are made of: a file, the same on every server.
+
+Must not know: tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vdl.config.settings import ConfigError
+
+KEY_BYTES_MIN = 16
+KEY_BYTES_MAX = 4 << 10
+
+
+def read_delegation_key(path: Path) -> bytes:
+    """The file without space around what is in it. Raises ConfigError, which has nothing of the
+    file in it."""
+    try:
+        with path.open("rb") as file:
+            key = file.read(KEY_BYTES_MAX + 1).strip()
+    except OSError as error:
+        raise ConfigError(str(path), "", error.strerror or str(error)) from None
+    if not KEY_BYTES_MIN <= len(key) <= KEY_BYTES_MAX:
+        expected = f"expected {KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes"
+        raise ConfigError(str(path), "", expected)
+    return key

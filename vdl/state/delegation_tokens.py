@@ -1,0 +1,178 @@
+"""Delegation tokens: logins that their owners hand to others, for a time (KIP-48).
+
+A token is renewed until its largest age at most. Times are those of the commands, so all replicas
+agree on when one ends; one that has ended is removed when the next command about tokens is applied.
+No secret is kept: a token's password follows from its id and a key that only servers have, and here
+is what SCRAM checks a proof of it by.
+
+All of it is in every snapshot of the catalog, so it is bounded as a whole.
+
+Must not know: SCRAM, the servers' key, who may do what beyond owners and renewers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import msgspec
+
+from vdl.errors import ErrorCode
+from vdl.state.commands import AlterDelegationToken, CreateDelegationToken, ScramUpsert
+from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
+
+ALL_BYTES_MAX = 1 << 20
+"""Of all tokens: some 2,000."""
+TOKEN_BYTES = 400
+"""What one takes besides its names."""
+KEY_PREFIX = b"d"
+TIME_MS_MAX = (1 << 62) - 1
+
+
+class DelegationToken(msgspec.Struct, frozen=True, array_like=True):
+    """One token. Principals are texts such as "User:alice"."""
+
+    token_id: str
+    owner: str
+    """Whom those are who log in with it."""
+    requester: str
+    """Who had it made."""
+    renewers: list[str]
+    issued_ms: int
+    expires_ms: int
+    max_ms: int
+    """It cannot be renewed beyond."""
+    verifiers: list[ScramUpsert]
+
+    def belongs_to(self, principal: str) -> bool:
+        """Whether this is its owner, its requester or one of its renewers."""
+        return principal in (self.owner, self.requester, *self.renewers)
+
+    def verifier(self, mechanism: str) -> ScramUpsert | None:
+        """By which a proof is checked."""
+        return next((one for one in self.verifiers if one.mechanism == mechanism), None)
+
+
+@dataclass(slots=True)
+class TokenAnswer:
+    """Answer to CreateDelegationToken and AlterDelegationToken; the times are valid where `error`
+    is NONE."""
+
+    error: ErrorCode
+    issued_ms: int = 0
+    expires_ms: int = 0
+    max_ms: int = 0
+    events: list[object] = field(default_factory=list)
+
+
+class DelegationTokens:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        """How often something changed in this object's life: not part of the state."""
+        self._tokens: dict[str, DelegationToken] = {}
+        self._by_key: dict[bytes, str] = {}
+        """Stored key → token's id. Derived."""
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> Mapping[str, DelegationToken]:
+        """By id; some may have ended."""
+        return MappingProxyType(self._tokens)
+
+    def valid(self, token_id: str, now_ms: int) -> DelegationToken | None:
+        """The token, if there is one that has not ended."""
+        token = self._tokens.get(token_id)
+        return token if token is not None and now_ms < token.expires_ms else None
+
+    def create(self, command: CreateDelegationToken, now_ms: int) -> tuple[TokenAnswer, set[bytes]]:
+        """Apply it; and the keys of what changed."""
+        changed = self._remove_ended(now_ms)
+        known = self._tokens.get(command.token_id)
+        if known is None:
+            max_ms = min(TIME_MS_MAX, now_ms + command.lifetime_ms)
+            known = DelegationToken(
+                command.token_id,
+                command.owner,
+                command.requester,
+                command.renewers,
+                now_ms,
+                min(max_ms, now_ms + command.period_ms),
+                max_ms,
+                command.verifiers,
+            )
+            if self._bytes + _bytes_of(known) > ALL_BYTES_MAX:
+                return TokenAnswer(ErrorCode.POLICY_VIOLATION), changed
+            changed.add(self._put(known))
+        return _answer(known), changed
+
+    def alter(self, command: AlterDelegationToken, now_ms: int) -> tuple[TokenAnswer, set[bytes]]:
+        """Apply it; and the keys of what changed."""
+        token = self._tokens.get(command.token_id)
+        if token is None:
+            return TokenAnswer(ErrorCode.DELEGATION_TOKEN_NOT_FOUND), set()
+        if not token.belongs_to(command.who):
+            return TokenAnswer(ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH), set()
+        if command.period_ms < 0:
+            answer = _answer(token)
+            answer.expires_ms = now_ms
+            return answer, {self._take(token)}
+        if now_ms >= token.expires_ms:
+            return TokenAnswer(ErrorCode.DELEGATION_TOKEN_EXPIRED), set()
+        expires_ms = min(token.max_ms, now_ms + command.period_ms)
+        token = msgspec.structs.replace(token, expires_ms=expires_ms)
+        changed = {self._put(token)}
+        return _answer(token), changed | self._remove_ended(now_ms)
+
+    def _remove_ended(self, now_ms: int) -> set[bytes]:
+        ended = [one for one in self._tokens.values() if one.expires_ms <= now_ms]
+        return {self._take(token) for token in ended}
+
+    def _put(self, token: DelegationToken) -> bytes:
+        self.revision += 1
+        key = digest_key(KEY_PREFIX, token.token_id)
+        self._bytes += _bytes_of(token) - _bytes_of(self._tokens.get(token.token_id))
+        self._tokens[token.token_id] = token
+        self._by_key[key] = token.token_id
+        return key
+
+    def _take(self, token: DelegationToken) -> bytes:
+        self.revision += 1
+        key = digest_key(KEY_PREFIX, token.token_id)
+        self._bytes -= _bytes_of(self._tokens.pop(token.token_id))
+        del self._by_key[key]
+        return key
+
+    # --- storing ---------------------------------------------------------------------------
+    def keys(self) -> Iterator[bytes]:
+        """The keys of all that is stored."""
+        return iter(self._by_key)
+
+    def stored(self, key: bytes) -> bytes | None:
+        """The value under a key; None when there is none."""
+        token_id = self._by_key.get(key)
+        return None if token_id is None else encode_value(self._tokens[token_id])
+
+    def load(self, values: list[bytes]) -> None:
+        """Replace everything. Raises msgspec.DecodeError for what was never stored."""
+        self._tokens = {}
+        self._by_key = {}
+        self._bytes = 0
+        self.revision += 1
+        for value in values:
+            self._put(decode_value(value, DelegationToken))
+
+
+def _answer(token: DelegationToken) -> TokenAnswer:
+    return TokenAnswer(ErrorCode.NONE, token.issued_ms, token.expires_ms, token.max_ms)
+
+
+def _bytes_of(token: DelegationToken | None) -> int:
+    if token is None:
+        return 0
+    return TOKEN_BYTES + sum(map(text_bytes, (token.owner, token.requester, *token.renewers)))
