@@ -125,7 +125,8 @@ class CoordinatorView(Generic[Place, Item]):
         self._waits_max = 0
         """With more waits than these it is looked which of them are cancelled."""
         self._is_waking = False
-        state_group.observers.append(self)
+        self._is_observing = False
+        """Since somebody read for the first time: what nobody reads costs nothing."""
 
     # --- StateObserver -----------------------------------------------------------------------
     def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: Index) -> None:
@@ -149,6 +150,11 @@ class CoordinatorView(Generic[Place, Item]):
 
     def on_stopped_serving(self, group: StateGroup) -> None:
         self._forget()
+
+    def _observe(self) -> None:
+        if not self._is_observing:
+            self._is_observing = True
+            self._group.observers.append(self)
 
     def _forget(self) -> None:
         """The view begins anew when it is read next, if it is led here then."""
@@ -338,6 +344,7 @@ class CoordinatorView(Generic[Place, Item]):
         """The first read: all that is there stands at the entry that is applied now."""
         if self._start_index:
             return
+        self._observe()
         self._start_index = self._group.group.applied
         offset = Offset(self._start_index * OFFSETS_PER_ENTRY)
         for scope, places in self._content.standing():
@@ -387,6 +394,7 @@ class CoordinatorView(Generic[Place, Item]):
         self, offset: int, callback: Callable[[], None], *, stable_offset: int = NEVER
     ) -> Wait:
         """Call back once when there may be more."""
+        self._observe()
         offset = min(offset, stable_offset)
         if len(self._waits) > self._waits_max:
             self._waits = [wait for wait in self._waits if wait.callback is not None]
