@@ -150,7 +150,7 @@ def _stay(
         member_id,
         rack,
         ctx.client_id or "",
-        ctx.connection.peer_host,
+        f"/{ctx.connection.peer_host}",
         sorted(set(names)),
         topics,
         MEMBERS_MAX,
