@@ -89,6 +89,8 @@ NORMAL: Mapping[str, tuple[Callable[[Any], Tree], str]] = {
     "total_bytes": (_nothing, "the disk's"),
     "usable_bytes": (_nothing, "the disk's"),
     "last_timestamp": (_time, "Kafka's is the record's, or the server's clock"),
+    "transaction_start_time_ms": (_time, "the server's clock"),
+    "subscription_id": (_nothing, "a checksum of what is asked for and of the version"),
     "finalized_features_epoch": (_epoch, "counts changes of the cluster"),
 }
 """Field, or struct and field → what stands for its value, and why. The same field means the same
@@ -96,11 +98,14 @@ in every API, unless the struct is named."""
 
 KEYS: tuple[tuple[str, ...], ...] = (
     ("resource_type", "resource_name"),
+    ("entity_type", "entity_name"),
     ("name",),
     ("topic",),
     ("topic_name",),
     ("topic_id",),
     ("group_id",),
+    ("transactional_id",),
+    ("user",),
     ("member_id", "group_instance_id"),
     ("key",),
     ("partition_index",),

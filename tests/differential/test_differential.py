@@ -20,12 +20,15 @@ from tests.chaos.harness.replica_set import ReplicaSet
 from tests.differential.compare import Known, differences, load_known, unlisted
 from tests.differential.kafka_cluster import KafkaCluster, why_not
 from tests.differential.scenarios import (
+    access,
     cluster,
     configs,
     groups,
     metadata,
+    modern_groups,
     reading,
     topics,
+    transactional,
     writing,
 )
 from tests.differential.side import Side, Versions, common, versions_of
@@ -36,7 +39,18 @@ SHOWN_MAX = 60
 Scenario = Callable[[Side], None]
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
-    for module in (metadata, topics, writing, reading, groups, configs, cluster)
+    for module in (
+        metadata,
+        topics,
+        writing,
+        reading,
+        groups,
+        configs,
+        cluster,
+        transactional,
+        modern_groups,
+        access,
+    )
     for scenario in module.SCENARIOS
 }
 

@@ -148,6 +148,45 @@ def list_config_resources(side: Side) -> None:
     ask("nought", 0)
 
 
+def loggers(side: Side) -> None:
+    """Levels of a server's loggers (KIP-412); of names, both know only the root's."""
+    config = incremental_alter_configs.AlterableConfig
+    resource = incremental_alter_configs.AlterConfigsResource
+    request = incremental_alter_configs.IncrementalAlterConfigsRequest
+
+    def ask(label: str, *rows: Any, name: str = "1") -> None:
+        side.each(f"alter: {label}", request([resource(LOGGER, name, list(rows))], False), to=1)
+
+    def describe(label: str, name: str, *keys: str) -> None:
+        asked = [DescribeConfigsResource(LOGGER, name, list(keys))]
+        side.each(f"describe: {label}", DescribeConfigsRequest(asked), to=1, first=1)
+
+    ask("a level", config("root", SET, "ERROR"))
+    describe("the level", "1", "root")
+    ask("no such level", config("root", SET, "LOUD"))
+    ask("a level in small letters", config("root", SET, "error"))
+    ask("null", config("root", SET, None))
+    ask("removed from the root", config("root", DELETE, None))
+    ask("appended", config("root", APPEND, "ERROR"))
+    ask("subtracted", config("root", SUBTRACT, "ERROR"))
+    ask("no such operation", config("root", 9, "ERROR"))
+    ask("unknown", config("no.such.logger", SET, "ERROR"))
+    ask("unknown, removed", config("no.such.logger", DELETE, None))
+    ask("twice", config("root", SET, "ERROR"), config("root", SET, "WARN"))
+    ask("nothing")
+    ask("another server", config("root", SET, "ERROR"), name="2")
+    ask("no number", config("root", SET, "ERROR"), name="x")
+    ask("no server", config("root", SET, "ERROR"), name="")
+    describe("unknown", "1", "no.such.logger")
+    describe("another server", "2")
+    describe("no number", "x")
+    describe("no server", "")
+    row = alter_configs.AlterConfigsResource(
+        LOGGER, "1", [alter_configs.AlterableConfig("root", "ERROR")]
+    )
+    side.each("alter: whole", alter_configs.AlterConfigsRequest([row]), to=1)
+
+
 def _key(name: str) -> str:
     return name if name.isupper() else name.replace("_", ".")
 
@@ -158,4 +197,5 @@ SCENARIOS = (
     alter_configs_whole,
     incremental,
     list_config_resources,
+    loggers,
 )
