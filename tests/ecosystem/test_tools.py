@@ -1,0 +1,86 @@
+"""Kafka's own command-line tools read what is a view here, and change levels of loggers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.ecosystem.programs import java, libraries
+from tests.ecosystem.records import Topics
+
+pytestmark = pytest.mark.java
+
+TOOL_SECONDS_MAX = 90
+READ_MS = "8000"
+"""The console consumer ends when so long nothing came."""
+COMPLETE_COMMIT, COMPLETE_ABORT = 4, 5
+
+
+def run(program: str, *arguments: str) -> str:
+    """What a tool prints."""
+    done = subprocess.run(
+        java(f"{libraries('java')}/*", program, *arguments),
+        check=False,
+        timeout=TOOL_SECONDS_MAX,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def end_transaction(bootstrap: str, transactional_id: str, topic: str, *, commits: bool) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(topic, b"v", partition=1)
+    producer.flush()
+    if commits:
+        producer.commit_transaction()
+    else:
+        producer.abort_transaction()
+
+
+def test_transaction_log_is_read_by_kafkas_formatter(bootstrap: str, topics: Topics) -> None:
+    """Each transactional id as it stands, decoded by Kafka's own code."""
+    topics.create("transactions-of-tools")
+    for name, commits in (("committing", True), ("aborting", False)):
+        end_transaction(bootstrap, name, "transactions-of-tools", commits=commits)
+    printed = run(
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        *("--bootstrap-server", bootstrap, "--topic", "__transaction_state", "--from-beginning"),
+        *("--formatter", "org.apache.kafka.tools.consumer.TransactionLogMessageFormatter"),
+        *("--timeout-ms", READ_MS),
+    )
+    found: dict[str, dict[str, Any]] = {}
+    # It prints one document after the other, with nothing between them.
+    for line in printed.replace('}{"key"', '}\n{"key"').splitlines():
+        record = json.loads(line)
+        assert (record["key"]["type"], record["value"]["version"]) == (0, 1), record
+        found[record["key"]["data"]["transactionalId"]] = record["value"]["data"]
+    assert {name: found[name]["transactionStatus"] for name in ("committing", "aborting")} == {
+        "committing": COMPLETE_COMMIT,
+        "aborting": COMPLETE_ABORT,
+    }
+    for value in found.values():
+        assert value["producerId"] >= 0
+        assert value["transactionPartitions"] == []
+        assert value["transactionTimeoutMs"] == 60_000
+
+
+def test_levels_of_loggers_are_changed_by_kafka_configs(bootstrap: str) -> None:
+    """One of ours, and back; one that is not there is refused."""
+    program = "kafka.admin.ConfigCommand"
+    entity = ["--bootstrap-server", bootstrap, "--entity-type", "broker-loggers"]
+    entity += ["--entity-name", "1"]
+    assert "vdl.kafka=INFO" in run(program, *entity, "--describe")
+    run(program, *entity, "--alter", "--add-config", "vdl.kafka=DEBUG")
+    described = run(program, *entity, "--describe")
+    assert "vdl.kafka=DEBUG" in described
+    assert "vdl.logstream=INFO" in described
+    run(program, *entity, "--alter", "--delete-config", "vdl.kafka")
+    assert "vdl.kafka=INFO" in run(program, *entity, "--describe")
