@@ -46,6 +46,8 @@ class World:
     ended: bool
     happy: bool
     """What clients saw was as it should be."""
+    cpu_s: float = 0.0
+    """What it took to its first violation, or to its end."""
 
     @property
     def names(self) -> list[str]:
@@ -147,7 +149,11 @@ def live(
             for line in process.stdout:
                 world = json.loads(line)
                 yield World(
-                    world["seed"], tuple(world["violations"]), world["ended"], world["happy"]
+                    world["seed"],
+                    tuple(world["violations"]),
+                    world["ended"],
+                    world["happy"],
+                    world["cpu_s"],
                 )
             if process.wait():
                 errors.seek(0)

@@ -103,7 +103,9 @@ def record(hunts: Sequence[Hunt]) -> None:
     for one in hunts:
         seeds.pop(one.mutation.name, None)
         if one.found and one.tried <= RECORDED_WITHIN:
-            seeds[one.mutation.name] = [world.seed for world in one.found]
+            # The stage begins with the first: that which shows the bug soonest.
+            soonest = sorted(one.found, key=lambda world: world.cpu_s)
+            seeds[one.mutation.name] = [world.seed for world in soonest]
     known = {mutation.name for mutation in load_all()}
     lines = [f"{name} = {seeds[name]}\n" for name in sorted(seeds) if name in known]
     SEEDS_FILE.write_text(_HEAD + "".join(lines), encoding="utf-8")

@@ -4,9 +4,10 @@
 
 Reads seeds and prints one line of JSON for each, until whoever reads those has seen enough and ends
 it. With `--quiet` the worlds are without faults and have fixed options. With `--first` a world ends
-at its first violation: what follows one takes long and tells nothing new. A world that does not end
-within its processor time is reported as such; it is no finding. A world is `happy` when clients
-wrote, everything could be read at the end, and the history has no anomaly.
+at its first violation: what follows one takes long and tells nothing new. `cpu_s` is what the world
+took up to there, in processor time. A world that does not end within its processor time is reported
+as such; it is no finding. A world is `happy` when clients wrote, everything could be read at the
+end, and the history has no anomaly.
 
 Must not know: what is planted in the copy.
 """
@@ -18,6 +19,7 @@ import gc
 import json
 import signal
 import sys
+import time
 from pathlib import Path
 
 WORLD_CPU_S = 60.0
@@ -49,14 +51,15 @@ def main() -> int:
 
     check_origin(arguments.copy)
     signal.signal(signal.SIGVTALRM, _expire)
-    if arguments.first:
-        end_at_first_violation()
+    violated_at = note_first_violation(ends_world=arguments.first)
     options = Options(seconds=6) if arguments.quiet else None
     # As where many seeds are run: what is loaded stays, and worlds are all young objects.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     for seed in map(int, sys.stdin.read().split()):
         line = {"seed": seed, "violations": [], "ended": True, "happy": False}
+        violated_at.clear()
+        began = time.process_time()
         signal.setitimer(signal.ITIMER_VIRTUAL, WORLD_CPU_S)
         try:
             outcome = run_seed(seed, options=options)
@@ -73,6 +76,7 @@ def main() -> int:
             line["violations"] = [str(violated)]
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        line["cpu_s"] = (violated_at or [time.process_time()])[0] - began
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
         outcome = history = None
@@ -80,14 +84,22 @@ def main() -> int:
     return 0
 
 
-def end_at_first_violation() -> None:
-    """Whatever the simulator notes as a violation ends its world from now on."""
+def note_first_violation(*, ends_world: bool) -> list[float]:
+    """Where the processor time of a world's first violation will stand, whatever the simulator
+    notes as one; `ends_world`: it is the last thing that happens there."""
     from vdl.sim.invariants import Violation, Watch
 
+    noted: list[float] = []
+    inner = Watch.violate
+
     def violate(watch: Watch, name: str, detail: str) -> None:
-        raise _Violated(Violation(name, detail))
+        noted.append(time.process_time())
+        if ends_world:
+            raise _Violated(Violation(name, detail))
+        inner(watch, name, detail)
 
     Watch.violate = violate
+    return noted
 
 
 def check_origin(copy: Path) -> None:
