@@ -212,14 +212,18 @@ def run_stage(
     return outcome
 
 
+def has_memory() -> bool:
+    """Whether there is a file system in memory with room, from which programs may be run."""
+    if not MEMORY.is_dir() or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+        return False
+    return shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN
+
+
 @contextmanager
 def files_of(stage: Stage) -> Iterator[dict[str, str]]:
     """The variables that say where a stage's temporary files go: those of one marked `memory` into
     memory where there is enough of it, and else to where they always go."""
-    free = 0
-    if stage.memory and MEMORY.is_dir():
-        free = shutil.disk_usage(MEMORY).free
-    if free < MEMORY_BYTES_MIN:
+    if not stage.memory or not has_memory():
         yield {}
         return
     with tempfile.TemporaryDirectory(
