@@ -565,6 +565,8 @@ class CommitTransactionOffsets(Command, frozen=True, tag=115):
     number: int
     """Of the transaction, as its coordinator said."""
     offsets: list[OffsetCommit]
+    asked_at: int = -1
+    """The entry of this log that was applied last when that coordinator was asked; -1: not said."""
 
 
 class EndTransactionOffsets(Command, frozen=True, tag=116):

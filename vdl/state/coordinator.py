@@ -104,8 +104,8 @@ class Coordinator:
         self.offsets = Offsets()
         self.pending = PendingOffsets()
         self.transactions = Transactions()
-        self._index = 0
-        """Of the entry that is applied."""
+        self.index = 0
+        """Of the entry that is applied, or was applied last; 0: none in this life."""
         self.tables: dict[GroupKind, GroupTable] = {
             GroupKind.CONSUMER: self.consumer,
             GroupKind.SHARE: self.share,
@@ -152,7 +152,7 @@ class Coordinator:
     def apply(self, command: Any, now_ms: int, index: Index) -> Any:
         """Apply one committed command; the answer's type goes with the command's. Every answer
         has `events`, in the order they happened."""
-        self._index = index
+        self.index = index
         return self._apply_by_type[type(command)](command, now_ms)
 
     def group(self, group_id: str) -> ConsumerGroup | None:
@@ -366,7 +366,7 @@ class Coordinator:
             self.offsets.commit(command.group_id, command.offsets, now_ms, command.retention_ms)
             for offset in command.offsets:
                 place = command.group_id, offset.topic, offset.partition
-                self.pending.supersede(place, self._index)
+                self.pending.supersede(place, self.index)
             return CommitAnswer(error, [], command.group_id, command.offsets)
         return CommitAnswer(error)
 
@@ -409,7 +409,9 @@ class Coordinator:
     def _commit_transaction_offsets(
         self, command: commands.CommitTransactionOffsets, now_ms: int
     ) -> CommitAnswer:
-        error = self.pending.check(command.producer_id, command.producer_epoch, command.number)
+        error = self.pending.check(
+            command.producer_id, command.producer_epoch, command.number, command.asked_at
+        )
         if error is ErrorCode.NONE:
             error = self._check_transaction_commit(command)
         if error is ErrorCode.NONE and self.offsets.knows_later(command.group_id, command.offsets):
@@ -417,9 +419,7 @@ class Coordinator:
         if error is not ErrorCode.NONE:
             return CommitAnswer(error)
         pending = [
-            PendingOffset(
-                command.producer_id, command.group_id, command.number, self._index, offset
-            )
+            PendingOffset(command.producer_id, command.group_id, command.number, self.index, offset)
             for offset in command.offsets
         ]
         # They are to become positions: those must have room, too.
@@ -441,7 +441,7 @@ class Coordinator:
             command.producer_id,
             number=command.number,
             epoch=command.producer_epoch,
-            index=self._index,
+            index=self.index,
         )
         answer = TransactionOffsetsEnded(ErrorCode.NONE)
         if not command.commits:

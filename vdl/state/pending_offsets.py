@@ -5,8 +5,9 @@ the transaction commits they become the group's positions; when it aborts they a
 that was committed after one of them stands: the later one in the log wins, as in Kafka.
 
 Of each producer the number of its newest ended transaction is kept: an offset of that one or an
-older one comes too late, because nobody would ever end it. Only the latest `ENDED_MAX` producers
-are kept; what comes too late does so by seconds.
+older one comes too late, because nobody would end it but the producer's next transaction. Only the
+latest `ENDED_MAX` producers are kept. Of one that is not, nobody knows; so an offset of it counts
+only if its transaction was found open after the last end that is forgotten.
 
 Must not know: groups beyond their id, who may commit, whether a transaction is open.
 """
@@ -67,10 +68,16 @@ class EndedTransaction(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of the marker's entry."""
 
 
+NOBODY = -1
+"""In the place of a producer: the newest of the ends that are forgotten."""
+
+
 class PendingOffsets:
     """See the module."""
 
-    __slots__ = ("_by_group", "_by_place", "_by_producer", "_dirty", "_ended", "bytes")
+    __slots__ = (
+        "_by_group", "_by_place", "_by_producer", "_dirty", "_ended", "_forgotten_index", "bytes",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._by_producer: dict[int, dict[Place, PendingOffset]] = {}
@@ -78,6 +85,8 @@ class PendingOffsets:
         self._by_group: Counter[str] = Counter()
         self._ended: dict[int, EndedTransaction] = {}
         """Invariant: in the order of their entries."""
+        self._forgotten_index = 0
+        """The entry of the newest end that is forgotten; 0: none is."""
         self._dirty: set[tuple[int, Place | None]] = set()
         self.bytes = 0
         """What all of it takes in a snapshot, about."""
@@ -95,10 +104,13 @@ class PendingOffsets:
         """Whether an open transaction has offsets of the group: it does not expire."""
         return group_id in self._by_group
 
-    def check(self, producer_id: int, epoch: int, number: int) -> ErrorCode:
-        """Whether a producer's transaction may still commit offsets here."""
+    def check(self, producer_id: int, epoch: int, number: int, asked_at: int = -1) -> ErrorCode:
+        """Whether a producer's transaction may still commit offsets here. `asked_at`: it was open
+        after this entry was applied here; -1: nobody said."""
         ended = self._ended.get(producer_id)
         if ended is None:
+            if 0 <= asked_at < self._forgotten_index:
+                return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # it is to be asked again
             return ErrorCode.NONE
         if epoch < ended.epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
@@ -128,9 +140,9 @@ class PendingOffsets:
         self._dirty.add((producer_id, None))
         while len(self._ended) > ENDED_MAX:
             oldest = next(iter(self._ended))
-            del self._ended[oldest]
+            self._forgotten_index = self._ended.pop(oldest).index
             self.bytes -= ENDED_BYTES
-            self._dirty.add((oldest, None))
+            self._dirty.update(((oldest, None), (NOBODY, None)))
         mine = [
             pending
             for pending in self._by_producer.get(producer_id, {}).values()
@@ -186,6 +198,8 @@ class PendingOffsets:
         for producer_id, place in dirty:
             if place is None:
                 ended = self._ended.get(producer_id)
+                if producer_id == NOBODY:
+                    ended = self._forgotten()
                 value = None if ended is None else encode_value(ended)
                 taken.append((_ended_key(producer_id), value))
             else:
@@ -197,13 +211,19 @@ class PendingOffsets:
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Everything, in key order."""
-        ended = [(_ended_key(one.producer_id), encode_value(one)) for one in self._ended.values()]
+        known = list(self._ended.values())
+        if self._forgotten_index:
+            known.append(self._forgotten())
+        ended = [(_ended_key(one.producer_id), encode_value(one)) for one in known]
         pending = [
             (_pending_key(producer_id, place), encode_value(one))
             for producer_id, places in self._by_producer.items()
             for place, one in places.items()
         ]
         return sorted(ended + pending)
+
+    def _forgotten(self) -> EndedTransaction:
+        return EndedTransaction(NOBODY, 0, 0, self._forgotten_index)
 
     def load(self, *, ended: list[bytes], pending: list[bytes]) -> None:
         """Replace everything."""
@@ -213,7 +233,9 @@ class PendingOffsets:
         loaded = [decode_value(value, EndedTransaction) for value in ended]
         loaded.sort(key=lambda one: one.index)
         self._ended = {one.producer_id: one for one in loaded}
-        self.bytes = ENDED_BYTES * len(loaded)
+        forgotten = self._ended.pop(NOBODY, None)
+        self._forgotten_index = 0 if forgotten is None else forgotten.index
+        self.bytes = ENDED_BYTES * len(self._ended)
         for value in pending:
             self.add(decode_value(value, PendingOffset))
         self._dirty = set()

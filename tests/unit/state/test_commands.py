@@ -49,7 +49,7 @@ EXAMPLES = [
     commands.AbortTransactions([("x", 7, 3)]),
     commands.ExpireTransactionalIds(604_800_000, 1_700_000_000_000, 100),
     commands.CommitTransactionOffsets(
-        "g", 3, "m", None, 7, 1, 4, [commands.OffsetCommit("t", b"i" * 16, 0, 9, 1, "")]
+        "g", 3, "m", None, 7, 1, 4, [commands.OffsetCommit("t", b"i" * 16, 0, 9, 1, "")], 80
     ),
     commands.EndTransactionOffsets(7, 1, 4, commits=False),
     commands.NoteTime(),

@@ -30,11 +30,18 @@ class Life:
         return result
 
     def pend(
-        self, producer: int, offset: int, *, number: int = 1, epoch: int = 0, group: str = G
+        self,
+        producer: int,
+        offset: int,
+        *,
+        number: int = 1,
+        epoch: int = 0,
+        group: str = G,
+        asked_at: int = -1,
     ) -> ErrorCode:
         offsets = [commands.OffsetCommit("t", b"i" * 16, 0, offset, -1, "", 900)]
         command = commands.CommitTransactionOffsets(
-            group, -1, "", None, producer, epoch, number, offsets
+            group, -1, "", None, producer, epoch, number, offsets, asked_at
         )
         return ErrorCode(self.apply(command).error)
 
@@ -138,6 +145,31 @@ def test_only_the_latest_producers_are_known(monkeypatch: pytest.MonkeyPatch) ->
     for machine in (copy, life.machine):
         machine.apply(commands.EndTransactionOffsets(10, 0, 1, True), 9, 9)
     assert copy.items() == life.machine.items()
+
+
+def test_offset_that_comes_after_an_end_that_is_forgotten_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was verified before its transaction ended, and thousands have ended since. The producer's
+    next transaction would commit it, or abort what was committed."""
+    monkeypatch.setattr(pending_offsets, "ENDED_MAX", 2)
+    life = Life()
+    life.commit(3)
+    asked_at = life.machine.index
+    life.end(7, True)
+    for producer in (8, 9):
+        life.end(producer, True)
+    late = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert life.pend(7, 5, asked_at=asked_at) is late
+    restarted = Life()
+    restarted.machine.load(life.machine.items())
+    restarted.index = life.index
+    assert restarted.pend(7, 5, asked_at=asked_at) is late
+    assert life.pend(10, 6, asked_at=asked_at) is late, "nobody knows of this one either"
+    life.end(7, True, number=2)
+    assert life.position() == 3
+    assert life.pend(10, 6, asked_at=life.machine.index) is ErrorCode.NONE
+    assert life.pend(8, 7, number=2, asked_at=life.machine.index) is ErrorCode.NONE
 
 
 @pytest.mark.parametrize(

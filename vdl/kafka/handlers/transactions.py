@@ -323,11 +323,13 @@ def handle_txn_offset_commit(
             producer_epoch=request.producer_epoch,
             number=int.from_bytes(verdict.data),
             offsets=offsets,
+            asked_at=asked_at,
         )
         done = later.step(committed)
         groups.propose(request.group_id, command, done, member_id=request.member_id)
 
     adds = version >= _BUMPS_EPOCH_FROM
+    asked_at = led.machine.index
     transaction_coordinator(ctx).add_participants(
         commands.AddToTransaction(
             request.transactional_id,
