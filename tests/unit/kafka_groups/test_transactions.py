@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -462,6 +463,103 @@ def test_time_is_watched_once_for_each_id_whose_timeout_changes(cluster: Cluster
     led = cluster.servers[1].transactions.find(X)
     assert isinstance(led, led_transactions.LedTransactions)
     assert len(led._due) <= 9_000 // 802 + 2
+
+
+DAYS_MS = 86_400_000
+
+
+def leap(cluster: Cluster, ms: int) -> None:
+    """All wall clocks, and with them what is agreed on."""
+    for server in cluster.servers.values():
+        server.clock.wall_base_ms += ms
+
+
+@pytest.mark.parametrize("days", [8, -8])
+def test_wall_clocks_that_leap_end_no_open_transaction(days: int) -> None:
+    """Not even by forgetting its id: that waits until the transaction is over, and for all of its
+    time from then on. How long a transaction may be open goes by no wall clock."""
+    cluster = Cluster(transactional_id_check_ms=1_000)
+    cluster.create_topic("t")
+    init(cluster, transaction_timeout_ms=60_000)
+    add(cluster, 0)
+    cluster.advance(1_000)
+    leap(cluster, days * DAYS_MS)
+    cluster.advance(50_000)
+    assert known(cluster).state is TransactionState.ONGOING
+    assert end(cluster).response.error_code == NONE
+    cluster.advance(5_000)
+    assert known(cluster).state is TransactionState.COMPLETE_COMMIT
+    add(cluster, 0)
+    leap(cluster, days * DAYS_MS)
+    cluster.advance(59_000)
+    assert known(cluster).state is TransactionState.ONGOING
+    cluster.advance(3_000)
+    assert known(cluster).state is TransactionState.COMPLETE_ABORT
+    cluster.assert_replicas_equal()
+
+
+@pytest.mark.parametrize("timeout_ms", [1, 900_000])
+def test_shortest_and_longest_timeout_are_kept(cluster: Cluster, timeout_ms: int) -> None:
+    """The shortest also leaves time for a look; what comes too late is told so."""
+    assert init(cluster, transaction_timeout_ms=timeout_ms).response.error_code == NONE
+    for _ in range(3):
+        add(cluster, 0)
+        late_ms = CHECK_NS // MS + 2
+        cluster.advance(max(0, timeout_ms - 1))
+        assert known(cluster).state is TransactionState.ONGOING
+        cluster.advance(late_ms)
+        assert known(cluster).state is TransactionState.COMPLETE_ABORT
+    assert end(cluster, version=4, epoch=0).response.error_code == ErrorCode.PRODUCER_FENCED
+
+
+@pytest.mark.parametrize("step", ["init", "add", "offsets", "commit", "abort"])
+def test_client_that_dies_at_any_step_leaves_nothing_for_ever(cluster: Cluster, step: str) -> None:
+    """Nobody comes back: what it began is aborted in time, what it decided stands, and then its id
+    is forgotten."""
+    init(cluster, transaction_timeout_ms=3_000)
+    steps: dict[str, Callable[[], object]] = {
+        "add": lambda: add(cluster, 0, 1),
+        "offsets": lambda: commit_offsets(cluster, 5),
+        "commit": lambda: end(cluster),
+        "abort": lambda: end(cluster, False),
+    }
+    for name, take in steps.items():
+        if step == "init" or (step, name) == ("abort", "commit"):
+            continue
+        take()
+        if name == step:
+            break
+    cluster.advance(10_000)
+    state = known(cluster).state
+    ended = (
+        TransactionState.COMPLETE_COMMIT if step == "commit" else TransactionState.COMPLETE_ABORT
+    )
+    assert state is (TransactionState.EMPTY if step == "init" else ended)
+    assert len(cluster.markers) == (0 if step == "init" else 2)
+    assert not cluster.machine(GROUP).pending.is_unstable(GROUP, "t", 0)
+    leap(cluster, 8 * DAYS_MS)
+    cluster.advance(4_000_000)
+    assert X not in cluster.machine(X).transactions.ids
+
+
+def test_zombie_that_aborts_is_given_nothing_that_its_successor_has(cluster: Cluster) -> None:
+    """KIP-890: the abort of who was fenced is answered, with the epoch behind its own, so that it
+    may go on after a timeout. A new instance gets a later one, and then the zombie nothing."""
+    init(cluster)
+    add(cluster, 0)
+    zombie = known(cluster).epoch
+    cluster.silent = []
+    successor = init(cluster)
+    late = end(cluster, False, epoch=zombie)
+    cluster.answer_partitions()
+    cluster.advance(1)
+    epochs = [late.response.producer_epoch, successor.response.producer_epoch]
+    assert successor.response.error_code == NONE
+    assert late.response.error_code != NONE or epochs[0] < epochs[1]
+    for epoch in (zombie, zombie + 1):
+        assert add(cluster, 0, epoch=epoch) == [ErrorCode.PRODUCER_FENCED]
+    assert known(cluster).epoch == epochs[1]
+    assert add(cluster, 0) == [NONE]
 
 
 def test_ids_that_nobody_uses_are_forgotten() -> None:
