@@ -210,7 +210,8 @@ class RecordCleaner(Protocol):
     """What compaction has to know of the inside of entries. Called in threads of the pool, by one
     job at a time; one object serves one compaction.
 
-    All entries are shown to `scan` and then to `clean`, oldest first. What comes of them must be a
+    All entries of which something is left are shown to `scan` and then to `clean`, oldest first;
+    others may be. What comes of them must be a
     function of the entries alone: every replica gets the same. Memory for keys is bounded: those
     that found no room are the next pass's.
     """

@@ -1,11 +1,11 @@
 """Compaction of one log at a time, as the loop sees it: steps for the pool, with pauses between.
 
 First the entries are scanned for what supersedes what, then each sealed segment that holds some of
-them is rewritten, oldest first. When there was no room for all keys, that is one pass of several.
-Records that were superseded in one of them are removed; the others stay for the next. At the end a
-note says how far the log is compacted. Small segments that lie side by side are joined some seconds
-later, when no old file of the log is left: nothing depends on it, and no compaction waits for more
-of it than one log.
+them is rewritten, oldest first; those of which nothing is left are passed over. When there was no
+room for all keys, that is one pass of several. Records that were superseded in one of them are
+removed; the others stay for the next. At the end a note says how far the log is compacted. Small
+segments that lie side by side are joined some seconds later, when no old file of the log is left:
+nothing depends on it, and no compaction waits for more of it than one log.
 
 A log may be reset, trimmed, damaged or deleted meanwhile. What was done stays: any part of a
 compaction is as good as none, and the next one does the rest.
@@ -44,7 +44,7 @@ from segments.compaction.rewriting import (
 from segments.io import failpoint
 from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
 from segments.log.log import DiskLog
-from segments.log.segment import LogFiles, SegmentInfo
+from segments.log.segment import LogFiles, SegmentInfo, is_emptied
 
 OLD_FILE_MS = 10_000
 """How long the file of a segment that was rewritten stays for reads that have begun."""
@@ -372,6 +372,10 @@ class _Run:
         self._index = max(self._index, log.first)
         entries: list[StoredEntry] = []
         if self._index < self._end:
+            files, segments = log.files, log.segments
+            self._index = files.healing(
+                segments, self._stop, lambda: files.skip_emptied(segments, self._index, self._end)
+            )
             entries = read_entries(log.files, log.segments, self._stop, self._index, self._end)
             assert self._cleaner is not None, "a join scans nothing"
             index = self._cleaner.scan(entries, keys_from=self._keys_from)
@@ -391,6 +395,8 @@ class _Run:
             segment, end = self._todo.pop()
             if segment not in self.log.segments:
                 return 0  # trimmed meanwhile
+            if segment.sealed is not None and is_emptied(segment.sealed, segment.first_index, end):
+                return 0
             is_last = self._keys_end == self._end
             compaction = self.compaction if is_last else Compaction(self.compaction.upto)
             self.rewriting = Rewriting(

@@ -88,6 +88,11 @@ class TimeFound(NamedTuple):
     learned: list[Sealed]
 
 
+def is_emptied(sealed: Sealed, first: Index, end: Index) -> bool:
+    """Whether nothing is left of any of a segment's entries [first, end)."""
+    return sealed.bytes <= SEGMENT_HEADER_BYTES + FRAME_BYTES * (end - first)
+
+
 @dataclass(slots=True)
 class SegmentInfo:
     """One log segment. `sealed` is known once it is sealed; of one that an earlier life sealed,
@@ -271,8 +276,7 @@ class LogFiles:
             for segment, following in pairwise(segments[place:]):
                 stop = following.first_index
                 sealed = segment.sealed or reader.sealed(segment, stop)
-                emptied_bytes = SEGMENT_HEADER_BYTES + FRAME_BYTES * (stop - segment.first_index)
-                if index >= end or sealed.bytes > emptied_bytes:
+                if index >= end or not is_emptied(sealed, segment.first_index, stop):
                     break
                 index = max(index, min(stop, end - 1))
         return index

@@ -308,6 +308,78 @@ def test_reader_passes_over_segments_of_which_nothing_is_left(tmp_path, monkeypa
     harness.crash()
 
 
+def test_keys_are_told_apart_whatever_their_length(harness):
+    """Short ones as they are, others by a digest; a mebibyte is a key as well."""
+    log = harness.new_log()
+    keys = [b"", b"a", b"a" * 15, b"a" * 16, b"a" * 17, b"a" * 15 + b"b", b"\0" * 16]
+    entries, offset = [], 0
+    for n in range(3):
+        for key in keys:
+            data = bytes(build_batch([Record(key, b"%d" % n)], BatchFields(base_offset=offset)))
+            entries.append(StoredEntry(1, len(entries) + 1, 0, data, offset, 1, n))
+            offset += 1
+    for entry in entries:
+        harness.store.append(log, [entry])
+        harness.store.set_hard_state(log, HardState(1, 2, log.last_index))
+        harness.submit()
+    store_state(harness, log)
+    fill(harness, log, random.Random(1), 30)
+    before = by_index(harness, log)
+    assert compact(harness, log, len(entries))
+    check(before, by_index(harness, log), expected(before, len(entries), 0))
+
+
+def test_key_of_a_mebibyte_supersedes_itself():
+    """And no other of that length."""
+    keys = [b"x" * (1 << 20), b"x" * ((1 << 20) - 1) + b"y"]
+    entries = []
+    for n, key in enumerate([keys[0], keys[1], keys[0]]):
+        data = bytes(build_batch([Record(key, b"v")], BatchFields(base_offset=n)))
+        entries.append(StoredEntry(1, n + 1, 0, data, n, 1, -1))
+    cleaner = BatchCleaner()
+    assert cleaner.scan(entries, keys_from=1) == 4
+    left = [cleaner.clean(entry, markers_upto=0) for entry in entries]
+    assert left == [b"", None, None]
+
+
+def test_log_of_one_key_is_not_read_again_and_again(tmp_path, monkeypatch):
+    """Of a long log one record is left: the next compaction reads what was written since."""
+    harness = make("disk", tmp_path)
+    log = harness.new_log()
+    read = []
+    entries_of = LogFiles.entries
+
+    def counted(self, first, end, bytes_max):
+        found = entries_of(self, first, end, bytes_max)
+        read.extend(entry.index for entry in found)
+        return found
+
+    for _ in range(3):
+        for _ in range(250):
+            data = bytes(build_batch([Record(b"k", b"v" * 60)], BatchFields(log.next_offset)))
+            entry = StoredEntry(1, log.last_index + 1, 0, data, log.next_offset, 1, -1)
+            harness.store.append(log, [entry])
+            harness.store.set_hard_state(log, HardState(1, 2, log.last_index))
+            harness.submit()
+        store_state(harness, log)
+        before = by_index(harness, log)
+        upto, done = log.segments[-1].first_index - 1, log.compaction.upto
+        read.clear()
+        monkeypatch.setattr(LogFiles, "entries", counted)
+        answers = []
+        harness.store.compact(
+            log, Compaction(upto, 0), BatchCleaner, pace=lambda n: 1, done=answers.append
+        )
+        harness.workers.advance(OLD_FILE_MS // 2)
+        monkeypatch.setattr(LogFiles, "entries", entries_of)
+        assert answers == [True]
+        harness.workers.advance(3 * OLD_FILE_MS)  # and joined
+        left = by_index(harness, log)
+        check(before, left, expected(before, upto, 0))
+        assert not done or len({index for index in read if index < done}) < done / 2
+    harness.crash()
+
+
 def test_reader_under_way_is_not_told_of_damage(tmp_path):
     """Reads that began before a segment was rewritten find its old file."""
     harness = make("disk", tmp_path)
