@@ -13,6 +13,7 @@ from rpc.peer import FrameType
 from segments.api import SegmentSpan
 from segments.memory import MemoryStore
 from vdl.clock import MS
+from vdl.logstream.cleanup.compaction import LogCompaction
 from vdl.logstream.group.compaction import PARTS, CompactedMarks, CompactionPolicy, compaction_end
 from vdl.records.batch import BatchFields, Record, build_batch, iter_records, read_header
 from vdl.records.compression import Compression
@@ -340,3 +341,33 @@ def test_report_of_a_stranger_is_ignored(cluster: Any) -> None:
     assert compaction._replicas == {}
     assert FrameType.COMPACTED == 17
     assert isinstance(cluster.nodes[1].store, MemoryStore)
+
+
+def test_many_logs_are_compacted_without_a_look_at_all_after_each(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look goes over every log: after each of a thousand it would be a million."""
+    topics = [Topic(cluster, ALWAYS)]
+    for number in range(30):
+        topic = object.__new__(Topic)
+        vars(topic).update(vars(topics[0]))
+        topic.group_id = cluster.create_topic(f"t{number}")
+        topic.newest, topic.sequences = {}, {}
+        topics.append(topic)
+    for topic in topics:
+        topic.write(25)
+    looks: list[int] = []
+    look = LogCompaction.look
+
+    def counted(self: LogCompaction) -> None:
+        looks.append(self._state.server_id)
+        look(self)
+
+    monkeypatch.setattr(LogCompaction, "look", counted)
+    seconds = 40
+    topics[0].settle(seconds * 1_000)
+    done = [node.host.compaction.done for node in cluster.nodes.values()]
+    assert min(done) >= len(topics)
+    assert len(looks) <= (seconds + 1) * len(done)
+    for topic in topics:
+        topic.check()

@@ -12,6 +12,7 @@ Must not know: topics and their settings, records, how a segment is rewritten.
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 
 import segments.api as storage
@@ -72,6 +73,8 @@ class LogCompaction:
         self._versions: dict[ServerId, int] = {}
         """The protocol versions that servers had when they were last linked."""
         self._is_running = False
+        self._due: deque[LogStream] = deque()
+        """What was to be compacted when it was last looked, and has not been since."""
         self._stopping = False
         self._stored_due_ns = NEVER
         """When a checkpoint is asked for, if something still waits for one."""
@@ -111,10 +114,21 @@ class LogCompaction:
         self._see_to_checkpoint(now_ns, is_needed=is_unstored)
         self._forget_gone()
         self._tell(now_ns)
-        if due and not self._is_running:
-            # In turn, so that one that cannot be compacted keeps no other waiting.
-            due.sort(key=lambda stream: (stream.group_id <= self._turn, stream.group_id))
-            self._compact(due[0])
+        # In turn, so that one that cannot be compacted keeps no other waiting.
+        due.sort(key=lambda stream: (stream.group_id <= self._turn, stream.group_id))
+        self._due = deque(due)
+        self._compact_next()
+
+    def _compact_next(self) -> None:
+        """The next of those that were due when last looked: with thousands of logs it is not looked
+        at all of them after each."""
+        now_ns = self._state.clock.now_ns()
+        while self._due and not self._is_running and not self._has_ended:
+            stream = self._due.popleft()
+            if self._state.streams.get(stream.group_id) is not stream or not is_due(stream):
+                continue
+            if now_ns >= self._replica(stream).due_ns:
+                self._compact(stream)
 
     def _see_to_checkpoint(self, now_ns: int, *, is_needed: bool) -> None:
         if not is_needed:
@@ -150,6 +164,7 @@ class LogCompaction:
             now_ns = state.clock.now_ns()
             if not is_whole:
                 replica.due_ns = now_ns + RETRY_NS
+                self._compact_next()
                 return
             self.done += 1
             state.log.info(
@@ -159,7 +174,7 @@ class LogCompaction:
                 upto=group.log.compaction.upto,
                 seconds=round((now_ns - began_ns) / 1e9, 3),
             )
-            self.look()
+            self._compact_next()
 
         wanted = storage.Compaction(stream.state.compact_upto, stream.state.markers_upto)
         cleaner = partial(BatchCleaner, aborted=tuple(stream.state.aborted.ranges))
