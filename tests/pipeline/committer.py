@@ -1,0 +1,69 @@
+"""A process that commits numbers to a table, batch after batch, to be killed.
+
+    python -m tests.pipeline.committer KIND PATH CATALOG COMMITS
+
+It goes on where the table ends, up to COMMITS batches in all, and where another run was quicker it
+begins again, as a supervised job does. A batch has ROWS numbers, those of its offsets.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vdl.pipeline.errors import CommitConflict
+from vdl.pipeline.open_table import open_place
+from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
+from vdl.pipeline.storage import resolved_settings, storage_of
+from vdl.pipeline.table import Commit, DataFile, Place, TableSink
+from vdl.pipeline.table_columns import schema_lines
+
+ROWS = 7
+COLUMNS = pa.schema([("n", pa.int64()), ("_partition", pa.int32()), ("_offset", pa.int64())])
+TOPICS = {"t": ("id", 1)}
+
+
+def at(offset: int) -> Positions:
+    return Positions({"t": TopicPositions("id", {0: offset})})
+
+
+def table_of(kind: str, path: str, catalog: str) -> TableSink:
+    """As a job has it, with the store's settings from the environment."""
+    settings = {"name": "vdl", "type": "sql", "uri": f"sqlite:///{catalog}"}
+    place = Place(
+        kind, path, resolved_settings(path, {}), settings if kind == "iceberg" else {}, "default.t"
+    )
+    return open_place(place, "job")
+
+
+def commit_all(kind: str, path: str, catalog: str, commits: int) -> None:
+    storage = storage_of(path, resolved_settings(path, {}))
+    while True:
+        run = uuid.uuid4().hex[:12]
+        table = table_of(kind, path, catalog)
+        first = table.open(TOPICS).offset("t", 0) or 0
+        try:
+            while first < commits * ROWS:
+                end = first + ROWS
+                name = f"{table.staging(run)}/job-{run}-{first}-0.parquet"
+                numbers = list(range(first, end))
+                with storage.create(name) as file:
+                    pq.write_table(pa.table([numbers, [0] * ROWS, numbers], schema=COLUMNS), file)
+                span = (OffsetRange("t", 0, first, end),)
+                found = DataFile(name, ROWS, storage.finish(name), span)
+                lines = schema_lines(COLUMNS)
+                batch = Commit("job", run, 0, at(first), at(end), ROWS, 0, (found,), lines)
+                table.commit(batch, COLUMNS)
+                print(end, flush=True)
+                first = end
+        except CommitConflict:
+            print("conflict", flush=True)
+            continue
+        return
+
+
+if __name__ == "__main__":
+    commit_all(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

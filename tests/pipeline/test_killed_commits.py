@@ -1,0 +1,74 @@
+"""Processes that commit at the same time, and are killed: every row is there, once.
+
+KILLS=20 in the environment makes it longer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("moto", reason="needs the `spark` extra")
+pytest.importorskip("pyiceberg", reason="needs the `spark` extra")
+
+import pyarrow.parquet as pq
+
+from tests.pipeline.committer import ROWS, TOPICS, at, table_of
+from tests.pipeline.objects import make_bucket, object_server
+from vdl.pipeline.storage import resolved_settings, storage_of
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = int(os.environ.get("KILLS", "1"))
+COMMITS_A_KILL = 4
+LAST_COMMITS = 6
+
+
+@pytest.mark.parametrize(("kind", "is_stored"), [("iceberg", False), ("delta", True)])
+def test_rows_are_there_once_after_kills_with_two_who_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, *, is_stored: bool
+) -> None:
+    """Both are runs of one job, one of them taken for dead; now this one is killed, now that."""
+    rng = random.Random(1)
+    path, catalog = str(tmp_path / "t"), str(tmp_path / "catalog.db")
+    commits = KILLS * COMMITS_A_KILL + LAST_COMMITS
+    command = [sys.executable, "-m", "tests.pipeline.committer", kind]
+    with ExitStack() as stack:
+        if is_stored:
+            address = stack.enter_context(object_server())
+            make_bucket(address, "lake")
+            path = "s3://lake/t"
+            for name, value in {
+                "AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "me",
+                "AWS_SECRET_ACCESS_KEY": "word",
+            }.items():  # fmt: skip
+                monkeypatch.setenv(name, value)
+        command += [path, catalog, str(commits)]
+
+        def start() -> subprocess.Popen[str]:
+            return stack.enter_context(
+                subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            )
+
+        running = [start(), start()]
+        for _ in range(KILLS):
+            victim = running.pop(rng.randrange(2))
+            assert victim.stdout is not None
+            for _ in range(rng.randrange(1, COMMITS_A_KILL)):
+                victim.stdout.readline()
+            victim.kill()
+            running.append(start())
+        outputs = [process.communicate()[0] for process in running]
+        assert [process.returncode for process in running] == [0, 0], outputs
+        table = table_of(kind, path, catalog)
+        assert table.open(TOPICS) == at(commits * ROWS)
+        assert table.sequence == commits
+        storage = storage_of(path, resolved_settings(path, {}))
+        paths = table.files()
+        rows = [n for one in paths for n in pq.read_table(storage.open(one))["n"].to_pylist()]
+        assert sorted(rows) == list(range(commits * ROWS))
