@@ -167,7 +167,11 @@ class OauthLogin:
         if match is None:
             done(Refused("malformed message"))
             return
-        pairs = dict(pair.split(b"=", 1) for pair in match["pairs"].split(b"\1") if pair)
+        listed = [pair.split(b"=", 1) for pair in match["pairs"].split(b"\1") if pair]
+        pairs = dict(listed)
+        if len(pairs) < len(listed):
+            done(Refused("malformed message"))  # who reads another one of two is misled
+            return
         bearer = _BEARER.fullmatch(pairs.get(b"auth", b"").decode("latin-1"))
         if bearer is None:
             done(Refused("no bearer token"))

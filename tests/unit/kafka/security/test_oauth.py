@@ -281,6 +281,7 @@ def test_login_by_a_bad_token_is_told_so_in_the_mechanism_s_way() -> None:
         b"n,,\x01\x01",
         b"n,,\x01auth=Basic abc\x01\x01",
         b"n,,\x01auth=Bearer a b\x01\x01",
+        b"n,,\x01auth=Bearer a.b.c\x01auth=Bearer " + token().encode() + b"\x01\x01",
         b"",
         b"\xff" * 10,
         token().encode(),
