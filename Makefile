@@ -13,6 +13,8 @@
 #                       transactions under faults; ONLY=streams, connect, flink or lists
 #   make examples       properties, tried with examples that no run has had before; TIMES=10
 #   make mutants        bugs planted on purpose: the simulator must find each; ONLY=name, RECORD=1
+#   make planted        bugs of public vulnerabilities: a unit test must catch each; ONLY=name
+#   make fuzz           a million damaged handshakes, certificates and login tokens; COUNT=, SEED=
 #   make cost           calls, system calls and bytes a record, counted in the simulator; ONLY=single,
 #                       TOP=40 for where they are, RECORD=1
 #   make conformance    the Raft core against the scripts and tables in DIR
@@ -57,7 +59,7 @@ export PEER_COMMAND ?=
 # Quiet: the warning that an editable installation is one is no news here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup setup-spark up down test check fix gen conformance sim chaos examples mutants cost \
+.PHONY: help setup setup-spark up down test check fix gen conformance sim chaos examples mutants planted fuzz cost \
   suites differential bench bench-limit clean test-pipeline audit-large pipeline-demo
 
 help:
@@ -146,6 +148,12 @@ eos: $(DEV)
 
 mutants: $(DEV)
 	@exec $(BIN)/python -m tests.mutants.run $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
+
+planted: $(DEV)
+	@exec $(BIN)/python -m tests.planted.planted $(if $(ONLY),--only $(ONLY))
+
+fuzz: $(DEV)
+	@exec $(BIN)/python -m tests.fuzz.security --count $(or $(COUNT),1000000) --seed $(or $(SEED),1)
 
 cost: $(DEV)
 	@exec $(BIN)/python -m tests.cost.run $(if $(ONLY),--only $(ONLY)) $(if $(TOP),--top $(TOP)) \
