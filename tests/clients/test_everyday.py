@@ -78,9 +78,9 @@ def kcat() -> str:
     path = shutil.which("kcat")
     if path is None and os.environ.get("CI") == "true" and os.geteuid() == 0:
         for command in (["update", "-qq"], ["install", "-qq", "-y", "kcat"]):
-            subprocess.run(
+            subprocess.run(  # where it cannot be had, the skip below says so
                 ["apt-get", *command],
-                check=True,
+                check=False,
                 timeout=INSTALL_SECONDS_MAX,
                 stdout=subprocess.DEVNULL,
                 env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
