@@ -92,6 +92,16 @@ class ShareHistory:
         return Counter(why for some in self.failed.values() for _, why in some)
 
     @property
+    def given_again(self) -> Counter[str]:
+        """Of those that failed, by why, how many were given to somebody again."""
+        return Counter(
+            why
+            for record, some in self.failed.items()
+            for count, why in some
+            if max(self.delivered[record]) > count
+        )
+
+    @property
     def redeliveries(self) -> int:
         """Deliveries beyond the first one."""
         return sum(len(counts) - 1 for counts in self.delivered.values())

@@ -159,7 +159,8 @@ def test_each_record_is_acknowledged_once_while_consumers_and_leaders_die(
     count = RECORDS // rounds * rounds
     print(
         f"{count} records, {history.redeliveries} redeliveries, {len(history.accepted)}"
-        f" acknowledgements seen, failed ones {dict(history.failures)}"
+        f" acknowledgements seen, failed ones {dict(history.failures)},"
+        f" of these given out again {dict(history.given_again)}"
     )
     assert history.problems(limit=LIMIT) == []
     expected = {(number % PARTITIONS, number // PARTITIONS) for number in range(count)}
