@@ -41,8 +41,9 @@ LISTS = (1, 1, 1, 2, 2, 3)
 COMMIT_TRIES = 5
 READ_BACK_EVERY = 20
 """Transactions after which a producer asks for the position it committed last."""
-OPS_PER_PROCESS = 100_000_000
+OPS_PER_PROCESS = 1_000_000_000
 OPS_PER_THREAD = 2_000_000
+"""So many that neither producers nor processes come into what others have."""
 VALUES_PER_OP = 10
 POLLS_PER_CONSUMER = 200
 STEPS_BACK_MAX = 2_000
@@ -237,8 +238,8 @@ class Reader:
         for partition, offset in self._positions.items():
             back = self._rng.randrange(STEPS_BACK_MAX)
             self._positions[partition] = max(0, offset - back)
-        op = self._op("assign")
-        op.keys = [f"{self._topic}-{partition}" for partition in self._positions]
+        op = self._op("seek")
+        op.marks = [Mark(f"{self._topic}-{one}", at) for one, at in self._positions.items()]
         self._lines.write(op)
         consumer.assign([TopicPartition(self._topic, *at) for at in self._positions.items()])
         for _ in range(POLLS_PER_CONSUMER):
@@ -293,6 +294,7 @@ def main(arguments: list[str]) -> None:
     place = bootstrap, topic, int(partitions), lines, int(number)
     if role == "append":
         first, count = map(int, rest)
+        assert (first + count) * OPS_PER_THREAD <= OPS_PER_PROCESS, rest
         workers = [Appender(*place, first + one).run for one in range(count)]
     else:
         workers = [Reader(*place).run]

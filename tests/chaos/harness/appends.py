@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from tests.chaos.harness.append_process import (
     CALL_SECONDS,
     IMPATIENT,
+    OPS_PER_PROCESS,
     committed_consumer,
     now_ns,
     polls,
@@ -155,7 +156,7 @@ class StableWatch:
                 if data.error_code == ErrorCode.NONE:
                     name = f"{self._topic}-{data.partition_index}"
                     op = Op(
-                        WATCHER * 100_000_000 + len(self.ops),
+                        WATCHER * OPS_PER_PROCESS + len(self.ops),
                         "watch",
                         "poll",
                         "ok",
@@ -178,6 +179,8 @@ def history(folder: Path) -> list[Op]:
         if end < len(data):
             os.truncate(path, end)
         for op in read(str(path)):
+            before = found.setdefault(op.i, op)
+            assert before.proc == op.proc, f"{before.proc} and {op.proc} have one operation"
             found[op.i] = op
     return list(found.values())
 
@@ -195,7 +198,7 @@ def final_reads(bootstrap: str, topic: str, partitions: int) -> Iterator[Op]:
     for partition, end in ends.items():
         consumer = committed_consumer(bootstrap, **{"enable.partition.eof": True})
         began = now_ns()
-        op = Op(FINAL * 100_000_000 + partition, "final", "poll", "ok", began, began)
+        op = Op(FINAL * OPS_PER_PROCESS + partition, "final", "poll", "ok", began, began)
         op.iso, op.final = READ_COMMITTED, True
         found = []
         consumer.assign([TopicPartition(topic, partition, 0)])
