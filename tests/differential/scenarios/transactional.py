@@ -101,7 +101,7 @@ def verify_partitions(side: Side) -> None:
     name, at, producer = begin(side, "verifying")
     version = side.versions(24)[-1]
 
-    def ask(label: str, partitions: list[int], **fields: Any) -> None:
+    def ask(label: str, partitions: list[int], *, to: int = at, **fields: Any) -> None:
         fields = {
             "transactional_id": name,
             "producer_id": producer.producer_id,
@@ -110,7 +110,7 @@ def verify_partitions(side: Side) -> None:
         } | fields
         topics = [AddPartitionsToTxnTopic(topic, partitions)]
         row = AddPartitionsToTxnTransaction(**fields, topics=topics)
-        side.ask(label, AddPartitionsToTxnRequest([row]), version=version, to=at)
+        side.ask(label, AddPartitionsToTxnRequest([row]), version=version, to=to)
 
     ask("none is open", [0])
     side.quiet(add_request(name, producer, (topic, [0])), version=3, to=at)
@@ -118,7 +118,8 @@ def verify_partitions(side: Side) -> None:
     ask("another partition", [1])
     ask("one that is in, one that is not", [0, 1])
     ask("another epoch", [0], producer_epoch=7)
-    ask("an unknown id", [0], transactional_id=f"{side.prefix}.none")
+    unknown, coordinator = _unknown(side)
+    ask("an unknown id", [0], transactional_id=unknown, to=coordinator)
 
 
 def add_offsets(side: Side) -> None:
