@@ -91,7 +91,7 @@ class FrameType(IntEnum):
     QUERY = 15  # a question on behalf of a client, see rpc.queries
     REPLY = 16  # its answer
     COMPACTED = 17  # how far replicas are compacted, see rpc.compacted
-    COMMAND = 18  # a command for the leader of any group, see rpc.group_commands
+    COMMAND = 18  # a command for the leader of any group, see rpc.commands
     COMMAND_DONE = 19  # its answer, once it is applied there
     COMMANDS = 20  # several of these
     COMMANDS_DONE = 21  # likewise

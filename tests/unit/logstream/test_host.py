@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from raft.messages import MsgHeartbeat, MsgSnap
+from rpc.commands import SentCommand, encode_command
 from rpc.peer import FrameType
-from rpc.proposals import Propose, encode_propose
 from segments.memory import MemoryLog, MemoryStore
 from tests.unit.logstream.conftest import SERVERS, Cluster
 from vdl.clock import MS
@@ -385,7 +385,7 @@ def test_command_nobody_knows_is_refused_before_it_is_appended(cluster: Any) -> 
     assert host.leader_of(0)[0] == 1
     before = host.groups[0].node.last_index
     for command in (b"\x01garbage", encode(Envelope(2, 1, 1, 0, CompleteJoin("g", 1)))):
-        frame = b"".join(bytes(part) for part in encode_propose(Propose(7, 0, 0, command)))
+        frame = b"".join(bytes(part) for part in encode_command(SentCommand(7, 0, 0, command)))
         host.frame(2, FrameType.PROPOSE, memoryview(frame))
     cluster.run(100)
     assert host.groups[0].node.last_index == before
@@ -431,7 +431,7 @@ def test_command_that_arrives_before_the_catalog_is_open_is_refused(cluster: Any
     catalog = cluster.nodes[2].host.state_group(0)
     catalog._group = None
     command = encode(Envelope(1, 1, 1, 0, AllocateProducerIds(1)))
-    frame = b"".join(bytes(part) for part in encode_propose(Propose(7, 0, 0, command)))
+    frame = b"".join(bytes(part) for part in encode_command(SentCommand(7, 0, 0, command)))
     cluster.nodes[2].host.frame(1, FrameType.PROPOSE, memoryview(frame))
     assert not catalog.serving
 

@@ -280,6 +280,6 @@ def test_admin_generated_code_is_current(tmp_path: Path) -> None:
 
 def test_admin_server_modules_do_not_import_grpc() -> None:
     """A server pays for gRPC only when it serves the admin plane."""
-    code = "import sys, rpc.transport, rpc.leaders, rpc.frames, rpc.admin, rpc.proposals, rpc.birth"
+    code = "import sys, rpc.transport, rpc.leaders, rpc.frames, rpc.admin, rpc.commands, rpc.birth"
     code += "; sys.exit(any(name.split('.')[0] in ('grpc', 'google') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from typing import Any
 
 from ids import ServerId
-from rpc.peer import FrameType
-from rpc.proposals import (
-    Propose,
+from rpc.commands import (
     Proposed,
     ProposeOutcome,
-    decode_propose,
+    SentCommand,
+    decode_command,
     decode_proposed,
-    encode_propose,
+    encode_command,
     encode_proposed,
 )
+from rpc.peer import FrameType
 from vdl.logstream.group.state_group import (
     COMMAND_BYTES_MAX,
     NOT_APPENDED,
@@ -94,8 +94,8 @@ class Forwarding:
                 return False
             catalog.expect(seq, forwarded.deadline_ns, forwarded.done, term=catalog.term)
             return True
-        propose = Propose(seq, CATALOG_GROUP, 0, data)
-        if not self._transport.send(leader, FrameType.PROPOSE, encode_propose(propose)):
+        propose = SentCommand(seq, CATALOG_GROUP, 0, data)
+        if not self._transport.send(leader, FrameType.PROPOSE, encode_command(propose)):
             return False
         forwarded.seq = seq
         forwarded.sent_to = leader
@@ -111,7 +111,7 @@ class Forwarding:
     # --- frames ------------------------------------------------------------------------------
     def proposal_received(self, from_server: ServerId, payload: memoryview) -> None:
         """A peer wants this server, as the catalog's leader, to append its command."""
-        propose = decode_propose(payload)
+        propose = decode_command(payload)
         if propose.group != CATALOG_GROUP:
             outcome = ProposeOutcome.UNKNOWN_GROUP
         elif not self._catalog.accepts(command := bytes(propose.command)):

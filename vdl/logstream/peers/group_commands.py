@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ids import GroupId, ServerId
-from rpc.group_commands import (
+from rpc.commands import (
     CommandDone,
     Fate,
     SentCommand,

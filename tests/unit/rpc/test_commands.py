@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from rpc.errors import MalformedFrame
-from rpc.group_commands import (
+from rpc.commands import (
     CommandDone,
     Fate,
+    Proposed,
+    ProposeOutcome,
     SentCommand,
     decode_command,
     decode_done,
+    decode_proposed,
     encode_command,
     encode_done,
+    encode_proposed,
     split,
 )
-from rpc.group_commands import joined as joined_payloads
+from rpc.commands import joined as joined_payloads
+from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
 
@@ -28,6 +32,21 @@ def test_command_comes_back(command: bytes) -> None:
     sent = decode_command(joined(encode_command(SentCommand(1 << 60, 9, 3_000, command))))
     assert (sent.request_id, sent.group, sent.timeout_ms) == (1 << 60, 9, 3_000)
     assert bytes(sent.command) == command
+
+
+def test_command_is_neither_copied_nor_changed() -> None:
+    """The command leaves as it lies in memory and arrives as a view."""
+    command = b"c" * 1_000
+    buffers = encode_command(SentCommand(7, 9, 30_000, command))
+    assert buffers[1] is command
+    assert decode_command(joined(buffers)) == SentCommand(7, 9, 30_000, command)
+
+
+@pytest.mark.parametrize("outcome", ProposeOutcome)
+def test_proposed_every_outcome_comes_back(outcome: ProposeOutcome) -> None:
+    """Acceptance with its place in the log, refusals with a hint."""
+    proposed = Proposed(7, outcome, index=55, term=3, leader=2 << 16 | 1)
+    assert decode_proposed(joined(encode_proposed(proposed))) == proposed
 
 
 @pytest.mark.parametrize("fate", Fate)
@@ -50,6 +69,14 @@ def test_frames_cut_and_unknown_fates_are_malformed() -> None:
             decode_done(done[:end])
     with pytest.raises(MalformedFrame):
         decode_done(memoryview(bytes(8) + b"\x09" + bytes(2)))
+    proposed = joined(encode_proposed(Proposed(7, ProposeOutcome.ACCEPTED)))
+    for end in range(len(proposed)):
+        with pytest.raises(MalformedFrame):
+            decode_proposed(proposed[:end])
+    unknown = bytearray(proposed)
+    unknown[8] = 200
+    with pytest.raises(MalformedFrame):
+        decode_proposed(memoryview(unknown))
 
 
 def test_commands_come_back_together_and_in_their_order() -> None:

@@ -1,13 +1,18 @@
-"""Commands that the leader of a group is asked to append, and what came of them: COMMAND and
-COMMAND_DONE, and COMMANDS and COMMANDS_DONE with all of a turn.
+"""Commands for the leader of a group, and what came of them.
 
-Unlike a catalog command in PROPOSE, such a command is answered when it is applied at the leader.
-Whoever sent it sends it again until it is answered, so it may be applied more than once.
+PROPOSE asks the catalog's leader to append a command. The proposer names its request by an id of
+its own and is told one of two things, in PROPOSED: *accepted*, with the index and term its entry
+was given (which says nothing yet about commit), or a definite refusal: the command is in no log.
+When the link ends before the answer, the fate is unknown.
 
-COMMAND, little-endian: request u64, group u64, worth answering for so many ms u32, then the
-command. COMMAND_DONE: request u64, fate u8, code i16, then the machine's answer. Code and answer
-have a meaning with APPLIED only. COMMANDS and COMMANDS_DONE: payloads of these, each behind its
-length u32.
+COMMAND asks the leader of any group, and is answered by COMMAND_DONE when the command is applied
+there. Whoever sent it sends it again until it is answered, so it may be applied more than once.
+
+PROPOSE and COMMAND, little-endian: request_id u64, group u64, timeout_ms u32, then the command.
+PROPOSED: request_id u64, outcome u8, index u64, term u64, leader u64.
+COMMAND_DONE: request_id u64, fate u8, code i16, then the machine's answer. Code and answer have a
+meaning with APPLIED only. COMMANDS and COMMANDS_DONE, all of a turn: payloads of these, each behind
+its length u32.
 
 Must not know: what commands mean.
 """
@@ -19,17 +24,27 @@ from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 
-from ids import GroupId
+from ids import NO_INDEX, NO_TERM, GroupId, Index, Term
 from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
 _LENGTH = Struct("<I")
 _COMMAND = Struct("<QQI")
+_PROPOSED = Struct("<QBQQQ")
 _DONE = Struct("<QBh")
 
 
+class ProposeOutcome(IntEnum):
+    """What became of a proposed command. All but ACCEPTED mean: it was never appended."""
+
+    ACCEPTED = 0
+    NOT_LEADER = 1  # or a limit, or a leadership transfer: it may be sent again
+    UNKNOWN_GROUP = 3
+    REFUSED = 5  # not a command the leader knows; it is not to be sent again
+
+
 class Fate(IntEnum):
-    """What became of a command."""
+    """What became of a command that is answered when it is applied."""
 
     APPLIED = 0
     NOT_APPENDED = 1
@@ -40,6 +55,7 @@ class Fate(IntEnum):
     """Not a command that the group's leader can ever append: it is not to be sent again."""
 
 
+_OUTCOME_BY_CODE = {outcome.value: outcome for outcome in ProposeOutcome}
 _FATE_BY_CODE = {fate.value: fate for fate in Fate}
 
 
@@ -54,8 +70,20 @@ class SentCommand:
 
 
 @dataclass(slots=True)
+class Proposed:
+    """The answer to PROPOSE. `index`, `term`: where it was appended. `leader`: the replica to ask
+    instead, 0 if it is not known; only with NOT_LEADER."""
+
+    request_id: int
+    outcome: ProposeOutcome
+    index: Index = NO_INDEX
+    term: Term = NO_TERM
+    leader: int = 0
+
+
+@dataclass(slots=True)
 class CommandDone:
-    """The answer."""
+    """The answer to COMMAND."""
 
     request_id: int
     fate: Fate
@@ -64,7 +92,7 @@ class CommandDone:
 
 
 def encode_command(sent: SentCommand) -> list[Buffer]:
-    """The payload of a COMMAND frame."""
+    """The payload of a PROPOSE or COMMAND frame."""
     return [_COMMAND.pack(sent.request_id, sent.group, sent.timeout_ms), sent.command]
 
 
@@ -74,6 +102,26 @@ def decode_command(payload: memoryview) -> SentCommand:
         raise MalformedFrame("command", len(payload))
     request_id, group, timeout_ms = _COMMAND.unpack_from(payload)
     return SentCommand(request_id, group, timeout_ms, payload[_COMMAND.size :])
+
+
+def encode_proposed(proposed: Proposed) -> list[Buffer]:
+    """The payload of a PROPOSED frame."""
+    return [
+        _PROPOSED.pack(
+            proposed.request_id, proposed.outcome, proposed.index, proposed.term, proposed.leader
+        )
+    ]
+
+
+def decode_proposed(payload: memoryview) -> Proposed:
+    """Raises MalformedFrame."""
+    if len(payload) != _PROPOSED.size:
+        raise MalformedFrame("proposed", len(payload))
+    request_id, code, index, term, leader = _PROPOSED.unpack_from(payload)
+    outcome = _OUTCOME_BY_CODE.get(code)
+    if outcome is None:
+        raise MalformedFrame(f"proposed outcome {code}", 8)
+    return Proposed(request_id, outcome, index, term, leader)
 
 
 def encode_done(done: CommandDone) -> list[Buffer]:
