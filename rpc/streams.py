@@ -79,6 +79,36 @@ class Stream(Protocol):
         """End the stream; what `write` took is still delivered if possible. No callback follows."""
 
 
+class OwnedStream:
+    """What a stream over something else keeps of its owner: who it is, and that it hears of the end
+    once, and never after `close`."""
+
+    __slots__ = ("_is_closed", "_owner")
+
+    def __init__(self) -> None:
+        self._owner: StreamOwner | None = None
+        self._is_closed = False
+
+    def start(self, owner: StreamOwner) -> None:
+        """See `Stream.start`."""
+        assert self._owner is None
+        self._owner = owner
+
+    def close(self) -> None:
+        """See `Stream.close`."""
+        raise NotImplementedError
+
+    def _tell_writable(self) -> None:
+        assert self._owner is not None
+        self._owner.writable()
+
+    def _end(self, cause: str) -> None:
+        if not self._is_closed:
+            self.close()
+            assert self._owner is not None
+            self._owner.ended(cause)
+
+
 @dataclass(frozen=True, slots=True)
 class DialFailed:
     """No stream came of it. `refused`: the other machine answered that nobody listens there.

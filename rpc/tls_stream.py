@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from rpc.errors import TlsFailed
 from rpc.reader import Buffer
-from rpc.streams import Stream, StreamOwner
+from rpc.streams import OwnedStream, Stream, StreamOwner
 from rpc.tls_context import ADMIN, TlsContext, alternative_names, identity_in
 from rpc.tls_engine import HANDSHAKE_BYTES_MAX, RECORD_BYTES, TlsEngine, after
 
@@ -62,23 +62,23 @@ class LinkSecurity:
         return TlsStream(stream, self, context, dialed=dialed)
 
 
-class TlsStream:
+class TlsStream(OwnedStream):
     """See the module."""
 
     __slots__ = (
-        "_engine", "_held_back", "_inner", "_is_busy", "_is_closed", "_is_wanted", "_is_writable",
-        "_owner", "_part_bytes", "_rest", "_security", "identity",
+        "_engine", "_held_back", "_inner", "_is_busy", "_is_wanted", "_is_writable",
+        "_part_bytes", "_rest", "_security", "identity",
     )  # fmt: skip
 
     def __init__(
         self, inner: Stream, security: LinkSecurity, context: ssl.SSLContext, *, dialed: bool
     ) -> None:
+        super().__init__()
         self.identity: int | None = ADMIN
         """The server at the other end. Until it is known: one that no server is."""
         self._inner = inner
         self._security = security
         self._engine = TlsEngine(context, server_side=not dialed)
-        self._owner: StreamOwner | None = None
         self._is_busy = False
         """The engine is in another thread's hands."""
         self._held_back = bytearray()
@@ -90,12 +90,10 @@ class TlsStream:
         self._is_wanted = False
         """`write` took less than it was offered: its caller waits for `writable`."""
         self._part_bytes = _PART_BYTES
-        self._is_closed = False
 
     # --- Stream ----------------------------------------------------------------------------------
     def start(self, owner: StreamOwner) -> None:
-        assert self._owner is None
-        self._owner = owner
+        super().start(owner)
         self._inner.start(self)
         if not self._is_closed:
             self._go_on()
@@ -154,7 +152,7 @@ class TlsStream:
         if self._rest:
             rest, self._rest = self._rest, memoryview(b"")
             self._send(rest)
-        self._tell_writable()
+        self._tell_if_writable()
 
     def ended(self, cause: str) -> None:
         self._is_closed = True
@@ -202,7 +200,7 @@ class TlsStream:
                 self._security.refused += 1
                 self._end("TLS: the certificate is not that of a server of this set")
                 return
-            self._tell_writable()
+            self._tell_if_writable()
         held_back, self._held_back = self._held_back, bytearray()
         if held_back:
             self._received(held_back)
@@ -240,14 +238,7 @@ class TlsStream:
             self._is_writable = False
             self._rest = view[sent:]
 
-    def _tell_writable(self) -> None:
+    def _tell_if_writable(self) -> None:
         if self._is_wanted and self._engine.is_open and not self._rest and not self._is_closed:
             self._is_wanted = False
-            assert self._owner is not None
-            self._owner.writable()
-
-    def _end(self, cause: str) -> None:
-        if not self._is_closed:
-            self.close()
-            assert self._owner is not None
-            self._owner.ended(cause)
+            self._tell_writable()

@@ -30,7 +30,16 @@ from rpc.link_options import DEFAULT_OPTIONS, LinkOptions
 from rpc.links import Links
 from rpc.reader import Buffer
 from rpc.resolver import Answer, Candidate, Resolver, numeric, resolve
-from rpc.streams import Address, Clock, DialFailed, PeerHandler, Stream, StreamOwner, Timer
+from rpc.streams import (
+    Address,
+    Clock,
+    DialFailed,
+    OwnedStream,
+    PeerHandler,
+    Stream,
+    StreamOwner,
+    Timer,
+)
 from rpc.tls_stream import LinkSecurity
 
 _READ_BYTES_PER_TURN = 1 << 20
@@ -59,29 +68,27 @@ class LoopClock:
         return self._loop.call_later(delay_ns / 1e9, fn)
 
 
-class SocketStream:
+class SocketStream(OwnedStream):
     """A connected non-blocking TCP socket as a `rpc.streams.Stream`."""
 
     identity: int | None = None
     """TCP proves nothing."""
 
     __slots__ = (
-        "_fd", "_is_closed", "_is_writing", "_loop", "_owner", "_socket", "_unsent_bytes_max",
+        "_fd", "_is_writing", "_loop", "_socket", "_unsent_bytes_max",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connected: socket.socket) -> None:
+        super().__init__()
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._loop = loop
         self._socket = connected
         self._fd = connected.fileno()
-        self._owner: StreamOwner | None = None
         self._is_writing = False  # the loop tells us when the socket takes bytes again
-        self._is_closed = False
         self._unsent_bytes_max = 0
 
     def start(self, owner: StreamOwner) -> None:
-        assert self._owner is None
-        self._owner = owner
+        super().start(owner)
         self._loop.add_reader(self._fd, self._readable)
 
     def write(self, buffers: Sequence[Buffer]) -> int:
@@ -152,14 +159,7 @@ class SocketStream:
         assert self._is_writing
         self._is_writing = False
         self._loop.remove_writer(self._fd)
-        assert self._owner is not None
-        self._owner.writable()
-
-    def _end(self, cause: str) -> None:
-        if not self._is_closed:
-            self.close()
-            assert self._owner is not None
-            self._owner.ended(cause)
+        self._tell_writable()
 
 
 class SocketDialer:

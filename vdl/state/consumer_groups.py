@@ -28,7 +28,7 @@ from vdl.state.consumer_group import (
     protocols_bytes,
 )
 from vdl.state.group_kinds import GroupTouched
-from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
+from vdl.state.table import decode_value, stored_changes, stored_items, text_bytes
 
 
 @dataclass(slots=True)
@@ -129,6 +129,7 @@ class GroupsDeleted:
     events: list[GroupEvent] = field(default_factory=list)
 
 
+KEY_PREFIX = b"g"
 GROUP_BYTES_MAX = 2 << 20
 """The largest group, in a snapshot: its members' subscriptions, assignments and names. Kafka's
 bound is that of a batch, 1 MiB by default."""
@@ -552,20 +553,11 @@ class ConsumerGroups:
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
         """(key, value) of every group that changed since the last call, None where it went."""
         dirty, self._dirty = self._dirty, set()
-        taken: list[tuple[bytes, bytes | None]] = []
-        for group_id in dirty:
-            group = self.groups.get(group_id)
-            value = None if group is None else encode_value(group.stored())
-            taken.append((group_key(group_id), value))
-        taken.sort()
-        return taken
+        return stored_changes(KEY_PREFIX, dirty, self.groups)
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Everything, in key order."""
-        return sorted(
-            (group_key(group_id), encode_value(group.stored()))
-            for group_id, group in self.groups.items()
-        )
+        return stored_items(KEY_PREFIX, self.groups)
 
     def load(self, values: list[bytes]) -> None:
         """Replace everything."""
@@ -611,11 +603,6 @@ def is_too_late(group: ConsumerGroup, member: Member, members_max: int) -> bool:
         and not member.joined
         and has_all_members(group, members_max)
     )
-
-
-def group_key(group_id: str) -> bytes:
-    """The key a group is stored under."""
-    return digest_key(b"g", group_id)
 
 
 def _update(group: ConsumerGroup, member: Member, command: commands.JoinGroup) -> None:

@@ -31,7 +31,7 @@ from vdl.state.commands import (
 )
 from vdl.state.consumer_groups import GROUP_BYTES_MAX, GroupEvent
 from vdl.state.group_kinds import GroupKind, GroupTouched
-from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
+from vdl.state.table import decode_value, stored_changes, stored_items, text_bytes
 
 KEY_PREFIX = b"s"
 GROUP_BYTES = 64
@@ -259,20 +259,11 @@ class ShareGroups:
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
         """(key, value) of every group that changed since the last call, None where it went."""
         dirty, self._dirty = self._dirty, set()
-        taken: list[tuple[bytes, bytes | None]] = []
-        for group_id in dirty:
-            group = self.groups.get(group_id)
-            value = None if group is None else encode_value(group.stored())
-            taken.append((digest_key(KEY_PREFIX, group_id), value))
-        taken.sort()
-        return taken
+        return stored_changes(KEY_PREFIX, dirty, self.groups)
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Everything, in key order."""
-        return sorted(
-            (digest_key(KEY_PREFIX, group_id), encode_value(group.stored()))
-            for group_id, group in self.groups.items()
-        )
+        return stored_items(KEY_PREFIX, self.groups)
 
     def load(self, values: list[bytes]) -> None:
         """Replace everything. Raises msgspec.DecodeError for what was never stored."""

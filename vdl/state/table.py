@@ -11,8 +11,9 @@ Must not know: what the values mean.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -29,6 +30,33 @@ def encode_value(value: Any) -> bytes:
 def decode_value(data: bytes, kind: type[Value]) -> Value:
     """Raises msgspec.DecodeError: the stored value is not of this shape."""
     return msgspec.msgpack.decode(data, type=kind)
+
+
+class Stored(Protocol):
+    """Something that is stored whole, under its name."""
+
+    def stored(self) -> Any:
+        """What is encoded."""
+
+
+def stored_changes(
+    kind: bytes, changed: Iterable[str], known: Mapping[str, Stored]
+) -> list[tuple[bytes, bytes | None]]:
+    """(key, value) of all that changed, by name; None where it is gone. In key order."""
+    taken: list[tuple[bytes, bytes | None]] = []
+    for name in changed:
+        one = known.get(name)
+        value = None if one is None else encode_value(one.stored())
+        taken.append((digest_key(kind, name), value))
+    taken.sort()
+    return taken
+
+
+def stored_items(kind: bytes, known: Mapping[str, Stored]) -> list[tuple[bytes, bytes]]:
+    """(key, value) of everything, in key order."""
+    return sorted(
+        (digest_key(kind, name), encode_value(one.stored())) for name, one in known.items()
+    )
 
 
 def text_bytes(text: str) -> int:
