@@ -12,8 +12,6 @@ Must not know: how assignments come about.
 
 from __future__ import annotations
 
-from functools import partial
-
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
@@ -21,7 +19,7 @@ from vdl.kafka.groups.assignors import ASSIGNORS
 from vdl.kafka.groups.led_consumer_groups import Heartbeated
 from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.kafka.groups.target_computation import assignor_of
-from vdl.kafka.handlers.groups import GROUP_OPERATIONS, group_coordinator
+from vdl.kafka.handlers.groups import GROUP_OPERATIONS, describe_groups, group_coordinator
 from vdl.kafka.security.authorizer import TopicViewer
 from vdl.kafka.wire import consumer_group_describe as describe_wire
 from vdl.kafka.wire import consumer_group_heartbeat as heartbeat_wire
@@ -224,30 +222,22 @@ def _heartbeat_response(outcome: Heartbeated) -> heartbeat_wire.ConsumerGroupHea
 def handle_consumer_group_describe(
     ctx: RequestContext, request: describe_wire.ConsumerGroupDescribeRequest
 ) -> describe_wire.ConsumerGroupDescribeResponse | Later:
-    """State and members of each group, after a quorum confirmed its coordinator."""
-    groups = group_coordinator(ctx)
-    parts = Gathering(describe_wire.ConsumerGroupDescribeResponse())
+    """State and members of each group."""
 
-    def read(
-        target: describe_wire.DescribedGroup, error: ErrorCode, machine: Coordinator | None
-    ) -> None:
-        if machine is None:
-            target.error_code = error
-        else:
-            _describe(ctx, target, machine)
-            if request.include_authorized_operations and not target.error_code:
-                target.authorized_operations = GROUP_OPERATIONS
-        parts.arrived()
+    def describe(target: describe_wire.DescribedGroup, machine: Coordinator) -> None:
+        _describe(ctx, target, machine)
+        if request.include_authorized_operations and not target.error_code:
+            target.authorized_operations = GROUP_OPERATIONS
 
-    for group_id in request.group_ids:
-        target = describe_wire.DescribedGroup(group_id=group_id)
-        parts.response.groups.append(target)
-        if not group_id:
-            target.error_code = ErrorCode.INVALID_GROUP_ID
-            continue
-        parts.expect()
-        groups.read(group_id, parts.later.step(partial(read, target)))
-    return parts.result()
+    targets = [
+        describe_wire.DescribedGroup(
+            group_id=group_id,
+            error_code=ErrorCode.NONE if group_id else ErrorCode.INVALID_GROUP_ID,
+        )
+        for group_id in request.group_ids
+    ]
+    parts = Gathering(describe_wire.ConsumerGroupDescribeResponse(groups=targets))
+    return describe_groups(ctx, parts, targets, describe)
 
 
 def fail_consumer_group_describe(

@@ -19,12 +19,13 @@ Must not know: how groups are stored, what timers run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Protocol, TypeVar
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Gathering, Later
+from vdl.kafka.answer import Gathering, Later, Response
 from vdl.kafka.context import RequestContext
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.groups.led_coordinator import Joined, Synced
@@ -359,31 +360,54 @@ def _size(parts: Iterable[bytes | memoryview]) -> int:
 # --- administration ------------------------------------------------------------------------------
 
 
-def handle_describe_groups(
-    ctx: RequestContext, request: describe_wire.DescribeGroupsRequest
-) -> describe_wire.DescribeGroupsResponse | Later:
-    """State and members of each group, after a quorum confirmed its coordinator."""
-    groups = group_coordinator(ctx)
-    parts = Gathering(describe_wire.DescribeGroupsResponse())
+class _Described(Protocol):
+    """A part of the answer to a Describe of groups, of any kind."""
 
-    def read(
-        target: describe_wire.DescribedGroup, error: ErrorCode, machine: Coordinator | None
-    ) -> None:
+    group_id: str
+    error_code: int
+
+
+Description = TypeVar("Description", bound=_Described)
+
+
+def describe_groups(
+    ctx: RequestContext,
+    parts: Gathering[Response],
+    targets: Sequence[Description],
+    describe: Callable[[Description, Coordinator], None],
+) -> Response | Later:
+    """What the handler returns. Each of the answer's groups is described, after a quorum confirmed
+    its coordinator, or has an error; one that has an error already is left as it is."""
+    groups = group_coordinator(ctx)
+
+    def read(target: Description, error: ErrorCode, machine: Coordinator | None) -> None:
         if machine is None:
             target.error_code = error
         else:
-            kind = machine.kind_of(target.group_id)
-            _describe(target, machine.group(target.group_id), kind, ctx.api_version)
-            if request.include_authorized_operations:
-                target.authorized_operations = GROUP_OPERATIONS
+            describe(target, machine)
         parts.arrived()
 
-    for group_id in request.groups:
-        target = describe_wire.DescribedGroup(group_id=group_id)
-        parts.response.groups.append(target)
-        parts.expect()
-        groups.read(group_id, parts.later.step(partial(read, target)))
+    for target in targets:
+        if target.error_code == ErrorCode.NONE:
+            parts.expect()
+            groups.read(target.group_id, parts.later.step(partial(read, target)))
     return parts.result()
+
+
+def handle_describe_groups(
+    ctx: RequestContext, request: describe_wire.DescribeGroupsRequest
+) -> describe_wire.DescribeGroupsResponse | Later:
+    """State and members of each group."""
+
+    def describe(target: describe_wire.DescribedGroup, machine: Coordinator) -> None:
+        kind = machine.kind_of(target.group_id)
+        _describe(target, machine.group(target.group_id), kind, ctx.api_version)
+        if request.include_authorized_operations:
+            target.authorized_operations = GROUP_OPERATIONS
+
+    targets = [describe_wire.DescribedGroup(group_id=group_id) for group_id in request.groups]
+    parts = Gathering(describe_wire.DescribeGroupsResponse(groups=targets))
+    return describe_groups(ctx, parts, targets, describe)
 
 
 def fail_describe_groups(

@@ -10,15 +10,13 @@ Must not know: records, sessions of fetches.
 
 from __future__ import annotations
 
-from functools import partial
-
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.kafka.groups.led_share_groups import MEMBERS_MAX
-from vdl.kafka.handlers.groups import GROUP_OPERATIONS, group_coordinator
+from vdl.kafka.handlers.groups import GROUP_OPERATIONS, describe_groups, group_coordinator
 from vdl.kafka.handlers.share_fetch import share_groups_enabled
 from vdl.kafka.wire import share_group_describe as describe_wire
 from vdl.kafka.wire.share_group_heartbeat import (
@@ -214,32 +212,24 @@ def _by_topic(places: tuple[Place, ...]) -> dict[bytes, list[int]]:
 def handle_share_group_describe(
     ctx: RequestContext, request: describe_wire.ShareGroupDescribeRequest
 ) -> describe_wire.ShareGroupDescribeResponse | Later:
-    """State and members of each group, after a quorum confirmed its coordinator."""
+    """State and members of each group."""
     if not share_groups_enabled(ctx):
         return fail_share_group_describe(request, ctx.api_version, ErrorCode.UNSUPPORTED_VERSION)
-    groups = group_coordinator(ctx)
-    parts = Gathering(describe_wire.ShareGroupDescribeResponse())
 
-    def read(
-        target: describe_wire.DescribedGroup, error: ErrorCode, machine: Coordinator | None
-    ) -> None:
-        if machine is None:
-            target.error_code = error
-        else:
-            _describe(target, machine)
-            if request.include_authorized_operations:
-                target.authorized_operations = GROUP_OPERATIONS
-        parts.arrived()
+    def describe(target: describe_wire.DescribedGroup, machine: Coordinator) -> None:
+        _describe(target, machine)
+        if request.include_authorized_operations:
+            target.authorized_operations = GROUP_OPERATIONS
 
-    for group_id in request.group_ids:
-        target = describe_wire.DescribedGroup(group_id=group_id)
-        parts.response.groups.append(target)
-        if not group_id:
-            target.error_code = ErrorCode.INVALID_GROUP_ID
-            continue
-        parts.expect()
-        groups.read(group_id, parts.later.step(partial(read, target)))
-    return parts.result()
+    targets = [
+        describe_wire.DescribedGroup(
+            group_id=group_id,
+            error_code=ErrorCode.NONE if group_id else ErrorCode.INVALID_GROUP_ID,
+        )
+        for group_id in request.group_ids
+    ]
+    parts = Gathering(describe_wire.ShareGroupDescribeResponse(groups=targets))
+    return describe_groups(ctx, parts, targets, describe)
 
 
 def fail_share_group_describe(
