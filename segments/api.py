@@ -355,7 +355,7 @@ class Log(Protocol):
         """The last one that was done to all of the log; as much of a later one may be done."""
 
     @property
-    def holes(self) -> Sequence[tuple[Index, Index]]:
+    def damaged(self) -> Sequence[tuple[Index, Index]]:
         """Ranges [first, end) of entries that a read or the scrubber found damaged in their
         segments, ascending. Terms and offsets around them are known; reading them raises
         `EntriesDamaged`. Not durable: a read after a restart finds them again."""

@@ -210,7 +210,7 @@ class MemoryLog:
         return self.state.compacted
 
     @property
-    def holes(self) -> Sequence[tuple[Index, Index]]:
+    def damaged(self) -> Sequence[tuple[Index, Index]]:
         return ()
 
     def term(self, index: Index) -> Term:

@@ -443,7 +443,7 @@ class DiskStore:
         if is_ready and is_noted:
             if not log.segments or compaction.upto >= log.segments[-1].first_index:
                 self._roll_above(log, compaction.upto)
-            elif not log.holes:
+            elif not log.damaged:
                 limits = log.limits or self._limits
                 self._compactor.begin(
                     log, compaction, make_cleaner(), pace, done, segment_bytes=limits.bytes
@@ -602,7 +602,7 @@ class DiskStore:
             "logs": len(self._logs),
             "logs_lost": sum(log.is_lost for log in self._logs.values()),
             "meta_salvaged": self._meta.salvaged,
-            "holes": sum(len(log.holes) for log in self._logs.values()),
+            "damaged_ranges": sum(len(log.damaged) for log in self._logs.values()),
             "segments": sum(len(log.segments) for log in self._logs.values()),
             "unflushed_bytes": cache.unflushed,
             "cache_bytes": cache.bytes,

@@ -362,7 +362,7 @@ class DiskLog:
         return self.compacted
 
     @property
-    def holes(self) -> Sequence[tuple[Index, Index]]:
+    def damaged(self) -> Sequence[tuple[Index, Index]]:
         return self.damaged_ranges.ranges
 
     def term(self, index: Index) -> Term:

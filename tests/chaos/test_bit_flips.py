@@ -70,7 +70,9 @@ def wait_healed(servers: DiskSet) -> float:
             servers.start(VICTIM)
             servers.wait_serving(VICTIM, seconds_max=START_SECONDS_MAX)
         found = numbers(servers, VICTIM)
-        damage = {name: found.get(f"vdl_store_{name}", -1.0) for name in ("logs_lost", "holes")}
+        damage = {
+            name: found.get(f"vdl_store_{name}", -1.0) for name in ("logs_lost", "damaged_ranges")
+        }
         if not any(damage.values()):
             break
         assert time.monotonic() - began < HEALED_SECONDS_MAX, damage

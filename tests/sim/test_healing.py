@@ -42,7 +42,7 @@ def flip(inode: Inode, rng: Random) -> None:
 def damaged_ranges(world: World) -> int:
     """Damaged ranges that are known and not healed."""
     return sum(
-        len(group.log.holes)
+        len(group.log.damaged)
         for machine in world.machines
         if machine.server is not None and machine.server.host is not None
         for group in machine.server.host.groups.values()

@@ -227,7 +227,7 @@ def test_power_cut_at_each_step_loses_nothing(place, nth):
         assert entry[3:] == before[index][3:]
         found = records_of(entry[2]) if entry[4] and entry[2] else []
         assert not entry[4] or found in (records_of(before[index][2]), left[index])
-    assert log.holes == ()
+    assert log.damaged == ()
     assert harness.store.strays == []
     assert compact(harness, log, 120)
     check(before, by_index(harness, log), left)
@@ -399,7 +399,7 @@ def test_reader_under_way_is_not_told_of_damage(tmp_path):
     harness.workers.advance(1_000)
     assert done == [True]
     assert all(isinstance(answer, list) for answer in answers)
-    assert log.holes == ()
+    assert log.damaged == ()
     check(before, by_index(harness, log), expected(before, upto, 0))
     harness.crash()
 
@@ -439,7 +439,7 @@ def test_damaged_entry_stops_it_and_is_told(tmp_path):
     harness.store.compact(log, Compaction(100, 0), BatchCleaner, pace=lambda n: 1, done=done.append)
     harness.workers.advance(5_000)
     assert done == [False]
-    assert log.holes
+    assert log.damaged
     assert not any(name.endswith(".new") for name in log.files.fs.list(log.files.directory))
     harness.crash()
 
@@ -480,12 +480,12 @@ def test_damage_is_repaired_from_a_log_that_is_compacted_further(tmp_path, wide,
     harness.workers.advance(5_000)
     assert done == [False]
     for _ in range(100):
-        if not log.holes:
+        if not log.damaged:
             with contextlib.suppress(EntriesDamaged):
                 harness.all_entries(log)
-        if not log.holes:
+        if not log.damaged:
             break
-        first, end = log.holes[0]
+        first, end = log.damaged[0]
         copies = [
             StoredEntry(*entry[:1], index, *entry[1:])
             for index, entry in by_index(other, other.log).items()
@@ -494,7 +494,7 @@ def test_damage_is_repaired_from_a_log_that_is_compacted_further(tmp_path, wide,
         assert copies
         harness.store.repair(log, copies, answers.append, compacted_upto=130)
         harness.workers.advance(20_000)
-    assert log.holes == ()
+    assert log.damaged == ()
     assert answers[-1] is None
     after = by_index(harness, log)
     for index, entry in before.items():
@@ -530,7 +530,7 @@ def test_copy_of_another_length_is_refused_where_none_may_be(tmp_path):
         harness.store.repair(log, [copy], answers.append, compacted_upto=upto)
         harness.workers.advance(20_000)
         assert isinstance(answers.pop(), CorruptRecord), copy
-        assert log.holes == ((index, index + 1),)
+        assert log.damaged == ((index, index + 1),)
     copy = StoredEntry(term, index, kind, b"", base_offset, records, timestamp)
     harness.store.repair(log, [copy], answers.append, compacted_upto=index)
     harness.workers.advance(20_000)
@@ -875,7 +875,7 @@ def test_index_that_names_what_was_joined_is_rebuilt(tmp_path):
     path.write_bytes(old[0])
     harness.start()
     assert harness.all_entries(harness.log) == before
-    assert harness.log.holes == ()
+    assert harness.log.damaged == ()
     harness.crash()
 
 
@@ -915,7 +915,7 @@ def test_trim_reset_and_repair_while_segments_are_joined(tmp_path):
             if move in {"trim", "damage"}:
                 after = by_index(harness, log)
                 check({i: before[i] for i in after if i in before}, after, left)
-                assert log.holes == (() if move == "trim" else ((60, 62),))
+                assert log.damaged == (() if move == "trim" else ((60, 62),))
             harness.reopen()
             assert harness.store.strays == []
             harness.crash()

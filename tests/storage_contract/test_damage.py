@@ -85,7 +85,7 @@ def read_all(engine, model):
             )  # fmt: skip
             assert (entry.base_offset, entry.records) == (true.base_offset, true.records)
         index = found[-1].index + 1
-    assert sorted(set(bad)) == [i for first, end in log.holes for i in range(first, end)]
+    assert sorted(set(bad)) == [i for first, end in log.damaged for i in range(first, end)]
     return bad
 
 
@@ -105,16 +105,16 @@ def test_damaged_frame_of_a_sealed_segment_is_a_hole_until_it_is_repaired(make_h
     bad = log.segments[1].first_index + 2
     flip_in_frame(engine, bad, 60)
     log = engine.reopen()
-    assert log.holes == ()
+    assert log.damaged == ()
     with pytest.raises(EntriesDamaged) as caught:
         engine.entries(log, bad, bad + 5)
     assert (caught.value.first, caught.value.end) == (bad, bad + 1)
-    assert log.holes == ((bad, bad + 1),)
-    assert engine.store.stats()["holes"] == 1
+    assert log.damaged == ((bad, bad + 1),)
+    assert engine.store.stats()["damaged_ranges"] == 1
     assert [e.index for e in engine.entries(log, bad - 2, bad + 5)] == [bad - 2, bad - 1]
     assert read_all(engine, model) == [bad]
     assert mend(engine, model, [bad]) is None
-    assert log.holes == ()
+    assert log.damaged == ()
     assert read_all(engine, model) == []
     engine.reopen()
     assert read_all(engine, model) == []
@@ -142,7 +142,7 @@ def test_copy_that_cannot_be_what_stood_there_is_refused(make_harness, tmp_path)
         engine.pump()
         assert isinstance(answers[0], CorruptRecord), change
         assert path.read_bytes() == before
-        assert log.holes == ((bad, bad + 1),)
+        assert log.damaged == ((bad, bad + 1),)
     assert mend(engine, model, [bad]) is None
     engine.crash()
 
@@ -172,7 +172,7 @@ def test_flipped_bits_anywhere_in_segments_and_indexes_are_found_or_harmless(
         engine.reopen()
         assert not engine.log.lost
         assert read_all(engine, model) == []
-        assert engine.log.holes == ()
+        assert engine.log.damaged == ()
     assert damaged > 20
     engine.crash()
 
@@ -290,14 +290,14 @@ def test_scrubber_finds_what_nobody_reads_at_its_rate(make_harness, tmp_path):
         bad.append(index)
     flip_bit(*index_slot(engine, sealed - 2))
     engine.workers.advance(60_000)
-    assert log.holes == tuple((index, index + 1) for index in bad)
+    assert log.damaged == tuple((index, index + 1) for index in bad)
     stats = engine.store.stats()
     assert stats["scrub_errors"] == 3
     assert stats["scrub_passes"] >= 2
     assert 0.7 * total < stats["scrub_last_pass_bytes"] < total
     assert mend(engine, model, bad) is None
     engine.workers.advance(60_000)
-    assert log.holes == ()
+    assert log.damaged == ()
     assert engine.store.stats()["scrub_errors"] == 3
     engine.crash()
 
@@ -416,7 +416,7 @@ def test_read_behind_a_hole_without_its_index_names_the_hole(make_harness, tmp_p
         assert caught.value.first == bad
     before = engine.read(log, idx.base_offset - 1, log.commit_index, 3000)
     assert before.end_offset == idx.base_offset
-    assert mend(engine, model, range(*log.holes[0])) is None
+    assert mend(engine, model, range(*log.damaged[0])) is None
     assert engine.read(log, behind, log.commit_index, 0).first_offset <= behind
     engine.crash()
 

@@ -95,7 +95,7 @@ class Engine:
 
     def assert_whole(self):
         assert not self.log.lost
-        assert not self.log.holes
+        assert not self.log.damaged
         index = self.log.first_index
         while index <= self.log.flushed_index:
             end = self.log.flushed_index + 1
@@ -213,7 +213,7 @@ def test_missing_segment_is_damage_and_not_the_start_of_the_log(tmp_path):
     (tmp_path / f"data/logs/00000001/{second.number:010d}.log").unlink()
     found = engine.cold(engine.store.entries_cold, second.first_index, 200, 1 << 20)
     assert isinstance(found, EntriesDamaged)
-    assert engine.log.holes
+    assert engine.log.damaged
     ask = []
     engine.store.entries_cold(engine.log, 60, 61, 1 << 20, ask.append)
     engine.store.trim_log(engine.log, first_index=150)  # before the read gets to the disk

@@ -170,12 +170,12 @@ class Timed:
         for asked in (0, 6, 12):  # learns what is to be corrected
             self.engine.store.index_of_timestamp(self.log, asked, self.log.flushed_index, _ignore)
         self.engine.pump()
-        while self.log.holes:
+        while self.log.damaged:
             answers = []
             copies = [
-                self.entry(index, self.log.term(index)) for index in range(*self.log.holes[0])
+                self.entry(index, self.log.term(index)) for index in range(*self.log.damaged[0])
             ]
-            assert bad in range(*self.log.holes[0])
+            assert bad in range(*self.log.damaged[0])
             self.engine.store.repair(self.log, copies or [copy], answers.append)
             self.engine.pump()
             assert answers == [None]
@@ -445,7 +445,7 @@ def fill_hole(timed, index):
     timed.engine.store.repair(timed.log, [copy], answers.append)
     timed.engine.pump()
     assert answers == [None]
-    assert timed.log.holes == ()
+    assert timed.log.damaged == ()
 
 
 def test_index_rebuilt_around_a_hole_knows_the_times_that_its_idx_knows(holed):

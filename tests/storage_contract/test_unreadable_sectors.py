@@ -149,8 +149,8 @@ def assert_mended(engine, medium, at_once):
         bad = read_all(engine)
         if not bad:
             break
-        while engine.log.holes:
-            first, end = engine.log.holes[0]
+        while engine.log.damaged:
+            first, end = engine.log.damaged[0]
             assert mend(engine, range(first, min(end, first + at_once))) is None
     assert read_all(engine) == []
     assert engine.fatal == []
@@ -164,7 +164,7 @@ def test_large_read_names_what_is_bad_and_serves_the_rest(medium):
     assert 10 < len(expected) < 30
     medium.spoil(engine, segment_path(engine, number), 1)
     assert read_all(engine) == expected
-    assert engine.log.holes == ((expected[0], expected[-1] + 1),)
+    assert engine.log.damaged == ((expected[0], expected[-1] + 1),)
     assert_mended(engine, medium, at_once=1000)
     assert medium.is_good
 
@@ -176,7 +176,7 @@ def test_scrubber_names_what_is_bad(medium):
     expected = inside(engine, number, 2)
     medium.spoil(engine, segment_path(engine, number), 2)
     engine.workers.advance(30_000)
-    assert engine.log.holes == ((expected[0], expected[-1] + 1),)
+    assert engine.log.damaged == ((expected[0], expected[-1] + 1),)
     assert engine.fatal == []
 
 
@@ -351,7 +351,7 @@ def test_repair_that_the_medium_does_not_take_is_refused(medium):
     bad = read_all(engine)
     medium.refuses = True
     assert isinstance(mend(engine, bad), CorruptRecord)
-    assert engine.log.holes == ((bad[0], bad[-1] + 1),)
+    assert engine.log.damaged == ((bad[0], bad[-1] + 1),)
     medium.refuses = False
     assert mend(engine, bad) is None
     assert read_all(engine) == []

@@ -29,15 +29,15 @@ class BirthRecord(msgspec.Struct, frozen=True, array_like=True):
     """What makes a cluster this cluster. Written once, by one server."""
 
     cluster_id: str
-    founders: tuple[tuple[ServerId, DirectoryId], ...]
+    initial_voters: tuple[tuple[ServerId, DirectoryId], ...]
     """(server id, directory id) of every initial voter, ids ascending."""
     coordinator_groups: int = COORDINATOR_GROUPS
     format: int = 1
 
     def directory_of(self, server_id: ServerId) -> bytes | None:
         """The directory an initial voter began with, None for another server."""
-        for founder, directory_id in self.founders:
-            if founder == server_id:
+        for voter, directory_id in self.initial_voters:
+            if voter == server_id:
                 return directory_id
         return None
 

@@ -81,13 +81,13 @@ class HostState:
         """What the timers of groups go by."""
         self.gaps = LoopGaps(clock, limit_ns=options.election_ticks * TICK_NS)
         self.time = ClusterTime(
-            clock, servers=len(record.founders), hold_ms=options.clock_hold_ms, log=log
+            clock, servers=len(record.initial_voters), hold_ms=options.clock_hold_ms, log=log
         )
         # --- groups ---
         self.catalog = Catalog(
             record.cluster_id,
             coordinator_groups=record.coordinator_groups,
-            founders=dict(record.founders),
+            initial_voters=dict(record.initial_voters),
         )
         """As it is applied here; it may lag behind, and is empty before its replica has opened."""
         self.system_groups = self._make_system_groups()

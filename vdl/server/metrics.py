@@ -160,7 +160,7 @@ HELP: dict[str, str] = {
     ),
     "vdl_server_handler_errors_total": "Requests that failed by a fault of the server.",
     "vdl_store_logs_lost": "Replicas that lost what they may have acknowledged; they take no part.",
-    "vdl_store_holes": "Ranges of entries that are damaged here and not repaired yet.",
+    "vdl_store_damaged_ranges": "Ranges of entries that are damaged here and not repaired yet.",
     "vdl_store_meta_salvaged_total": "Times applied state was copied out of a damaged file.",
     "vdl_store_scrubbed_bytes_total": "Bytes of segments that the scrubber has read.",
     "vdl_store_scrub_errors_total": "Damaged entries that the scrubber has found.",

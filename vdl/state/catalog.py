@@ -293,14 +293,14 @@ class Catalog:
         cluster_id: str = "",
         *,
         coordinator_groups: int = 8,
-        founders: Mapping[ServerId, DirectoryId] = MappingProxyType({}),
+        initial_voters: Mapping[ServerId, DirectoryId] = MappingProxyType({}),
     ) -> None:
-        """`founders`: server id → directory id, from the birth record. They hold the catalog and
-        the coordinators. Right after birth not all have registered; a topic of default
+        """`initial_voters`: server id → directory id, from the birth record. They hold the catalog
+        and the coordinators. Right after birth not all have registered; a topic of default
         replication waits for them rather than be made with fewer replicas."""
         self.cluster_id = cluster_id
         self.coordinator_groups = coordinator_groups
-        self.founders = dict(sorted(founders.items()))
+        self.initial_voters = dict(sorted(initial_voters.items()))
         self.servers: dict[ServerId, ServerInfo] = {}
         self.topics: dict[str, TopicInfo] = {}
         self.topics_by_id: dict[bytes, TopicInfo] = {}
@@ -367,7 +367,7 @@ class Catalog:
     def apply(self, command: Any, now_ms: int, index: Index) -> Any:
         """Apply one committed command; the answer's type goes with the command's."""
         is_note = type(command) is commands.NoteTime
-        is_alone = len(self.founders) == 1
+        is_alone = len(self.initial_voters) == 1
         if is_note or (is_alone and not self.noted_ms and now_ms):
             # Until there is a note any command's time is one: a server alone may be killed before
             # the first, and come back in 1970. Several may not agree at that time.
@@ -414,13 +414,13 @@ class Catalog:
         return Registration(ErrorCode.NONE, events=[ServerRegistered(command.server_id)])
 
     def _begin_features(self) -> None:
-        """Finalise the first levels, once all founders have registered theirs. Where servers are
-        of a version without features, that is when the last of them is of a newer one."""
+        """Finalise the first levels, once all initial voters have registered theirs. Where servers
+        are of a version without features, that is when the last of them is of a newer one."""
         servers = self.servers.values()
         if (
             not self.features.epoch
-            and self.founders
-            and self.founders.keys() <= self.servers.keys()
+            and self.initial_voters
+            and self.initial_voters.keys() <= self.servers.keys()
             and all(server.features for server in servers)
         ):
             names = self.features.begin(server.features for server in servers)
@@ -456,7 +456,7 @@ class Catalog:
     def directory_of(self, server_id: ServerId) -> DirectoryId | None:
         """The directory that holds the server's replicas; None for an unknown server."""
         known = self.servers.get(server_id)
-        return self.founders.get(server_id) if known is None else known.directory_id
+        return self.initial_voters.get(server_id) if known is None else known.directory_id
 
     # --- replicas --------------------------------------------------------------------------
     def replicas(self, group_id: GroupId) -> list[ReplicaInfo]:
@@ -465,7 +465,7 @@ class Catalog:
         if group_id <= self.coordinator_groups:
             return [
                 ReplicaInfo(server, self._numbers.get((group_id, server), FIRST_REPLICA))
-                for server in self._founders_from(group_id)
+                for server in self._initial_voters_from(group_id)
             ]
         info = self.groups.get(group_id)
         return [] if info is None else info.replicas
@@ -483,7 +483,7 @@ class Catalog:
     def founding(self, group_id: GroupId) -> list[ReplicaInfo]:
         """The members a group was made with, preferred leader first."""
         if group_id <= self.coordinator_groups:
-            return [ReplicaInfo(s, FIRST_REPLICA) for s in self._founders_from(group_id)]
+            return [ReplicaInfo(s, FIRST_REPLICA) for s in self._initial_voters_from(group_id)]
         return self.groups[group_id].founding
 
     def has_deleted(self, group_id: GroupId) -> bool:
@@ -508,9 +508,9 @@ class Catalog:
         """Whether the group has a single replica, which cannot be replaced."""
         return len(self.listed(group_id)) == 1
 
-    def _founders_from(self, group_id: GroupId) -> list[ServerId]:
-        """The founders, rotated so that the preferred leaders of coordinators spread."""
-        servers = list(self.founders)
+    def _initial_voters_from(self, group_id: GroupId) -> list[ServerId]:
+        """The initial voters, rotated so that the preferred leaders of coordinators spread."""
+        servers = list(self.initial_voters)
         shift = group_id % len(servers) if servers else 0
         return servers[shift:] + servers[:shift]
 
@@ -762,7 +762,7 @@ class Catalog:
             partitions = command.default_partitions if new.partitions == -1 else new.partitions
             factor = new.replication_factor
             if factor == -1:
-                servers = len(self.founders.keys() | self.servers.keys())
+                servers = len(self.initial_voters.keys() | self.servers.keys())
                 factor = min(command.default_replication_factor, servers)
         if not 0 < partitions <= PARTITIONS_PER_TOPIC_MAX:
             return refused(

@@ -5,8 +5,8 @@ ask. So it belongs to the cluster: each server registers the levels its version 
 level is finalised only if every registered server understands it. From then on no server joins that
 does not.
 
-A new cluster begins with the levels its founders register as their defaults. Later ones are only
-finalised when somebody asks for it, because there is no way back for what a level's commands did.
+A new cluster begins with the levels its initial voters register as their defaults. Later ones are
+only finalised when somebody asks for it: there is no way back for what a level's commands did.
 
 Must not know: what a level means, who serves which request.
 """
@@ -72,7 +72,7 @@ class Features:
         return ""
 
     def begin(self, servers: Iterable[Levels]) -> list[str]:
-        """Finalise what the founders of a new cluster begin with; which features that is."""
+        """Finalise what the initial voters of a new cluster begin with; which features that is."""
         assert not self.epoch, self.epoch
         known = list(servers)
         first = {

@@ -48,7 +48,7 @@ def test_seed_that_left_before_founding_is_waited_for() -> None:
 
 
 def test_higher_seed_never_founds() -> None:
-    """Two founders would make two clusters."""
+    """Two initial voters would make two clusters."""
     birth = birth_of(2)
     for seed in (1, 3):
         birth.seed_is_empty(seed, DIRECTORIES[seed], DIGEST)
@@ -56,7 +56,7 @@ def test_higher_seed_never_founds() -> None:
 
 
 def test_seed_with_another_configuration_prevents_founding() -> None:
-    """Founders must agree on who they are."""
+    """Initial voters must agree on who they are."""
     birth = birth_of(1)
     birth.seed_is_empty(2, DIRECTORIES[2], DIGEST)
     birth.seed_is_empty(3, DIRECTORIES[3], b"other")
@@ -64,14 +64,14 @@ def test_seed_with_another_configuration_prevents_founding() -> None:
     assert birth.mismatched == {3}
 
 
-def test_founder_adopts_record_that_names_its_directory() -> None:
-    """A founder that was not told yet is told by any member."""
+def test_initial_voter_adopts_record_that_names_its_directory() -> None:
+    """An initial voter that was not told yet is told by any member."""
     birth = birth_of(2)
     assert birth.answered(record()) is BirthState.BORN
     assert birth.record == record()
 
 
-def test_wiped_founder_is_a_newcomer() -> None:
+def test_wiped_initial_voter_is_a_newcomer() -> None:
     """Same server id, another directory: it must not vote as its former self."""
     birth = birth_of(2, directory_id=b"z" * 16)
     assert birth.answered(record()) is BirthState.NEWCOMER

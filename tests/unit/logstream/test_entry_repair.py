@@ -34,7 +34,7 @@ GROUP = 7
 class Log:
     """Entries 3 to 9 in memory; a range that is none is a mistake of whoever asks."""
 
-    holes: Sequence[tuple[int, int]] = ()
+    damaged: Sequence[tuple[int, int]] = ()
     compaction = Compaction()
     first_index = 3
     last_index = 9
@@ -129,7 +129,7 @@ def test_asked_for_entries_gives_what_is_here(first: int, end: int, answered: li
 def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
     """As it does when there is none: one that is wrong must not stand before one that is right."""
     replica, wire, refusing = Replica(), Wire(), Refusing()
-    replica.log.holes = ((4, 5),)
+    replica.log.damaged = ((4, 5),)
     repair = repair_of(
         replica, wire, alive={2: None, 3: None}, store=refusing, log=refusing,
     )  # fmt: skip
@@ -152,7 +152,7 @@ def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
     )  # fmt: skip
     replica, wire, log = Replica(owner=owner), Wire(), Refusing()
     log.error = lambda event, **fields: told.append((event, fields))  # type: ignore[method-assign]
-    replica.log.holes = ((4, 5),)
+    replica.log.damaged = ((4, 5),)
     repair = repair_of(replica, wire, alive={2: None}, store=log, log=log)
     for _ in range(HOPELESS_REFUSALS + 3):
         repair.look_around()
@@ -171,9 +171,9 @@ def test_a_range_nobody_can_be_asked_for_does_not_keep_the_others_waiting(
 ) -> None:
     """Whatever the order of the groups, and however often it comes up."""
     stuck = Replica(group_id=6, members=[replica_id_of(server, 1) for server in members])
-    stuck.log.holes = ((4, 5), (6, 7))
+    stuck.log.damaged = ((4, 5), (6, 7))
     replica, wire, told = Replica(), Wire(), Told()
-    replica.log.holes = ((4, 5),)
+    replica.log.damaged = ((4, 5),)
     repair = repair_of(
         replica, wire, groups={6: stuck, GROUP: replica}, alive={2: None}, log=told,
     )  # fmt: skip
@@ -187,14 +187,14 @@ def test_a_range_of_a_group_without_another_replica_is_told_of_once() -> None:
     """There is nobody to wait for. Of the group's ranges the first one is named: records up to
     there are to be deleted, and then the next is."""
     replica, wire, told = Replica(members=[replica_id_of(1, 1)]), Wire(), Told()
-    replica.log.holes = ((4, 5), (6, 7))
+    replica.log.damaged = ((4, 5), (6, 7))
     repair = repair_of(replica, wire, log=told)
     for _ in range(HOPELESS_REFUSALS - 1):
         repair.look_around()
     assert not told.errors
     for _ in range(100):
         repair.look_around()
-    replica.log.holes = ((6, 7),)
+    replica.log.damaged = ((6, 7),)
     for _ in range(100):
         repair.look_around()
     assert [fields["index"] for fields in told.errors] == [4, 6]
@@ -204,7 +204,7 @@ def test_a_range_of_a_group_without_another_replica_is_told_of_once() -> None:
 def test_a_range_whose_peers_are_down_is_not_called_lost_and_asked_for_when_one_is_back() -> None:
     """A server that is away for an hour has what it had: nobody should delete records for that."""
     replica, wire, told = Replica(), Wire(), Told()
-    replica.log.holes = ((4, 5),)
+    replica.log.damaged = ((4, 5),)
     repair = repair_of(replica, wire, log=told)
     hello: Any = None
     for _ in range(3_600):
@@ -216,9 +216,9 @@ def test_a_range_whose_peers_are_down_is_not_called_lost_and_asked_for_when_one_
 
 
 def test_what_others_have_cut_off_does_not_hide_what_they_have_behind_it() -> None:
-    """One hole reaches from entries that nobody has any more to some that all others have."""
+    """One damaged range begins where nobody has entries any more, and ends where all others do."""
     replica, wire, told = Replica(applied=9), Wire(), Told()
-    replica.log.holes = ((4, 9),)
+    replica.log.damaged = ((4, 9),)
     replica.log.installed_state = b""  # type: ignore[attr-defined]
     replica.log.applied_index = 3  # type: ignore[attr-defined]
     repair = repair_of(replica, wire, alive={2: None}, log=told)
@@ -253,7 +253,7 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
     owner.state.log_start_offset = log_start_offset
     replica, wire, store = Replica(applied=9, owner=owner), Wire(), Trimming()
     log: Any = replica.log
-    log.holes, log.installed_state, log.applied_index = ((4, 9),), b"", 9
+    log.damaged, log.installed_state, log.applied_index = ((4, 9),), b"", 9
     log.offset_after = lambda index: index
     log.log_start_offset = 0
     replica.store = store  # type: ignore[attr-defined]

@@ -253,19 +253,19 @@ class Damage:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: Any = None
         self.replica = 0, 0
-        self.holes: tuple[tuple[int, int], ...] = ()
+        self.damaged: tuple[tuple[int, int], ...] = ()
         self.is_whole = True
-        whole, holes = Group.is_whole, MemoryLog.holes
+        whole, damaged = Group.is_whole, MemoryLog.damaged
 
         def is_whole(group: Group) -> Any:
             is_it = (group.group_id, group.replica_id) == self.replica
             return self.is_whole if is_it else whole.__get__(group)
 
-        def log_holes(log: MemoryLog) -> Any:
-            return self.holes if log is self.log else holes.__get__(log)
+        def log_damaged(log: MemoryLog) -> Any:
+            return self.damaged if log is self.log else damaged.__get__(log)
 
         monkeypatch.setattr(Group, "is_whole", property(is_whole))
-        monkeypatch.setattr(MemoryLog, "holes", property(log_holes))
+        monkeypatch.setattr(MemoryLog, "damaged", property(log_damaged))
         monkeypatch.setattr(EntryRepair, "_request", lambda *_: None)
 
 
@@ -292,7 +292,7 @@ def test_replica_with_damage_is_offered_the_leadership_once_it_is_healed(
     monkeypatch.setattr(Transfers, "_hand_over", offered)
     leader = cluster.leader(group_id).group
     damage.replica = group_id, leader.placement[0]
-    damage.holes, damage.is_whole = ((1, 2),), is_whole
+    damage.damaged, damage.is_whole = ((1, 2),), is_whole
     node.start()
     while group_id not in node.host.groups:
         cluster.run(1)
@@ -307,7 +307,7 @@ def test_replica_with_damage_is_offered_the_leadership_once_it_is_healed(
     cluster.run(20_000)
     assert offers == []
     assert cluster.leader(group_id).leader_server != first
-    damage.holes, damage.is_whole = (), True
+    damage.damaged, damage.is_whole = (), True
     cluster.run(5_000)
     assert offers == [first]
     assert cluster.leader(group_id).leader_server == first
@@ -330,7 +330,7 @@ def test_stopping_server_hands_over_to_a_replica_without_damage_if_there_is_one(
         node = cluster.nodes[server_of(damaged)]
         damage.log, damage.replica = node.host.groups[group_id].log, (group_id, damaged)
         for is_whole in (True, False):
-            damage.holes, damage.is_whole = ((1, 2),), is_whole
+            damage.damaged, damage.is_whole = ((1, 2),), is_whole
             cluster.run(1_500)
             offers.clear()
             transfers._hand_out([group])

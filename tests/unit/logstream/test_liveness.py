@@ -26,7 +26,7 @@ def topic(name: str, *partitions: list[int]) -> CreateTopics:
 
 
 def registered(catalog: Catalog) -> Catalog:
-    for server, directory in catalog.founders.items():
+    for server, directory in catalog.initial_voters.items():
         catalog.apply(RegisterServer(server, directory, "", {}, True), 0, 1)
     return catalog
 

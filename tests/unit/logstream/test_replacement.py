@@ -490,7 +490,9 @@ def test_new_directory_is_given_time_before_the_old_one_is_given_up(patient: Any
 def test_directory_is_not_given_up_while_nobody_else_leads_its_groups() -> None:
     """Whose servers run is not enough: a new replica may be no member yet."""
     servers = range(1, 6)
-    catalog = Catalog("c", coordinator_groups=1, founders={s: bytes([s]) * 16 for s in servers})
+    catalog = Catalog(
+        "c", coordinator_groups=1, initial_voters={s: bytes([s]) * 16 for s in servers}
+    )
     placed = ([1, 2, 3], [3, 4, 5], [5, 1], [4])
     topics = [NewTopic(f"t{n}", bytes([n]) * 16, assignments=[p]) for n, p in enumerate(placed)]
     commands = [RegisterServer(s, bytes([s]) * 16, "", {}, True) for s in servers]
@@ -561,7 +563,7 @@ def test_catalog_replica_that_was_given_up_makes_room_while_it_runs(cluster: Any
 def test_numbers_that_have_run_out_are_refused() -> None:
     """Whoever loses its disk at every start may not take the cluster with it."""
     directory = bytes(16)
-    catalog = Catalog("c", coordinator_groups=1, founders={3: directory})
+    catalog = Catalog("c", coordinator_groups=1, initial_voters={3: directory})
     for turn in range(REPLICA_NUMBER_MAX):
         new = (turn + 1).to_bytes(16)
         answer = catalog.apply(ReplaceServer(3, directory, new), 0, turn)

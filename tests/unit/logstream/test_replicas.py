@@ -51,11 +51,11 @@ class Hosted:
 class Directory:
     """One server's directory, its catalog, and what is made of them."""
 
-    def __init__(self, founder: bytes | None = None, store: MemoryStore | None = None) -> None:
+    def __init__(self, voter: bytes | None = None, store: MemoryStore | None = None) -> None:
         self.workers = InlineWorkers()
         image = store.image if store is not None else None
         self.store = MemoryStore(self.workers, image=image)
-        record = BirthRecord("c", ((3, founder or self.store.directory_id),), 0)
+        record = BirthRecord("c", ((3, voter or self.store.directory_id),), 0)
         state = make_state(3, record=record, store=self.store)
         self.catalog = state.catalog
         self.hosted = Hosted()
@@ -84,7 +84,7 @@ def founded(directory: bytes, *, replicas: int = 2) -> list[Any]:
 
 def test_new_directory_makes_nothing_while_history_names_the_old_one() -> None:
     """The catalog's own past lists replicas here that belong to a directory that is gone."""
-    new = Directory(founder=OTHER)
+    new = Directory(voter=OTHER)
     assert new.hosted.running == {}
     new.apply(*founded(OTHER))
     assert new.numbers(GROUP) == set()
@@ -162,7 +162,7 @@ def test_lost_replica_is_reported_and_not_started() -> None:
 
 def test_invitation_is_taken_once_and_never_backwards() -> None:
     """Peers whose catalog lags may name a number this directory has had."""
-    new = Directory(founder=OTHER)
+    new = Directory(voter=OTHER)
     for number in (3, 2, 3):
         new.replicas.number_received(number)
         new.workers.pump()

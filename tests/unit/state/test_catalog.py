@@ -64,10 +64,10 @@ def catalog() -> Catalog:
 def test_time_of_the_first_command_is_noted_until_there_is_a_note() -> None:
     """A server alone that is killed before the first `NoteTime` knows in its next life what time it
     was at least."""
-    catalog = Catalog("cluster", founders={1: b"a"})
+    catalog = Catalog("cluster", initial_voters={1: b"a"})
     catalog.apply(commands.AllocateProducerIds(1), 5_000, 1)
     assert catalog.noted_ms == 5_000
-    again = Catalog("cluster", founders={1: b"a"})
+    again = Catalog("cluster", initial_voters={1: b"a"})
     again.load([(key, value) for key, value in catalog.take_dirty() if value is not None])
     assert again.noted_ms == 5_000
     again.apply(commands.AllocateProducerIds(1), 6_000, 2)
@@ -78,7 +78,7 @@ def test_time_of_the_first_command_is_noted_until_there_is_a_note() -> None:
 
 def test_time_of_several_servers_is_only_what_was_noted() -> None:
     """A note is made while their clocks agree; at the first command they may not."""
-    catalog = Catalog("cluster", founders={1: b"a", 2: b"b", 3: b"c"})
+    catalog = Catalog("cluster", initial_voters={1: b"a", 2: b"b", 3: b"c"})
     catalog.apply(commands.AllocateProducerIds(1), 5_000, 1)
     assert catalog.noted_ms == 0
     catalog.apply(commands.NoteTime(), 7_000, 2)

@@ -19,19 +19,19 @@ from vdl.state.commands import (
 from vdl.state.reassignment import ReplicaInfo
 
 OLD, NEW, THIRD = b"o" * 16, b"n" * 16, b"t" * 16
-FOUNDERS = {1: b"1" * 16, 2: b"2" * 16, 3: OLD}
+INITIAL_VOTERS = {1: b"1" * 16, 2: b"2" * 16, 3: OLD}
 COORDINATORS = 2
 GROUP = COORDINATORS + 1
 
 
 def fresh() -> Catalog:
-    return Catalog("cluster", coordinator_groups=COORDINATORS, founders=FOUNDERS)
+    return Catalog("cluster", coordinator_groups=COORDINATORS, initial_voters=INITIAL_VOTERS)
 
 
 @pytest.fixture
 def catalog() -> Catalog:
     catalog = fresh()
-    for server_id, directory in FOUNDERS.items():
+    for server_id, directory in INITIAL_VOTERS.items():
         register(catalog, server_id, directory)
     catalog.apply(CreateTopics([NewTopic("t", bytes(16), 1, 3)]), 0, 1)
     return catalog
@@ -86,7 +86,7 @@ def test_retired_directory_never_returns(catalog: Catalog) -> None:
     assert numbers(catalog, 3) == [3, 3, 3, 3]
 
 
-def test_founder_that_never_registered_is_replaced_all_the_same() -> None:
+def test_initial_voter_that_never_registered_is_replaced_all_the_same() -> None:
     """Wiped between birth and registration, its catalog replica may have voted already."""
     catalog = fresh()
     assert register(catalog, 3, NEW) is ErrorCode.DUPLICATE_BROKER_REGISTRATION

@@ -32,14 +32,14 @@ def update(
 
 
 def three(*features: Ranges) -> Catalog:
-    """A cluster of three founders, registered in turn."""
-    catalog = Catalog("c", founders={server: bytes([server]) * 16 for server in (1, 2, 3)})
+    """A cluster of three initial voters, registered in turn."""
+    catalog = Catalog("c", initial_voters={server: bytes([server]) * 16 for server in (1, 2, 3)})
     for server_id, levels in enumerate(features, 1):
         register(catalog, server_id, levels)
     return catalog
 
 
-def test_new_cluster_begins_with_what_all_its_founders_understand() -> None:
+def test_new_cluster_begins_with_what_all_its_initial_voters_understand() -> None:
     """Not before the last of them has said what that is; a level 0 is none."""
     catalog = three(NEW, OLD)
     assert (catalog.features.epoch, catalog.features.levels) == (0, {})

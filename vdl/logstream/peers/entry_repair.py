@@ -93,7 +93,7 @@ class EntryRepair:
     def look_around(self) -> None:
         """Request a damaged range, unless an answer is waited for. Ranges and peers take turns:
         what nobody has, or nobody can be sent a request for, must not keep the others waiting."""
-        damaged = [group for group in self._state.groups.values() if group.log.holes]
+        damaged = [group for group in self._state.groups.values() if group.log.damaged]
         incomplete = [group.group_id for group in self._state.groups.values() if not group.is_whole]
         self._status.note_damage(
             incomplete, [group.group_id for group in damaged if group.is_whole]
@@ -104,7 +104,7 @@ class EntryRepair:
         self._pending = None
         reachable: list[tuple[Group, tuple[Index, Index], list[ServerId]]] = []
         for group in damaged:
-            ranges = group.log.holes
+            ranges = group.log.damaged
             self._note_damaged(group, ranges[0])
             # A state of the past may know members of the past.
             replicas = {*group.members, *group.listed}
@@ -228,7 +228,7 @@ class EntryRepair:
 
     def _note_healed(self, group: Group) -> None:
         self._refusals = {key: n for key, n in self._refusals.items() if key[0] != group.group_id}
-        if not group.log.holes:
+        if not group.log.damaged:
             self._known.discard(group.group_id)
             self._state.log.info("entries_repaired", **_named(group))
         group.retry_apply(self._state.outbox)

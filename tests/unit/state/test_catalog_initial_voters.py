@@ -1,12 +1,12 @@
-"""Right after birth a topic waits for the founders rather than be made with fewer replicas."""
+"""Right after birth a topic waits for all initial voters, and is not made with fewer replicas."""
 
 from vdl.errors import ErrorCode
 from vdl.state.catalog import Catalog
 from vdl.state.commands import CreateTopics, NewTopic, RegisterServer
 
 
-def test_default_replication_counts_founders_that_have_not_registered_yet() -> None:
-    catalog = Catalog("cluster", founders={n: bytes([n]) * 16 for n in (1, 2, 3)})
+def test_default_replication_counts_initial_voters_that_have_not_registered_yet() -> None:
+    catalog = Catalog("cluster", initial_voters={n: bytes([n]) * 16 for n in (1, 2, 3)})
     create = CreateTopics([NewTopic("events", bytes(16))])
     for server_id in (1, 2):
         catalog.apply(
