@@ -33,7 +33,8 @@ from segments.format.frame import read_frame
 from segments.format.names import log_directory, sequence_of
 from segments.io.fs import FileSystem, read_whole
 from segments.log.index import IndexDamaged
-from segments.log.segment import LogFiles, SegmentInfo
+from segments.log.segment import LogFiles
+from segments.log.segment_header import SegmentInfo
 from segments.recovery.replay import Replay, ReplayedLog, replay_journal
 from segments.recovery.tail import JournalReader, entries_or_damage
 

@@ -25,12 +25,12 @@ from segments.io.fs import (
     read_whole,
     write_over,
 )
+from segments.log.index_files import IndexWriter
 from segments.log.placement import NO_TIMESTAMP, Room, is_later
-from segments.log.segment import (
+from segments.log.segment import LogFiles
+from segments.log.segment_header import (
     SEGMENT_HEADER_BYTES,
     Cursor,
-    IndexWriter,
-    LogFiles,
     Sealed,
     SegmentInfo,
     decode_segment_header,

@@ -27,7 +27,7 @@ from segments.io import failpoint
 from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
 from segments.journal.writer import Journal
 from segments.log.log import DiskLog
-from segments.log.segment import Cursor
+from segments.log.segment_header import Cursor
 from segments.log.tail_cache import TailCache
 from segments.meta.file import Meta
 from segments.meta.pending import MetaCommit, PendingMeta

@@ -15,7 +15,8 @@ from segments.checkpoint.flusher import Pulse
 from segments.format.names import segment_number
 from segments.io import failpoint
 from segments.io.removals import FILES_AT_ONCE
-from segments.log.segment import LogFiles, SegmentInfo
+from segments.log.segment import LogFiles
+from segments.log.segment_header import SegmentInfo
 
 
 class RemoveBelow:

@@ -44,7 +44,8 @@ from segments.compaction.rewriting import (
 from segments.io import failpoint
 from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
 from segments.log.log import DiskLog
-from segments.log.segment import LogFiles, SegmentInfo, is_emptied
+from segments.log.segment import LogFiles
+from segments.log.segment_header import SegmentInfo, is_emptied
 
 OLD_FILE_MS = 10_000
 """How long the file of a segment that was rewritten stays for reads that have begun."""

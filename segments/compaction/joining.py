@@ -28,7 +28,9 @@ from segments.api import Compaction
 from segments.compaction.rewriting import Rewriting
 from segments.format.frame import FRAME_BYTES
 from segments.io import failpoint
-from segments.log.segment import SEGMENT_HEADER_BYTES, IndexReader, LogFiles, SegmentInfo
+from segments.log.index_files import IndexReader
+from segments.log.segment import LogFiles
+from segments.log.segment_header import SEGMENT_HEADER_BYTES, SegmentInfo
 
 EMPTIED_BYTES_MAX = 1 << 20
 """Of a segment of which nothing is left that is joined with others: what a reader has to look at

@@ -17,7 +17,8 @@ from segments.compaction.rewriting import STEP_BYTES, Rewriting, RewritingState,
 from segments.format.frame import FRAME_BYTES
 from segments.io.fs import is_refused
 from segments.log.index import IndexDamaged
-from segments.log.segment import SEGMENT_HEADER_BYTES, LogFiles, SegmentInfo
+from segments.log.segment import LogFiles
+from segments.log.segment_header import SEGMENT_HEADER_BYTES, SegmentInfo
 
 _AT_ONCE = 64
 """Entries taken between two looks at how many bytes they are."""

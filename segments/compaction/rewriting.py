@@ -24,10 +24,10 @@ from segments.format.frame import FRAME_BYTES, frame_of
 from segments.format.names import rewritten
 from segments.io import failpoint
 from segments.io.fs import File
-from segments.log.segment import (
+from segments.log.index_files import IndexWriter
+from segments.log.segment import LogFiles
+from segments.log.segment_header import (
     SEGMENT_HEADER_BYTES,
-    IndexWriter,
-    LogFiles,
     Sealed,
     SegmentInfo,
     encode_segment_header,

@@ -26,8 +26,10 @@ from segments.api import (
 )
 from segments.format.frame import FRAME_BYTES
 from segments.log.index import IndexDamaged
+from segments.log.index_files import IndexReader
 from segments.log.log import DiskLog
-from segments.log.segment import IndexReader, LogFiles, Sealed, SegmentInfo, TimeFound
+from segments.log.segment import LogFiles
+from segments.log.segment_header import Sealed, SegmentInfo, TimeFound
 
 T = TypeVar("T")
 

@@ -51,13 +51,8 @@ from segments.format.names import sequence_of
 from segments.log.damaged_ranges import DamagedRanges
 from segments.log.largest_timestamps import UNKNOWN, LargestTimestamps
 from segments.log.placement import Layout, Payload, Placement
-from segments.log.segment import (
-    SEGMENT_HEADER_BYTES,
-    Cursor,
-    LogFiles,
-    Sealed,
-    SegmentInfo,
-)
+from segments.log.segment import LogFiles
+from segments.log.segment_header import SEGMENT_HEADER_BYTES, Cursor, Sealed, SegmentInfo
 from segments.log.tail_cache import Chunk, Tail, TailCache
 from segments.log.terms import TermRuns
 

@@ -25,10 +25,10 @@ from segments.format.frame import FRAME_BYTES
 from segments.io import failpoint
 from segments.io.fs import File, read_whole, write_over
 from segments.log.index import place
-from segments.log.segment import (
+from segments.log.segment import LogFiles
+from segments.log.segment_header import (
     SEGMENT_HEADER_BYTES,
     Cursor,
-    LogFiles,
     SegmentInfo,
     decode_segment_header,
     encode_segment_header,

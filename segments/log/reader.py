@@ -30,7 +30,7 @@ from segments.io.fs import is_disk_full, is_passing
 from segments.log import cold_reads as cold
 from segments.log.log import DiskLog
 from segments.log.read_ahead import AHEAD_BYTES, IDLE_MS, Key, ReadAhead
-from segments.log.segment import Sealed, TimeFound
+from segments.log.segment_header import Sealed, TimeFound
 
 T = TypeVar("T")
 

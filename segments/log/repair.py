@@ -38,11 +38,11 @@ from segments.format.frame import (
 )
 from segments.io.fs import File, is_unreadable, read_whole, write_over
 from segments.log.index import IndexDamaged
+from segments.log.index_files import IndexReader
 from segments.log.log import DiskLog
-from segments.log.segment import (
+from segments.log.segment import LogFiles
+from segments.log.segment_header import (
     SEGMENT_HEADER_BYTES,
-    IndexReader,
-    LogFiles,
     SegmentInfo,
     decode_segment_header,
     encode_segment_header,

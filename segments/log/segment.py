@@ -4,12 +4,7 @@ A log segment is a 64-byte header and frames, end to end. Which bytes of it coun
 business: entries up to the log's durable end do, as the journal says; what lies behind is scrap of
 an unfinished flush.
 
-Header: magic "VDLSEG01" 8, CRC32C of bytes [12, 64) 4, segment number 4, log id 8, group 8,
-first index 8, base offset 8 (of the first entry), through 4, check of that 4, zero 8.
-
-A segment that stands for several, because compaction joined them, has the number of the first of
-them and says in `through` which one was the last; others have zero there. It is said twice, because
-nothing else in the file tells it: the check is a CRC32C of its own.
+The header: `segment_header.py`.
 
 Everything here blocks and runs in the pool (small index look-ups also on the loop). No state but
 names: files are opened, read and closed, so nothing is shared between threads.
@@ -20,17 +15,14 @@ Must not know: the cache, the journal.
 from __future__ import annotations
 
 import contextlib
-import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from crc32c import crc32c
-
-from ids import NO_INDEX, GroupId, Index, LogId, Offset, Term, indexes
+from ids import NO_INDEX, GroupId, Index, Offset, Term, indexes
 from segments.api import CorruptRecord, EntriesDamaged, OffsetOutOfRange, StoredEntry
 from segments.format.frame import FRAME_BYTES, frame_at, frame_length, read_frame
 from segments.format.names import (
@@ -42,143 +34,44 @@ from segments.format.names import (
     segment_path,
     sequence_of,
 )
-from segments.io import failpoint
-from segments.io.fs import File, FileSystem, cut_off, read_around, read_whole, write_over
+from segments.io.fs import File, cut_off, read_around, read_whole
 from segments.log.index import (
-    IDX_BYTES,
     Idx,
     IndexDamaged,
-    encode_index_header,
-    pack_idx,
     place,
-    read_idx,
+)
+from segments.log.index_files import (
+    IdxBlock,
+    IndexFiles,
+    IndexReader,
+    IndexWriter,
+)
+from segments.log.segment_header import (
+    SEGMENT_HEADER_BYTES,
+    UNKNOWN_THROUGH,
+    Sealed,
+    SegmentInfo,
+    TimeFound,
+    decode_segment_header,
+    is_emptied,
+    through_of,
 )
 
 T = TypeVar("T")
-SEGMENT_HEADER_BYTES = 64
-SEGMENT_MAGIC = b"VDLSEG01"
-SEGMENT_HEADER = struct.Struct("<8sIIQQQQII8x")
-_CRC = struct.Struct("<I")
-_THROUGH = struct.Struct("<II")
-_THROUGH_AT = 48
-_UNKNOWN = -1
-"""Of `through`: the header does not say it any more, Idx have to."""
 _READ_ROWS_MAX = 1024
 _BLOCK_ROWS = 64
 _GUESSES_MAX = 4
 _base_offset = attrgetter("base_offset")
 _first_index = attrgetter("first_index")
 _WALK_BYTES = 1 << 20
-assert SEGMENT_HEADER.size == SEGMENT_HEADER_BYTES, SEGMENT_HEADER.size
-
-
-class Sealed(NamedTuple):
-    """What a segment comes to that no flush adds to any more."""
-
-    number: int
-    bytes: int
-    max_timestamp: int
-
-
-class TimeFound(NamedTuple):
-    """What a look-up by time found: the entry's index, or -1; and what it had to learn of
-    segments."""
-
-    entry: Index
-    learned: list[Sealed]
-
-
-def is_emptied(sealed: Sealed, first: Index, end: Index) -> bool:
-    """Whether nothing is left of any of a segment's entries [first, end)."""
-    return sealed.bytes <= SEGMENT_HEADER_BYTES + FRAME_BYTES * (end - first)
-
-
-@dataclass(slots=True)
-class SegmentInfo:
-    """One log segment. `sealed` is known once it is sealed; of one that an earlier life sealed,
-    once somebody has looked."""
-
-    number: int
-    first_index: Index
-    base_offset: Offset
-    sealed: Sealed | None = None
-    through: int = 0
-    """Which of the log's segments was the last of those that are joined in it; 0: it is one by
-    itself."""
-
-    @property
-    def last_sequence(self) -> int:
-        """Of the last segment that it stands for: the one behind it has the next."""
-        return max(self.through, sequence_of(self.number))
-
-
-@dataclass(slots=True)
-class Cursor:
-    """Where the next frame of a log goes. `segment` 0: there is no segment yet."""
-
-    segment: int = 0
-    position: int = 0
-    max_timestamp: int = -1
-    first_timestamp: int | None = None
-    """Of the segment's first entry; None when it is not known and has to be looked up."""
-
-
-def encode_segment_header(info: SegmentInfo, log_id: LogId, group_id: GroupId) -> bytes:
-    """The header of a log segment."""
-    header = bytearray(
-        SEGMENT_HEADER.pack(
-            SEGMENT_MAGIC, 0, info.number, log_id, group_id, info.first_index, info.base_offset,
-            info.through, _through_check(info.through, log_id),
-        )
-    )  # fmt: skip
-    _CRC.pack_into(header, 8, crc32c(memoryview(header)[12:]))
-    return bytes(header)
-
-
-def decode_segment_header(data: bytes, log_id: LogId) -> SegmentInfo:
-    """Raises CorruptRecord."""
-    if len(data) < SEGMENT_HEADER_BYTES:
-        raise CorruptRecord("segment header", 0, expected=SEGMENT_HEADER_BYTES, actual=len(data))
-    magic, crc, number, owner, _, first_index, base_offset, through, _ = SEGMENT_HEADER.unpack_from(
-        data
-    )
-    actual = crc32c(memoryview(data)[12:SEGMENT_HEADER_BYTES])
-    if magic != SEGMENT_MAGIC or actual != crc:
-        raise CorruptRecord("segment header", 0, expected=crc, actual=actual)
-    if owner != log_id:
-        raise CorruptRecord("segment of another log", 0, expected=log_id, actual=owner)
-    return SegmentInfo(number, first_index, base_offset, through=through)
-
-
-def _through_check(through: int, log_id: LogId) -> int:
-    return crc32c(_CRC.pack(through), log_id) if through else 0
-
-
-def _through_of(data: bytes, number: int, log_id: LogId) -> int:
-    """What a header that is damaged elsewhere says of the segments that are joined in it."""
-    if number == sequence_of(number):
-        return 0  # what was joined has been rewritten
-    if len(data) < SEGMENT_HEADER_BYTES:
-        return _UNKNOWN
-    through, check = _THROUGH.unpack_from(data, _THROUGH_AT)
-    return through if through and check == _through_check(through, log_id) else _UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
-class LogFiles:
-    """Names and shape of one log's files."""
-
-    fs: FileSystem
-    directory: str
-    log_id: LogId
-    group_id: GroupId
-    index_entries: int
+class LogFiles(IndexFiles):
+    """One log's files: its index segments, and its log segments read by way of them."""
 
     def segment_path(self, number: int) -> str:
         return segment_path(self.directory, number)
-
-    def index_path(self, number: int) -> str:
-        return f"{self.directory}/{number:010d}.index"
 
     def remove_scrap(self, segment: int, first: Index) -> None:
         """Remove, durably, what a flush has left that did not count: files behind `segment` and Idx
@@ -205,44 +98,6 @@ class LogFiles:
                 file.close()
         if scrap:
             fs.sync_directory(self.directory)
-
-    def open_index(self, number: int, index: Index) -> File:
-        """Raises IndexDamaged when there is no such file."""
-        try:
-            return self.fs.open(self.index_path(number))
-        except FileNotFoundError:
-            raise IndexDamaged("index missing", index) from None
-
-    # --- Idx -----------------------------------------------------------------------------------
-    def block(self, first: Index, end: Index) -> IdxBlock:
-        """Idx of entries [first, end) that lie in one index file; fewer at that file's end. They
-        are not looked at yet: of a thousand that one `pread` gives a read of large entries needs
-        two.
-
-        Raises IndexDamaged when there is no such file.
-        """
-        number, position = place(first, self.index_entries)
-        count = min(end - first, self.index_entries - first % self.index_entries)
-        file = self.open_index(number, first)
-        try:
-            data = _read_rows(file, count, position)
-        finally:
-            file.close()
-        return IdxBlock(data, self.log_id, first, count)
-
-    def idx(self, index: Index) -> Idx:
-        return self.block(index, index + 1).idx(0)
-
-    def search(self, first: Index, end: Index, is_after: Callable[[Idx], bool]) -> Index:
-        """The first index of [first, end) for whose Idx `is_after` holds, or `end`."""
-        with IndexReader(self) as reader:
-            while first < end:
-                middle = (first + end) // 2
-                if is_after(reader.idx(middle)):
-                    end = middle
-                else:
-                    first = middle + 1
-        return first
 
     # --- entries ---------------------------------------------------------------------------------
     def entries(self, first: Index, end: Index, bytes_max: int) -> list[StoredEntry]:
@@ -515,7 +370,7 @@ class LogFiles:
                 replaced.append(self.segment_path(found.pop().number))
             found.append(info)
         for info, following in pairwise(found):
-            if info.through == _UNKNOWN and self._reaches(info, following.first_index):
+            if info.through == UNKNOWN_THROUGH and self._reaches(info, following.first_index):
                 info.through = sequence_of(following.number) - 1
         for info in found:
             info.through = max(info.through, 0)
@@ -526,7 +381,7 @@ class LogFiles:
         the header does not say it any more: Idx were written before any other file went."""
         if sequence_of(info.number) == sequence_of(other.number):
             return False
-        if info.through != _UNKNOWN:
+        if info.through != UNKNOWN_THROUGH:
             return sequence_of(other.number) <= info.through
         try:
             return self.idx(other.first_index).segment == info.number
@@ -556,7 +411,7 @@ class LogFiles:
             size = min(frame_length(head, 0), file.size())
             view = memoryview(read_whole(file, size, SEGMENT_HEADER_BYTES))
             first = read_frame(view, 0, self.group_id, SEGMENT_HEADER_BYTES)
-            through = _through_of(header, number, self.log_id)
+            through = through_of(header, number, self.log_id)
             return SegmentInfo(number, first.index, first.base_offset, through=through)
 
     def _told_by_index(self, number: int, low: Index, end: Index) -> SegmentInfo | None:
@@ -579,7 +434,7 @@ class LogFiles:
             return None
         if idx is None or (idx.segment, idx.position) != (number, SEGMENT_HEADER_BYTES):
             return None
-        through = 0 if number == sequence_of(number) else _UNKNOWN
+        through = 0 if number == sequence_of(number) else UNKNOWN_THROUGH
         return SegmentInfo(number, low, idx.base_offset, through=through)
 
     def walk(
@@ -753,159 +608,6 @@ def read_stretch(file: File, length: int, position: int) -> Stretch:
     """Up to `length` bytes from `position` on."""
     data, bad = read_around(file, length, position)
     return Stretch(memoryview(data), position, bad)
-
-
-class IndexReader:
-    """Keeps the index file of the last look-up open, for searches."""
-
-    __slots__ = ("_file", "_files", "_number")
-
-    def __init__(self, files: LogFiles) -> None:
-        self._files = files
-        self._number = -1
-        self._file: File | None = None
-
-    def __enter__(self) -> IndexReader:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def idx(self, index: Index) -> Idx:
-        return self.block(index, index + 1).idx(0)
-
-    def sealed(self, segment: SegmentInfo, end: Index) -> Sealed:
-        """What a segment comes to whose entries end at `end`. Raises IndexDamaged."""
-        last = self.idx(end - 1)
-        if last.segment != segment.number:
-            raise IndexDamaged("index names another segment", end - 1, actual=last.segment)
-        return Sealed(segment.number, last.position + last.length, last.max_timestamp)
-
-    def block(self, first: Index, end: Index) -> IdxBlock:
-        """Idx of entries from `first`, up to `end` or the end of their index file."""
-        files = self._files
-        number, position = place(first, files.index_entries)
-        if self._file is None or number != self._number:
-            if self._file is not None:
-                self._file.close()
-            self._file = None
-            self._file = files.open_index(number, first)
-            self._number = number
-        count = min(end - first, files.index_entries - first % files.index_entries)
-        data = _read_rows(self._file, count, position)
-        return IdxBlock(data, files.log_id, first, count)
-
-
-@dataclass(frozen=True, slots=True)
-class IdxBlock:
-    """Consecutive Idx as they were read, each checked when it is looked at."""
-
-    data: bytes
-    log_id: LogId
-    first: Index
-    count: int
-
-    def idx(self, n: int) -> Idx:
-        return read_idx(self.data, n * IDX_BYTES, self.log_id, self.first + n)
-
-    def first_after(self, offset: Offset) -> int:
-        """Number of the first Idx whose base offset is above `offset`, or `count`."""
-        low, high = 0, self.count
-        while low < high:
-            middle = (low + high) // 2
-            if self.idx(middle).base_offset > offset:
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-
-@dataclass(slots=True)
-class IndexWriter:
-    """Appends consecutive Idx, file by file. Written, not synced, until `sync`.
-
-    Several may be at one file, a flush and rebuilds: each writes what is its own and never what it
-    has read, so nothing that another has cut off comes back. Where a page cannot be read, the last
-    one to write it leaves zeros in place of the others' Idx, which are rebuilt when they are
-    missed.
-    """
-
-    files: LogFiles
-    _rows: bytearray = field(default_factory=bytearray)
-    _first: Index = NO_INDEX
-    _file: File | None = None
-    _number: int = -1
-
-    def add(
-        self, index: Index, base_offset: Offset, max_timestamp: int, position: int, length: int,
-        segment: int, term: Term, records: int, kind: int,
-    ) -> None:  # fmt: skip
-        if index % self.files.index_entries == 0:
-            self.flush()
-        rows = self._rows
-        if not rows:
-            self._first = index
-        at = len(rows)
-        rows += bytes(IDX_BYTES)
-        pack_idx(
-            rows, at, self.files.log_id, index, base_offset, max_timestamp, position, length,
-            segment, term, records, kind,
-        )  # fmt: skip
-
-    def flush(self) -> None:
-        """Write what was added."""
-        if not self._rows:
-            return
-        files = self.files
-        number, position = place(self._first, files.index_entries)
-        if self._file is None or self._number != number:
-            self.sync()
-            self.close()
-            self._file = _open_or_create(files.fs, files.index_path(number))
-            self._number = number
-            write_over(self._file, encode_index_header(files.log_id, number), 0)
-        write_over(self._file, self._rows, position)
-        failpoint.hit("index.written")
-        self._rows = bytearray()
-
-    def sync(self) -> None:
-        if self._file is not None:
-            self._file.sync()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def _open_or_create(fs: FileSystem, path: str) -> File:
-    """An index file, which another thread may create or remove at the same time."""
-    while True:
-        try:
-            return fs.open(path)
-        except FileNotFoundError:
-            pass
-        try:
-            file = fs.open(path, create=True)
-        except FileExistsError:
-            continue
-        failpoint.hit("index.created")
-        return file
-
-
-def _read_rows(file: File, count: int, position: int) -> bytes:
-    """Idx as they lie there; zeros, which fail every check, for those that the medium cannot give:
-    each is then met as a damaged one, and only its segment is looked at for it."""
-    data, bad = read_around(file, count * IDX_BYTES, position)
-    if not bad:
-        return data
-    rows = bytearray(data)
-    for start, end in bad:
-        first = (start - position) // IDX_BYTES * IDX_BYTES
-        stop = min(len(rows), -(-(end - position) // IDX_BYTES) * IDX_BYTES)
-        rows[first:stop] = bytes(stop - first)
-    return bytes(rows)
 
 
 def _compare(row: Idx, entry: StoredEntry) -> None:

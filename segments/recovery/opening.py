@@ -22,7 +22,8 @@ from segments.format.block import RECORD_BYTES
 from segments.format.names import log_directory, sequence_of
 from segments.io.fs import FileSystem
 from segments.log.log import Batch, DiskLog, Install, Run
-from segments.log.segment import LogFiles, SegmentInfo
+from segments.log.segment import LogFiles
+from segments.log.segment_header import SegmentInfo
 from segments.log.tail_cache import TailCache
 from segments.log.terms import TermRuns
 from segments.meta.file import Meta

@@ -12,13 +12,13 @@ from __future__ import annotations
 from ids import NO_INDEX, Index, indexes
 from segments.api import Buffer, CorruptRecord
 from segments.log.index import IndexDamaged
+from segments.log.index_files import IndexWriter
 from segments.log.log import DiskLog
 from segments.log.placement import Payload, Placement
-from segments.log.segment import (
+from segments.log.segment import LogFiles
+from segments.log.segment_header import (
     SEGMENT_HEADER_BYTES,
     Cursor,
-    IndexWriter,
-    LogFiles,
     SegmentInfo,
     encode_segment_header,
 )

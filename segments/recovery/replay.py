@@ -90,7 +90,7 @@ from segments.format.names import (
 from segments.io.fs import File, FileSystem, read_around, read_whole
 from segments.journal.chain import Position
 from segments.journal.files import file_path
-from segments.log.segment import SEGMENT_HEADER_BYTES
+from segments.log.segment_header import SEGMENT_HEADER_BYTES
 
 _SCAN_BYTES = 1 << 20
 _FILE_BYTES_MIN = 3 * PAGE_BYTES

@@ -18,7 +18,8 @@ from pathlib import Path
 from segments.io.fs import RealFileSystem
 from segments.log.index import encode_index_header, pack_idx
 from segments.log.largest_timestamps import LargestTimestamps
-from segments.log.segment import LogFiles, SegmentInfo
+from segments.log.segment import LogFiles
+from segments.log.segment_header import SegmentInfo
 
 FRAME_BYTES = 1000
 SEGMENT_BYTES = 64 << 20

@@ -28,7 +28,7 @@ from segments.api import SegmentLimits
 from segments.checkpoint.flusher import FlushPlan, FlushResult, FlushSpan, run_flush
 from segments.journal.writer import Journal, WriterState
 from segments.log.log import Span
-from segments.log.segment import Cursor
+from segments.log.segment_header import Cursor
 from segments.store import DiskStore
 
 OPENED = "store_opened"

@@ -20,7 +20,9 @@ from segments.api import MetaBatch
 from segments.directory.identity import Identity, LogIdentity, encode
 from segments.format.names import log_directory
 from segments.io.fs import RealFileSystem
-from segments.log.segment import IndexWriter, LogFiles, SegmentInfo, encode_segment_header
+from segments.log.index_files import IndexWriter
+from segments.log.segment import LogFiles
+from segments.log.segment_header import SegmentInfo, encode_segment_header
 from segments.meta.file import Meta
 from segments.tool import INDEX_ENTRIES
 from vdl.pipeline.options import parse

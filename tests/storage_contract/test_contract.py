@@ -537,7 +537,7 @@ def test_read_looks_at_no_more_of_the_index_than_it_needs(
         seen.append(index)
         return read_idx(data, at, log_id, index)
 
-    monkeypatch.setattr("segments.log.segment.read_idx", counted)
+    monkeypatch.setattr("segments.log.index_files.read_idx", counted)
     found = harness.cold(harness.store.entries_cold, log, 20, 300, 900)
     assert [entry.index for entry in found] == [20, 21, 22]
     assert set(seen) <= set(range(20, 24))

@@ -16,7 +16,7 @@ from segments.api import (
 )
 from segments.io.fs import RealFile, RealFileSystem
 from segments.io.inline_workers import InlineWorkers
-from segments.log.segment import SegmentInfo, encode_segment_header
+from segments.log.segment_header import SegmentInfo, encode_segment_header
 from segments.store import DiskStore
 from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.filesystem import SimFileSystem

@@ -13,7 +13,8 @@ import pytest
 from segments.api import CorruptRecord, EntriesDamaged, HardState, SegmentLimits, StoredEntry
 from segments.io.fs import SyncFailed, is_unreadable
 from segments.log import segment as segment_module
-from segments.log.segment import SEGMENT_HEADER_BYTES, IndexWriter, decode_segment_header
+from segments.log.index_files import IndexWriter
+from segments.log.segment_header import SEGMENT_HEADER_BYTES, decode_segment_header
 from tests.storage_contract.test_scrap import OPTIONS, Engine
 from vdl.sim.disk import Directory, DiskProfile, Inode, SimDisk
 from vdl.sim.filesystem import SimFile, SimFileSystem

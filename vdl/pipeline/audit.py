@@ -41,7 +41,8 @@ from segments.format.frame import FRAME_BYTES, read_frame
 from segments.format.names import log_directory
 from segments.io.fs import RealFileSystem
 from segments.log.index import IndexDamaged
-from segments.log.segment import LogFiles, SegmentInfo
+from segments.log.segment import LogFiles
+from segments.log.segment_header import SegmentInfo
 from segments.recovery.tail import JournalReader, entries_or_damage
 from segments.tool import INDEX_ENTRIES, Directory
 

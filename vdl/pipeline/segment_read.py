@@ -35,12 +35,8 @@ from segments.directory.identity import read_identity
 from segments.format.meta_pages import item_at
 from segments.format.names import log_directory, sequence_of
 from segments.io.fs import RealFileSystem
-from segments.log.segment import (
-    SEGMENT_HEADER_BYTES,
-    LogFiles,
-    SegmentInfo,
-    decode_segment_header,
-)
+from segments.log.segment import LogFiles
+from segments.log.segment_header import SEGMENT_HEADER_BYTES, SegmentInfo, decode_segment_header
 from vdl.pipeline.columns import Gathered, open_lane
 from vdl.pipeline.inflated import Inflated
 from vdl.pipeline.positions import TASK_ROWS_MAX, OffsetRange

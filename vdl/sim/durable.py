@@ -38,7 +38,7 @@ from segments.format.block import (
     first_block_at,
 )
 from segments.format.frame import CRC, FRAME_VERSION, frame_length
-from segments.log.segment import SEGMENT_HEADER_BYTES, SEGMENT_MAGIC
+from segments.log.segment_header import SEGMENT_HEADER_BYTES, SEGMENT_MAGIC
 
 _SALT = Struct("<Q")
 """Of the file, behind a block's first eight bytes."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from segments.api import Buffer, SegmentLimits, StoredEntry
 from segments.checkpoint.flusher import WRITE_BACK_BYTES, FlushPlan, FlushSpan, run_flush
 from segments.io.fs import RealFile, RealFileSystem
-from segments.log.segment import Cursor, LogFiles
+from segments.log.segment import LogFiles
+from segments.log.segment_header import Cursor
 
 MIB = 1 << 20
 Call = tuple[str, str, int, int]

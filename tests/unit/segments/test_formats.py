@@ -20,7 +20,8 @@ from segments.format.frame import read_frame
 from segments.log import index, segment
 from segments.log.log import Batch, DiskLog
 from segments.log.placement import Placement, Room
-from segments.log.segment import LogFiles, SegmentInfo
+from segments.log.segment import LogFiles
+from segments.log.segment_header import SegmentInfo
 from segments.log.tail_cache import TailCache
 from segments.meta.file import Meta
 

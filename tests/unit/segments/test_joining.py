@@ -8,7 +8,7 @@ import pytest
 from segments.compaction.joining import EMPTIED_BYTES_MAX, Group, Size, groups
 from segments.format.frame import FRAME_BYTES
 from segments.log.largest_timestamps import LargestTimestamps
-from segments.log.segment import SEGMENT_HEADER_BYTES
+from segments.log.segment_header import SEGMENT_HEADER_BYTES
 
 LIMIT = 4_000_000
 

@@ -1,0 +1,230 @@
+"""The index segments of one log: an Idx for each entry, looked up and written.
+
+Everything here blocks and runs in the pool (small look-ups also on the loop). No state but names:
+files are opened, read and closed, so nothing is shared between threads.
+
+Must not know: what lies in log segments, the cache, the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ids import NO_INDEX, GroupId, Index, LogId, Offset, Term
+from segments.io import failpoint
+from segments.io.fs import File, FileSystem, read_around, write_over
+from segments.log.index import (
+    IDX_BYTES,
+    Idx,
+    IndexDamaged,
+    encode_index_header,
+    pack_idx,
+    place,
+    read_idx,
+)
+from segments.log.segment_header import Sealed, SegmentInfo
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFiles:
+    """Names and shape of one log's files; its Idx, looked up."""
+
+    fs: FileSystem
+    directory: str
+    log_id: LogId
+    group_id: GroupId
+    index_entries: int
+
+    def index_path(self, number: int) -> str:
+        return f"{self.directory}/{number:010d}.index"
+
+    def open_index(self, number: int, index: Index) -> File:
+        """Raises IndexDamaged when there is no such file."""
+        try:
+            return self.fs.open(self.index_path(number))
+        except FileNotFoundError:
+            raise IndexDamaged("index missing", index) from None
+
+    def block(self, first: Index, end: Index) -> IdxBlock:
+        """Idx of entries [first, end) that lie in one index file; fewer at that file's end. They
+        are not looked at yet: of a thousand that one `pread` gives a read of large entries needs
+        two.
+
+        Raises IndexDamaged when there is no such file.
+        """
+        number, position = place(first, self.index_entries)
+        count = min(end - first, self.index_entries - first % self.index_entries)
+        file = self.open_index(number, first)
+        try:
+            data = _read_rows(file, count, position)
+        finally:
+            file.close()
+        return IdxBlock(data, self.log_id, first, count)
+
+    def idx(self, index: Index) -> Idx:
+        return self.block(index, index + 1).idx(0)
+
+    def search(self, first: Index, end: Index, is_after: Callable[[Idx], bool]) -> Index:
+        """The first index of [first, end) for whose Idx `is_after` holds, or `end`."""
+        with IndexReader(self) as reader:
+            while first < end:
+                middle = (first + end) // 2
+                if is_after(reader.idx(middle)):
+                    end = middle
+                else:
+                    first = middle + 1
+        return first
+
+
+class IndexReader:
+    """Keeps the index file of the last look-up open, for searches."""
+
+    __slots__ = ("_file", "_files", "_number")
+
+    def __init__(self, files: IndexFiles) -> None:
+        self._files = files
+        self._number = -1
+        self._file: File | None = None
+
+    def __enter__(self) -> IndexReader:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def idx(self, index: Index) -> Idx:
+        return self.block(index, index + 1).idx(0)
+
+    def sealed(self, segment: SegmentInfo, end: Index) -> Sealed:
+        """What a segment comes to whose entries end at `end`. Raises IndexDamaged."""
+        last = self.idx(end - 1)
+        if last.segment != segment.number:
+            raise IndexDamaged("index names another segment", end - 1, actual=last.segment)
+        return Sealed(segment.number, last.position + last.length, last.max_timestamp)
+
+    def block(self, first: Index, end: Index) -> IdxBlock:
+        """Idx of entries from `first`, up to `end` or the end of their index file."""
+        files = self._files
+        number, position = place(first, files.index_entries)
+        if self._file is None or number != self._number:
+            if self._file is not None:
+                self._file.close()
+            self._file = None
+            self._file = files.open_index(number, first)
+            self._number = number
+        count = min(end - first, files.index_entries - first % files.index_entries)
+        data = _read_rows(self._file, count, position)
+        return IdxBlock(data, files.log_id, first, count)
+
+
+@dataclass(frozen=True, slots=True)
+class IdxBlock:
+    """Consecutive Idx as they were read, each checked when it is looked at."""
+
+    data: bytes
+    log_id: LogId
+    first: Index
+    count: int
+
+    def idx(self, n: int) -> Idx:
+        return read_idx(self.data, n * IDX_BYTES, self.log_id, self.first + n)
+
+    def first_after(self, offset: Offset) -> int:
+        """Number of the first Idx whose base offset is above `offset`, or `count`."""
+        low, high = 0, self.count
+        while low < high:
+            middle = (low + high) // 2
+            if self.idx(middle).base_offset > offset:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+
+@dataclass(slots=True)
+class IndexWriter:
+    """Appends consecutive Idx, file by file. Written, not synced, until `sync`.
+
+    Several may be at one file, a flush and rebuilds: each writes what is its own and never what it
+    has read, so nothing that another has cut off comes back. Where a page cannot be read, the last
+    one to write it leaves zeros in place of the others' Idx, which are rebuilt when they are
+    missed.
+    """
+
+    files: IndexFiles
+    _rows: bytearray = field(default_factory=bytearray)
+    _first: Index = NO_INDEX
+    _file: File | None = None
+    _number: int = -1
+
+    def add(
+        self, index: Index, base_offset: Offset, max_timestamp: int, position: int, length: int,
+        segment: int, term: Term, records: int, kind: int,
+    ) -> None:  # fmt: skip
+        if index % self.files.index_entries == 0:
+            self.flush()
+        rows = self._rows
+        if not rows:
+            self._first = index
+        at = len(rows)
+        rows += bytes(IDX_BYTES)
+        pack_idx(
+            rows, at, self.files.log_id, index, base_offset, max_timestamp, position, length,
+            segment, term, records, kind,
+        )  # fmt: skip
+
+    def flush(self) -> None:
+        """Write what was added."""
+        if not self._rows:
+            return
+        files = self.files
+        number, position = place(self._first, files.index_entries)
+        if self._file is None or self._number != number:
+            self.sync()
+            self.close()
+            self._file = _open_or_create(files.fs, files.index_path(number))
+            self._number = number
+            write_over(self._file, encode_index_header(files.log_id, number), 0)
+        write_over(self._file, self._rows, position)
+        failpoint.hit("index.written")
+        self._rows = bytearray()
+
+    def sync(self) -> None:
+        if self._file is not None:
+            self._file.sync()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _open_or_create(fs: FileSystem, path: str) -> File:
+    """An index file, which another thread may create or remove at the same time."""
+    while True:
+        try:
+            return fs.open(path)
+        except FileNotFoundError:
+            pass
+        try:
+            file = fs.open(path, create=True)
+        except FileExistsError:
+            continue
+        failpoint.hit("index.created")
+        return file
+
+
+def _read_rows(file: File, count: int, position: int) -> bytes:
+    """Idx as they lie there; zeros, which fail every check, for those that the medium cannot give:
+    each is then met as a damaged one, and only its segment is looked at for it."""
+    data, bad = read_around(file, count * IDX_BYTES, position)
+    if not bad:
+        return data
+    rows = bytearray(data)
+    for start, end in bad:
+        first = (start - position) // IDX_BYTES * IDX_BYTES
+        stop = min(len(rows), -(-(end - position) // IDX_BYTES) * IDX_BYTES)
+        rows[first:stop] = bytes(stop - first)
+    return bytes(rows)
