@@ -35,7 +35,8 @@ from segments.io.fs import FileSystem, read_whole
 from segments.log.index import IndexDamaged
 from segments.log.segment import LogFiles
 from segments.log.segment_header import SegmentInfo
-from segments.recovery.replay import Replay, ReplayedLog, replay_journal
+from segments.recovery.replay import Replay, replay_journal
+from segments.recovery.replayed_log import ReplayedLog
 from segments.recovery.tail import JournalReader, entries_or_damage
 
 INDEX_ENTRIES = StoreOptions().index_segment_entries

@@ -35,7 +35,8 @@ from segments.recovery.placed import (
     placement_of,
     write_again,
 )
-from segments.recovery.replay import Progress, Replay, ReplayedLog, no_progress
+from segments.recovery.replay import Progress, Replay, no_progress
+from segments.recovery.replayed_log import ReplayedLog
 from segments.recovery.tail import JournalReader, journal_entries, live_sequence
 
 

@@ -22,7 +22,7 @@ from segments.log.segment_header import (
     SegmentInfo,
     encode_segment_header,
 )
-from segments.recovery.replay import Placed, ReplayedLog
+from segments.recovery.replayed_log import Placed, ReplayedLog
 from segments.recovery.tail import CARRIED, JournalReader, live_sequence, placed_entries
 
 

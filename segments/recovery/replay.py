@@ -41,21 +41,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ids import NO_INDEX, NO_TERM, Index, LogId, NodeId, Offset, Term, indexes
+from ids import LogId
 from segments.api import DataMissing
 from segments.directory.identity import Identity
 from segments.format.block import (
     BLOCK_HEADER_BYTES,
-    BLOCK_MAGIC,
     CLOSING,
     DETAIL,
     DETAIL_RECORD,
     ENTRY,
-    ENTRY_RECORD,
     FILE_HEADER_BYTES,
-    FLUSHED,
     FRAMED,
-    HARD,
     INSTALL,
     MARK_INSTALLED,
     MARK_VOID,
@@ -66,13 +62,10 @@ from segments.format.block import (
     RESET,
     SEQUENCE_MASK,
     STATE_RECORD,
-    TRIM,
     TRUNCATE,
     Block,
     FileHeader,
     Mark,
-    block_bytes,
-    decode_block,
     decode_file_header,
     encode_file_header,
     file_header_bytes,
@@ -90,134 +83,18 @@ from segments.format.names import (
 from segments.io.fs import File, FileSystem, read_around, read_whole
 from segments.journal.chain import Position
 from segments.journal.files import file_path
-from segments.log.segment_header import SEGMENT_HEADER_BYTES
+from segments.recovery.journal_blocks import (
+    bad_frames,
+    durable_mark,
+    has_first_block,
+    next_block,
+    read_block,
+)
+from segments.recovery.replayed_log import FrameRef, ReplayedLog
 
-_SCAN_BYTES = 1 << 20
 _FILE_BYTES_MIN = 3 * PAGE_BYTES
 """A header, its parity and a block: no file is made shorter."""
 _HEADER_BYTES_MAX = 256 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Where the frame of a placed entry lies, and what its Idx says."""
-
-    segment: int
-    position: int
-    crc: int
-    kind: int
-    records: int
-    base_offset: Offset
-    timestamp: int
-
-
-@dataclass(slots=True)
-class FrameRef:
-    """Where the journal holds an entry's frame, or the record of one that lies in a segment."""
-
-    sequence: int
-    position: int
-    length: int
-    term: Term
-    placed: Placed | None = None
-
-
-@dataclass(slots=True)
-class ReplayedLog:
-    """What the journal says of one log. Entries up to `flushed_index` are in segments."""
-
-    log_id: LogId
-    first_index: Index
-    prev_term: Term
-    start_offset: Offset
-    last_index: Index
-    flushed_index: Index
-    flushed_offset: Offset
-    commit: Index
-    term: Term = NO_TERM
-    vote: NodeId = NodeId(0)
-    is_void: bool = True
-    lost: bool = False
-    sequence: int = -1
-    """Of the next record; -1 as long as none was seen."""
-    sequence_hint: int = 0
-    """What the first file's header says: the first record seen is not above it."""
-    suspect: bool = False
-    frames: dict[Index, FrameRef] = field(default_factory=dict)
-    applied: Index = NO_INDEX
-    """Of the last checkpoint before the newest file: meta cannot truly say less."""
-    installed: FrameRef | None = None
-    """Of the last reset, when a state came with it."""
-    place: tuple[int, int, int] = (0, 0, 0)
-    """(entry, segment, position) of the frame that the next PLACED speaks of."""
-    begun: dict[int, int] = field(default_factory=dict)
-    """Segments that a PLACE has begun, by their first entry; of some that are flushed, too."""
-    detail: tuple[int, int, Offset, int] = (0, 0, Offset(0), 0)
-    """Kind, records, base offset and timestamp of its entry."""
-
-    def apply(self, kind: int, term: Term, index: Index, value: int) -> None:
-        """A record without a frame."""
-        if kind == HARD:
-            self.term, self.vote = term, NodeId(value)
-            self.commit = max(self.commit, index)
-        elif kind == TRUNCATE:
-            self.cut(index)
-        elif kind == RESET:
-            self.frames.clear()
-            self.begun.clear()
-            self.installed = None
-            self.first_index, self.prev_term, self.start_offset = index, term, Offset(value)
-            self.last_index = self.flushed_index = index - 1
-            self.flushed_offset = Offset(value)
-            self.commit = max(self.commit, index - 1)
-            self.is_void = True
-        elif kind == FLUSHED:
-            if index > self.flushed_index:
-                self.flushed_index, self.flushed_offset = index, Offset(value)
-            self.last_index = max(self.last_index, index)
-            self.is_void = False
-        elif kind == TRIM:
-            self.first_index, self.prev_term, self.start_offset = index, term, Offset(value)
-        elif kind == PLACE:
-            self.place = index, term, value
-            # It says where everything from that entry on lies.
-            self.begun = {n: begun for n, begun in self.begun.items() if n < index}
-            if value == SEGMENT_HEADER_BYTES:
-                self.begun[index] = term
-
-    def add_placed(
-        self, index: Index, term: Term, value: int, sequence: int, position: int
-    ) -> None:
-        """An entry whose frame lies in a segment; `position` is that of its record."""
-        follows, segment, place = self.place
-        if follows != index:
-            self.lost = True  # its block is good, and one before it was not
-            return
-        length, crc = value & 0xFFFFFFFF, value >> 32
-        self.place = index + 1, segment, place + length
-        placed = Placed(segment, place, crc, *self.detail)
-        self.add(index, FrameRef(sequence, position, length, term, placed))
-
-    def add(self, index: Index, ref: FrameRef) -> None:
-        """An entry. One already held with the same term was written again, nothing else."""
-        if index > self.last_index:
-            self.last_index = index
-        elif (held := self.frames.get(index)) is not None and held.term != ref.term:
-            self.cut(index)
-            self.last_index = index
-        self.frames[index] = ref
-
-    def cut(self, index: Index) -> None:
-        """The suffix from `index` on is gone."""
-        for gone in indexes(index, self.last_index + 1):
-            self.frames.pop(gone, None)
-            self.begun.pop(gone, None)
-        self.last_index = min(self.last_index, index - 1)
-
-    @property
-    def is_whole(self) -> bool:
-        """Every entry that no segment holds is in the journal."""
-        return all(n in self.frames for n in indexes(self.flushed_index + 1, self.last_index + 1))
 
 
 @dataclass(slots=True)
@@ -330,7 +207,7 @@ class _Replayer:
             for log in self._logs.values():
                 log.lost = True  # logs exist, so a journal did
             # What is left in files that are used again must stay behind every later mark.
-            lsn = max((self._durable_mark(file.path, 0) for file in found), default=0)
+            lsn = max((durable_mark(self._fs, file.path, 0) for file in found), default=0)
             result.position = Position(lsn, 0, newest + 1, 0)
             return result
         base = chain[0].header
@@ -370,7 +247,7 @@ class _Replayer:
             return
         file = self._fs.open(oldest.path)
         try:
-            if not _has_first_block(file, oldest.header):
+            if not has_first_block(file, oldest.header):
                 return  # its marks speak of what that held
         finally:
             file.close()
@@ -391,7 +268,7 @@ class _Replayer:
         """Whether it was more than prepared."""
         if not file.is_blank:
             return True
-        return not file.is_recycled and self._durable_mark(file.path, -1) >= 0
+        return not file.is_recycled and durable_mark(self._fs, file.path, -1) >= 0
 
     def _sort(self, found: list[_FoundFile], chain: list[_FoundFile]) -> None:
         """Which files count, which were prepared and never used, and which can go."""
@@ -471,8 +348,8 @@ class _Replayer:
     def _can_stand(self, file: File, header: FileHeader) -> bool:
         """Whether the file says all that those said for which it stands. Without its first block
         these count, which are still there."""
-        block, _ = _read_block(file, header, header.bytes, file.size())
-        if block is None or not _has_first_block(file, header):
+        block, _ = read_block(file, header, header.bytes, file.size())
+        if block is None or not has_first_block(file, header):
             return False
         return not self._is_torn(file, header, block, None)
 
@@ -509,10 +386,10 @@ class _Replayer:
         assert header is not None, found.path
         file = self._fs.open(found.path)
         try:
-            if _has_first_block(file, header):
+            if has_first_block(file, header):
                 return True
             size = file.size()
-            return _next_block(file, header, header.bytes + PAGE_BYTES, size, size) is not None
+            return next_block(file, header, header.bytes + PAGE_BYTES, size, size) is not None
         finally:
             file.close()
 
@@ -527,39 +404,11 @@ class _Replayer:
             is_short = was_whole and file.size < _FILE_BYTES_MIN
             is_damaged = is_short or file.proves > end_lsn
             if file.sequence > newest and file.header is None and not is_damaged:
-                is_damaged = self._durable_mark(file.path, end_lsn) > end_lsn
+                is_damaged = durable_mark(self._fs, file.path, end_lsn) > end_lsn
             if is_damaged:
                 file.is_blank = False
                 self.result.damaged_blocks += 1
                 self._suspect_all()
-
-    def _durable_mark(self, path: str, known: int) -> int:
-        """The largest durable LSN in any good block of the file, wherever it begins, or `known`.
-        What an earlier use of the file has left says less than the journal itself, and what the
-        medium cannot give says nothing: it is perhaps a place nobody ever wrote to."""
-        file = self._fs.open(path)
-        try:
-            size = file.size()
-            for window in range(PAGE_BYTES, size, _SCAN_BYTES):
-                data, _ = read_around(file, min(_SCAN_BYTES, size - window), window)
-                for at in range(0, len(data), PAGE_BYTES):
-                    if not data.startswith(BLOCK_MAGIC, at):
-                        continue
-                    head = data[at : at + BLOCK_HEADER_BYTES]
-                    durable = int.from_bytes(head[24:32], "little")
-                    if durable <= known:
-                        continue
-                    salt = int.from_bytes(head[8:16], "little")
-                    lsn = int.from_bytes(head[16:24], "little")
-                    table_end = block_bytes(head, salt=salt, lsn=lsn)
-                    position = window + at
-                    if not 0 < table_end <= size - position:
-                        continue
-                    if decode_block(read_whole(file, table_end, position), position) is not None:
-                        known = durable
-            return known
-        finally:
-            file.close()
 
     # --- blocks --------------------------------------------------------------------------------
     def _replay_file(self, found: _FoundFile, stop_lsn: int | None) -> int:
@@ -572,10 +421,8 @@ class _Replayer:
             stop = size if stop_lsn is None else stop_lsn - header.start_lsn
             position, chain, flags = header.bytes, header.chain, 0
             while position < stop:
-                block, data = _read_block(file, header, position, size)
-                is_good = (
-                    block is not None and block.chain == chain and not _bad_frames(block, data)
-                )
+                block, data = read_block(file, header, position, size)
+                is_good = block is not None and block.chain == chain and not bad_frames(block, data)
                 if block is not None and is_good and self._is_torn(file, header, block, stop_lsn):
                     self.result.torn_bytes = stop - position
                     break
@@ -583,10 +430,10 @@ class _Replayer:
                     self._apply(block, data, found.sequence, frozenset())
                 elif block is not None and self._is_proved(file, header, block, stop_lsn, size):
                     self.result.damaged_blocks += 1
-                    self._apply(block, data, found.sequence, _bad_frames(block, data))
+                    self._apply(block, data, found.sequence, bad_frames(block, data))
                 else:
                     # Its length cannot be trusted: go on where the next good block begins.
-                    position_next = _next_block(file, header, position + PAGE_BYTES, stop, size)
+                    position_next = next_block(file, header, position + PAGE_BYTES, stop, size)
                     if position_next is None and stop_lsn is None:
                         if not flags & CLOSING:
                             self.result.torn_bytes = stop - position
@@ -597,7 +444,7 @@ class _Replayer:
                         position = stop
                         break
                     position = position_next
-                    found_block, _ = _read_block(file, header, position, size)
+                    found_block, _ = read_block(file, header, position, size)
                     assert found_block is not None, position
                     chain = found_block.chain
                     continue
@@ -613,7 +460,7 @@ class _Replayer:
         if not any(kind == PLACED for kind in kinds):
             return False
         size = file.size()
-        follows, _ = _read_block(file, header, block.position + block.padded, size)
+        follows, _ = read_block(file, header, block.position + block.padded, size)
         if follows is not None or self._has_payloads(block):
             return False
         return not self._is_proved(file, header, block, stop_lsn, size)
@@ -655,7 +502,7 @@ class _Replayer:
         if stop_lsn is not None:
             return True
         end = block.position + block.padded
-        return _next_block(file, header, end, size, size) is not None
+        return next_block(file, header, end, size, size) is not None
 
     def _apply(self, block: Block, data: memoryview, sequence: int, bad: frozenset[int]) -> None:
         """Apply a block's records; frames whose number is in `bad` are lost to their logs."""
@@ -759,53 +606,3 @@ class _SegmentReader:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def _has_first_block(file: File, header: FileHeader) -> bool:
-    block, data = _read_block(file, header, header.bytes, file.size())
-    return block is not None and block.chain == header.chain and not _bad_frames(block, data)
-
-
-def _read_block(
-    file: File, header: FileHeader, position: int, size: int
-) -> tuple[Block | None, memoryview]:
-    """(block with a good table, all its bytes) at `position`, or (None, nothing)."""
-    head, _ = read_around(file, BLOCK_HEADER_BYTES, position)
-    table_end = block_bytes(head, salt=header.salt, lsn=header.start_lsn + position)
-    if not table_end or table_end > size - position:
-        return None, memoryview(b"")
-    length = int.from_bytes(head[32:36], "little")
-    # What cannot be read fails its check like what is damaged.
-    data, _ = read_around(file, min(length, size - position), position)
-    block = decode_block(data, position)
-    return block, memoryview(data)
-
-
-def _bad_frames(block: Block, data: memoryview) -> frozenset[int]:
-    """Places in the table of the records whose frames do not match."""
-    bad: set[int] = set()
-    at = BLOCK_HEADER_BYTES + len(block.table)
-    for n in range(0, len(block.table), RECORD_BYTES):
-        _, _, kind, _, _, length, crc = ENTRY_RECORD.unpack_from(block.table, n)
-        if kind not in FRAMED:
-            continue
-        if not is_frame(data[at : at + length], length, crc):
-            bad.add(n)
-        at += length
-    return frozenset(bad)
-
-
-def _next_block(file: File, header: FileHeader, start: int, stop: int, size: int) -> int | None:
-    """Position of the first block with a good table in [start, stop), found by the file's salt."""
-    salt = header.salt.to_bytes(8, "little")
-    for window in range(start, stop, _SCAN_BYTES):
-        data, _ = read_around(file, min(_SCAN_BYTES, stop - window), window)
-        at = data.find(salt)
-        while at >= 0:
-            position = window + at - 8
-            if position % PAGE_BYTES == 0 and position >= start:
-                block, _ = _read_block(file, header, position, size)
-                if block is not None:
-                    return position
-            at = data.find(salt, at + 1)
-    return None

@@ -15,7 +15,7 @@ from segments.format.frame import read_frame
 from segments.io.fs import File, FileSystem, read_around
 from segments.journal.files import file_path
 from segments.log.segment import LogFiles
-from segments.recovery.replay import FrameRef, Placed, ReplayedLog
+from segments.recovery.replayed_log import FrameRef, Placed, ReplayedLog
 
 _READ_BYTES = 1 << 20
 CARRIED = 1 << 62

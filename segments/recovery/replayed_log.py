@@ -1,0 +1,141 @@
+"""One log, as far as the journal tells of it.
+
+Must not know: files, blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ids import NO_INDEX, NO_TERM, Index, LogId, NodeId, Offset, Term, indexes
+from segments.format.block import (
+    FLUSHED,
+    HARD,
+    PLACE,
+    RESET,
+    TRIM,
+    TRUNCATE,
+)
+from segments.log.segment_header import SEGMENT_HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where the frame of a placed entry lies, and what its Idx says."""
+
+    segment: int
+    position: int
+    crc: int
+    kind: int
+    records: int
+    base_offset: Offset
+    timestamp: int
+
+
+@dataclass(slots=True)
+class FrameRef:
+    """Where the journal holds an entry's frame, or the record of one that lies in a segment."""
+
+    sequence: int
+    position: int
+    length: int
+    term: Term
+    placed: Placed | None = None
+
+
+@dataclass(slots=True)
+class ReplayedLog:
+    """What the journal says of one log. Entries up to `flushed_index` are in segments."""
+
+    log_id: LogId
+    first_index: Index
+    prev_term: Term
+    start_offset: Offset
+    last_index: Index
+    flushed_index: Index
+    flushed_offset: Offset
+    commit: Index
+    term: Term = NO_TERM
+    vote: NodeId = NodeId(0)
+    is_void: bool = True
+    lost: bool = False
+    sequence: int = -1
+    """Of the next record; -1 as long as none was seen."""
+    sequence_hint: int = 0
+    """What the first file's header says: the first record seen is not above it."""
+    suspect: bool = False
+    frames: dict[Index, FrameRef] = field(default_factory=dict)
+    applied: Index = NO_INDEX
+    """Of the last checkpoint before the newest file: meta cannot truly say less."""
+    installed: FrameRef | None = None
+    """Of the last reset, when a state came with it."""
+    place: tuple[int, int, int] = (0, 0, 0)
+    """(entry, segment, position) of the frame that the next PLACED speaks of."""
+    begun: dict[int, int] = field(default_factory=dict)
+    """Segments that a PLACE has begun, by their first entry; of some that are flushed, too."""
+    detail: tuple[int, int, Offset, int] = (0, 0, Offset(0), 0)
+    """Kind, records, base offset and timestamp of its entry."""
+
+    def apply(self, kind: int, term: Term, index: Index, value: int) -> None:
+        """A record without a frame."""
+        if kind == HARD:
+            self.term, self.vote = term, NodeId(value)
+            self.commit = max(self.commit, index)
+        elif kind == TRUNCATE:
+            self.cut(index)
+        elif kind == RESET:
+            self.frames.clear()
+            self.begun.clear()
+            self.installed = None
+            self.first_index, self.prev_term, self.start_offset = index, term, Offset(value)
+            self.last_index = self.flushed_index = index - 1
+            self.flushed_offset = Offset(value)
+            self.commit = max(self.commit, index - 1)
+            self.is_void = True
+        elif kind == FLUSHED:
+            if index > self.flushed_index:
+                self.flushed_index, self.flushed_offset = index, Offset(value)
+            self.last_index = max(self.last_index, index)
+            self.is_void = False
+        elif kind == TRIM:
+            self.first_index, self.prev_term, self.start_offset = index, term, Offset(value)
+        elif kind == PLACE:
+            self.place = index, term, value
+            # It says where everything from that entry on lies.
+            self.begun = {n: begun for n, begun in self.begun.items() if n < index}
+            if value == SEGMENT_HEADER_BYTES:
+                self.begun[index] = term
+
+    def add_placed(
+        self, index: Index, term: Term, value: int, sequence: int, position: int
+    ) -> None:
+        """An entry whose frame lies in a segment; `position` is that of its record."""
+        follows, segment, place = self.place
+        if follows != index:
+            self.lost = True  # its block is good, and one before it was not
+            return
+        length, crc = value & 0xFFFFFFFF, value >> 32
+        self.place = index + 1, segment, place + length
+        placed = Placed(segment, place, crc, *self.detail)
+        self.add(index, FrameRef(sequence, position, length, term, placed))
+
+    def add(self, index: Index, ref: FrameRef) -> None:
+        """An entry. One already held with the same term was written again, nothing else."""
+        if index > self.last_index:
+            self.last_index = index
+        elif (held := self.frames.get(index)) is not None and held.term != ref.term:
+            self.cut(index)
+            self.last_index = index
+        self.frames[index] = ref
+
+    def cut(self, index: Index) -> None:
+        """The suffix from `index` on is gone."""
+        for gone in indexes(index, self.last_index + 1):
+            self.frames.pop(gone, None)
+            self.begun.pop(gone, None)
+        self.last_index = min(self.last_index, index - 1)
+
+    @property
+    def is_whole(self) -> bool:
+        """Every entry that no segment holds is in the journal."""
+        return all(n in self.frames for n in indexes(self.flushed_index + 1, self.last_index + 1))
