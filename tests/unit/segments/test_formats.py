@@ -17,7 +17,7 @@ from segments.api import (
 from segments.directory import identity
 from segments.format import block
 from segments.format.frame import read_frame
-from segments.log import index, segment
+from segments.log import index, segment_header
 from segments.log.log import Batch, DiskLog
 from segments.log.placement import Placement, Room
 from segments.log.segment import LogFiles
@@ -141,16 +141,16 @@ def test_idx_place_is_arithmetic():
 
 def test_segment_header_round_trips_and_refuses_damage():
     """64 bytes, its own CRC, and the log it belongs to."""
-    data = segment.encode_segment_header(SegmentInfo(3, 500, 9000), 4, 9)
+    data = segment_header.encode_segment_header(SegmentInfo(3, 500, 9000), 4, 9)
     assert data.hex() == SEGMENT
-    assert segment.decode_segment_header(data, 4) == SegmentInfo(3, 500, 9000)
+    assert segment_header.decode_segment_header(data, 4) == SegmentInfo(3, 500, 9000)
     with pytest.raises(CorruptRecord):
-        segment.decode_segment_header(data, 5)
+        segment_header.decode_segment_header(data, 5)
     for bit in range(len(data) * 8):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(CorruptRecord):
-            segment.decode_segment_header(bytes(damaged), 4)
+            segment_header.decode_segment_header(bytes(damaged), 4)
 
 
 def test_identity_round_trips_and_refuses_damage():
