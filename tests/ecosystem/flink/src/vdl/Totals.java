@@ -4,8 +4,9 @@ import java.time.Duration;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.flink.api.common.eventtime.WatermarkStrategy;
-import org.apache.flink.api.common.functions.RichMapFunction;
+import org.apache.flink.api.common.functions.MapFunction;
 import org.apache.flink.api.common.functions.OpenContext;
+import org.apache.flink.api.common.functions.RichMapFunction;
 import org.apache.flink.api.common.serialization.SimpleStringSchema;
 import org.apache.flink.api.common.state.CheckpointListener;
 import org.apache.flink.api.common.state.ValueState;
@@ -70,11 +71,28 @@ public final class Totals {
                 .build())
             .build();
         job.fromSource(source, WatermarkStrategy.noWatermarks(), "amounts")
+            .map(new Slow())
             .keyBy(line -> line.split(" ")[0])
             .map(new Adder())
             .sinkTo(sink);
         job.execute();
         System.out.println("finished");
+    }
+
+    /**
+     * Part of the source's task: where the next one paused, all records would stand in its queue,
+     * and the first checkpoint behind them.
+     */
+    private static final class Slow implements MapFunction<String, String> {
+        private int count;
+
+        @Override
+        public String map(String line) throws Exception {
+            if (++count % PAUSES_EVERY_RECORDS == 0) {
+                Thread.sleep(1);
+            }
+            return line;
+        }
     }
 
     private static final class Adder extends RichMapFunction<String, String>
@@ -88,10 +106,7 @@ public final class Totals {
 
         @Override
         public String map(String line) throws Exception {
-            if (seen.incrementAndGet() % PAUSES_EVERY_RECORDS == 0) {
-                Thread.sleep(1); // or all would be over before the first checkpoint
-            }
-            if (seen.get() > FAILS_AFTER_RECORDS
+            if (seen.incrementAndGet() > FAILS_AFTER_RECORDS
                     && hasCheckpoint.compareAndSet(true, false) // one of the tasks, not both
                     && failuresLeft.getAndUpdate(left -> Math.max(0, left - 1)) > 0) {
                 throw new IllegalStateException("fails in the middle, as it is to");
