@@ -8,6 +8,7 @@ All calls and callbacks happen on one thread. No function here calls back before
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -79,7 +80,7 @@ class Stream(Protocol):
         """End the stream; what `write` took is still delivered if possible. No callback follows."""
 
 
-class OwnedStream:
+class OwnedStream(ABC):
     """What a stream over something else keeps of its owner: who it is, and that it hears of the end
     once, and never after `close`."""
 
@@ -94,9 +95,9 @@ class OwnedStream:
         assert self._owner is None
         self._owner = owner
 
+    @abstractmethod
     def close(self) -> None:
         """See `Stream.close`."""
-        raise NotImplementedError
 
     def _tell_writable(self) -> None:
         assert self._owner is not None
