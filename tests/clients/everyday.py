@@ -12,7 +12,8 @@ A program is given a plan, as JSON, and prints what it saw, as one line of JSON:
    `committed`: what stands between the two, by partition; `group_offsets`: what stands afterwards.
 5. It looks which offset of partition 1 was written at `since_ms` or later (`since_offset`), and
    reads from there (`since`: the first number).
-6. It sets `retention.ms` to an hour and asks for it (`retention_ms`), looks whether the group is
+6. It sets `retention.ms` to an hour and asks for it (`retention_ms`; again for five
+   seconds, while it is told otherwise), looks whether the group is
    among all groups (`is_listed`), and deletes the topic.
 
 Must not know: any one client.

@@ -342,7 +342,7 @@ def test_command_of_a_bad_history_shows_some_of_each_anomaly(
     path = write(tmp_path / "history.jsonl", h.ops)
     done = CliRunner().invoke(commands.pipeline, ["check", path, "--json"], standalone_mode=False)
     assert done.return_value == 1
-    said = json.loads(done.output)
+    said = json.loads(done.stdout)  # Spark's workers write to the other one
     assert said["anomalies"] == {"phantom": 23}
     assert len(said["examples"]) == 20
     assert said["not_checked"] == list(NOT_CHECKED)

@@ -155,15 +155,21 @@ func setRetention(ctx context.Context, value string) string {
 	})
 	must(err)
 	must(altered.Resources[0].Error)
-	answer, err := client.DescribeConfigs(ctx, &kafka.DescribeConfigsRequest{
-		Resources: []kafka.DescribeConfigRequestResource{{
-			ResourceType: kafka.ResourceTypeTopic, ResourceName: p.Topic,
-			ConfigNames: []string{"retention.ms"},
-		}},
-	})
-	must(err)
-	must(answer.Resources[0].Error)
-	return answer.Resources[0].ConfigEntries[0].ConfigValue
+	found := ""
+	// Any server answers, as with Kafka; one that is a moment behind tells what was.
+	for asked := 0; asked < 50 && found != value; asked++ {
+		answer, err := client.DescribeConfigs(ctx, &kafka.DescribeConfigsRequest{
+			Resources: []kafka.DescribeConfigRequestResource{{
+				ResourceType: kafka.ResourceTypeTopic, ResourceName: p.Topic,
+				ConfigNames: []string{"retention.ms"},
+			}},
+		})
+		must(err)
+		must(answer.Resources[0].Error)
+		found = answer.Resources[0].ConfigEntries[0].ConfigValue
+		time.Sleep(100 * time.Millisecond)
+	}
+	return found
 }
 
 func number(m kafka.Message) int {
