@@ -4,6 +4,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"runtime/debug"
@@ -90,7 +91,13 @@ func produce(ctx context.Context, numbers []int) {
 			Headers: []kafka.Header{{Key: "number", Value: text}},
 		}
 	}
-	must(writer.WriteMessages(ctx, messages...))
+	err := writer.WriteMessages(ctx, messages...)
+	// The writer asks any server, once: one that is a moment behind does not know the topic yet.
+	for asked := 0; asked < 50 && errors.Is(err, kafka.UnknownTopicOrPartition); asked++ {
+		time.Sleep(100 * time.Millisecond)
+		err = writer.WriteMessages(ctx, messages...)
+	}
+	must(err)
 	must(writer.Close())
 }
 
