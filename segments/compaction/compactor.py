@@ -3,9 +3,10 @@
 First the entries are scanned for what supersedes what, then each sealed segment that holds some of
 them is rewritten, oldest first; those of which nothing is left are passed over. When there was no
 room for all keys, that is one pass of several. Records that were superseded in one of them are
-removed; the others stay for the next. At the end a note says how far the log is compacted. Small
-segments that lie side by side are joined some seconds later, when no old file of the log is left:
-nothing depends on it, and no compaction waits for more of it than one log.
+removed; the others stay for the next. That rewrites nothing before the old files of the last one
+are gone: of a segment there are never more than two files. At the end a note says how far the log
+is compacted. Small segments that lie side by side are joined some seconds later, when no old file
+of the log is left: nothing depends on it, and no compaction waits for more of it than one log.
 
 A log may be reset, trimmed, damaged or deleted meanwhile. What was done stays: any part of a
 compaction is as good as none, and the next one does the rest.
@@ -89,6 +90,8 @@ class Compactor:
         self._run: _Run | None = None
         self._waiting: _Run | None = None
         """A compaction that waits for the end of a join."""
+        self._held_up = False
+        """The one under way waits until its log has no old files."""
         self._to_join: dict[int, _Run] = {}
         """By log id, in order. Invariant: at most one of each log that was ever compacted here."""
         self._old_files: Counter[int] = Counter()
@@ -177,6 +180,11 @@ class Compactor:
         if run.is_void:
             self._give_up(run)
             return
+        if run.begins_to_clean_again:
+            if run.log.id in self._old_files:
+                self._held_up = True
+                return
+            run.begins_again = False
         self._workers.pool(run.step, partial(self._stepped, run))
 
     def _stepped(self, run: _Run, result: int | BaseException) -> None:
@@ -272,6 +280,9 @@ class Compactor:
         self._old_files[log.id] -= 1
         if not self._old_files[log.id]:
             del self._old_files[log.id]
+            if self._held_up and self._run is not None and self._run.log is log:
+                self._held_up = False
+                self._go_on(self._run)
             self._begin_next()
 
     def _give_up(self, run: _Run) -> None:
@@ -308,6 +319,8 @@ class _Run:
         self.rewriting: Rewriting | None = None
         """Of one segment: until the loop has put the new one in its place."""
         self.is_done = False
+        self.begins_again = False
+        """Segments are about to be rewritten that the pass before may have rewritten."""
         self._cleaner = cleaner
         self._segment_bytes = segment_bytes
         self._phase = Phase.CHOOSING if segment_bytes else Phase.SCANNING
@@ -339,6 +352,11 @@ class _Run:
         """Whether the step that a full disk refused must be done: half of the Idx are written."""
         rewriting = self.rewriting
         return rewriting is not None and rewriting.state is RewritingState.INDEXING
+
+    @property
+    def begins_to_clean_again(self) -> bool:
+        """Whether the next step may rewrite a segment of which an old file is there."""
+        return self.begins_again and self._phase is Phase.CLEANING
 
     def _segments_of_pass(self) -> list[tuple[SegmentInfo, Index]]:
         """(segment, index behind its last entry), newest first: those that hold entries to be
@@ -437,6 +455,7 @@ class _Run:
         self._index = self._keys_from = self._keys_end
         self._keys_end = self._end
         self._todo = self._segments_of_pass()
+        self.begins_again = True
         self._phase = Phase.SCANNING
 
     def abandon(self) -> None:
