@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.chaos.harness.replica_set import ROOT, free_base_port
@@ -34,8 +34,8 @@ LOGIN_STEP = 20
 """To the one for clients who log in."""
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
-JVM = ["-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
-JVM += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+JVM = ("-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+_LOGS = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 
 SETTINGS: Mapping[str, object] = {
     "default.replication.factor": 3,
@@ -83,10 +83,15 @@ class KafkaCluster:
         settings: Mapping[str, object] | None = None,
         *,
         users: Mapping[str, str] | None = None,
+        is_encrypted: bool = False,
+        jvm: Sequence[str] = JVM,
     ) -> None:
-        """`users`: passwords of those who log in, where clients have to."""
+        """`users`: passwords of those who log in, where clients have to. `is_encrypted`, with
+        users: links of clients and between servers; `settings` name the certificate (`ssl.*`)."""
         self._settings = {**SETTINGS, **(settings or {})}
         self._users = users or {}
+        self._is_encrypted = is_encrypted
+        self._jvm = (*jvm, _LOGS)
         self._directory = Path(tempfile.mkdtemp(prefix="kafka-test-"))
         self._base_port = free_base_port(len(self.nodes), random.Random())
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -110,6 +115,9 @@ class KafkaCluster:
         deadline = time.monotonic() + UP_SECONDS_MAX
         for node in self.nodes:
             self._wait(node, deadline)
+
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes.values()]
 
     def close(self) -> None:
         """End the processes and remove the data."""
@@ -152,7 +160,9 @@ class KafkaCluster:
             rows["listeners"] = f"{listeners},{login}"
             rows["advertised.listeners"] = f"{rows['advertised.listeners']},{login}"
             rows["listener.security.protocol.map"] = (
-                "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT"
+                "PLAINTEXT:SSL,CONTROLLER:SSL,SASL_PLAINTEXT:SASL_SSL"
+                if self._is_encrypted
+                else "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT"
             )
             rows["inter.broker.listener.name"] = "PLAINTEXT"
             rows["sasl.enabled.mechanisms"] = "PLAIN"
@@ -162,7 +172,7 @@ class KafkaCluster:
 
     def _format(self, jars: Path) -> None:
         """Format the three data directories; all at once, because most of it is a JVM's start."""
-        tool = ["java", *JVM, "-cp", f"{jars}/*", "kafka.tools.StorageTool", "format"]
+        tool = ["java", *self._jvm, "-cp", f"{jars}/*", "kafka.tools.StorageTool", "format"]
         formatting = []
         for node in self.nodes:
             command = [*tool, "-t", CLUSTER_ID, "-c", str(self._properties_file(node))]
@@ -174,7 +184,7 @@ class KafkaCluster:
                 raise RuntimeError(f"server {node} was not formatted: {self.log(node)}")
 
     def _start(self, node: int, jars: Path) -> None:
-        command = ["java", *JVM, "-cp", f"{jars}/*", "kafka.Kafka"]
+        command = ["java", *self._jvm, "-cp", f"{jars}/*", "kafka.Kafka"]
         command.append(str(self._properties_file(node)))
         with (self._directory / f"{node}.log").open("ab") as log:
             self._processes[node] = subprocess.Popen(
