@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from tests.unit.kafka_groups.client import GROUP
 from tests.unit.kafka_groups.cluster import Cluster
 from tests.unit.kafka_groups.consumer import Consumer, group_of, heartbeat, indexes, settle
 from vdl.errors import ErrorCode
+from vdl.kafka.groups import led_consumer_groups
 from vdl.state import commands
 
 
@@ -336,3 +340,57 @@ def test_topic_that_no_member_may_see_is_not_the_groups() -> None:
     settle(cluster, eve)
     assert topics_of(eve) == {"tall"}
     assert set(group_of(cluster).topics) == {"tall"}
+
+
+def test_joiners_that_are_late_at_once_cost_the_same_each() -> None:
+    """However many wait for targets that cannot be appended, each is told to come again, at a cost
+    that does not grow with the others."""
+    few, many = (_instructions_of_late_joiners(count) for count in (20, 160))
+    assert many / 160 < 1.5 * few / 20, (few, many)
+
+
+def _instructions_of_late_joiners(count: int) -> int:
+    """Instructions that the led groups' own code runs when so many joiners are late."""
+    cluster = Cluster()
+    cluster.create_topic("t", partitions=4)
+    consumers = [Consumer(cluster, f"member-{number}", "t") for number in range(count)]
+    for consumer in consumers:
+        consumer.send(**consumer.full())
+    for log in cluster.logs.values():
+        log.refusing = True
+    cluster.advance(2_900)
+    assert not any(_is_answered(consumer) for consumer in consumers)
+    instructions = _instructions(led_consumer_groups.__file__, lambda: cluster.advance(200))
+    for consumer in consumers:
+        consumer.take()
+    assert {consumer.error for consumer in consumers} == {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+    return instructions
+
+
+def _is_answered(consumer: Consumer) -> bool:
+    assert consumer.call is not None
+    return consumer.call.done
+
+
+def _instructions(path: str, run: Callable[[], None]) -> int:
+    """How many instructions of this file run."""
+    count = 0
+
+    def in_frame(_: FrameType, event: str, __: Any) -> Any:
+        nonlocal count
+        count += event == "opcode"
+        return in_frame
+
+    def entered(frame: FrameType, _: str, __: Any) -> Any:
+        if frame.f_code.co_filename != path:
+            return None
+        frame.f_trace_opcodes = True
+        return in_frame
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return count

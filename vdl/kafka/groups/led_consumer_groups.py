@@ -133,9 +133,10 @@ class Viewer(Protocol):
         """Those of the topics that it may not describe."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
-    """Somebody who waits for targets."""
+    """Somebody who waits for targets. A key by its identity: ten thousand may wait in one group,
+    and all be late at once."""
 
     deadline_ns: int
     again: Callable[[], None]
@@ -169,7 +170,8 @@ class LedConsumerGroups:
         self._revocations = MemberSessions(led.clock, self._revocation_over)
         self._phases = MemberSessions(led.clock, self._phase_over)
         """Classic members that have to join, or to sync."""
-        self._waiting: dict[str, list[_Waiting]] = {}
+        self._waiting: dict[str, dict[_Waiting, Timer]] = {}
+        """By group: who waits, in the order of coming, and when that is over."""
         self._patterns = TopicPatterns()
         self._is_computing = False
         self._computed_ns: dict[str, int] = {}
@@ -206,7 +208,8 @@ class LedConsumerGroups:
         self._due.clear()
         waiting, self._waiting = self._waiting, {}
         for some in waiting.values():
-            for one in some:
+            for one, timer in some.items():
+                timer.cancel()
                 one.give_up()
 
     # --- heartbeats ----------------------------------------------------------------------------
@@ -318,14 +321,13 @@ class LedConsumerGroups:
         if left_ns <= 0 or self._is_closed:
             waiting.give_up()
             return
-        self._waiting.setdefault(group_id, []).append(waiting)
-        self._clock.call_later(left_ns, lambda: self._wait_over(group_id, waiting))
+        timer = self._clock.call_later(left_ns, lambda: self._wait_over(group_id, waiting))
+        self._waiting.setdefault(group_id, {})[waiting] = timer
         self._compute_later(group_id)
 
     def _wait_over(self, group_id: str, waiting: _Waiting) -> None:
-        others = self._waiting.get(group_id, [])
-        if any(one is waiting for one in others):
-            others[:] = [one for one in others if one is not waiting]
+        others = self._waiting.get(group_id, {})
+        if others.pop(waiting, None) is not None:
             if not others:
                 del self._waiting[group_id]
             waiting.give_up()
@@ -536,7 +538,8 @@ class LedConsumerGroups:
             self._moved_ns[group_id] = self._clock.now_ns()
             self._compute_later(group_id)
         else:
-            for waiting in self._waiting.pop(group_id, ()):
+            for waiting, timer in self._waiting.pop(group_id, {}).items():
+                timer.cancel()
                 self._clock.call_soon(waiting.again)
         if self._watch is None:
             self._watch = self._clock.call_later(WATCH_NS, self._look_at_topics)
@@ -568,7 +571,8 @@ class LedConsumerGroups:
         timer = self._due.pop(group_id, None)
         if timer is not None:
             timer.cancel()
-        for waiting in self._waiting.pop(group_id, ()):
+        for waiting, timer in self._waiting.pop(group_id, {}).items():
+            timer.cancel()
             waiting.give_up()
 
     # --- targets -------------------------------------------------------------------------------
