@@ -746,6 +746,9 @@ class AlterShareOffsets(Command, frozen=True, tag=135):
     group_id: str
     offsets: list[tuple[bytes, int, GroupId, Offset]]
     """(topic id, partition, the partition's group id, offset)."""
+    topics: list[tuple[bytes, list[GroupId]]] = []
+    """(topic id, group ids of all its partitions, in their order) of those named, as they are now.
+    Commands of an older version do not say so."""
 
 
 class DeleteShareOffsets(Command, frozen=True, tag=136):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ids import GroupId
 from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.answer import CommandAnswer
@@ -142,6 +143,7 @@ class ShareCoordination:
         group = self._idle(command.group_id)
         if not isinstance(group, ShareGroup):
             return ShareOffsetsAnswer(group)
+        known = {topic_id for topic_id, _ in self.states.of(command.group_id)}
         answer = ShareOffsetsAnswer(ErrorCode.NONE)
         for topic_id, index, partition_group, offset in command.offsets:
             key = (command.group_id, topic_id, index)
@@ -152,7 +154,23 @@ class ShareCoordination:
             epoch = group.epoch if before is None else before.state_epoch + 1
             self.states.put(ShareState(key, partition_group, epoch, max(0, offset)))
             answer.errors.append(ErrorCode.NONE)
+        for topic_id, partition_groups in command.topics:
+            if topic_id not in known:
+                self._make_unset(group, topic_id, partition_groups)
         return answer
+
+    def _make_unset(
+        self, group: ShareGroup, topic_id: bytes, partition_groups: list[GroupId]
+    ) -> None:
+        """Make the other share-partitions of a topic of which some were set. They begin where
+        `share.auto.offset.reset` says; made later, they would be taken for added to the topic."""
+        for index, partition_group in enumerate(partition_groups):
+            if self.states.get(group.group_id, topic_id, index) is not None:
+                continue
+            if self._room < self.states.size_of(group.group_id):
+                break
+            key = (group.group_id, topic_id, index)
+            self.states.put(ShareState(key, partition_group, group.epoch, UNSET_OFFSET))
 
     def delete(self, command: commands.DeleteShareOffsets, now_ms: int) -> ShareOffsetsAnswer:
         """Share-partitions of topics go; the next member that subscribes begins anew."""

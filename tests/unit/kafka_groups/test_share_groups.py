@@ -240,6 +240,29 @@ def test_offsets_are_described_and_set_where_nobody_is() -> None:
     assert offsets(made, group="nobody").error_code == ErrorCode.GROUP_ID_NOT_FOUND
 
 
+def test_partitions_beside_those_that_were_set_begin_where_the_setting_says() -> None:
+    """Kafka makes all of them without an offset, but for those that AlterShareGroupOffsets names.
+    What the topic gets afterwards is read from its beginning, also in such a group."""
+    made = cluster()
+    made.create_topic("new", partitions=3)
+    join(made, "a")
+    beat(made, "a", -1)
+    (topic,) = alter(made, "new", 1, 40).responses
+    assert [p.error_code for p in topic.partitions] == [ErrorCode.NONE]
+    grown = commands.NewPartitions("new", 4)
+    made.apply_catalog(commands.CreatePartitions([grown], False, [1], 0))
+    join(made, "a", "new")
+    states = made.machine(GROUP).share.states.of(GROUP)
+    starts = {index: s.start_offset for (id_, index), s in states.items() if id_ != topic_id(made)}
+    assert starts == {0: -1, 1: 40, 2: -1, 3: 0}
+    made.assert_replicas_equal()
+
+
+def topic_id(made: Cluster) -> bytes:
+    """Of the topic that every test has."""
+    return made.servers[1].catalog.topics["t"].topic_id
+
+
 def test_offsets_are_deleted_where_nobody_is() -> None:
     made = cluster()
     join(made, "a")

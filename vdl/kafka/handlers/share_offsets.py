@@ -175,6 +175,7 @@ def handle_alter_share_group_offsets(
     response = AlterShareGroupOffsetsResponse()
     changes: list[tuple[bytes, int, GroupId, Offset]] = []
     changed: list[AlterShareGroupOffsetsResponsePartition] = []
+    named: dict[bytes, list[GroupId]] = {}
     for asked in request.topics:
         topic = find_topic(ctx, asked.topic_name)
         answer = AlterShareGroupOffsetsResponseTopic(asked.topic_name)
@@ -191,6 +192,7 @@ def handle_alter_share_group_offsets(
             group = topic.partitions[one.partition_index]
             changes.append((topic.topic_id, one.partition_index, group, Offset(one.start_offset)))
             changed.append(target)
+            named[topic.topic_id] = list(topic.partitions)
     later = Later()
 
     def done(error: ErrorCode, answer: ShareOffsetsAnswer | None) -> None:
@@ -206,7 +208,7 @@ def handle_alter_share_group_offsets(
             target.error_code = one
         later.complete(response)
 
-    command = AlterShareOffsets(request.group_id, changes)
+    command = AlterShareOffsets(request.group_id, changes, list(named.items()))
     group_coordinator(ctx).propose(request.group_id, command, later.step(done))
     return later
 
