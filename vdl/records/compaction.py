@@ -63,7 +63,7 @@ Buffer = bytes | bytearray | memoryview
 
 WINDOW_BATCHES = 5
 """Of a producer, as its partition remembers them (`vdl.state.producers`)."""
-PRODUCERS_MAX = 4_096
+PRODUCERS_MAX = 32_768
 """Producers whose last batches are kept, as their partition remembers them."""
 KEYS_MAX = 1 << 19
 """Keys of one pass: about 90 MB."""

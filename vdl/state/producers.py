@@ -21,7 +21,10 @@ Rules, and where they are stricter than Kafka's:
   and a batch with an open fate would be appended twice.
 * A producer that was idle for `producer.id.expiration.ms` is forgotten by a command in the log
   (`expire`): the only other times in a partition's log are its clients'. Kafka uses those.
-* Beyond `PRODUCERS_MAX` the producer that was idle longest is forgotten, however long that is.
+* Where there are more than `PRODUCERS_KEPT`, the command forgets those of them that were idle
+  longest sooner, but not while their clients may still send again what was not answered.
+* Beyond `PRODUCERS_MAX` the producer that was idle longest is forgotten, however long that is: that
+  bounds memory where ever new ones come.
 * A forgotten producer is an unknown one: see the first rule. Kafka would accept its batch.
 * One with an open transaction is never forgotten: its marker is still to come (KIP-98).
 
@@ -37,6 +40,7 @@ On the path of every idempotent batch: plain attributes, no allocation beyond th
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from struct import Struct
 from typing import Final
 
@@ -49,8 +53,12 @@ from vdl.state.table import decode_value, encode_value
 WINDOW_BATCHES = 5
 """Batches a producer may have in flight and therefore send again (KIP-98)."""
 
-PRODUCERS_MAX = 4_096
-"""Producers a partition remembers, beside those with open transactions."""
+PRODUCERS_KEPT = 4_096
+"""Producers a partition remembers for as long as `producer.id.expiration.ms` says."""
+
+PRODUCERS_MAX = 32_768
+"""Producers a partition remembers, beside those with open transactions: up to some 40 MB, and some
+3 MiB of a snapshot."""
 
 NO_TRANSACTION: Final = Offset(-1)
 """The first offset of no transaction."""
@@ -262,6 +270,15 @@ class Producers:
             if not producer.has_transaction:
                 return producer.index
         return None
+
+    @property
+    def excess_index(self) -> Index:
+        """Entry of the newest batch of the last one of those that are more than `PRODUCERS_KEPT`,
+        idle longest first; 0: there are no more."""
+        excess = len(self._producers) - PRODUCERS_KEPT
+        if excess <= 0:
+            return NO_INDEX
+        return next(islice(self._producers.values(), excess - 1, None)).index
 
     @property
     def newest_index(self) -> Index | None:

@@ -10,9 +10,12 @@ import pytest
 
 from segments.memory import MemoryStore
 from tests.unit.logstream.conftest import Cluster
+from vdl.clock import MS
 from vdl.errors import ErrorCode
+from vdl.logstream.group import producer_expiry
 from vdl.logstream.group.producer_expiry import PARTS, ProducerExpiry, ProducerMarks
 from vdl.logstream.options import HostOptions
+from vdl.state import producers
 
 DAY_MS = 86_400_000
 EXPIRATION_MS = 10_000
@@ -73,6 +76,29 @@ def test_idle_producer_is_forgotten_everywhere_and_the_live_one_is_not(forgettin
     assert others == [first, first]
     assert send(cluster, group_id, 7, 1) is ErrorCode.UNKNOWN_PRODUCER_ID
     assert send(cluster, group_id, 8, sent) is ErrorCode.NONE
+
+
+def test_producers_that_are_too_many_are_forgotten_once_nobody_sends_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that were idle longest, and no more than are too many; none of them before a client
+    has given up what was not answered, so that nothing is written twice."""
+    monkeypatch.setattr(producers, "PRODUCERS_KEPT", 2)
+    monkeypatch.setattr(producer_expiry, "RETRIED_NS", EXPIRATION_MS * MS)
+    cluster: Any = Cluster(producer_expiration_check_ms=CHECK_MS)
+    group_id = cluster.create_topic()
+    for pid in range(5):
+        assert send(cluster, group_id, pid, 0) is ErrorCode.NONE
+    cluster.run(EXPIRATION_MS - 3_000)
+    high_watermark = cluster.leader(group_id).high_watermark
+    assert send(cluster, group_id, 0, 0) is ErrorCode.NONE
+    assert cluster.leader(group_id).high_watermark == high_watermark, "it was there already"
+    cluster.run(3_000 + LATE_MS)
+    assert [known(cluster, group_id, pid) for pid in range(5)] == [{False}] * 3 + [{True}] * 2
+    cluster.run(2 * EXPIRATION_MS)
+    assert known(cluster, group_id, 3) == {True}
+    first, *others = states(cluster, group_id)
+    assert others == [first, first]
 
 
 def test_one_command_forgets_all_and_none_follows(forgetting: Any) -> None:

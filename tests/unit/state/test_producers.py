@@ -17,6 +17,7 @@ from vdl.state.partition import (
     encode_command,
 )
 from vdl.state.producers import (
+    PRODUCERS_KEPT,
     PRODUCERS_MAX,
     SEQUENCE_END,
     WINDOW_BATCHES,
@@ -207,6 +208,33 @@ def test_producer_quiet_longest_is_forgotten_at_the_limit() -> None:
     assert producers.check(Overlay(), 0, 0, 2, 1) is ErrorCode.NONE
     deleted = [key for key, value in producers.take_dirty() if value is None]
     assert len(deleted) == 1
+
+
+def test_first_batch_sent_again_after_many_others_is_recognised() -> None:
+    """Ever so many new producers do not make one write twice."""
+    leader = Leader()
+    for pid in range(2 * PRODUCERS_KEPT):
+        leader.send(0, pid=pid)
+    leader.apply()
+    assert leader.send(0, pid=0) == original(0, 1)
+
+
+def test_excess_ends_where_as_many_are_left_as_are_kept() -> None:
+    """At the limit there is none; one past it, it is who was idle longest."""
+    leader = Leader()
+    for pid in range(PRODUCERS_KEPT):
+        leader.send(0, pid=pid)
+    leader.send(COUNT, pid=0)
+    leader.apply()
+    assert leader.producers.excess_index == 0
+    for pid in range(3):
+        leader.send(0, pid=PRODUCERS_KEPT + pid)
+    leader.apply()
+    assert leader.producers.excess_index == 4
+    expire(leader.state, 4)
+    assert [pid for pid in range(6) if leader.producers.get(pid)] == [0, 4, 5]
+    assert len(leader.producers) == PRODUCERS_KEPT
+    assert leader.producers.excess_index == 0
 
 
 def test_state_loaded_is_the_state_stored_also_its_order_of_forgetting() -> None:

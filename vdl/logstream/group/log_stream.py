@@ -36,7 +36,7 @@ from vdl.logstream.group.offset_for_time import (
 )
 from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.pending import Pending, end_all, take_late
-from vdl.logstream.group.producer_expiry import ProducerMarks
+from vdl.logstream.group.producer_expiry import IdleProducers
 from vdl.logstream.group.push_back import PushBack
 from vdl.logstream.group.retention import (
     RetentionPolicy,
@@ -117,11 +117,11 @@ class LogStream:
         "_expiry_index",
         "_gaps",
         "_held",
+        "_idle_producers",
         "_in_sync",
         "_options",
         "_outbox",
         "_overlay",
-        "_producer_marks",
         "_proved",
         "_push_back",
         "_taken",
@@ -188,7 +188,7 @@ class LogStream:
         self._push_back: PushBack | None = None
         self._taken: dict[NodeId, Index] = {}
         """What replicas held when retention last looked and something was to go, in this term."""
-        self._producer_marks = ProducerMarks(options.producer_expiration_ms * MS)
+        self._idle_producers = IdleProducers(options.producer_expiration_ms * MS)
         self._expiry_index = 0
         """The entry of the newest `ExpireProducers` that was appended here."""
 
@@ -681,8 +681,8 @@ class LogStream:
         """Have producers forgotten that have been idle for long enough. Called on every replica, so
         that whoever leads next knows for how long; decided by the leader, if it `may_append`."""
         producers = self.state.producers
-        self._producer_marks.note(producers.newest_index, now_ns)
-        idle_index = self._producer_marks.idle_index(now_ns)
+        self._idle_producers.note(producers, now_ns)
+        idle_index = self._idle_producers.index(producers, now_ns)
         oldest = producers.oldest_index
         if oldest is None or oldest > idle_index or not may_append or not self.serving:
             return

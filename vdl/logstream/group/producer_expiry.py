@@ -9,6 +9,10 @@ applied batches. What it had applied an expiration time ago was written before t
 So a clock that is set, or a majority of clocks that are, expire nothing. A monotonic clock may only
 be slow (it stands while the machine sleeps), which keeps producers for longer.
 
+Where a partition has many, those that were idle longest are forgotten after `RETRIED_NS` already.
+Java's client and librdkafka give up a batch before that, by their own defaults, and do not send it
+again to a partition that has forgotten it. So how many producers come and go does not matter.
+
 Marks are in memory only: a server that starts reckons anew, so producers go late rather than early.
 Marks are apart by a part of the expiration time, which is what a producer may be kept for longer,
 besides `producer.id.expiration.check.interval.ms`.
@@ -24,12 +28,21 @@ from typing import Protocol
 
 from ids import NO_INDEX, GroupId, Index, ServerId
 from rpc.hello import Hello
+from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.options import HostOptions
+from vdl.state.producers import Producers
 
 PARTS = 24
 """Marks are this part of the expiration time apart: an hour of a day."""
+
+RETRIED_NS = 600_000 * MS
+"""After which a batch is hardly sent again: twice the default of librdkafka's `message.timeout.ms`,
+five times that of `delivery.timeout.ms` of Java's client."""
+
+LOOK_S = 60
+"""How often a partition is looked at, at least: many producers may come in that time."""
 
 VERSION_MIN = 4
 """Protocol version of servers that can apply the command."""
@@ -68,6 +81,26 @@ class ProducerMarks:
         return marks[0][0] if marks and marks[0][1] <= before_ns else NO_INDEX
 
 
+class IdleProducers:
+    """Which producers of one replica of a partition were idle for long enough."""
+
+    __slots__ = ("_long", "_short")
+
+    def __init__(self, expiration_ns: int) -> None:
+        self._long = ProducerMarks(expiration_ns)
+        self._short = ProducerMarks(min(expiration_ns, RETRIED_NS))
+
+    def note(self, producers: Producers, now_ns: int) -> None:
+        """What of them is applied now. Use: on every replica."""
+        self._long.note(producers.newest_index, now_ns)
+        self._short.note(producers.newest_index, now_ns)
+
+    def index(self, producers: Producers, now_ns: int) -> Index:
+        """Those without a batch behind this entry may be forgotten; 0: none."""
+        long_idle, short_idle = self._long.idle_index(now_ns), self._short.idle_index(now_ns)
+        return max(long_idle, min(short_idle, producers.excess_index))
+
+
 class PartitionReplica(Protocol):
     """What is asked of a log stream."""
 
@@ -91,7 +124,7 @@ class ProducerExpiry:
         self._streams = streams
         self._alive = alive
         self._server_id = server_id
-        self._rounds = max(1, options.producer_expiration_check_ms // 1_000)
+        self._rounds = max(1, min(LOOK_S, options.producer_expiration_check_ms // 1_000))
         """So many looks see every partition once: to see thousands at once would stop the loop."""
         self._round = 0
 
