@@ -6,6 +6,11 @@ Decoded rows have the columns of the schema and, for whoever asks where a row ca
 written, what a dead letter needs: `_error`, which is null where the row is good, and `_key`,
 `_value`, `_headers` and `_topic`, which are null where it is.
 
+Of upserts there is also OP, what a record does to the row of its key (`upsert`); of Debezium's
+envelopes, whose rows are appended, OP as it stands there, and `_ts_ms` and `_source`. Where a value
+does not say its key, as a tombstone, the record's key does: a JSON object of the key's columns,
+with a schema around it or not, or the only column's value by itself.
+
 JSON is parsed by Spark. What it objects to is put in words here (`explain`), record by record,
 because there should be few.
 """
@@ -19,6 +24,7 @@ from typing import Any
 
 from vdl.pipeline.expectations import RULE, Rule, failed, reason
 from vdl.pipeline.registered.values import FORMS, json_texts
+from vdl.pipeline.table import DELETE, OP, ROW, TRUNCATE
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """What decoding needs of a source: key, value, headers and topic are what a dead letter keeps.
@@ -28,11 +34,21 @@ RAW = "__"
 DEAD_ONLY = ("_error", "_key", "_value", "_headers", "_dead_topic")
 CORRUPT = "_corrupt"
 DEAD, DROP, NULLS = "dead", "drop", "null"
-TOMBSTONES = (DEAD, DROP, NULLS)
-"""A dead letter, nothing, or a row whose columns are NULL."""
+DELETES = "delete"
+TOMBSTONES = (DEAD, DROP, NULLS, DELETES)
+"""A dead letter, nothing, a row whose columns are NULL, or the end of the key's row."""
+DEBEZIUM = "debezium"
+ENVELOPES = ("", DEBEZIUM)
+TS, SOURCE = "_ts_ms", "_source"
+OPS = ("c", "r", "u", DELETE, TRUNCATE)
+"""Debezium's: a row created, read in a snapshot, updated, deleted; all rows of a table deleted."""
 NO_VALUE = "the record has no value"
 NOT_UTF8 = "the value is not UTF-8"
 NOT_JSON = "the value is not a JSON object of the schema"
+NOT_ENVELOPE = "the value is not a Debezium envelope of rows of the schema"
+NO_ROW = "the envelope has no row"
+NO_KEY = "a column of the key is NULL: "
+NO_TOMBSTONE_KEY = "the record has no value, and its key is not of "
 NOT_OF_COLUMNS = "the value is not of decode.schema: "
 """Of a value that its own schema reads, and the beginning of what it reads as."""
 SHOWN_CHARACTERS = 150
@@ -55,11 +71,14 @@ def decode(
     rescued: str = "",
     rules: Sequence[Rule] = (),
     registry: Mapping[str, str] = NO_REGISTRY,
+    envelope: str = "",
+    key: Sequence[str] = (),
 ) -> Any:
     """The decoded rows of a frame that has COLUMNS, and maybe more. `tombstones`: what becomes of
     a record without a value where JSON is wanted, one of TOMBSTONES; `rescued`: the column that
     keeps what the schema does not have, "" for none; `registry`: settings of the one that `form`
-    needs, with their secrets. With `rules` there is a column RULE, too."""
+    needs, with their secrets; `envelope`: one of ENVELOPES; `key`: the columns of upserts' key.
+    With `rules` there is a column RULE, too."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
@@ -88,24 +107,138 @@ def decode(
         frame = frame.select("*", found.alias("_registered"))
         text, own_error = f.col("_registered.text"), f.col("_registered.error")
         mismatch = f.concat(f.lit(NOT_OF_COLUMNS), f.left(text, f.lit(SHOWN_CHARACTERS)))
-    parsed = f.from_json(text, with_corrupt, {"columnNameOfCorruptRecord": CORRUPT})
     is_tombstone = f.col("value").isNull() & f.coalesce(~is_letter, f.lit(True))
     if tombstones == DROP:
         frame = frame.filter(~is_tombstone)
+    inner = text
+    if envelope:
+        with_corrupt, mismatch = _envelope_type(wanted), f.lit(NOT_ENVELOPE)
+        inner = _row_text(text)
+    parsed = f.from_json(text, with_corrupt, {"columnNameOfCorruptRecord": CORRUPT})
+    staged = frame.select("*", parsed.alias("_json"))
+    columns = [f.col("_json").getField(name) for name in names]
+    op, row_error, told = f.lit(ROW), f.lit(None).cast("string"), []
+    if envelope:
+        op, row_error, columns = _of_envelope(names)
+        told = [op, _member("ts_ms"), _member("source")]
+    if key:
+        key_text = f.col("key").cast("string")
+        if form in FORMS:
+            # Keys are often plain texts where values are not.
+            of_key = json_texts(f.when(is_tombstone, f.col("key")), registry, form)
+            key_text = f.coalesce(of_key["text"], key_text)
+        op = f.when(is_tombstone, f.lit(DELETE)).otherwise(op)
+        columns = _with_key(columns, names, key, wanted, key_text, op)
+        no_key = _key_error(columns, names, key, is_tombstone, op)
+        row_error = f.coalesce(f.when(~is_tombstone, row_error), no_key)
+        told = [f.when(op.isin(DELETE, TRUNCATE), op).otherwise(f.lit(ROW))]
     error = (
         f.when(is_letter, unreadable)
-        .when(is_tombstone, NO_VALUE if tombstones == DEAD else f.lit(None))
+        .when(is_tombstone & f.lit(tombstones == DEAD), NO_VALUE)
+        .when(is_tombstone, row_error if key else f.lit(None))
         .when(own_error.isNotNull(), own_error)
         .when(~f.is_valid_utf8(text), NOT_UTF8)
         .when(f.col("_json").isNull() | f.col(f"_json.{CORRUPT}").isNotNull(), mismatch)
+        .otherwise(row_error)
     )
-    staged = frame.select("*", parsed.alias("_json")).select("*", error.alias("_error"))
-    columns = [f.col("_json").getField(name).alias(name) for name in names]
     if rescued:
-        columns.append(_rescued(text, names).alias(rescued))
+        columns.append(_rescued(inner, names))
         names = [*names, rescued]
-    rows = staged.select(*columns, *origin, "_error", *_raw_columns())
+    names = [*names, *(OP, TS, SOURCE)[: len(told)]]
+    named = [column.alias(name) for column, name in zip([*columns, *told], names, strict=True)]
+    staged = staged.select("*", error.alias("_error"))
+    rows = staged.select(*named, *origin, "_error", *_raw_columns())
     return _with_rules(rows, names, rules)
+
+
+def _envelope_type(row: Any) -> Any:
+    """Of a Debezium value around rows of a type: as it is, or within a `payload` beside its
+    schema."""
+    from pyspark.sql.types import LongType, StructType
+
+    def members() -> Any:
+        return (
+            StructType()
+            .add("before", row).add("after", row).add("op", "string").add("ts_ms", LongType())
+            .add("source", "string")
+        )  # fmt: skip
+
+    return members().add("payload", members()).add(CORRUPT, "string")
+
+
+def _member(name: str) -> Any:
+    """Of an envelope in `_json`."""
+    from pyspark.sql import functions as f
+
+    return f.coalesce(f.col(f"_json.payload.{name}"), f.col(f"_json.{name}"))
+
+
+def _row_text(text: Any) -> Any:
+    """The JSON of the row in an envelope, that is there after the change."""
+    from pyspark.sql import functions as f
+
+    inner = f.get_json_object(text, "$.payload.after")
+    return f.coalesce(inner, f.get_json_object(text, "$.after"))
+
+
+def _of_envelope(names: Sequence[str]) -> tuple[Any, Any, list[Any]]:
+    """(op, what is wrong with an envelope that could be read, its row's columns)."""
+    from pyspark.sql import functions as f
+
+    op, before, after = _member("op"), _member("before"), _member("after")
+    is_known = f.coalesce(op.isin(*OPS), f.lit(False))
+    shown = f.coalesce(f.left(op, f.lit(SHOWN_CHARACTERS)), f.lit("NULL"))
+    unknown = f.concat(f.lit("the envelope's op is "), shown)
+    error = f.when(~is_known, unknown).when(op.isin("c", "r", "u") & after.isNull(), NO_ROW)
+    row = f.when(op == DELETE, before).otherwise(after)
+    return op, error, [row.getField(name) for name in names]
+
+
+def _with_key(
+    columns: Sequence[Any], names: Sequence[str], key: Sequence[str], row: Any, text: Any, op: Any
+) -> list[Any]:
+    """A row's columns, of which those of the key are the record's key's where a deletion does not
+    say them itself, and of a deletion no others are."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StringType, StructType
+
+    kinds = StructType([row[name] for name in key])
+    wrapped = "payload" not in key
+    wanted = StructType([*kinds.fields])
+    text = f.when(f.is_valid_utf8(text), text)
+    told = f.from_json(text, wanted.add("payload", kinds) if wrapped else wanted)
+    is_gone = op == DELETE
+    found = []
+    for column, name in zip(columns, names, strict=True):
+        if name not in key:
+            found.append(f.when(~is_gone, column))
+            continue
+        said = told.getField(name)
+        if wrapped:
+            said = f.coalesce(told.getField("payload").getField(name), said)
+        if len(key) == 1:
+            quoted = f.concat(f.lit(f"{{{json.dumps(name)}:"), text, f.lit("}"))
+            by_itself = f.from_json(quoted, kinds).getField(name)
+            if isinstance(kinds[name].dataType, StringType):
+                by_itself = f.coalesce(by_itself, text)
+            said = f.when(f.startswith(f.ltrim(text), f.lit("{")), said).otherwise(by_itself)
+        found.append(f.coalesce(column, f.when(is_gone, said)))
+    return found
+
+
+def _key_error(
+    columns: Sequence[Any], names: Sequence[str], key: Sequence[str], is_tombstone: Any, op: Any
+) -> Any:
+    """That a record does not say which row it is of."""
+    from pyspark.sql import functions as f
+
+    missing = f.lit(False)
+    for column, name in zip(columns, names, strict=True):
+        if name in key:
+            missing |= column.isNull()
+    told = f.when(is_tombstone, f"{NO_TOMBSTONE_KEY}{', '.join(key)}")
+    told = told.otherwise(f"{NO_KEY}{', '.join(key)}")
+    return f.when(missing & (op != TRUNCATE), told)
 
 
 def _raw_columns() -> list[Any]:

@@ -37,6 +37,8 @@ class Place:
     catalog: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
     partition_by: tuple[PartitionField, ...] = ()
+    key: tuple[str, ...] = ()
+    """Columns of which the table has one row for each value; none: rows are appended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,10 @@ class SharedSink(Protocol):
         """Where other jobs have written to it: files that do not say whose rows they have."""
 
 
+OP = "_op"
+ROW, DELETE, TRUNCATE = "u", "d", "t"
+"""A column of staging files for upserts: that a record is the row of its key, the end of it, or the
+end of all rows before it."""
 FILE_BYTES = 128 << 20
 """Where a file has as many rows go on in another one."""
 PART, COMMIT = "vdl_part", "vdl_commit"
