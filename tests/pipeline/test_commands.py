@@ -44,6 +44,20 @@ def test_validate_of_the_examples_finds_nothing() -> None:
 
 
 @pytest.mark.spark
+def test_validate_of_upserts_by_a_key_that_is_no_column_says_so(
+    tmp_path: Path, capsys: Shown
+) -> None:
+    try:
+        check_installed()
+    except NotInstalled as error:
+        pytest.skip(str(error))
+    upsert = GOOD.replace("[sink]", '[sink]\nkind = "delta"\nmode = "upsert"\nkey = ["jahr"]')
+    (tmp_path / "job.toml").write_text(upsert, encoding="utf-8")
+    assert run_app(["pipeline", "validate", str(tmp_path / "job.toml")]) == 1
+    assert "sink.key: decode.schema has no column jahr" in capsys.readouterr().err
+
+
+@pytest.mark.spark
 @pytest.mark.parametrize("had_session", [False, True])
 def test_validate_names_every_text_that_spark_cannot_parse(
     tmp_path: Path, capsys: Shown, had_session: bool

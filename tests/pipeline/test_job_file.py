@@ -64,7 +64,8 @@ def test_job_file_paths_may_be_urls_where_only_spark_reads(tmp_path: Path) -> No
         ('name = "flights"', "", "job.name: is needed"),
         ('name = "flights"', 'name = "a/b"', "job.name"),
         ('name = "flights"', "name = 5", "job.name: must be text"),
-        ('path = "out"', 'path = "out"\nmode = "fast"', "sink.mode: there is no such setting"),
+        ('path = "out"', 'path = "out"\nmodus = "fast"', "sink.modus: there is no such setting"),
+        ('path = "out"', 'path = "out"\nmode = "fast"', "sink.mode: 'fast' is none of"),
         ('path = "out"', 'path = "out"\nkind = "csv"', "sink.kind"),
         ('path = "out"', 'path = "out"\n[sunk]\na = 1', "sunk: there is no such section"),
         ('topics = ["flights"]', "topics = []", "source.topics"),
@@ -94,6 +95,8 @@ def test_job_file_paths_may_be_urls_where_only_spark_reads(tmp_path: Path) -> No
             '[decode]\nformat = "raw"\nrescued = "rest"',
             "decode.rescued: not of raw values",
         ),
+        ("[decode]", '[decode]\nenvelope = "canal"', "decode.envelope: 'canal' is none of"),
+        ("[decode]", '[decode]\ntombstones = "delete"', "is only of sink.mode 'upsert'"),
         ("[decode]", '[decode]\ntombstones = "keep"', "decode.tombstones: 'keep' is none of"),
         ('path = "out"', 'path = "out"\n[errors]\nshare_max = 2', "share_max"),
         ('path = "out"', 'path = "out"\n[errors]\npath = "out"', "errors.path"),
@@ -240,3 +243,54 @@ def test_job_file_of_an_iceberg_table_has_a_catalog(tmp_path: Path) -> None:
     assert "sink.catalog: token: a secret does not stand in a job file" in secret
     with pytest.raises(JobInvalid, match="catalog: only of kind 'iceberg'"):
         load_job(write(tmp_path, GOOD + 'table = "a.b"\n'))
+
+
+UPSERT = GOOD.replace(
+    'path = "out"', 'path = "out"\nkind = "delta"\nmode = "upsert"\nkey = ["year"]'
+)
+
+
+def test_job_file_of_upserts_deletes_by_tombstones(tmp_path: Path) -> None:
+    job = load_job(write(tmp_path, UPSERT))
+    assert (job.sink.upsert_key, job.tombstones, job.is_upsert) == (("year",), "delete", True)
+    assert not load_job(write(tmp_path, GOOD)).is_upsert
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('kind = "delta"', 'kind = "parquet"', "sink.mode: upsert is only of ('delta', 'iceberg')"),
+        ('key = ["year"]', "", "sink.key: is needed"),
+        ('key = ["year"]', "key = []", "sink.key: upsert needs a column at least"),
+        ('key = ["year"]', 'key = "year"', "sink.key: must be a list of texts"),
+        ('key = ["year"]', 'key = ["a", "a"]', "sink.key: a column is there twice"),
+        (
+            'key = ["year"]',
+            'key = ["year"]\npartition_by = ["year", "land"]',
+            "sink.partition_by: land is no column of sink.key",
+        ),
+        ("[decode]", '[decode]\nformat = "raw"', "decode.format: upsert needs columns"),
+        ("[decode]", '[decode]\ntombstones = "null"', "decode.tombstones: 'null' makes rows"),
+        ('topics = ["flights"]', 'topics = ["a", "b"]', "source.topics: upsert is of one topic"),
+        (
+            "[decode]",
+            '[transform]\nsteps = [{sql = "select 1"}]\n[decode]',
+            "transform.steps: not of upsert",
+        ),
+        (
+            "[decode]",
+            '[window]\ntime = "t"\nsize = "1 hour"\nlate = "1 hour"\n'
+            'values = {n = "count(*)"}\n[decode]',
+            "window: not of upsert",
+        ),
+    ],
+)
+def test_job_file_of_upserts_that_cannot_be_says_why(
+    tmp_path: Path, old: str, new: str, problem: str
+) -> None:
+    """In one line of its own."""
+    assert old in UPSERT
+    with pytest.raises(JobInvalid) as failed:
+        load_job(write(tmp_path, UPSERT.replace(old, new)))
+    assert [one for one in failed.value.problems if problem in one], failed.value.problems
+    assert len(failed.value.problems) == 1

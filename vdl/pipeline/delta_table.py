@@ -43,6 +43,14 @@ from deltalake.transaction import (
 from vdl.pipeline.account import Account, added_up
 from vdl.pipeline.compaction import Compacted
 from vdl.pipeline.delta_rules import check_not_null, check_partitions, check_rules
+from vdl.pipeline.delta_upsert import (
+    check_rows,
+    check_upsert,
+    merge,
+    sync_files,
+    tidy_log,
+    undo_torn,
+)
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.partitioning import as_text
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
@@ -58,6 +66,7 @@ from vdl.pipeline.table import (
     offsets_told,
 )
 from vdl.pipeline.table_columns import change_of, problem_of, schema_lines
+from vdl.pipeline.upsert import Changes, changes_of, leftovers, staging_folder
 from vdl.pipeline.window_files import WindowFiles
 
 ATTEMPTS = 5
@@ -85,6 +94,7 @@ class DeltaSink:
         self._options = delta_options(place.storage) or None
         self._job = job
         self._fields = place.partition_by
+        self._key = place.key
         self._sequence = 0
         self._positions = Positions()
         self._table: DeltaTable | None = None
@@ -106,7 +116,7 @@ class DeltaSink:
         return str(self._window_files.folder())
 
     def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
-        self._table = self._load()
+        self._table = self._load_whole()
         self._sequence = self._version(self._app())
         self._positions = Positions()
         self._windows = None
@@ -123,6 +133,16 @@ class DeltaSink:
             self._window_files.show_late(self._sequence, self._windows)
         self._positions = known
         return known
+
+    def _load_whole(self) -> DeltaTable | None:
+        """Without an upsert that a power cut has torn."""
+        table = self._load()
+        if not self._key or table is None or is_url(self.path):
+            return table
+        told = json.loads(table.history(1)[0].get(FACTS, "{}"))
+        if told.get("job") == self._job and undo_torn(self.path, table, self._storage):
+            return self._load()
+        return table
 
     def _known(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
         """Where the job is, and its account. Raises SinkInconsistent."""
@@ -211,23 +231,30 @@ class DeltaSink:
 
     def staging(self, run: str) -> str:
         del run
-        self._storage.make_folder(self.path)
-        return self.path
+        folder = staging_folder(self.path, self._job) if self._key else self.path
+        self._storage.make_folder(folder)
+        return folder
 
     def check(self, commit: Commit, arrow_schema: Any) -> None:
         if not commit.start.goes_on_from(self._positions):
             raise CommitConflict(self.path, "the batch does not begin where the table ends")
         self._check_unchanged()
-        check_partitions(self.path, self._partitions(), commit.files)
+        if not self._key:
+            check_partitions(self.path, self._partitions(), commit.files)
         if self._table is not None:
             check_rules(self.path, self._table, self._partitions())
             self._check_columns(self._table.schema(), Schema.from_arrow(arrow_schema))
-            check_not_null(self.path, self._table, arrow_schema, commit.files, self._storage)
+            if self._key:
+                check_upsert(self.path, self._table)
+            else:
+                check_not_null(self.path, self._table, arrow_schema, commit.files, self._storage)
 
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
         self.check(commit, arrow_schema)
         sequence = self._sequence + 1
-        actions = [self._action(file) for file in commit.files]
+        changes = changes_of(commit, self._key, self._storage) if self._key else None
+        staged = leftovers(self.path, self._job, commit, self._storage) if self._key else []
+        actions = [] if self._key else [self._action(file) for file in commit.files]
         facts = {
             "job": commit.job,
             "sequence": sequence,
@@ -257,12 +284,14 @@ class DeltaSink:
             app_transactions=transactions,
         )
         self._storage.sync_names([self.path])
-        self._write(actions, Schema.from_arrow(arrow_schema), properties)
+        self._write(actions, Schema.from_arrow(arrow_schema), properties, changes, mark)
         self._sync_log()
         if commit.windows is not None:
             self._window_files.show_late(sequence, commit.windows)
         self._window_files.remove(outdated)
         self._state_files.remove(outdated_states)
+        for path in staged:
+            self._storage.remove(path)
         self._sequence, self._positions = sequence, commit.end
         self._windows, self._account = commit.windows, account
 
@@ -273,9 +302,13 @@ class DeltaSink:
         # It does not know yet what it has written itself. To load it anew would take longer.
         table.update_incremental()
         if not is_url(self.path):
+            if self._key:
+                sync_files(self.path, table.version(), self._storage)
             log = f"{self.path}/_delta_log"
             self._storage.finish(f"{log}/{table.version():020d}.json")
             self._storage.sync_names([log, self.path])
+        if self._key:
+            tidy_log(table)
 
     def _action(self, file: DataFile) -> AddAction:
         # A file keeps the name it was written under: nobody has seen it.
@@ -302,7 +335,12 @@ class DeltaSink:
         }
 
     def _write(
-        self, actions: list[AddAction], schema: Schema, properties: CommitProperties
+        self,
+        actions: list[AddAction],
+        schema: Schema,
+        properties: CommitProperties,
+        changes: Changes | None,
+        mark: int,
     ) -> None:
         """Commit, again where another writer was quicker since the last look: then the version that
         is to be written is there already. Raises CommitConflict."""
@@ -311,26 +349,37 @@ class DeltaSink:
                 self._check_unchanged()
             try:
                 if self._table is None:
+                    # A table for upserts begins without rows, and is not the job's yet.
                     create_table_with_add_actions(
                         self.path,
                         schema,
                         actions,
                         mode="error",
-                        commit_properties=properties,
+                        commit_properties=None if self._key else properties,
                         storage_options=self._options,
                         partition_by=self._partitions() or None,
                         configuration=PROPERTIES,
                     )
                     self._table = self._load()
-                else:
-                    self._fit_columns(self._table, schema)
-                    self._table.create_write_transaction(
-                        actions,
-                        "append",
-                        schema,
-                        self._partitions() or None,
-                        commit_properties=properties,
-                    )
+                    if not self._key:
+                        return
+                assert self._table is not None, self.path
+                self._fit_columns(self._table, schema)
+                if changes is not None and changes.rows.num_rows + changes.truncates:
+                    check_rows(self.path, self._table, changes, self._partitions())
+                    merge(self._table, changes, self._key, properties)
+                    self._table.update_incremental()
+                    if self._version(self._app(STATE)) == mark:
+                        return
+                    # It changes nothing, as of keys that the table does not have.
+                    self._check_unchanged()
+                self._table.create_write_transaction(
+                    actions,
+                    "append",
+                    schema,
+                    self._partitions() or None,
+                    commit_properties=properties,
+                )
             except CommitFailedError:
                 continue
             return
@@ -344,6 +393,8 @@ class DeltaSink:
         added = [field for field in schema.fields if field.name not in names]
         if added:
             table.alter.add_columns(added)
+            # A commit of its own, which stands behind that of another run where this was quicker.
+            self._check_unchanged()
 
     def _check_columns(self, known: Schema, found: Schema) -> None:
         """Raises SinkInconsistent."""

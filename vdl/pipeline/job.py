@@ -21,7 +21,9 @@ isolation = "read_committed"        # or "read_uncommitted"
 [decode]
 format = "json"                     # or "raw"; "avro", "protobuf", "json-schema": by a registry
 schema = "year int, carrier string" # as Spark writes types
-tombstones = "dead"                 # JSON without a value: a dead letter, "drop", or "null": a row
+envelope = ""                       # "debezium": the schema is of the rows within
+tombstones = "dead"                 # JSON without a value: a dead letter, "drop", or "null": a row;
+                                    # "delete" of upserts, and their default
 rescued = ""                        # a column for JSON members that the schema does not have
 
 [registry]                          # of schemas, which values name by their ids
@@ -58,8 +60,9 @@ path = "tables/flights"             # of a topic: where its commits are kept
 table = "default.flights"           # of kind "iceberg": its name in the catalog
 partition_by = ["carrier"]          # of delta and iceberg; of iceberg also "day(departed)"
 file_bytes = 134217728              # where rows go on in another file
+mode = "append"                     # or "upsert", of delta and iceberg: a row for each key
 topic = ""                          # of kind "topic", and only there
-key = ""                            # the column that is the records' key
+key = ""                            # the column that is the records' key; of upserts a list
 bootstrap = ""                      # the source's by default
 [sink.options]                      # librdkafka's, for the producers
 [sink.storage]                      # of a path in an object store, s3://…, for delta and iceberg
@@ -112,7 +115,8 @@ from vdl.pipeline.catalog_settings import (
 )
 from vdl.pipeline.client_secrets import KNOWN, exposed, resolved
 from vdl.pipeline.client_settings import unfit
-from vdl.pipeline.decode import TOMBSTONES
+from vdl.pipeline.decode import DEAD, DEBEZIUM, DELETES, ENVELOPES, NULLS, TOMBSTONES
+from vdl.pipeline.decode import DROP as NOTHING
 from vdl.pipeline.errors import JobInvalid
 from vdl.pipeline.expectations import ACTIONS, DROP, Rule
 from vdl.pipeline.options import (
@@ -143,6 +147,8 @@ URL_SINKS = ("delta", ICEBERG)
 """Those that can be in an object store."""
 WINDOW_SINKS = ("parquet", "delta", ICEBERG)
 """Those that keep open windows in their commits."""
+APPEND, UPSERT = "append", "upsert"
+MODES = (APPEND, UPSERT)
 FORMATS = ("json", "raw", *FORMS)
 INPUT = "input"
 
@@ -215,6 +221,9 @@ class Sink:
     storage: Mapping[str, str] = field(default_factory=dict)
     partition_by: tuple[PartitionField, ...] = ()
     file_bytes: int = FILE_BYTES
+    mode: str = APPEND
+    upsert_key: tuple[str, ...] = ()
+    """Of mode "upsert"."""
 
     @property
     def dead_kind(self) -> str:
@@ -246,11 +255,16 @@ class Job:
     spark: Mapping[str, str]
     window: Window | None = None
     tombstones: str = "dead"
+    envelope: str = ""
     rescued: str = ""
     compact_every: int = 0
     rules: tuple[Rule, ...] = ()
     registry: Mapping[str, str] = field(default_factory=dict)
     """Where secrets are only named."""
+
+    @property
+    def is_upsert(self) -> bool:
+        return self.sink.mode == UPSERT
 
     @property
     def leaves_out(self) -> bool:
@@ -319,6 +333,10 @@ def _read(r: _Reader, folder: Path) -> Job:
         isolation=r.text("source", "isolation", "read_committed"),
     )
     is_iceberg = sink_kind == ICEBERG
+    mode = r.text("sink", "mode", APPEND)
+    is_upsert = mode == UPSERT
+    envelope = r.text("decode", "envelope", "")
+    tombstones = DELETES if is_upsert else NOTHING if envelope == DEBEZIUM else DEAD
     tables = {
         name: Table(
             r.text(table, "format", "parquet"),
@@ -342,7 +360,9 @@ def _read(r: _Reader, folder: Path) -> Job:
             kind=sink_kind,
             path=sink_path,
             topic=r.text("sink", "topic", ""),
-            key=r.text("sink", "key", ""),
+            key="" if is_upsert else r.text("sink", "key", ""),
+            mode=mode,
+            upsert_key=tuple(r.texts("sink", "key")) if is_upsert else (),
             bootstrap=r.text("sink", "bootstrap", "") or source.bootstrap,
             options=r.mapping("sink", "options"),
             storage=r.mapping("sink", "storage"),
@@ -364,7 +384,8 @@ def _read(r: _Reader, folder: Path) -> Job:
         metrics_listen=r.text("metrics", "listen", ""),
         spark=r.whole("spark"),
         window=_read_window(r) if r.has("window") else None,
-        tombstones=r.text("decode", "tombstones", "dead"),
+        tombstones=r.text("decode", "tombstones", tombstones),
+        envelope=envelope,
         rescued=r.text("decode", "rescued", ""),
         compact_every=r.count("run", "compact_every", 0),
         rules=_read_rules(r) if r.has("expect") else (),
@@ -459,6 +480,9 @@ def _check(job: Job, problems: list[str]) -> None:
         job.tombstones in TOMBSTONES,
         f"decode.tombstones: {job.tombstones!r} is none of {TOMBSTONES}",
     )
+    need(job.envelope in ENVELOPES, f"decode.envelope: {job.envelope!r} is none of {ENVELOPES[1:]}")
+    need(job.format != "raw" or not job.envelope, "decode.envelope: not of raw values")
+    problems += _problems_of_upsert(job)
     need(job.format != "raw" or not job.rescued, "decode.rescued: not of raw values")
     by_registry = job.format in FORMS
     need(not by_registry or "url" in job.registry, f"registry.url: is needed for {job.format!r}")
@@ -519,6 +543,39 @@ def _check(job: Job, problems: list[str]) -> None:
             f"{section}: {name}: a secret does not stand in a job file; env:NAME or file:PATH do"
             for name in exposed(settings)
         ]
+
+
+def _problems_of_upsert(job: Job) -> list[str]:
+    """What cannot be one row for each key."""
+    sink = job.sink
+    if sink.mode not in MODES:
+        return [f"sink.mode: {sink.mode!r} is none of {MODES}"]
+    if sink.mode != UPSERT:
+        is_delete = job.tombstones == DELETES
+        return ["decode.tombstones: 'delete' is only of sink.mode 'upsert'"] if is_delete else []
+    key, others = sink.upsert_key, [f.column for f in sink.partition_by]
+    outside = [name for name in others if name not in key]
+    found = {
+        f"sink.mode: upsert is only of {URL_SINKS}: no row of kind {sink.kind!r} can be replaced": (
+            sink.kind not in URL_SINKS
+        ),
+        "sink.key: upsert needs a column at least": not key,
+        "sink.key: a column is there twice": len(set(key)) != len(key),
+        f"sink.partition_by: {', '.join(outside)} is no column of sink.key: a row would have to "
+        "move from one partition to another": bool(key and outside),
+        "decode.format: upsert needs columns, which raw values have not": job.format == "raw",
+        "decode.tombstones: 'null' makes rows of deletions: not of upsert": job.tombstones == NULLS,
+        "source.topics: upsert is of one topic, within whose partitions keys are in order": (
+            len(job.source.topics) > 1
+        ),
+        "transform.steps: not of upsert: a step could keep a row and lose its deletion": (
+            bool(job.steps)
+        ),
+        "window: not of upsert: a replaced row cannot be taken out of a window": (
+            job.window is not None
+        ),
+    }
+    return [problem for problem, is_so in found.items() if is_so]
 
 
 def _is_address(listen: str) -> bool:

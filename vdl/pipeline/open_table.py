@@ -32,11 +32,11 @@ def place_of(job: Job, kind: str, path: str, suffix: str = "") -> Place:
     """Of one of a job's tables, with the secrets. Raises SecretMissing."""
     sink = job.sink
     storage = resolved_settings(path, sink.storage)
-    fields = () if suffix else sink.partition_by
+    fields, key = ((), ()) if suffix else (sink.partition_by, sink.upsert_key)
     if kind != ICEBERG:
-        return Place(kind, path, storage, partition_by=fields)
+        return Place(kind, path, storage, partition_by=fields, key=key)
     catalog = resolved_catalog(sink.catalog)
-    return Place(kind, path, storage, catalog, f"{sink.table}{suffix}", fields)
+    return Place(kind, path, storage, catalog, f"{sink.table}{suffix}", fields, key)
 
 
 def storage_settings(job: Job) -> dict[str, str]:

@@ -21,6 +21,7 @@ from vdl.pipeline.errors import JobInvalid, PipelineError
 from vdl.pipeline.job import Job
 from vdl.pipeline.open_table import storage_settings
 from vdl.pipeline.storage import is_url, storage_of
+from vdl.pipeline.table import OP
 
 CLUSTER_SECONDS = 3.0
 
@@ -102,5 +103,11 @@ def check_texts(job: Job, jvm: Any) -> None:
             is_raw = isinstance(error, Py4JJavaError)
             told = str(error.java_exception.getMessage() if is_raw else error).strip().splitlines()
             problems.append(f"{setting}: {' '.join(told[:1]) or 'cannot be parsed'}")
+    if job.is_upsert and not problems:
+        known = list(texts[0][1](job.schema).fieldNames())
+        missing = [name for name in job.sink.upsert_key if name not in known]
+        problems += [f"sink.key: decode.schema has no column {name}" for name in missing]
+        if OP in known:
+            problems.append(f"decode.schema: {OP} is the name of a column of upserts")
     if problems:
         raise JobInvalid(job.name, problems)

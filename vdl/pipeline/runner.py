@@ -57,6 +57,7 @@ from vdl.pipeline.read import DDL
 from vdl.pipeline.seen import counts_of, is_whole, observed
 from vdl.pipeline.storage import storage_of
 from vdl.pipeline.table import (
+    OP,
     Commit,
     DataFile,
     TableSink,
@@ -66,6 +67,7 @@ from vdl.pipeline.table import (
 from vdl.pipeline.table_columns import schema_lines
 from vdl.pipeline.topic_sink import TopicSink, as_records, send_on_spark
 from vdl.pipeline.topics import Topics
+from vdl.pipeline.upsert import check_key
 from vdl.pipeline.window_files import span_of
 from vdl.pipeline.windows import Window, all_windows, check_same, window_batch
 
@@ -189,6 +191,9 @@ class Runner:
         self._open(start or self._job.source.start)
         target = self._topics.resolve(parse_where("end", end or "latest"))
         target = capped(target, self._topics.ends()).over(self._positions)
+        if self._job.is_upsert:
+            # The driver holds a batch of these in memory.
+            rows_max = min(rows_max, self._job.source.max_rows)
         number = 0
         while ranges(self._positions, _not_before(target, self._positions)):
             if self._stopping.is_set():
@@ -221,7 +226,8 @@ class Runner:
         rows = self._transformed(decoded)
         if self._job.window is not None:
             rows = all_windows(rows, self._job.window)
-        columns = "\n".join(f"{f.name}: {f.dataType.simpleString()}" for f in rows.schema.fields)
+        fields = [f for f in rows.schema.fields if f.name != OP or not self._job.is_upsert]
+        columns = "\n".join(f"{f.name}: {f.dataType.simpleString()}" for f in fields)
         return columns, [row.asDict() for row in rows.limit(count).collect()], dead
 
     def close(self) -> None:
@@ -261,10 +267,12 @@ class Runner:
         rows = self._transformed(self._decoded(empty))
         if self._job.window is not None:
             rows = all_windows(rows, self._job.window)
-        if self._job.sink.partition_by:
+        if self._job.sink.partition_by or self._job.is_upsert:
             from pyspark.sql.pandas.types import to_arrow_schema
 
-            check_columns(self._job.sink.partition_by, to_arrow_schema(rows.schema))
+            columns = to_arrow_schema(rows.schema, timezone="UTC")
+            check_columns(self._job.sink.partition_by, columns)
+            check_key(self._job.sink.upsert_key, columns)
 
     def _checkpoints(self) -> Path:
         """Of this job's runs: other jobs may have the same folder in their files."""
@@ -410,6 +418,8 @@ class Runner:
             rescued=job.rescued,
             rules=job.rules,
             registry=resolved(job.registry),
+            envelope=job.envelope,
+            key=job.sink.upsert_key,
         )
 
     def _transformed(self, decoded: Any) -> Any:
@@ -443,7 +453,8 @@ class Runner:
             kinds=_kinds(self._job.schema),
             dead_there=self._dead_there(),
             storage=storage_settings(self._job),
-            partition_by=self._job.sink.partition_by,
+            # Upserts are divided where they are merged.
+            partition_by=() if self._job.is_upsert else self._job.sink.partition_by,
             file_bytes=self._job.sink.file_bytes,
         )
         window, rules = self._job.window, self._job.rules
@@ -528,6 +539,8 @@ class Runner:
     def _collect(self, passes: list[tuple[Any, WriteSpec]], rows: Any) -> Written:
         from pyspark.sql.pandas.types import to_arrow_schema
 
+        # The table has no such column.
+        rows = rows.drop(OP) if self._job.is_upsert else rows
         written = Written(arrow_schema=to_arrow_schema(rows.schema, timezone="UTC"))
         for frame, spec in passes:
             write = functools.partial(write_batches, spec=spec)

@@ -105,6 +105,11 @@ def verify(job: Job, spark: Any) -> Verdict:
         raise PipelineError(
             f"{job.sink.path}: a row is a window of many records, so its rows cannot be told apart"
         )
+    if job.is_upsert:
+        raise PipelineError(
+            f"{job.sink.path}: a row is the last of many records of its key, so records cannot be "
+            "recounted"
+        )
     with closing(Topics(job.source.read_options())) as topics:
         ids, firsts = topics.ids(), topics.begins()
     table, dead = rows_table(job), dead_table(job)
