@@ -53,11 +53,19 @@ from vdl.pipeline.account import Account
 from vdl.pipeline.compaction import Compacted, bins, rewrite
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.iceberg_files import IMPLEMENTATION, local_path
-from vdl.pipeline.iceberg_rules import check_not_null, check_rules, columns_of
+from vdl.pipeline.iceberg_rules import IcebergRefused, check_not_null, check_rules, columns_of
+from vdl.pipeline.iceberg_upsert import Merge
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
 from vdl.pipeline.storage import iceberg_options, is_url, storage_of
 from vdl.pipeline.table import WRITER, Commit, CommitNote, Place, WindowState, offsets_told
 from vdl.pipeline.table_columns import Change, change_of, digits_of, problem_of, types_of
+from vdl.pipeline.upsert import (
+    Changes,
+    changes_of,
+    leftovers,
+    required_nulls,
+    staging_folder,
+)
 from vdl.pipeline.window_files import WindowFiles
 
 ATTEMPTS = 5
@@ -85,6 +93,7 @@ class IcebergSink:
         self._place = place
         self._job = job
         self._fields = place.partition_by
+        self._key = place.key
         self._storage = storage_of(place.path, place.storage)
         self._known_catalog: Catalog | None = None
         self._sequence = 0
@@ -180,8 +189,10 @@ class IcebergSink:
 
     def staging(self, run: str) -> str:
         del run
-        folder = f"{self._root}/data"
-        self._storage.make_folder(folder)
+        data = f"{self._root}/data"
+        folder = staging_folder(self._root, self._job) if self._key else data
+        for one in {data, folder}:
+            self._storage.make_folder(one)
         return folder
 
     def check(self, commit: Commit, arrow_schema: Any) -> None:
@@ -191,7 +202,8 @@ class IcebergSink:
         if self._table is not None:
             check_rules(self.path, self._table, self._fields)
             self._change(self._table, arrow_schema)
-            check_not_null(self.path, self._table, arrow_schema, commit.files, self._storage)
+            if not self._key:
+                check_not_null(self.path, self._table, arrow_schema, commit.files, self._storage)
 
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
         self.check(commit, arrow_schema)
@@ -199,15 +211,22 @@ class IcebergSink:
         assert self._account is not None
         account = self._account.plus(commit)
         outdated: list[Path] = []
+        merge, staged = None, []
+        if self._key:
+            changes = changes_of(commit, self._key, self._storage)
+            staged = leftovers(self._root, self._job, commit, self._storage)
+            merge = self._merge(commit, changes)
         if commit.windows is not None:
             self._window_files.sync()
             outdated = self._window_files.others(commit.windows)
-        if commit.files:
+        if commit.files and not self._key:
             self._storage.sync_names([f"{self._root}/data"])
-        self._write(commit, arrow_schema, sequence, _state_text(commit, sequence, account))
+        self._write(commit, arrow_schema, sequence, _state_text(commit, sequence, account), merge)
         if commit.windows is not None:
             self._window_files.show_late(sequence, commit.windows)
         self._window_files_remove(outdated)
+        for path in staged:
+            self._storage.remove(path)
         self._sequence, self._positions = sequence, commit.end
         self._windows, self._account = commit.windows, account
 
@@ -215,7 +234,21 @@ class IcebergSink:
         if outdated:
             self._window_files.remove(outdated)
 
-    def _write(self, commit: Commit, arrow_schema: Any, sequence: int, state: str) -> None:
+    def _merge(self, commit: Commit, changes: Changes) -> Merge:
+        """Raises IcebergRefused."""
+        fields = [] if self._table is None else self._table.schema().fields
+        nulls = required_nulls(changes.kept(), (one.name for one in fields if one.required))
+        if nulls:
+            reasons = [f"its column {name} is required, and NULL in rows" for name in nulls]
+            raise IcebergRefused(self.path, reasons)
+        # As a task of a run would name them: the rows are this job's.
+        name = f"{self._job}-{commit.run}-{commit.batch}-{secrets.token_hex(4)}"
+        prefix = f"{self._root}/data/{name}"
+        return Merge(changes, self._key, self._fields, self._storage, prefix)
+
+    def _write(
+        self, commit: Commit, arrow_schema: Any, sequence: int, state: str, merge: Merge | None
+    ) -> None:
         """Commit, again where another writer was quicker since the last look. Raises
         CommitConflict."""
         if self._table is None:
@@ -227,8 +260,10 @@ class IcebergSink:
                 self._check_unchanged()
                 check_rules(self.path, self._table, self._fields)
             try:
-                self._append(self._table, commit, arrow_schema, sequence, state)
+                self._append(self._table, commit, arrow_schema, sequence, state, merge)
             except CommitFailedException:
+                if merge is not None:
+                    merge.forget()
                 continue
             except CommitStateUnknownException as error:
                 # Whoever opens the table next finds out.
@@ -258,9 +293,19 @@ class IcebergSink:
         return self._catalog.load_table(self._place.name)
 
     def _append(
-        self, table: Table, commit: Commit, arrow_schema: Any, sequence: int, state: str
+        self,
+        table: Table,
+        commit: Commit,
+        arrow_schema: Any,
+        sequence: int,
+        state: str,
+        merge: Merge | None,
     ) -> None:
-        """One commit on the table as it was seen last. Raises CommitFailedException."""
+        """One commit on the table as it was seen last. Raises CommitFailedException.
+
+        That of an upsert has two snapshots, as those of PyIceberg's own: one without the files that
+        are replaced, and the new ones on that. A reader of the table sees the last.
+        """
         change = self._change(table, arrow_schema)
         transaction = once(table)
         if change.added or change.widened:
@@ -271,11 +316,18 @@ class IcebergSink:
             transaction.set_properties({NAMES: names.model_dump_json()})
         transaction.set_properties({f"{STATE}{self._job}": state})
         facts = _facts(commit, sequence)
+        files = [(file.path, file.partition) for file in commit.files]
+        if merge is not None:
+            merged = merge.write(table)
+            files = merged.new
+            self._storage.sync_names([f"{self._root}/data"])
+            if merged.old:
+                with transaction.update_snapshot().overwrite() as overwrite:
+                    for one in merged.old:
+                        overwrite.delete_data_file(one)
         with transaction.update_snapshot(snapshot_properties=facts).merge_append() as append:
-            for file in commit.files:
-                append.append_data_file(
-                    self._data_file(table, transaction, file.path, file.partition)
-                )
+            for path, partition in files:
+                append.append_data_file(self._data_file(table, transaction, path, partition))
         transaction.commit_transaction()
 
     def _data_file(
