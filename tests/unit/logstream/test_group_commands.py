@@ -102,6 +102,36 @@ def test_frame_that_is_lost_is_sent_again(
     assert applied(found) is ErrorCode.NONE
 
 
+def test_commands_that_are_not_due_are_not_looked_at(cluster: Any) -> None:
+    """Thousands may be under way, and deadlines are looked at ten times a second."""
+    group_id = partition(cluster)
+    leader = cluster.leader(group_id).leader_server
+    asker = next(server for server in (1, 2, 3) if server != leader)
+    for node in cluster.nodes.values():
+        node.workers.hold()  # nothing is applied
+    found = [send(cluster, asker, group_id, CUT, ms=10_000) for _ in range(20)]
+    under_way = cluster.nodes[asker].host.commands
+    sent = under_way._sent = Looked(under_way._sent)
+    cluster.run(2_000)
+    assert (len(sent), sent.looks) == (20, 0)
+    cluster.run(2_000)
+    assert 0 < sent.looks < 5, "they were sent again, together"
+    for node in cluster.nodes.values():
+        node.workers.release()
+    cluster.run(4_000)
+    assert {applied(one) for one in found} == {ErrorCode.NONE}
+
+
+class Looked(dict[int, Any]):
+    """Counts how often all of it is looked at."""
+
+    looks = 0
+
+    def items(self) -> Any:
+        self.looks += 1
+        return super().items()
+
+
 def test_command_nobody_can_take_ends_at_its_deadline(cluster: Any) -> None:
     """Certainly not appended where no server was sent it, else with an open fate."""
     group_id = partition(cluster)

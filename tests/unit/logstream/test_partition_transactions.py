@@ -186,6 +186,37 @@ def test_question_without_an_answer_ends_with_the_batchs_deadline(cluster: Any) 
     assert not stream.busy
 
 
+def test_producers_that_wait_are_not_looked_at_for_each_other(cluster: Any) -> None:
+    """A batch that is held costs the same however many are, and so does the time that passes until
+    one of them is late."""
+    stream, asked = led(cluster), Asked()
+    for producer_id in range(cluster.options.held_appends_max - 1):
+        send(cluster, stream, asked, producer_id=producer_id, ms=9_000)
+    verifying = stream.transactions.verifying = Looked(stream.transactions.verifying)
+    waiting = send(cluster, stream, asked, producer_id=1, sequence=1, ms=300)
+    for _ in range(3):
+        stream.expire(cluster.time.now_ns)
+    assert verifying.looks == 0
+    cluster.run(1_000)
+    assert verifying.looks == 1
+    assert codes([waiting]) == [ErrorCode.REQUEST_TIMED_OUT]
+    assert list(verifying) == [0]
+
+
+class Looked(dict[int, Any]):
+    """Counts how often all of it is looked at."""
+
+    looks = 0
+
+    def values(self) -> Any:
+        self.looks += 1
+        return super().values()
+
+    def items(self) -> Any:
+        self.looks += 1
+        return super().items()
+
+
 def test_answer_from_before_a_marker_is_asked_for_again(cluster: Any) -> None:
     """The coordinator said yes, then aborted: its marker may overtake what it said. Nothing may be
     appended behind it, for no other marker comes."""

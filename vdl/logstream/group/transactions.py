@@ -22,6 +22,7 @@ import segments.api as storage
 from ids import Index, Offset
 from raft.errors import ProposalDropped
 from raft.types import Entry
+from vdl.clock import NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group.appends import Appended, HeldAppend
 from vdl.logstream.group.group import Group
@@ -89,8 +90,8 @@ class Transactions:
     """See the module."""
 
     __slots__ = (
-        "_agreed_ms", "_options", "_outbox", "_overlay", "_state", "_stream", "endings",
-        "verified", "verifying",
+        "_agreed_ms", "_due_ns", "_held_count", "_options", "_outbox", "_overlay", "_state",
+        "_stream", "endings", "verified", "verifying",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +114,10 @@ class Transactions:
         self._agreed_ms = agreed_ms
         self.verifying: dict[int, _Verification] = {}
         """By producer id. Use: on a leader."""
+        self._held_count = 0
+        """Batches behind these questions. Invariant: it is their sum."""
+        self._due_ns = NEVER
+        """Before which none of those batches has waited for too long."""
         self.verified: dict[int, int] = {}
         """Producer id → epoch of those whose transaction has this partition, as its coordinator
         said, and has nothing in it yet. Invariant: no marker has come since. Use: on a leader."""
@@ -177,15 +182,27 @@ class Transactions:
             held.done(Appended(ErrorCode.CONCURRENT_TRANSACTIONS))
             return
         verification = self.verifying[producer_id] = _Verification(held)
+        self._note_held(held)
         self._outbox.mark_dirty(self._stream.group)  # or nobody would look at its deadline
         held.verify(partial(self._verification_ended, producer_id, verification))
 
     def hold(self, append: HeldAppend) -> None:
         """Put a batch behind the question about its producer. Refuses it if too many wait."""
-        held = self.verifying[append.header.producer_id].held
-        held.append(append)
-        if sum(len(one.held) for one in self.verifying.values()) > self._options.held_appends_max:
-            held.pop().done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        if self._held_count >= self._options.held_appends_max:
+            append.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            return
+        self.verifying[append.header.producer_id].held.append(append)
+        self._note_held(append)
+
+    def _note_held(self, append: HeldAppend) -> None:
+        self._held_count += 1
+        self._due_ns = min(self._due_ns, append.deadline_ns)
+
+    def _end_verification(self, producer_id: int) -> list[HeldAppend]:
+        """Nobody waits for the answer any more. The batches behind the question."""
+        held = self.verifying.pop(producer_id).held
+        self._held_count -= len(held)
+        return held
 
     def _verification_ended(
         self, producer_id: int, verification: _Verification, error: ErrorCode
@@ -199,7 +216,7 @@ class Transactions:
             assert verify is not None, producer_id
             verify(partial(self._verification_ended, producer_id, verification))
             return
-        del self.verifying[producer_id]
+        self._end_verification(producer_id)
         if error is not ErrorCode.NONE:
             # Those behind the first would leave a gap.
             for one in held:
@@ -324,18 +341,30 @@ class Transactions:
     def expire(self, now_ns: int) -> None:
         """Deadlines. A batch behind one that waited for too long would leave a gap: none of them is
         kept."""
-        for producer_id, verification in list(self.verifying.items()):
-            if any(held.deadline_ns <= now_ns for held in verification.held):
-                del self.verifying[producer_id]
-                for held in verification.held:
-                    held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
+        if now_ns >= self._due_ns:
+            self._end_late(now_ns)
         # `iter` keeps the type of an answer from being looked for in the queue.
         end_all(iter(take_late(self.endings, now_ns)), ErrorCode.REQUEST_TIMED_OUT)
+
+    def _end_late(self, now_ns: int) -> None:
+        late: list[tuple[int, _Verification]] = []
+        self._due_ns = NEVER
+        for producer_id, verification in self.verifying.items():
+            due_ns = min(held.deadline_ns for held in verification.held)
+            if due_ns <= now_ns:
+                late.append((producer_id, verification))
+            elif due_ns < self._due_ns:
+                self._due_ns = due_ns
+        for producer_id, verification in late:
+            if self.verifying.get(producer_id) is verification:
+                for held in self._end_verification(producer_id):
+                    held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
 
     def leadership_lost(self) -> list[HeldAppend]:
         """Nobody waits here any more. The batches that were never appended."""
         self.verified = {}
         verifying, self.verifying = self.verifying, {}
+        self._held_count = 0
         held = [one for verification in verifying.values() for one in verification.held]
         endings, self.endings = self.endings, []
         for ending in endings:

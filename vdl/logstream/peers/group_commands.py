@@ -107,12 +107,16 @@ class _Outgoing:
 class GroupCommands:
     """The commands that one server sends to groups, and those it is sent as their leader."""
 
-    __slots__ = ("_again_timer_ns", "_liveness", "_number", "_sent", "_state", "out", "receive")
+    __slots__ = (
+        "_again_timer_ns", "_due_ns", "_liveness", "_number", "_sent", "_state", "out", "receive",
+    )  # fmt: skip
 
     def __init__(self, state: HostState, liveness: Liveness) -> None:
         self._state = state
         self._liveness = liveness
         self._sent: dict[int, _Sent] = {}
+        self._due_ns = NEVER
+        """Before which none of them is due: thousands need not be looked at each time."""
         self.out: dict[ServerId, _Outgoing] = {}
         """What leaves at the turn's end, by server. Use: `flush` while there is any."""
         self._number = 0
@@ -213,12 +217,14 @@ class GroupCommands:
         sent.was_open = sent.is_open
         sent.is_open = True
         sent.again_ns = until_ns
+        self._due_ns = min(self._due_ns, until_ns)
 
     def _wait(self, sent: _Sent) -> None:
         """Send it again in a moment."""
         now_ns = self._state.clock.now_ns()
         sent.sent_to = 0
         sent.again_ns = now_ns + RETRY_NS
+        self._due_ns = min(self._due_ns, sent.again_ns, sent.deadline_ns)
         if self._again_timer_ns > sent.again_ns:
             self._again_timer_ns = sent.again_ns
             self._state.clock.call_later(RETRY_NS, self._again)
@@ -315,16 +321,25 @@ class GroupCommands:
     # --- time --------------------------------------------------------------------------------
     def retry(self, now_ns: int) -> None:
         """Send again what is due; end what has waited for too long."""
-        due = [n for n, s in self._sent.items() if min(s.again_ns, s.deadline_ns) <= now_ns]
+        if now_ns < self._due_ns:
+            return
+        due: list[int] = []
+        self._due_ns = NEVER
+        for number, sent in self._sent.items():
+            at_ns = min(sent.again_ns, sent.deadline_ns)
+            if at_ns <= now_ns:
+                due.append(number)
+            elif at_ns < self._due_ns:
+                self._due_ns = at_ns
         for number in due:
-            sent = self._sent.get(number)
-            if sent is None:
+            late = self._sent.get(number)
+            if late is None:
                 continue  # it was answered meanwhile
-            if sent.deadline_ns > now_ns:
+            if late.deadline_ns > now_ns:
                 self._try(number)
             else:
                 del self._sent[number]
-                sent.done(UNKNOWN if sent.is_open else NOT_APPENDED)
+                late.done(UNKNOWN if late.is_open else NOT_APPENDED)
 
     def link_down(self, server_id: ServerId) -> None:
         """What it was sent may be lost."""
