@@ -61,6 +61,7 @@ from rpc.streams import (
     Stream,
     Timer,
 )
+from rpc.tls_stream import LinkSecurity
 
 _MS = 1_000_000
 _NEVER_BYTES = 1 << 62
@@ -230,8 +231,11 @@ class Links:
         handler: PeerHandler,
         options: LinkOptions = DEFAULT_OPTIONS,
         dial_failed: Callable[[ServerId, Address, str], None] | None = None,
+        security: LinkSecurity | None = None,
     ) -> None:
-        """`dial_failed`: told the server id, the address and the cause of each, for the log."""
+        """`dial_failed`: told the server id, the address and the cause of each, for the log.
+
+        `security`: without it anybody who reaches the port may say that it is a server."""
         self._local = local
         self._dialer = dialer
         self._clock = clock
@@ -239,6 +243,7 @@ class Links:
         self._handler = handler
         self._options = options
         self._tell_dial_failed = dial_failed
+        self._security = security
         self._peers: dict[ServerId, _Peer] = {}
         self._open: dict[int, _Connection] = {}  # the links that are up, by server id
         # Streams that have not said who they are: a set, but in the order they came.
@@ -373,6 +378,8 @@ class Links:
         if self._is_closed or len(self._inbound) >= self._options.inbound_max:
             stream.close()
             return
+        if self._security is not None:
+            stream = self._security.wrap(stream, dialed=False)
         engine = PeerEngine(self._local, Role.ACCEPTOR, limits=self._options.limits)
         connection = _Connection(self, stream, engine, self._clock.now_ns())
         self._inbound[connection] = None
@@ -414,10 +421,13 @@ class Links:
         engine = PeerEngine(
             self._local, Role.DIALER, expected=peer.server_id, limits=self._options.limits
         )
-        connection = _Connection(self, result, engine, self._clock.now_ns())
+        stream = result
+        if self._security is not None:
+            stream = self._security.wrap(stream, dialed=True)
+        connection = _Connection(self, stream, engine, self._clock.now_ns())
         connection.peer = peer
         peer.attempt = connection
-        result.start(connection)
+        stream.start(connection)
         connection.flush()
 
     def _dial_failed(self, peer: _Peer, cause: str) -> None:

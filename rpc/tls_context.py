@@ -28,6 +28,7 @@ from enum import Enum
 from pathlib import Path
 
 from rpc.errors import TlsFailed
+from rpc.tls_engine import TlsEngine
 
 CLUSTER_NAME_DEFAULT = "vdl"
 ADMIN = 0
@@ -126,6 +127,10 @@ class TlsContext:
         self._seen = _state_of(options.files)
         self.current = self._make()
         """For connections that begin now."""
+
+    def new_engine(self) -> TlsEngine:
+        """Of a connection that begins now."""
+        return TlsEngine(self.current, server_side=self._server_side)
 
     def is_outdated(self) -> bool:
         """Whether a file is another one than when it was looked at last."""

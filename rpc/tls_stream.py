@@ -12,14 +12,14 @@ Must not know: sockets, frames.
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from rpc.errors import TlsFailed
 from rpc.reader import Buffer
 from rpc.streams import OwnedStream, Stream, StreamOwner
-from rpc.tls_context import ADMIN, TlsContext, alternative_names, identity_in
-from rpc.tls_engine import HANDSHAKE_BYTES_MAX, RECORD_BYTES, TlsEngine, after
+from rpc.tls_context import ADMIN, alternative_names, identity_in
+from rpc.tls_engine import HANDSHAKE_BYTES_MAX, RECORD_BYTES, after
 
 _PART_BYTES = 256 << 10
 """What is encrypted in one go: so much may have to wait here for the stream below."""
@@ -40,11 +40,41 @@ def handshake_at_once(
     done(result)
 
 
+class Engine(Protocol):
+    """One connection's cryptography, as `rpc.tls_engine.TlsEngine` describes it."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    def received(self, data: Buffer) -> None: ...
+
+    def handshake(self) -> bool: ...
+
+    def peer_certificate(self) -> Mapping[str, object] | None: ...
+
+    def read_into(self, buffer: memoryview) -> int: ...
+
+    def write(self, buffers: Sequence[Buffer], bytes_max: int) -> int: ...
+
+    def take_output(self) -> bytes: ...
+
+    def close(self) -> bytes: ...
+
+
+class EngineMaker(Protocol):
+    """What makes the engines of one side's connections."""
+
+    def new_engine(self) -> Engine: ...
+
+
 class LinkSecurity:
     """How the streams of one server's links are secured."""
 
     def __init__(
-        self, cluster: str, accepting: TlsContext, dialing: TlsContext, offload: Offload
+        self, cluster: str, accepting: EngineMaker, dialing: EngineMaker, offload: Offload
     ) -> None:
         """`cluster`: the name that certificates of this set's servers have."""
         self.cluster = cluster
@@ -58,8 +88,8 @@ class LinkSecurity:
 
     def wrap(self, stream: Stream, *, dialed: bool) -> TlsStream:
         """The stream with TLS over it."""
-        context = (self.dialing if dialed else self.accepting).current
-        return TlsStream(stream, self, context, dialed=dialed)
+        maker = self.dialing if dialed else self.accepting
+        return TlsStream(stream, self, maker.new_engine())
 
 
 class TlsStream(OwnedStream):
@@ -70,15 +100,13 @@ class TlsStream(OwnedStream):
         "_part_bytes", "_rest", "_security", "identity",
     )  # fmt: skip
 
-    def __init__(
-        self, inner: Stream, security: LinkSecurity, context: ssl.SSLContext, *, dialed: bool
-    ) -> None:
+    def __init__(self, inner: Stream, security: LinkSecurity, engine: Engine) -> None:
         super().__init__()
         self.identity: int | None = ADMIN
         """The server at the other end. Until it is known: one that no server is."""
         self._inner = inner
         self._security = security
-        self._engine = TlsEngine(context, server_side=not dialed)
+        self._engine = engine
         self._is_busy = False
         """The engine is in another thread's hands."""
         self._held_back = bytearray()

@@ -166,26 +166,14 @@ class SocketDialer:
     """`rpc.streams.Dialer` over TCP. The addresses of a name are tried in turn; one that does
     not answer at all comes last in later attempts."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, security: LinkSecurity | None = None
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._security = security
         self.resolver = Resolver(loop.call_soon_threadsafe)
 
     def dial(
         self, address: Address, on_result: Callable[[Stream | DialFailed], None]
     ) -> SocketDial:
-        security = self._security
-
-        def connected(result: Stream | DialFailed) -> None:
-            assert security is not None
-            if not isinstance(result, DialFailed):
-                result = security.wrap(result, dialed=True)
-            on_result(result)
-
-        chosen = on_result if security is None else connected
-        return SocketDial(self._loop, self.resolver, address, chosen)
+        return SocketDial(self._loop, self.resolver, address, on_result)
 
 
 class SocketDial:
@@ -425,22 +413,16 @@ class SocketTransport(Links):
     ) -> None:
         """Listens at once (raises OSError if it cannot); dials what `set_peer` names.
 
-        `security`: without it anybody who reaches the port may say that it is a server.
         `on_trouble`: told why a server, by its id, cannot be dialled at its address, when it is
         news; see `DialTroubles`."""
-        dialer = SocketDialer(loop, security)
+        dialer = SocketDialer(loop)
         clock = clock or LoopClock(loop)
         dial_failed = None
         if on_trouble is not None:
             dial_failed = DialTroubles(dialer.resolver, clock, on_trouble).dial_failed
-        self._security = security
-        self._listener = SocketListener(loop, listen, self._came_in)
-        super().__init__(local, dialer, clock, rng, handler, options, dial_failed)
+        self._listener = SocketListener(loop, listen, self.accepted)
+        super().__init__(local, dialer, clock, rng, handler, options, dial_failed, security)
         self._listener.start()
-
-    def _came_in(self, stream: Stream) -> None:
-        security = self._security
-        self.accepted(stream if security is None else security.wrap(stream, dialed=False))
 
     @property
     def port(self) -> int:
