@@ -244,6 +244,7 @@ class Links:
         self._options = options
         self._tell_dial_failed = dial_failed
         self._security = security
+        self._refused = 0
         self._peers: dict[ServerId, _Peer] = {}
         self._open: dict[int, _Connection] = {}  # the links that are up, by server id
         # Streams that have not said who they are: a set, but in the order they came.
@@ -294,6 +295,12 @@ class Links:
     def now_ns(self) -> int:
         """The loop's monotonic clock."""
         return self._clock.now_ns()
+
+    @property
+    def refused(self) -> int:
+        """Streams of which this server has not made a link, or that it ended, because of what the
+        other end showed, said or sent."""
+        return self._refused + (self._security.refused if self._security is not None else 0)
 
     def links(self) -> list[LinkStatus]:
         """Every known peer, by server id."""
@@ -532,7 +539,7 @@ class Links:
             return True
         text = f"says that it is server {hello.server_id}, with a certificate of {identity}"
         connection.close(RejectReason.NOT_ADMITTED, "")
-        self._handler.rejected(hello.server_id, RejectReason.NOT_ADMITTED, text, by_peer=False)
+        self._refuses(hello.server_id, RejectReason.NOT_ADMITTED, text)
         return False
 
     def _accept(self, peer: _Peer, connection: _Connection) -> None:
@@ -577,7 +584,12 @@ class Links:
 
     def _refuse(self, connection: _Connection, server_id: ServerId, reason: RejectReason) -> None:
         connection.close(reason, "")
-        self._handler.rejected(server_id, reason, "", by_peer=False)
+        self._refuses(server_id, reason, "")
+
+    def _refuses(self, server_id: ServerId, reason: RejectReason, text: str) -> None:
+        """Say, and count, that this end refused a link or ended one."""
+        self._refused += 1
+        self._handler.rejected(server_id, reason, text, by_peer=False)
 
     def _suspect(self, link: _Connection) -> None:
         if link.suspect_ns < 0:
@@ -595,8 +607,10 @@ class Links:
             server_id = remote.server_id
         connection.close()
         self._over(connection, reason=event.reason, text=event.text)
-        if event.reason is not RejectReason.DUPLICATE_LINK:
-            self._handler.rejected(server_id, event.reason, event.text, by_peer=event.by_peer)
+        if not event.by_peer:
+            self._refuses(server_id, event.reason, event.text)
+        elif event.reason is not RejectReason.DUPLICATE_LINK:
+            self._handler.rejected(server_id, event.reason, event.text, by_peer=True)
 
     def _broken(self, connection: _Connection, error: RemoteError) -> None:
         """The peer sent what it must not send."""
@@ -607,7 +621,7 @@ class Links:
         else:
             connection.close()
         self._over(connection, reason=RejectReason.PROTOCOL_ERROR, text=text)
-        self._handler.rejected(server_id, RejectReason.PROTOCOL_ERROR, text, by_peer=False)
+        self._refuses(server_id, RejectReason.PROTOCOL_ERROR, text)
 
     # --- loss -----------------------------------------------------------------------------------
     def _over(self, connection: _Connection, *, reason: RejectReason | None, text: str) -> None:

@@ -95,6 +95,11 @@ HELP: dict[str, str] = {
     "vdl_server_raft_appends_refused_total": (
         "Messages of which a follower took no records because its segments do not keep up."
     ),
+    "vdl_server_links_refused_total": (
+        "Connections to the peer port, or of this server to another, that it refused or ended: no"
+        " certificate of the server that the other end says it is, another cluster, another"
+        " protocol."
+    ),
     "vdl_server_client_connections": "Client connections that are open.",
     "vdl_server_login_failures_total": "Clients whose login by SASL was refused.",
     "vdl_tls_handshakes_total": "TLS handshakes with clients that were done.",

@@ -561,6 +561,7 @@ class Server:
             "overloaded_total": host.overload.times,
             "loop_late_seconds_total": host.loop_time.late_total_ns / 1e9,
             **self._permission_numbers(frontend.context),
+            "links_refused_total": self.links.refused,
             "client_connections": len(frontend),
             "client_connections_waiting": len(frontend.start_budget),
             "client_connections_accepted_total": frontend.connections_accepted,

@@ -109,6 +109,7 @@ def test_intruder_gets_no_frame_in_whatever_it_shows(intruder: str) -> None:
             assert handler_one.frames == []
             assert handler_one.events == []
             assert 2 not in handler_one.up
+            assert one.refused > 0
             two.close()
             handler_three = Recorder()
             three = transport(3, handler_three, ours.server(3))
@@ -153,6 +154,7 @@ def test_peer_of_another_cluster_id_is_refused_with_the_right_certificate() -> N
             await until(lambda: bool(handler.rejects))
             assert handler.rejects[0][1] is RejectReason.WRONG_CLUSTER
             assert handler_one.frames == []
+            assert one.refused > 0
             two.close()
 
     asyncio.run(scenario())
