@@ -383,6 +383,7 @@ class Links:
     def accepted(self, stream: Stream) -> None:
         """A stream came in on the peer port: it must say HELLO in time."""
         if self._is_closed or len(self._inbound) >= self._options.inbound_max:
+            self._refused += 1
             stream.close()
             return
         if self._security is not None:
@@ -712,6 +713,7 @@ class Links:
             if now_ns - inbound.opened_ns > options.attempt_ms_max * _MS + stood_still_ns
         ]:
             self._inbound.pop(connection, None)
+            self._refused += 1
             connection.close()
         for server_id in sorted(self._open):
             connection_up = self._open.get(server_id)

@@ -167,7 +167,7 @@ class TlsStream(OwnedStream):
         data = self._security.staging[:received]
         if self._is_busy:
             if len(self._held_back) + received > HANDSHAKE_BYTES_MAX:
-                self._end("the handshake is too long")
+                self._refuse("the handshake is too long")
             else:
                 self._held_back += data
             return
@@ -192,9 +192,13 @@ class TlsStream(OwnedStream):
         try:
             self._engine.received(data)
         except TlsFailed as error:
-            self._end(str(error))
+            self._refuse(str(error))
             return
         self._go_on()
+
+    def _refuse(self, cause: str) -> None:
+        self._security.refused += 1
+        self._end(cause)
 
     def _go_on(self) -> None:
         """With the handshake, or reading what arrived."""
@@ -216,8 +220,7 @@ class TlsStream(OwnedStream):
         if isinstance(result, BaseException):
             # Whatever a stranger's bytes did to a library: it costs the stranger's stream.
             told = str(result) if isinstance(result, TlsFailed) else type(result).__name__
-            self._security.refused += 1
-            self._end(f"TLS: {told}")
+            self._refuse(f"TLS: {told}")
             return
         if result:
             certificate = self._engine.peer_certificate() or {}
@@ -225,8 +228,7 @@ class TlsStream(OwnedStream):
                 alternative_names(certificate, "URI"), self._security.cluster
             )
             if not self.identity:
-                self._security.refused += 1
-                self._end("TLS: the certificate is not that of a server of this set")
+                self._refuse("TLS: the certificate is not that of a server of this set")
                 return
             self._tell_if_writable()
         held_back, self._held_back = self._held_back, bytearray()
