@@ -36,6 +36,7 @@ from vdl.config.settings import Config
 from vdl.kafka.connections.frontend import ClientSession, Frontend
 from vdl.log import Value
 from vdl.server.server import Server, ServerState
+from vdl.sim.certificates import certificate_of, security_of
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.damage import (
     flip_durable_bit,
@@ -162,7 +163,9 @@ class Life:
             )
             if machine.frames.holds_snapshots:
                 self._tell_notes(faults)
-        links = WatchedLinks(local, dialer, self.clock, self.rng, handler)
+        handler = machine.guard(self, handler)
+        security = security_of(certificate_of(local.server_id)) if machine.is_encrypted else None
+        links = WatchedLinks(local, dialer, self.clock, self.rng, handler, security=security)
         links.on_raft_frame = lambda payload: machine.on_raft_frame(self, payload)
         machine.network.listen(
             (machine.name, PEER_PORT), self.clock, lambda stream, _: links.accepted(stream)
@@ -287,6 +290,10 @@ class Machine:
         self.on_raft_frame: Callable[[Life, memoryview], None] = _ignore_frame
         self.on_disk_lost: Callable[[Machine], None] = _ignore_loss
         """Told when the machine has got an empty disk."""
+        self.is_encrypted = False
+        """Whether it shows its peers a certificate, and asks for theirs."""
+        self.guard: Callable[[Life, PeerHandler], PeerHandler] = _unguarded
+        """What stands before the handler of a process's links."""
         self.hidden: dict[str, tuple[Directory, Node]] = {}
         """Parts of the data directory that were taken away, by name, with where they belong."""
         self.warnings: list[str] = []
@@ -782,6 +789,11 @@ def _ignore_entries(found: object) -> None:
 
 def _ignore_loss(machine: Machine) -> None:
     """Nobody watches."""
+
+
+def _unguarded(life: Life, handler: PeerHandler) -> PeerHandler:
+    del life
+    return handler
 
 
 def _ignore_frame(life: Life, payload: memoryview) -> None:

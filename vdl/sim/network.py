@@ -134,6 +134,10 @@ class SimStream:
             self._inbox.clear()
             self._network.carry_end(self, "closed by peer")
 
+    def leads_to(self, clock: NodeClock) -> bool:
+        """Whether the other end is this process's."""
+        return self.peer is not None and self.peer._clock is clock
+
     # --- reading --------------------------------------------------------------------------------
     def narrow(self, window_bytes: int) -> None:
         """What the other end may send before it is read here: less than usual, from its start."""
@@ -282,6 +286,7 @@ class Network:
         self._trace = trace
         self._paths: dict[tuple[str, str], Path] = {}
         self._listeners: dict[Address, Listener] = {}
+        self._stand_ins: dict[Address, Listener] = {}
         self._streams: dict[str, list[SimStream]] = {}
         self._down: set[str] = set()
         self._ports = 40_000
@@ -294,6 +299,16 @@ class Network:
         current = self._listeners.get(address)
         assert current is None or current.clock.stopped, address
         self._listeners[address] = Listener(clock, accept)
+
+    def stand_in(
+        self, address: Address, clock: NodeClock, accept: Callable[[Stream, Address], None]
+    ) -> None:
+        """As `listen`, for as long as nobody else listens there, and until `stand_down`."""
+        self._stand_ins[address] = Listener(clock, accept)
+
+    def stand_down(self, address: Address) -> None:
+        """Nobody stands in there any more."""
+        self._stand_ins.pop(address, None)
 
     def machine_up(self, machine: str) -> None:
         self._down.discard(machine)
@@ -397,6 +412,8 @@ class Network:
 
         listener = self._listeners.get(address)
         if listener is None or listener.clock.stopped:
+            listener = self._stand_ins.get(address)
+        if listener is None:
             self._trace.note(self._time.now_ns, f"{machine} refused by {target}:{address[1]}")
             clock.call_later(0, partial(report, DialFailed(True, "connection refused")))
             return

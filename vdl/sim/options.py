@@ -71,6 +71,11 @@ in three worlds of ten."""
 
 NARROW_JITTER_US_MAX = 2_000
 
+INTRUDED = (0.9, 1.0)
+"""As `AIMED`: where the draw lies in worlds with intruders, a tenth of all."""
+ENCRYPTED = 0.8
+"""In so many of them links are encrypted."""
+
 STALL_MS = (100, 400)
 """From hardly late to the most that costs no leader its office: see `lateness`."""
 
@@ -236,6 +241,11 @@ class Options:
     share_limit: int = 10
     """How often it is given a record at most."""
 
+    encrypted: bool = False
+    """Servers show each other certificates."""
+    intruders: int = 0
+    """Somebody who says to be a server and is none (`intruder.py`): so many at a time."""
+
     quiet_groups: int = 0
     """So many partitions nobody writes to, made at birth. Each is a group like any other: it must
     be led again after all that happens."""
@@ -386,7 +396,14 @@ def draw(rng: Random) -> Options:
         world = replace(
             world, share_members=rng.randint(1, 3), share_limit=rng.choice(SHARE_LIMITS)
         )
+    if INTRUDED[0] <= rng.random() < INTRUDED[1] and world.servers > 1:
+        world = intruded(world, rng)
     return world
+
+
+def intruded(drawn: Options, rng: Random) -> Options:
+    """The same world with intruders. Without encryption few frauds are left that can be told."""
+    return replace(drawn, encrypted=rng.random() < ENCRYPTED, intruders=rng.randint(1, 3))
 
 
 def _moving(drawn: Options, rng: Random) -> Options:

@@ -23,6 +23,7 @@ from pathlib import Path
 from random import Random
 
 from ids import GroupId, ServerId
+from rpc.streams import PeerHandler
 from segments.api import StoreOptions
 from vdl.check import report
 from vdl.check.history import Mark, Op
@@ -46,6 +47,7 @@ from vdl.sim.faults import CLOCK_HOLD_MS, WALL_ERRORS_MS, Nemesis
 from vdl.sim.flood import FLOODED, UNDER_WAY_NS, Flood, under_way_bytes
 from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.in_sync_watch import IN_SYNC_LOOK_NS, LAG_MAX_MS
+from vdl.sim.intruder import Doorkeeper, Intruder
 from vdl.sim.invariants import Violation, Watch
 from vdl.sim.keyed import KeyedTopic
 from vdl.sim.laggard import CATCH_UP_NS, FLOOR_BYTES, LAGGARDS, Laggard
@@ -56,6 +58,7 @@ from vdl.sim.machine import (
     KAFKA_PORT,
     LISTENER,
     PEER_PORT,
+    Life,
     Machine,
     machine_name,
 )
@@ -173,7 +176,7 @@ class World:
             name: Random(root.getrandbits(64))
             for name in (
                 "net", "disk", "server", "client", "nemesis", "start", "ageing", "late", "keyed",
-                "transactional",
+                "transactional", "intruder",
             )
         }  # fmt: skip
         weather = Weather(
@@ -210,6 +213,7 @@ class World:
         self._transactional: TransactionalTopic | None = None
         self._elections_at_birth = 0
         self._deaf: list[Deaf] = []
+        self.intruders: list[Intruder] = []
         self._readers: list[Reader] = []
 
     def note(self, text: str) -> None:
@@ -239,7 +243,13 @@ class World:
             cuts_in_start=options.cuts_in_start,
         )
         machine.take_time(options.turn_cost_us * 1_000)
+        machine.is_encrypted = options.encrypted
+        if options.intruders:
+            machine.guard = self._guarded
         return machine
+
+    def _guarded(self, life: Life, handler: PeerHandler) -> PeerHandler:
+        return Doorkeeper(handler, life, self.watch.violate)
 
     def _client_clock(self) -> NodeClock:
         clock = NodeClock(self.time, wall_base_ms=WALL_BASE_MS + self._slept_ms)
@@ -320,6 +330,8 @@ class World:
         for liar in self.liars:
             for text in liar.believed:
                 watch.violate("lie-believed", text)
+        for intruder in self.intruders:
+            intruder.look()
         for anomaly in report.find(self.recorder.ops):
             watch.violate(anomaly.name, str(anomaly))
 
@@ -591,6 +603,22 @@ class World:
             for i in range(options.epoch_members)
         ]
 
+        self._let_in_intruders()
+
+    def _let_in_intruders(self) -> None:
+        rng = self._rng["intruder"]
+        for _ in range(self.options.intruders):
+            intruder = Intruder(
+                self.machines,
+                self.network,
+                NodeClock(self.time),
+                Random(rng.getrandbits(64)),
+                self.watch.violate,
+                is_encrypted=self.options.encrypted,
+            )
+            self.intruders.append(intruder)
+            intruder.start()
+
     def _begin_keyed(self) -> None:
         def written(group_id: GroupId) -> None:
             self.watch.raft.group(group_id).watch_places_only()
@@ -659,10 +687,16 @@ class World:
                 )
         self.time.after(MEMORY_CHECK_NS, self._check_memory)
 
-    def _liveness(self) -> bool:
-        """Everything heals: the world must come to rest, and soon."""
+    def _send_away(self) -> None:
+        """Nobody means harm any more."""
         for deaf in self._deaf:
             deaf.stop()
+        for intruder in self.intruders:
+            intruder.stop()
+
+    def _liveness(self) -> bool:
+        """Everything heals: the world must come to rest, and soon."""
+        self._send_away()
         # Where members have changed, any majority of machines need not be one of voters.
         may_be_first = not any(machine.losses for machine in self.machines)
         if self.options.majority_first and may_be_first and not self._majority_elects():
