@@ -33,7 +33,8 @@ from segments.log.segment import LogFiles
 from segments.store import DiskStore
 from vdl.clock import MS
 from vdl.config.settings import Config
-from vdl.kafka.connections.frontend import ClientSession, Frontend
+from vdl.kafka.connections.client_session import ClientSession
+from vdl.kafka.connections.frontend import Frontend
 from vdl.log import Value
 from vdl.server.server import Server, ServerState
 from vdl.sim.certificates import certificate_of, security_of

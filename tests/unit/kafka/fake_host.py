@@ -20,7 +20,8 @@ from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API
 from vdl.kafka.configs.options import KafkaOptions
-from vdl.kafka.connections.frontend import ClientSession, Frontend
+from vdl.kafka.connections.client_session import ClientSession
+from vdl.kafka.connections.frontend import Frontend
 from vdl.kafka.context import Context
 from vdl.kafka.host import Verify
 from vdl.kafka.wire import registry

@@ -97,7 +97,8 @@ class KafkaOptions:
     connection_idle_ms: int = 600_000
     """`connections.max.idle.ms`: a connection that sent nothing for this long is closed."""
     frame_deadline_ms: int = 30_000
-    """An arriving request must make progress in each such period (`frontend.FRAME_RATE_MIN`)."""
+    """An arriving request must make progress in each such period: `FRAME_RATE_MIN` of
+    `client_session.py`."""
     requests_in_flight_max: int = 64
     """Requests of one connection that are read and not answered yet; then reading stops."""
     request_bytes_in_flight_max: int = 16 << 20

@@ -29,7 +29,8 @@ from rpc.tls_context import TlsContext
 from rpc.tls_stream import Offload, handshake_at_once
 from segments.api import Buffer
 from vdl.kafka.configs.options import ListenerOptions
-from vdl.kafka.connections.frontend import ClientSession, Frontend
+from vdl.kafka.connections.client_session import ClientSession
+from vdl.kafka.connections.frontend import Frontend
 from vdl.kafka.connections.socket_writes import Lingering, write_some
 from vdl.kafka.connections.tls_listener import Certificate, Peer, TlsPort, TlsProtocol
 from vdl.kafka.security.certificate_names import PrincipalRules

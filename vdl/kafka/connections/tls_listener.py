@@ -30,7 +30,7 @@ from vdl.kafka.connections.socket_writes import LINGERING_BYTES_MAX, Lingering, 
 from vdl.kafka.security.peer_address import canonical_host
 
 if TYPE_CHECKING:
-    from vdl.kafka.connections.frontend import ClientSession
+    from vdl.kafka.connections.client_session import ClientSession
 
 HANDSHAKES_MAX = 256
 """Under way on one listener at a time."""

@@ -11,7 +11,7 @@ from tests.unit.kafka.fake_host import LISTENER, Client, World, batch, fill
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API, Api
 from vdl.kafka.configs.options import KafkaOptions
-from vdl.kafka.connections.frontend import FRAME_RATE_MIN
+from vdl.kafka.connections.client_session import FRAME_RATE_MIN
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.kafka.wire.metadata import MetadataRequest

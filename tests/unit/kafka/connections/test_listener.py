@@ -17,7 +17,8 @@ from tests.unit.kafka.fake_host import LISTENER, FakeHost, FakeLog
 from vdl.kafka.configs.options import KafkaOptions, ListenerOptions
 from vdl.kafka.connections import listener as listener_module
 from vdl.kafka.connections import socket_writes
-from vdl.kafka.connections.frontend import ClientSession, Frontend
+from vdl.kafka.connections.client_session import ClientSession
+from vdl.kafka.connections.frontend import Frontend
 from vdl.kafka.connections.listener import Listener
 from vdl.kafka.connections.socket_writes import write_some
 from vdl.kafka.context import Context

@@ -16,7 +16,7 @@ import pytest
 from tests.unit.kafka.fake_host import LISTENER, Client, World
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
-from vdl.kafka.connections import frontend
+from vdl.kafka.connections import unproved
 from vdl.kafka.handlers.sasl import REFUSAL_DELAY_MS
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.login import LOGIN_SECONDS_MAX, LoginState
@@ -546,7 +546,7 @@ def test_connections_that_do_not_log_in_are_few_and_cost_their_own_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One more displaces the oldest of the address with most; who has logged in is not counted."""
-    monkeypatch.setattr(frontend, "LOGINS_MAX", 3)
+    monkeypatch.setattr(unproved, "LOGINS_MAX", 3)
     place = Place()
 
     def visit(host: str) -> Client:
@@ -564,10 +564,10 @@ def test_connections_that_do_not_log_in_are_few_and_cost_their_own_address(
     assert [client.closed for client in flood] == [True, True, True, False, False]
     assert not other.closed
     assert not done.closed
-    assert place.frontend.logins_displaced == 3
+    assert place.frontend.unproved.displaced == 3
     flood[3].session.connection_lost()
     assert not visit("10.0.0.7").closed
-    assert place.frontend.logins_displaced == 3
+    assert place.frontend.unproved.displaced == 3
 
 
 # --- users ----------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ from tests.unit.kafka.fake_host import LISTENER, FakeHost, FakeLog
 from tests.unit.security_files import authority
 from vdl.kafka.configs.options import KafkaOptions, ListenerOptions
 from vdl.kafka.connections import tls_listener
-from vdl.kafka.connections.frontend import ClientSession, Frontend
+from vdl.kafka.connections.client_session import ClientSession
+from vdl.kafka.connections.frontend import Frontend
 from vdl.kafka.connections.listener import Listener
 from vdl.kafka.context import Context
 from vdl.kafka.security.principal import ANONYMOUS, Principal

@@ -1,0 +1,1012 @@
+"""One client connection as an engine that takes bytes and gives bytes.
+
+Whoever owns the socket (the listener, or a simulated network) passes a `ClientSession` the bytes
+that arrive and sends what it wants sent. Rules:
+
+* Requests of a connection start, and are answered, in the order of their arrival. As in Kafka, one
+  starts when all before it are answered. Only Produce may start while other Produce requests of its
+  connection wait, because it takes its place in the log at its start. A Produce whose batches are
+  checked off the loop holds back those behind it until then.
+* Its bounds are settings: requests and bytes in flight, unsent bytes. A connection at a bound is
+  not read. Before a login that is asked for, it is read one request at a time, of
+  `login_bytes_max`.
+* A request may take any time to arrive, as in Kafka, while it makes progress: `FRAME_RATE_MIN` over
+  each `frame_deadline_ms`, or `CONTENDED_RATE_MIN` from its beginning if it holds memory that
+  others wait for.
+* What it holds is charged to the memory of all connections together (`limits.memory`) before it is
+  taken: requests that arrive or are not answered, answers that are not sent. A connection that does
+  not take its answers is not read either. While others wait for memory, one that holds some and
+  makes no progress has a fraction of the usual time; one that takes answers slowly must be able to
+  finish within the whole of it.
+* A turn of the loop has budgets (`turn_budget`) for starting requests, receiving long ones and
+  sending long answers. A session without its share waits for its turn in each.
+* Where clients have quotas (`vdl.kafka.limits.client_quotas`), one that used more is told so in its
+  answer, and its connection is not read for as long.
+* What the socket does not take stays here. If it is a small slice of a large chunk of the tail
+  cache, it is copied, or it would keep the whole chunk in memory.
+* Bytes that make no sense close their connection, after earlier requests are answered. A handler
+  that raises costs its own request an UNKNOWN_SERVER_ERROR and nothing else, or the connection
+  where the protocol has no answer.
+
+Must not know: sockets, the event loop, other connections, what the requests do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from struct import Struct
+from typing import Any, Protocol
+
+from segments.api import Buffer
+from vdl.clock import MS, Timer
+from vdl.kafka.answer import Encoded, Later, Reply, Unbuilt
+from vdl.kafka.api import API, Api
+from vdl.kafka.connections.connection import BARE_TOKEN, Connection, Request
+from vdl.kafka.connections.turn_budget import (
+    LONG_ANSWER_BYTES,
+    READ_BYTES_MIN,
+    SHORT_BYTES,
+    ReceiveBudget,
+    SendBudget,
+    StartBudget,
+)
+from vdl.kafka.context import ConnectionInfo, Context, RequestContext
+from vdl.kafka.handlers.api_versions import unsupported_version
+from vdl.kafka.limits.client_quotas import REQUEST_THROTTLE_MS_MAX, Quota
+from vdl.kafka.limits.memory import (
+    DECODED_FROM_BYTES,
+    PARTITIONS_FROM_BYTES,
+    SMALL_BYTES,
+    UNCOUNTED_BYTES,
+    decoded_bytes,
+    partitions_bytes,
+    passed_on_bytes,
+)
+from vdl.kafka.permissions.mutation_quota import STRICT_FROM, take
+from vdl.kafka.permissions.rules import Finish, Refused
+from vdl.kafka.permissions.table import check_request, finished
+from vdl.kafka.security.login import LOGIN_APIS, LoginState
+from vdl.kafka.wire.runtime import EncodeError, WireError
+
+_HEAD = Struct(">ii").pack
+_HEAD_FLEXIBLE = Struct(">iix").pack
+_TOKEN_HEAD = Struct(">i").pack
+_API_VERSIONS = 18
+_SECOND_NS = 1_000 * MS
+_REFUSED_NS = 50 * MS
+"""Between the answer that a login failed and the end of its connection. Some clients that find both
+in one read tell of the end alone."""
+_STALL_PARTS = 6
+"""While others wait for memory, a connection that holds some and makes no progress is closed after
+a sixth of `frame_deadline_ms`."""
+FRAME_RATE_MIN = 1 << 10
+"""Bytes a second: the slowest an arriving request may be."""
+CONTENDED_RATE_MIN = 1 << 20
+"""The same while others wait for the memory: the largest request then takes two minutes."""
+
+
+class Transport(Protocol):
+    """What a session asks of the connection under it."""
+
+    def send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Send them end to end; the rest that cannot leave now, which the session keeps until it
+        is told to resume writing. The buffers stay as they are until they have left."""
+
+    def close(self, rest: Sequence[Buffer]) -> None:
+        """Close once everything given to `send`, and `rest`, has left."""
+
+    def abort(self) -> None:
+        """Close now."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Exchange:
+    """One request that has started, and its answer once it is known."""
+
+    __slots__ = (
+        "answer",
+        "api",
+        "bytes",
+        "correlation_id",
+        "counted",
+        "finishes",
+        "measured",
+        "request",
+        "started_ns",
+        "throttle_ms",
+        "used_ns",
+        "version",
+    )
+
+    def __init__(self, api: Api, request: Request, started_ns: int) -> None:
+        self.api = api
+        self.version = request.api_version
+        self.correlation_id = request.correlation_id
+        self.bytes = self.counted = request.bytes
+        """`counted`: with what a Produce takes for its partitions, if they are many."""
+        self.started_ns = started_ns
+        self.answer: Any = None
+        """A response, Encoded, Reply, an exception, or a Later that becomes one of them."""
+        self.finishes: tuple[Finish, ...] = ()
+        """What the answer goes through before it is sent, because of what its client may not do."""
+        self.measured: RequestContext | None = None
+        """Whose quotas it counts against; None where there are none."""
+        self.used_ns = 0
+        """Time of the loop that it took."""
+        self.throttle_ms = 0
+        """For how long its connection is to wait, as far as was known at its start."""
+        self.request: Any = None
+        """The decoded request, to answer a failure in its shape. Not kept for pipelined ones,
+        whose frames are large: they answer for themselves."""
+
+
+class Sessions(Protocol):
+    """What a session asks of all sessions of its server together (`frontend.py`)."""
+
+    context: Context
+    receive_budget: ReceiveBudget
+    send_budget: SendBudget
+    start_budget: StartBudget
+    large_requests: dict[ClientSession, None]
+    """Sessions whose request is counted as decoded, longest first."""
+    waiting_to_start: dict[ClientSession, None]
+    """Sessions that wait for memory for a decoded request."""
+    login_failures: int
+
+    def mark(self, session: ClientSession) -> None:
+        """Something became known that concerns this one: it is to `proceed` at the turn's end."""
+
+    def proved(self, session: ClientSession) -> None:
+        """This one has logged in."""
+
+    def forget(self, session: ClientSession) -> None:
+        """This one is closed."""
+
+    def answer_early(self) -> None:
+        """This one waits for memory: long polls that hold much are answered soon."""
+
+    def hold_back(self, session: ClientSession) -> None:
+        """A Produce waits for the host to have room: `release` follows."""
+
+    def finished(self, exchange: Exchange, size: int) -> int:
+        """One request is answered with `size` bytes. The time it is now."""
+
+    def handler_failed(self, exchange: Exchange, error: BaseException) -> Any:
+        """The answer to a request whose handler raised."""
+
+    def session_failed(self, session: ClientSession, error: BaseException) -> None:
+        """A bug in this file: it ends this session."""
+
+    def log_failure(self, where: str, error: BaseException) -> None:
+        """Count a fault of the server, and log the first of its kind."""
+
+
+class ClientSession:
+    """One client connection. `closed` once nothing more goes in or out."""
+
+    __slots__ = (
+        "_arriving",
+        "_bytes_in_flight",
+        "_charged",
+        "_connection",
+        "_decoded",
+        "_frame_from",
+        "_frontend",
+        "_held_back",
+        "_is_long",
+        "_is_refused",
+        "_last_progress",
+        "_marked",
+        "_moderate",
+        "_mute_timer",
+        "_muted_until_ns",
+        "_out",
+        "_out_bytes",
+        "_queued",
+        "_reading",
+        "_reads_ahead",
+        "_receive_wait_since_ns",
+        "_started",
+        "_transport",
+        "_unsent",
+        "_unsent_at_first",
+        "_unsent_since_ns",
+        "_waiting",
+        "_writable",
+        "closed",
+        "ending",
+        "frame_since_ns",
+        "info",
+        "last_active_ns",
+        "stuck_since_ns",
+    )
+
+    def __init__(
+        self, frontend: Sessions, transport: Transport, info: ConnectionInfo, now_ns: int
+    ) -> None:
+        self.info = info
+        self.closed = False
+        self.ending = ""
+        """Why no further request is read; empty while requests are read."""
+        self.last_active_ns = now_ns
+        """When bytes last arrived, or an answer was given."""
+        self.frame_since_ns = 0
+        """When the arriving request began, or reading resumed in the middle of it. 0: no request
+        arrives, or nothing is read, which is no fault of the client."""
+        self._frame_from = 0
+        """Bytes of it that had arrived then."""
+        self._last_progress = (0, 0)
+        """Last progress seen: when, and bytes that had arrived by then."""
+        self._frontend = frontend
+        self._transport = transport
+        config = frontend.context.config
+        self._connection = Connection(
+            bytes_max=config.request_bytes_max if info.login is None else config.login_bytes_max
+        )
+        self._waiting: deque[Request] = deque()
+        self._started: deque[Exchange] = deque()
+        self._bytes_in_flight = 0
+        self._arriving = 0
+        """Bytes that the arriving request will hold after one more read."""
+        self._is_long = False
+        """The arriving request is long: it is read within `ReceiveBudget`."""
+        self._is_refused = False
+        """Its login failed a moment ago: it has time to read so before its connection ends."""
+        self._receive_wait_since_ns = 0
+        """Since when it waits for that budget; 0: it does not."""
+        self._moderate = 0
+        """Bytes of the moderate reserve that the started request has."""
+        self._decoded = 0
+        """Bytes that the started request takes beside its frame, if it is no Produce."""
+        self._charged = 0
+        """Bytes that `RequestMemory` counts for this connection."""
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+        self._unsent: Sequence[Buffer] = ()
+        """What the transport has not taken yet. Until then nothing is sent or started."""
+        self.stuck_since_ns = 0
+        """When the transport last took some of it; 0: nothing is unsent."""
+        self._unsent_since_ns = 0
+        """Since when something has been unsent without a break; 0: nothing is."""
+        self._unsent_at_first = 0
+        """Bytes that were unsent then."""
+        self._marked = False
+        self._reading = True
+        self._writable = True
+        self._held_back = False
+        self._queued = False
+        """Its requests wait for `StartBudget`."""
+        self._mute_timer: Timer | None = None
+        self._muted_until_ns = 0
+        """Until when it is not read, because its client has used more than it may; 0: it is."""
+        self._reads_ahead = False
+        """More has arrived meanwhile: reading stops until they start."""
+
+    # --- from the transport --------------------------------------------------------------------
+    def get_buffer(self, size_hint: int) -> memoryview:
+        """Where the next bytes may be put."""
+        view = self._connection.get_buffer(size_hint)
+        if self._is_long:
+            return view[: max(self._frontend.receive_budget.left, READ_BYTES_MIN)]
+        return view
+
+    def buffer_updated(self, count: int) -> None:
+        """`count` bytes were put there."""
+        try:
+            self._take(count)
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            self._frontend.session_failed(self, error)
+
+    def _take(self, count: int) -> None:
+        self.last_active_ns = now_ns = self._frontend.context.clock.now_ns()
+        connection = self._connection
+        connection.buffer_updated(count)
+        if self.ending:
+            return
+        if self._queued:
+            self._reads_ahead = True
+        try:
+            while (request := connection.next_request()) is not None:
+                request.arrived_ns = now_ns
+                self._waiting.append(request)
+                self._bytes_in_flight += request.bytes
+                self.frame_since_ns = 0
+        except WireError as error:
+            self.ending = f"malformed request: {error!r}"  # what came before it is answered first
+        if not connection.mid_request:
+            self.frame_since_ns = self._arriving = 0
+            self._is_long = False
+        else:
+            self._arriving = connection.memory
+            self._is_long = connection.needed > SHORT_BYTES
+            if not self.frame_since_ns and self._reading:
+                self._frame_begins(now_ns)
+        self.proceed()
+        if (
+            self._is_long
+            and not self._receive_wait_since_ns
+            and not self.closed
+            and not self._frontend.receive_budget.took(self, count)
+        ):
+            self._receive_wait_since_ns = now_ns
+            if self._reading:
+                self._transport.pause_reading()
+
+    def resume_receiving(self) -> None:
+        """Its turn to be read. The wait is not counted against the client."""
+        now_ns = self._frontend.context.clock.now_ns()
+        waited_ns = now_ns - self._receive_wait_since_ns
+        self._receive_wait_since_ns = 0
+        if not self._reading:
+            return
+        self.last_active_ns += waited_ns
+        if self.frame_since_ns:
+            self.frame_since_ns += waited_ns
+            self._last_progress = self._last_progress[0] + waited_ns, self._last_progress[1]
+        self._transport.resume_reading()
+
+    def resume_starting(self) -> None:
+        """Its turn: waiting requests may start."""
+        self._queued = self._reads_ahead = False
+        try:
+            self.proceed()
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            self._frontend.session_failed(self, error)
+
+    def receive(self, data: Buffer) -> None:
+        """Bytes that arrived, for callers that hold them already."""
+        view = memoryview(data)
+        while view and not self.closed:
+            into = self.get_buffer(len(view))
+            count = min(len(into), len(view))
+            into[:count] = view[:count]
+            self.buffer_updated(count)
+            view = view[count:]
+
+    def pause_writing(self) -> None:
+        """Too much is unsent: nothing further starts or is sent."""
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        """The transport takes more."""
+        if self.closed:
+            return
+        if self._unsent and not self._give(self._unsent):
+            return
+        self._writable = True
+        self.mark()
+
+    def resume_sending(self) -> None:
+        """Its turn: a long answer may be sent."""
+        try:
+            self.resume_writing()
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            self._frontend.session_failed(self, error)
+
+    def connection_lost(self) -> None:
+        """The client is gone: cancel what it waits for, and free what it holds."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._mute_timer is not None:
+            self._mute_timer.cancel()
+            self._mute_timer = None
+        self._waiting.clear()
+        self._out.clear()
+        self._unsent = ()
+        requests = self._frontend.context.requests
+        for exchange in self._started:
+            answer = exchange.answer
+            if type(answer) is not Later or answer.done:
+                continue
+            kept = min(exchange.counted, self._charged) if exchange.api.pipelined else 0
+            if not kept:
+                answer.cancel()
+                continue
+            # Its batches wait for their check or for the log all the same, and hold its bytes.
+            self._charged -= kept
+            answer.detach(partial(requests.change, -kept))
+        self._started.clear()
+        on_lost, self.info.on_lost = self.info.on_lost, None
+        if on_lost is not None:
+            on_lost()
+        self.info.answers.close()
+        requests.change(-self._charged)
+        self._charged = 0
+        requests.finished(self)
+        requests.leave(self)
+        self._decoded = 0
+        self._return_moderate()
+        self._frontend.large_requests.pop(self, None)
+        self._frontend.waiting_to_start.pop(self, None)
+        if self._receive_wait_since_ns:
+            self._frontend.receive_budget.leave(self)
+        self._frontend.send_budget.leave(self)
+        if self._queued:
+            self._frontend.start_budget.leave(self)
+        self._frontend.forget(self)
+
+    # --- requests ----------------------------------------------------------------------------
+    def end(self, reason: str) -> None:
+        """Start no further request; close when what has started is answered."""
+        self.ending = self.ending or reason
+        # Answers may take long to leave: what waits to start is not counted until then.
+        self._bytes_in_flight -= sum(request.bytes for request in self._waiting)
+        self._waiting.clear()
+        self._frontend.waiting_to_start.pop(self, None)
+        self._frontend.context.requests.leave(self)
+        if self._started or self._out or self._unsent or self._is_refused:
+            self.mark()
+        else:
+            self._close()
+
+    def close(self, reason: str) -> None:
+        """Close once what was answered has left; what is under way is dropped."""
+        self.ending = reason
+        self._close()
+
+    def abort(self, reason: str) -> None:
+        """Close now, whatever is under way."""
+        self.ending = reason
+        transport = self._transport
+        self.connection_lost()
+        transport.abort()
+
+    def stop(self) -> None:
+        """The server stops: let started appends finish, drop everything else."""
+        if any(not exchange.api.pipelined for exchange in self._started):
+            self.abort("stopping")
+        else:
+            self.end("stopping")
+
+    def _frame_begins(self, now_ns: int) -> None:
+        """From now on it is the client's time that a request takes to arrive."""
+        self.frame_since_ns = now_ns
+        self._frame_from = self._connection.arrived
+        self._last_progress = now_ns, self._frame_from
+
+    def is_slow(self, now_ns: int, deadline_ns: int) -> bool:
+        """Whether the arriving request made no progress for a whole deadline."""
+        if self._receive_wait_since_ns or not 0 < self.frame_since_ns <= now_ns - deadline_ns:
+            return False
+        arrived = self._connection.arrived
+        if self._frontend.context.requests.waiting and self._charged > SMALL_BYTES:
+            took_ns = now_ns - self.frame_since_ns
+            if (arrived - self._frame_from) * _SECOND_NS < CONTENDED_RATE_MIN * took_ns:
+                return True
+        looked_ns, before = self._last_progress
+        if looked_ns > now_ns - deadline_ns:
+            return False
+        self._last_progress = now_ns, arrived
+        return (arrived - before) * _SECOND_NS < FRAME_RATE_MIN * (now_ns - looked_ns)
+
+    def is_stalled(self, now_ns: int, deadline_ns: int) -> bool:
+        """Whether it holds memory that others wait for and makes no progress: it takes no answers,
+        or too slowly, or its request does not arrive. A connection that takes long to read has to
+        prove again that it reads, whether others wait or not."""
+        context = self._frontend.context
+        before_ns = now_ns - deadline_ns // _STALL_PARTS
+        if 0 < self._unsent_since_ns <= before_ns:
+            self.info.answers.taken = 0
+            is_waited_for = context.answers.waiting or (
+                context.requests.waiting and self._charged > SMALL_BYTES
+            )
+            if is_waited_for and (
+                self.stuck_since_ns <= before_ns or self._reads_slowly(now_ns, deadline_ns)
+            ):
+                return True
+        return (
+            context.requests.waiting > 0
+            and self._reading
+            and not self._receive_wait_since_ns
+            and self._charged > SMALL_BYTES
+            and self.frame_since_ns > 0
+            and self.last_active_ns <= before_ns
+        )
+
+    def _reads_slowly(self, now_ns: int, deadline_ns: int) -> bool:
+        """Whether at the rate so far the unsent bytes would take longer than a deadline."""
+        taken = self._unsent_at_first - sum(map(len, self._unsent))
+        return taken * deadline_ns < self._unsent_at_first * (now_ns - self._unsent_since_ns)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of memory that unsent answers keep alive, counted anew."""
+        return _pinned([*self._unsent, *self._out])
+
+    @property
+    def arriving_bytes(self) -> int:
+        """Bytes of memory of requests that arrive or are not answered, counted anew; 0 if few."""
+        count = self._bytes_in_flight + self._connection.held
+        return count if count > SMALL_BYTES else 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has started and waits for an answer, not for the client to read; or the
+        client waits as it was told to."""
+        return (bool(self._started) and self._writable) or self._muted_until_ns > 0
+
+    def mark(self) -> None:
+        """Have `proceed` run at the end of the turn."""
+        if not self._marked and not self.closed:
+            self._marked = True
+            self._frontend.mark(self)
+
+    def proceed(self) -> None:
+        """Answer what can be answered, start what may start, send what there is to send."""
+        self._marked = False
+        send_at = self._frontend.context.config.write_buffer_bytes_max
+        while not self.closed and self._writable:
+            if self._started and self._answer_first():
+                if self._out_bytes >= send_at:
+                    self._send()  # whether there is room for more, the transport says here
+                continue
+            if not self._waiting or not self._may_start():
+                break
+            self._start(self._waiting.popleft())
+        if self.closed:
+            return
+        if self._out and self._writable:
+            self._send()
+        if self.ending and not (self._started or self._waiting or self._unsent or self._is_refused):
+            self._close()
+            return
+        self._regulate()
+
+    def _send(self) -> None:
+        out, self._out = self._out, []
+        self._out_bytes = 0
+        self._give(out)
+
+    def _give(self, buffers: Sequence[Buffer]) -> bool:
+        """Have the transport send; whether it took all. What it did not is kept, and counted."""
+        answers = self.info.answers
+        size = sum(map(len, buffers))
+        if size >= LONG_ANSWER_BYTES:
+            pace = self._frontend.send_budget
+            if not pace.may_send(self):
+                self._writable = False
+                answers.hold(_pinned(buffers))
+                self._unsent = buffers
+                return False
+            rest = self._transport.send(buffers)
+            pace.sent(size - sum(map(len, rest)))
+        else:
+            rest = self._transport.send(buffers)
+        if not rest:
+            answers.taken += size
+            if answers.held:
+                answers.hold(0)
+            self.stuck_since_ns = self._unsent_since_ns = 0
+            self._unsent = ()
+            return True
+        self._writable = False
+        left = sum(map(len, rest))
+        now_ns = self._frontend.context.clock.now_ns()
+        if left < size or not self.stuck_since_ns:
+            self.stuck_since_ns = now_ns
+        if not self._unsent_since_ns:
+            self._unsent_since_ns, self._unsent_at_first = now_ns, left
+        pinned = _pinned(rest)
+        if pinned > 2 * left:
+            rest, pinned = [b"".join(rest)], left
+        answers.taken += size - left
+        answers.hold(pinned)
+        self._unsent = rest
+        return False
+
+    def _may_start(self) -> bool:
+        api = API.get(self._waiting[0].api_key)
+        if api is None:
+            return not self._started  # to be told so: it is not decoded
+        if not api.pipelined:
+            if self._started or not self._is_its_turn(self.last_active_ns):
+                return False
+            if api.large_answer and not self._has_room():
+                return False
+            request = self._waiting[0]
+            return request.bytes <= DECODED_FROM_BYTES or self._may_decode(api, request)
+        if self._started:
+            last = self._started[-1]
+            if not last.api.pipelined or (type(last.answer) is Later and last.answer.holding):
+                return False
+        pace = self._frontend.start_budget
+        if pace.started_ns >= pace.until_ns and not self._is_its_turn(self._waiting[0].arrived_ns):
+            return False
+        context = self._frontend.context
+        if context.host.overloaded or context.record_checks.is_full:
+            if not self._held_back:
+                self._held_back = True
+                self._frontend.hold_back(self)
+            return False
+        return True
+
+    def _is_its_turn(self, since_ns: int) -> bool:
+        """Whether the turn's budget allows a request to start or an answer to be built. If not,
+        the session queues, as one that has waited since `since_ns`."""
+        pace = self._frontend.start_budget
+        if pace.started_ns < pace.until_ns:
+            return True
+        if not self._queued:
+            self._queued = not pace.may_start(self, since_ns)
+        return not self._queued
+
+    def _may_decode(self, api: Api, request: Request) -> bool:
+        """Whether there is memory for the decoded request; if not, the session queues for it."""
+        decoded = decoded_bytes(request.bytes, passed_on=bool(api.passed_on))
+        if not decoded:
+            return True
+        memory = self._frontend.context.requests
+        if not memory.has_room_for(decoded) and memory.take_moderate(decoded):
+            self._moderate = decoded
+        elif not memory.may_start(self, decoded):
+            memory.wait_to_start(self, self.mark, decoded)
+            self._frontend.waiting_to_start[self] = None
+            self._frontend.answer_early()
+            return False
+        self._frontend.waiting_to_start.pop(self, None)
+        self._is_decoded(decoded)
+        memory.leave(self)
+        return True
+
+    def _is_decoded(self, count: int) -> None:
+        """`count` more bytes are held until the request is answered."""
+        self._decoded += count
+        self._charged += count
+        self._frontend.context.requests.change(count)
+        self._frontend.large_requests[self] = None
+
+    def _return_moderate(self) -> None:
+        if self._moderate:
+            self._frontend.context.requests.return_moderate(self._moderate)
+            self._moderate = 0
+
+    def answer_early(self) -> None:
+        """Others wait for memory that a long poll of this connection holds."""
+        if self._started:
+            answer = self._started[0].answer
+            if type(answer) is Later and answer.answer_early is not None:
+                answer.answer_early()
+
+    def _has_room(self) -> bool:
+        """Whether there is memory for a large answer; if not, the session queues for it."""
+        memory = self._frontend.context.answers
+        answers = self.info.answers
+        if memory.used > memory.ample and not answers.limit():
+            answers.wait(self.mark)
+            return False
+        answers.stop_waiting()
+        return True
+
+    def release(self) -> None:
+        """The host may have room again."""
+        self._held_back = False
+        self.mark()
+
+    def _start(self, request: Request) -> None:
+        api = API.get(request.api_key)
+        version = request.api_version
+        if api is None:
+            self._bytes_in_flight -= request.bytes
+            self.end(f"unknown API key {request.api_key}")
+            return
+        frontend = self._frontend
+        frontend.start_budget.started_ns = now_ns = frontend.context.clock.now_ns()
+        exchange = Exchange(api, request, now_ns)
+        self._started.append(exchange)
+        login = self.info.login
+        if login is not None and not login.allows(api.key, now_ns):
+            exchange.answer = Reply.CLOSE
+            self.end(f"login: {api.name} in state {login.state.value}")
+            return
+        if version == BARE_TOKEN and self._connection.bare_tokens:
+            self._take_token(exchange, request)
+            return
+        if not api.min_version <= version <= api.max_version:
+            if api.key == _API_VERSIONS:
+                exchange.version = 0
+                exchange.answer = unsupported_version()
+            else:
+                exchange.answer = Reply.CLOSE
+                self.end(f"unsupported version {version} of {api.name}")
+            return
+        try:
+            message = api.wire.decode_request(request.body, version)
+        except WireError as error:
+            exchange.answer = Reply.CLOSE
+            self.end(f"malformed {api.name} request: {error!r}")
+            return
+        if not api.pipelined:
+            exchange.request = message
+            if (
+                api.passed_on
+                and request.bytes > DECODED_FROM_BYTES
+                and (more := passed_on_bytes(getattr(message, api.passed_on)))
+            ):
+                self._is_decoded(more)
+        elif request.bytes > PARTITIONS_FROM_BYTES and (more := partitions_bytes(message)):
+            exchange.counted += more
+            self._bytes_in_flight += more
+            self._charged += more
+            frontend.context.requests.change(more)
+        ctx = self._context_of(exchange, request)
+        try:
+            if frontend.context.authorizer is None and frontend.context.quotas is None:
+                answer = api.handler(ctx, message)
+            else:
+                answer = self._start_checked(exchange, ctx, message)
+        except Exception as error:  # noqa: BLE001 - the connection edge: a request never ends a server
+            exchange.request = message
+            answer = error
+        exchange.answer = answer
+        if type(answer) is Later and not answer.done:
+            answer.when_done(self._answered)
+            if self._decoded and (
+                frontend.waiting_to_start or frontend.context.requests.first is self
+            ):
+                frontend.answer_early()
+
+    def _take_token(self, exchange: Exchange, request: Request) -> None:
+        """A token without a request around it, as after SaslHandshake v0."""
+        message = exchange.api.wire.SaslAuthenticateRequest(bytes(request.body))
+        ctx = self._context_of(exchange, request)
+        try:
+            answer = exchange.api.handler(ctx, message)
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            self._frontend.log_failure("bare token", error)
+            answer = Reply.CLOSE
+        exchange.answer = answer
+        if type(answer) is Later and not answer.done:
+            answer.when_done(self._answered)
+
+    def _context_of(self, exchange: Exchange, request: Request) -> RequestContext:
+        return RequestContext(
+            self._frontend.context,
+            self.info,
+            exchange.api.key,
+            exchange.version,
+            request.correlation_id,
+            request.client_id or "",
+            exchange.started_ns,
+            request.arrived_ns,
+        )
+
+    def _login_went_on(self) -> None:
+        """A step of the login is answered."""
+        login = self.info.login
+        assert login is not None
+        connection = self._connection
+        connection.bare_tokens = login.bare_tokens
+        if login.state is LoginState.FAILED:
+            self._frontend.login_failures += 1
+            self._is_refused = True
+            self.end(f"login: {login.failure}")
+            self._frontend.context.clock.call_later(_REFUSED_NS, self._refusal_is_read)
+        elif login.state is LoginState.DONE:
+            connection.bytes_max = self._frontend.context.config.request_bytes_max
+            self._frontend.proved(self)
+
+    def _start_checked(self, exchange: Exchange, ctx: RequestContext, message: Any) -> Any:
+        """Start what the client may do of a request, and has quotas for."""
+        context, api = ctx.server, exchange.api
+        if context.authorizer is not None:
+            outcome = check_request(context.authorizer, api, ctx, message)
+            if isinstance(outcome, Refused):
+                return outcome.answer
+            exchange.finishes = outcome
+        quotas = context.quotas
+        if quotas is None:
+            return api.handler(ctx, message)
+        exchange.measured = ctx
+        if api.key in STRICT_FROM:
+            exchange.throttle_ms, change = take(quotas, api, ctx, message)
+            if isinstance(change, Refused):
+                return change.answer
+            if change is not None:
+                exchange.finishes = (*exchange.finishes, change)
+        try:
+            return api.handler(ctx, message)
+        finally:
+            exchange.used_ns = context.clock.now_ns() - exchange.started_ns
+
+    def _refusal_is_read(self) -> None:
+        self._is_refused = False
+        self.mark()
+
+    def _answered(self, later: Later) -> None:
+        del later
+        self.mark()
+
+    def _answer_first(self) -> bool:
+        """Send the oldest answer, if it is known and there is room for it. False: it stays."""
+        exchange = self._started[0]
+        answer = exchange.answer
+        if type(answer) is Later:
+            if not answer.done:
+                return False
+            answer = answer.response
+        if type(answer) is Unbuilt:
+            if not self._is_its_turn(exchange.started_ns) or not self._has_room():
+                return False
+            self._frontend.start_budget.started_ns = self._frontend.context.clock.now_ns()
+            try:
+                answer = answer.build()
+            except Exception as error:  # noqa: BLE001 - the connection edge
+                answer = error
+            if exchange.measured is not None:
+                now_ns = self._frontend.context.clock.now_ns()
+                exchange.used_ns += now_ns - self._frontend.start_budget.started_ns
+        self._started.popleft()
+        self._bytes_in_flight -= exchange.counted
+        if self._decoded:
+            # Its room is given back by `_regulate`, and its turn to have more than others now: it
+            # may have the next such request waiting.
+            self._decoded = 0
+            self._return_moderate()
+            self._frontend.large_requests.pop(self, None)
+            self._frontend.context.requests.finished(self)
+        if isinstance(answer, BaseException):
+            answer = self._frontend.handler_failed(exchange, answer)
+        if exchange.finishes:
+            answer = self._finish(exchange, answer)
+        if exchange.measured is not None:
+            self._throttle(exchange, exchange.measured, answer)
+        size = self._emit(exchange, answer) if not isinstance(answer, Reply) else 0
+        self.last_active_ns = self._frontend.finished(exchange, size)
+        if self.info.login is not None and exchange.api.key in LOGIN_APIS:
+            self._login_went_on()
+        if answer is Reply.CLOSE:
+            self.end(f"{exchange.api.name} failed, and its protocol has no answer to say so")
+        return True
+
+    def _finish(self, exchange: Exchange, answer: Any) -> Any:
+        """Make of the handler's answer what its client may see."""
+        try:
+            return finished(answer, exchange.finishes)
+        except Exception as error:  # noqa: BLE001 - the connection edge
+            return self._frontend.handler_failed(exchange, error)
+
+    def _throttle(self, exchange: Exchange, ctx: RequestContext, answer: Any) -> None:
+        """Count what a request used. If that is more than its client may, the answer says so, and
+        the connection is not read for a while (KIP-219)."""
+        context = self._frontend.context
+        quotas, user, client_id = context.quotas, ctx.principal.name, ctx.client_id
+        can_say = hasattr(answer, "throttle_time_ms")
+        # What a Fetch read has been counted, and is in its answer.
+        wait_ms = max(exchange.throttle_ms, answer.throttle_time_ms if can_say else 0)
+        if quotas is not None:
+            now_ns = context.clock.now_ns()
+            percent = exchange.used_ns * 100 / _SECOND_NS
+            waits_ms = quotas.use(Quota.REQUEST, user, client_id, percent, now_ns)
+            wait_ms = max(wait_ms, min(waits_ms, REQUEST_THROTTLE_MS_MAX))
+            if exchange.api.pipelined:
+                waits_ms = quotas.use(Quota.PRODUCE, user, client_id, exchange.bytes, now_ns)
+                wait_ms = max(wait_ms, waits_ms)
+            if wait_ms:
+                quotas.note_throttle(wait_ms)
+        if not wait_ms:
+            return
+        if can_say:
+            answer.throttle_time_ms = wait_ms
+        until_ns = context.clock.now_ns() + wait_ms * MS
+        if until_ns > self._muted_until_ns:
+            self._muted_until_ns = until_ns
+            if self._mute_timer is not None:
+                self._mute_timer.cancel()
+            self._mute_timer = context.clock.call_later(wait_ms * MS, self._unmute)
+
+    def _unmute(self) -> None:
+        """The client has waited: it is read again."""
+        self._mute_timer = None
+        self._muted_until_ns = 0
+        self.mark()
+
+    def _emit(self, exchange: Exchange, answer: Any) -> int:
+        """Queue the frame of one answer; its size."""
+        api = exchange.api
+        if type(answer) is Encoded:
+            body = answer.buffers
+        elif exchange.version == BARE_TOKEN:
+            if answer.error_code:
+                return 0  # its protocol has no answer to say so; the connection is closed
+            body = [answer.auth_bytes]
+        else:
+            try:
+                body = api.wire.encode_response(answer, exchange.version)
+            except EncodeError as error:
+                answer = self._frontend.handler_failed(exchange, error)
+                body = api.wire.encode_response(answer, exchange.version)
+        size = sum(map(len, body))
+        if exchange.version == BARE_TOKEN:
+            head = _TOKEN_HEAD(size)
+        elif exchange.version >= api.wire.FLEXIBLE_FROM and api.key != _API_VERSIONS:
+            head = _HEAD_FLEXIBLE(size + 5, exchange.correlation_id)
+        else:
+            head = _HEAD(size + 4, exchange.correlation_id)
+        self._out.append(head)
+        self._out += body
+        self._out_bytes += len(head) + size
+        answers = self.info.answers
+        if self._out_bytes > UNCOUNTED_BYTES:
+            answers.hold(self._out_bytes)
+        if answers.reserved:
+            answers.reserve(0)
+        return size
+
+    def _regulate(self) -> None:
+        """Stop reading at a bound; read again when half of it is free."""
+        config = self._frontend.context.config
+        requests = len(self._waiting) + len(self._started)
+        login = self.info.login
+        if self.ending or not self._writable or self._reads_ahead or self._muted_until_ns:
+            may_read = False
+        elif login is not None and not login.was_done:
+            may_read = not requests
+        elif self._reading:
+            may_read = (
+                requests < config.requests_in_flight_max
+                and self._bytes_in_flight < config.request_bytes_in_flight_max
+            )
+        else:
+            may_read = (
+                requests <= config.requests_in_flight_max // 2
+                and self._bytes_in_flight <= config.request_bytes_in_flight_max // 2
+            )
+        held = self._bytes_in_flight + self._arriving + self._decoded
+        if held > SMALL_BYTES or self._charged:
+            may_read = self._charge(held, may_read=may_read)
+        if may_read is self._reading:
+            return
+        self._reading = may_read
+        if not may_read:
+            self.frame_since_ns = 0
+            self._transport.pause_reading()
+            return
+        if self._connection.mid_request:
+            # Once for each request: only whole ones count, so until this one is whole nothing
+            # can reach a bound again.
+            now_ns = self._frontend.context.clock.now_ns()
+            self.last_active_ns = now_ns
+            self._frame_begins(now_ns)
+        if not self._receive_wait_since_ns:
+            self._transport.resume_reading()
+
+    def _charge(self, held: int, *, may_read: bool) -> bool:
+        """Charge what this connection's requests hold, and will hold after one more read. False if
+        there is no room: it is not read, and queues."""
+        memory = self._frontend.context.requests
+        counted = held if held > SMALL_BYTES else 0
+        more = counted - self._charged
+        if more > 0:
+            is_alone = not self._bytes_in_flight
+            if not memory.may_have(self, more, is_alone=is_alone):
+                if may_read and is_alone:
+                    memory.wait(self, self.mark)
+                return False
+        self._charged = counted
+        memory.change(more)
+        if not counted:
+            memory.finished(self)
+        memory.leave_arriving(self)
+        return may_read
+
+    def _close(self) -> None:
+        transport = self._transport
+        rest = self._unsent
+        self.connection_lost()
+        transport.close(rest)
+
+
+def _pinned(buffers: Sequence[Buffer]) -> int:
+    """Bytes that these buffers keep in memory: all of what each is a slice of."""
+    sizes: dict[int, int] = {}
+    for buffer in buffers:
+        owner = buffer.obj if isinstance(buffer, memoryview) else buffer
+        if id(owner) not in sizes:
+            sizes[id(owner)] = memoryview(owner).nbytes
+    return sum(sizes.values())
