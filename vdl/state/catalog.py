@@ -9,6 +9,12 @@ directory, or finds a replica damaged, the catalog gives out the next number, an
 its members. The catalog holds the members a group *should have*; the group's leader makes the
 change.
 
+One noun: what servers, topics and replicas mean to one another. A topic is made on servers, a lost
+directory renumbers replicas, a reassignment moves them. What has words of its own is beside it: how
+members change (`reassignment.py`), where new ones go (`placement.py`), the groups of the beginning
+(`system_groups.py`), names of topics (`topic_names.py`). What is stored with it and knows nothing
+of these is a table each: settings, features, users, tokens, access, quotas.
+
 Rules:
 
 * `apply` decides. Its results carry Kafka's error codes, one for each topic of the command.
@@ -21,10 +27,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from struct import Struct
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -32,12 +37,33 @@ from ids import NO_REPLICA, DirectoryId, GroupId, Index, ReplicaNumber, ServerId
 from vdl.errors import ErrorCode
 from vdl.state import acls, commands, quotas
 from vdl.state.acls import Acls
+from vdl.state.catalog_answers import (
+    AclsCreated,
+    AclsDeleted,
+    ConfigsAltered,
+    CreatedTopic,
+    DeletedTopic,
+    FeaturesUpdated,
+    GroupAdded,
+    GroupRemoved,
+    GrownTopic,
+    PartitionsCreated,
+    ProducerIdBlock,
+    ReassignmentsAltered,
+    Registration,
+    Replacement,
+    ReplicasReplaced,
+    ServerRegistered,
+    TopicsCreated,
+    TopicsDeleted,
+)
 from vdl.state.delegation_tokens import KEY_PREFIX as TOKEN_PREFIX
 from vdl.state.delegation_tokens import DelegationTokens, TokenAnswer
 from vdl.state.features import Features
-from vdl.state.placement import Load, place
+from vdl.state.placement import Load, overfull, place
 from vdl.state.quotas import Quotas
 from vdl.state.reassignment import (
+    FIRST_REPLICA,
     NEVER_MOVED,
     Move,
     Reassignment,
@@ -56,21 +82,16 @@ from vdl.state.resource_configs import (
 )
 from vdl.state.scram_credentials import KEY_PREFIX as SCRAM_PREFIX
 from vdl.state.scram_credentials import ScramCredentials, UsersAltered
+from vdl.state.system_groups import KEY_PREFIX as NUMBER_PREFIX
+from vdl.state.system_groups import SystemGroups
 from vdl.state.table import decode_value, encode_value
-
-TOPIC_NAME_CHARS_MAX = 249
-"""Longest topic name Kafka allows."""
-
-FIRST_REPLICA: Final = ReplicaNumber(1)
-"""Replica number of a group's founding members."""
+from vdl.state.topic_names import TopicNames, topic_name_complaint
 
 REPLICA_NUMBER_MAX = (1 << 16) - 1
 """Numbers are 16 bits of a Raft id."""
 
 PARTITIONS_PER_TOPIC_MAX = 100_000
 """Keeps one command from filling every server's memory."""
-
-_TOPIC_NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 class ServerInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -119,170 +140,9 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     features_epoch: int = 0
 
 
-@dataclass(slots=True)
-class GroupAdded:
-    """Event: a partition's group exists from now on."""
-
-    group_id: GroupId
-
-
-@dataclass(slots=True)
-class GroupRemoved:
-    """Event: its replicas may be deleted."""
-
-    group_id: GroupId
-
-
-@dataclass(slots=True)
-class ServerRegistered:
-    """Event: a server is new, or changed its registration."""
-
-    server_id: ServerId
-
-
-@dataclass(slots=True)
-class ReplicasReplaced:
-    """Event: the server's replicas of these groups have new numbers; the old ones are gone."""
-
-    server_id: ServerId
-    group_ids: list[GroupId]
-
-
-@dataclass(slots=True)
-class FeaturesUpdated:
-    """Answer to UpdateFeatures: all levels are as asked for, or none changed."""
-
-    error: ErrorCode
-    message: str = ""
-    events: list[CatalogEvent] = field(default_factory=list)
-
-
-CatalogEvent = GroupAdded | GroupRemoved | ServerRegistered | ReplicasReplaced
-
-
-@dataclass(slots=True)
-class Replacement:
-    """Answer to ReplaceServer and ReplaceReplicas."""
-
-    error: ErrorCode
-    message: str = ""
-    events: list[CatalogEvent] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Registration:
-    """Answer to RegisterServer."""
-
-    error: ErrorCode
-    message: str = ""
-    events: list[CatalogEvent] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class CreatedTopic:
-    """Answer for one topic of CreateTopics; the numbers are valid when `error` is NONE."""
-
-    name: str
-    error: ErrorCode
-    message: str = ""
-    topic_id: bytes = bytes(16)
-    partitions: int = -1
-    replication_factor: int = -1
-    configs: dict[str, str] = field(default_factory=dict)
-    group_ids: list[GroupId] = field(default_factory=list)
-    """Empty with `validate_only`."""
-
-
-@dataclass(slots=True)
-class TopicsCreated:
-    """Answer to CreateTopics, in the order asked."""
-
-    topics: list[CreatedTopic]
-    events: list[CatalogEvent] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class GrownTopic:
-    """Answer for one topic of CreatePartitions."""
-
-    name: str
-    error: ErrorCode
-    message: str = ""
-    group_ids: list[GroupId] = field(default_factory=list)
-    """Of the new partitions; empty with `validate_only`."""
-
-
-@dataclass(slots=True)
-class PartitionsCreated:
-    """Answer to CreatePartitions, in the order asked."""
-
-    topics: list[GrownTopic]
-    events: list[CatalogEvent] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class DeletedTopic:
-    """Answer for one topic of DeleteTopics. `name` is empty for an unknown id."""
-
-    name: str
-    topic_id: bytes
-    error: ErrorCode
-    group_ids: list[GroupId] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class TopicsDeleted:
-    """Answer to DeleteTopics: names in the order asked, then ids."""
-
-    topics: list[DeletedTopic]
-    events: list[CatalogEvent] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class ConfigsAltered:
-    """Answer to AlterTopicConfigs and AlterQuotas: an error for each change, in the order asked."""
-
-    errors: list[ErrorCode]
-    events: list[CatalogEvent] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class ReassignmentsAltered:
-    """Answer to AlterReassignments: an error and its text for each change, in the order asked."""
-
-    errors: list[tuple[ErrorCode, str]]
-    events: list[CatalogEvent] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class AclsCreated:
-    """Answer to CreateAcls: an error for each binding, in the order asked."""
-
-    errors: list[ErrorCode]
-    events: list[CatalogEvent] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class AclsDeleted:
-    """Answer to DeleteAcls: what each filter selected, in the order asked."""
-
-    deleted: list[list[commands.AclBinding]]
-    events: list[CatalogEvent] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class ProducerIdBlock:
-    """Answer to AllocateProducerIds: [first, first + count) are the proposer's."""
-
-    first: int
-    count: int
-    events: list[CatalogEvent] = field(default_factory=list)
-
-
 _KEY_COUNTERS = b"c"
 _KEY_GROUP = Struct(">cQ")
 _KEY_SERVER = Struct(">cI")
-_KEY_NUMBER = Struct(">cQI")
 
 
 class Catalog:
@@ -301,6 +161,8 @@ class Catalog:
         self.cluster_id = cluster_id
         self.coordinator_groups = coordinator_groups
         self.initial_voters = dict(sorted(initial_voters.items()))
+        self.system = SystemGroups(tuple(self.initial_voters))
+        """The catalog's and the coordinators' replicas."""
         self.servers: dict[ServerId, ServerInfo] = {}
         self.topics: dict[str, TopicInfo] = {}
         self.topics_by_id: dict[bytes, TopicInfo] = {}
@@ -327,10 +189,8 @@ class Catalog:
         """How often topics changed in this object's life: not part of the state."""
         self.retired: dict[DirectoryId, int] = {}
         """Directories that were replaced, and whose they were: they never take part again."""
-        self._metric_names: dict[str, str] = {}
-        """Name with '_' for '.' → the topic that has it. Derived from `topics`."""
-        self._numbers: dict[tuple[GroupId, ServerId], ReplicaNumber] = {}
-        """(catalog or coordinator group, server) → replica number, where it is not the first."""
+        self.names = TopicNames()
+        """Those that are taken. Derived from `topics`."""
         self._first_group_id = self.next_group_id
         self._dirty: set[bytes] = set()
         self._apply_by_type: dict[type, Callable[[Any], Any]] = {
@@ -463,10 +323,7 @@ class Catalog:
         """What the members of any group are to be, preferred leader first; empty for a group that
         does not exist."""
         if group_id <= self.coordinator_groups:
-            return [
-                ReplicaInfo(server, self._numbers.get((group_id, server), FIRST_REPLICA))
-                for server in self._initial_voters_from(group_id)
-            ]
+            return self.system.replicas(group_id)
         info = self.groups.get(group_id)
         return [] if info is None else info.replicas
 
@@ -483,7 +340,7 @@ class Catalog:
     def founding(self, group_id: GroupId) -> list[ReplicaInfo]:
         """The members a group was made with, preferred leader first."""
         if group_id <= self.coordinator_groups:
-            return [ReplicaInfo(s, FIRST_REPLICA) for s in self._initial_voters_from(group_id)]
+            return self.system.founding(group_id)
         return self.groups[group_id].founding
 
     def has_deleted(self, group_id: GroupId) -> bool:
@@ -507,12 +364,6 @@ class Catalog:
     def is_sole(self, group_id: GroupId) -> bool:
         """Whether the group has a single replica, which cannot be replaced."""
         return len(self.listed(group_id)) == 1
-
-    def _initial_voters_from(self, group_id: GroupId) -> list[ServerId]:
-        """The initial voters, rotated so that the preferred leaders of coordinators spread."""
-        servers = list(self.initial_voters)
-        shift = group_id % len(servers) if servers else 0
-        return servers[shift:] + servers[:shift]
 
     def _replace_server(self, command: commands.ReplaceServer) -> Replacement:
         server_id, new = command.server_id, command.directory_id
@@ -562,8 +413,7 @@ class Catalog:
         for group_id in group_ids:
             number = ReplicaNumber(self.replica_number(group_id, server_id) + 1)
             if group_id <= self.coordinator_groups:
-                self._numbers[group_id, server_id] = number
-                self._dirty.add(_number_key(group_id, server_id))
+                self._dirty.add(self.system.renumber(group_id, server_id, number))
             else:
                 info = self.groups[group_id]
                 replicas = renumbered(info.replicas, server_id)
@@ -722,7 +572,7 @@ class Catalog:
                 replication_factor=created.replication_factor,
                 alive=frozenset(command.alive),
             )
-        return _overfull(placements, load, replicas_max)
+        return overfull(placements, load, replicas_max)
 
     def _place(
         self, load: Load, *, partitions: int, replication_factor: int, alive: frozenset[ServerId]
@@ -746,7 +596,7 @@ class Catalog:
             return refused(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
         if new.name in self.topics:
             return refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic '{new.name}' already exists")
-        if other := self.colliding(new.name):
+        if other := self.names.colliding(new.name):
             return refused(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
                 f"topic '{new.name}' collides with the existing topic '{other}'",
@@ -786,12 +636,6 @@ class Catalog:
             replication_factor=factor,
             configs=new.configs,
         )
-
-    def colliding(self, name: str) -> str:
-        """The topic with another name that has the same one where '.' is written '_', as in the
-        names of metrics; empty when there is none."""
-        other = self._metric_names.get(_metric_name(name), name)
-        return "" if other == name else other
 
     def _check_assignments(self, new: commands.NewTopic) -> tuple[ErrorCode, str]:
         assignments = new.assignments
@@ -836,7 +680,7 @@ class Catalog:
         topic = TopicInfo(new.name, new.topic_id, created.group_ids, new.configs)
         self.topics_revision += 1
         self.topics[new.name] = topic
-        self._metric_names[_metric_name(new.name)] = new.name
+        self.names.add(new.name)
         self.topics_by_id[new.topic_id] = topic
         self._dirty.add(_topic_key(new.name))
 
@@ -910,7 +754,7 @@ class Catalog:
             placements = self._place(
                 load.copy(), partitions=added, replication_factor=factor, alive=alive
             )
-        if complaint := _overfull(placements, load, command.replicas_per_server_max):
+        if complaint := overfull(placements, load, command.replicas_per_server_max):
             return refused(ErrorCode.POLICY_VIOLATION, complaint)
         for replicas in placements:
             load.add(replicas)
@@ -969,7 +813,7 @@ class Catalog:
             answer.events.append(GroupRemoved(group_id))
         self.topics_revision += 1
         del self.topics[topic.name]
-        self._metric_names.pop(_metric_name(topic.name), None)
+        self.names.remove(topic.name)
         del self.topics_by_id[topic.topic_id]
         self._dirty.add(_topic_key(topic.name))
         answer.topics.append(
@@ -1054,7 +898,7 @@ class Catalog:
         keys.extend(map(_server_key, self.servers))
         keys.extend(map(_topic_key, self.topics))
         keys.extend(map(_retired_key, self.retired))
-        keys.extend(_number_key(*place) for place in self._numbers)
+        keys.extend(self.system.keys())
         found = ((key, self._stored(key)) for key in sorted(keys))
         return [(key, value) for key, value in found if value is not None]
 
@@ -1062,7 +906,7 @@ class Catalog:
     def item_count(self) -> int:
         """The number of items, at no cost."""
         named = len(self.groups) + len(self.servers) + len(self.topics)
-        several = len(self.features.levels) + len(self.retired) + len(self._numbers)
+        several = len(self.features.levels) + len(self.retired) + len(self.system)
         of_clients = len(self.acls) + len(self.quotas) + len(self.scram) + len(self.tokens)
         return 1 + named + several + len(self.moves) + len(self.resources) + of_clients
 
@@ -1071,7 +915,7 @@ class Catalog:
         self.servers = {}
         self.topics_revision += 1
         self.topics = {}
-        self._metric_names = {}
+        self.names = TopicNames()
         self.topics_by_id = {}
         self.groups = {}
         self.moves = {}
@@ -1081,8 +925,8 @@ class Catalog:
         self.features = Features()
         self.retired = {}
         self.renumbered += 1
-        self._numbers = {}
         self._dirty = set()
+        self.system.load([item for item in items if item[0][:1] == NUMBER_PREFIX])
         self.resources.load([value for key, value in items if key[:1] == KEY_PREFIX])
         self.scram.load([item for item in items if item[0][:1] == SCRAM_PREFIX])
         self.tokens.load([value for key, value in items if key[:1] == TOKEN_PREFIX])
@@ -1103,20 +947,17 @@ class Catalog:
                     self.groups[group.group_id] = group
                 case b"m":
                     self.moves[_KEY_GROUP.unpack(key)[1]] = decode_value(value, Move)
-                case b"n":
-                    _, group_id, server_id = _KEY_NUMBER.unpack(key)
-                    self._numbers[group_id, server_id] = ReplicaNumber(decode_value(value, int))
                 case b"r":
                     self.retired[DirectoryId(key[1:])] = decode_value(value, int)
                 case b"s":
                     server = decode_value(value, ServerInfo)
                     self.servers[server.server_id] = server
-                case b"a" | b"d" | b"q" | b"u" | b"x":
+                case b"a" | b"d" | b"n" | b"q" | b"u" | b"x":
                     continue  # loaded above
                 case b"t":
                     topic = decode_value(value, TopicInfo)
                     self.topics[topic.name] = topic
-                    self._metric_names[_metric_name(topic.name)] = topic.name
+                    self.names.add(topic.name)
                     self.topics_by_id[topic.topic_id] = topic
                 case kind:
                     raise AssertionError(f"the catalog stores nothing under {kind!r}")
@@ -1137,14 +978,14 @@ class Catalog:
                 value = self.groups.get(_KEY_GROUP.unpack(key)[1])
             case b"m":
                 value = self.moves.get(_KEY_GROUP.unpack(key)[1])
-            case b"n":
-                value = self._numbers.get(_KEY_NUMBER.unpack(key)[1:])
             case b"r":
                 value = self.retired.get(DirectoryId(key[1:]))
             case b"a":
                 return self.acls.stored(key)
             case b"d":
                 return self.tokens.stored(key)
+            case b"n":
+                return self.system.stored(key)
             case b"q":
                 return self.quotas.stored(key)
             case b"x":
@@ -1158,38 +999,6 @@ class Catalog:
         return None if value is None else encode_value(value)
 
 
-def _overfull(placements: list[list[ServerId]], load: Load, replicas_max: int) -> str:
-    """Why a server would have more replicas than it may; empty if none would. 0: any number."""
-    if not replicas_max:
-        return ""
-    wanted = Counter(server for replicas in placements for server in replicas)
-    for server, more in sorted(wanted.items()):
-        held = load.replicas[server]
-        if held + more > replicas_max:
-            return (
-                f"server {server} would have {held + more} replicas of partitions, and may "
-                f"have {replicas_max} at most (cluster.replicas_per_server)"
-            )
-    return ""
-
-
-def topic_name_complaint(name: str) -> str:
-    """What is wrong with a topic's name, in Kafka's terms; empty when nothing is."""
-    if not name:
-        return "a topic name must not be empty"
-    if name in {".", ".."}:
-        return "a topic name must not be '.' or '..'"
-    if len(name) > TOPIC_NAME_CHARS_MAX:
-        return f"a topic name has at most {TOPIC_NAME_CHARS_MAX} characters"
-    if not _TOPIC_NAME_CHARS.issuperset(name):
-        return "a topic name may hold letters, digits, '.', '_' and '-' only"
-    return ""
-
-
-def _metric_name(name: str) -> str:
-    return name.replace(".", "_")
-
-
 def _feature_key(feature: str) -> bytes:
     return b"f" + feature.encode()
 
@@ -1200,10 +1009,6 @@ def _group_key(group_id: GroupId) -> bytes:
 
 def _move_key(group_id: GroupId) -> bytes:
     return _KEY_GROUP.pack(b"m", group_id)
-
-
-def _number_key(group_id: GroupId, server_id: ServerId) -> bytes:
-    return _KEY_NUMBER.pack(b"n", group_id, server_id)
 
 
 def _retired_key(directory_id: DirectoryId) -> bytes:

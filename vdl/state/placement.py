@@ -10,6 +10,7 @@ Must not know: topics, anything of a server but its id and rack.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ids import ServerId
@@ -83,3 +84,19 @@ def _place_one(
         used_racks.add(racks[follower])
     load.add(chosen)
     return chosen
+
+
+def overfull(placements: list[list[ServerId]], load: Load, replicas_max: int) -> str:
+    """Why a server would have more replicas than it may, placed beside `load`; empty if none would.
+    `replicas_max` 0: any number."""
+    if not replicas_max:
+        return ""
+    wanted = Counter(server for replicas in placements for server in replicas)
+    for server, more in sorted(wanted.items()):
+        held = load.replicas[server]
+        if held + more > replicas_max:
+            return (
+                f"server {server} would have {held + more} replicas of partitions, and may "
+                f"have {replicas_max} at most (cluster.replicas_per_server)"
+            )
+    return ""

@@ -15,10 +15,14 @@ Must not know: topics, who leads, how a group changes its members.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from ids import ReplicaNumber, ServerId
+
+FIRST_REPLICA: Final = ReplicaNumber(1)
+"""Replica number of a group's founding members."""
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):

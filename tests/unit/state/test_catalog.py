@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from vdl.errors import ErrorCode
 from vdl.state import commands
-from vdl.state.catalog import Catalog, GroupAdded, GroupRemoved, ServerRegistered
+from vdl.state.catalog import Catalog
+from vdl.state.catalog_answers import GroupAdded, GroupRemoved, ServerRegistered
 
 
 def topic_id(name: str) -> bytes:

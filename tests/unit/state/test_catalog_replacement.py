@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from vdl.errors import ErrorCode
-from vdl.state.catalog import Catalog, ReplicasReplaced
+from vdl.state.catalog import Catalog
+from vdl.state.catalog_answers import ReplicasReplaced
 from vdl.state.commands import (
     CreateTopics,
     LostReplica,

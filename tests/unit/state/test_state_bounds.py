@@ -16,10 +16,11 @@ from vdl.logstream.group.snapshots import (
     encode_snapshot,
 )
 from vdl.state import commands
-from vdl.state.catalog import CONFIGS_BYTES_MAX, Catalog
+from vdl.state.catalog import Catalog
 from vdl.state.consumer_group import GroupState
 from vdl.state.consumer_groups import GROUP_BYTES_MAX
 from vdl.state.coordinator import COORDINATOR_BYTES_MAX, Coordinator
+from vdl.state.resource_configs import CONFIGS_BYTES_MAX
 
 MB = 1_000_000
 Positions = tuple[str, commands.OffsetCommit, int]

@@ -41,7 +41,6 @@ from vdl.kafka.wire import alter_configs as whole
 from vdl.kafka.wire import incremental_alter_configs as incremental
 from vdl.log import KAFKA_LEVELS, ROOT_LOGGER
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
-from vdl.state.catalog import topic_name_complaint
 from vdl.state.commands import (
     AlterResourceConfigs,
     AlterTopicConfigs,
@@ -49,6 +48,7 @@ from vdl.state.commands import (
     ListChange,
 )
 from vdl.state.resource_configs import ResourceType, changed_configs, list_parts
+from vdl.state.topic_names import topic_name_complaint
 
 _TIMEOUT_MS = 30_000
 """These requests have no time-out of their own."""

@@ -41,8 +41,8 @@ from vdl.kafka.wire.list_config_resources import (
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
-from vdl.state.catalog import topic_name_complaint
 from vdl.state.resource_configs import ResourceType
+from vdl.state.topic_names import topic_name_complaint
 
 Entry = DescribeConfigsResourceResult
 _SOURCES_FROM = 1

@@ -44,8 +44,8 @@ from vdl.kafka.wire.metadata import (
     MetadataResponseTopic,
 )
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
-from vdl.state.catalog import topic_name_complaint
 from vdl.state.commands import CreateTopics, NewTopic
+from vdl.state.topic_names import topic_name_complaint
 
 CATALOG_GROUP: Final = GroupId(0)
 _NULL_IS_ALL_FROM = 1
@@ -222,7 +222,7 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
                 and topic.name not in known
                 and topic.name not in INTERNAL_NAMES
                 and not topic_name_complaint(topic.name)
-                and not ctx.server.host.catalog.colliding(topic.name)
+                and not ctx.server.host.catalog.names.colliding(topic.name)
             }
         )
         if missing:

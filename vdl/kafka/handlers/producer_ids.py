@@ -37,8 +37,8 @@ from vdl.kafka.wire.describe_producers import (
 )
 from vdl.kafka.wire.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
-from vdl.state.catalog import topic_name_complaint
 from vdl.state.commands import AllocateProducerIds, InitTransactions
+from vdl.state.topic_names import topic_name_complaint
 from vdl.state.transactions import TransactionAnswer
 
 _PRODUCERS_PER_ANSWER_MAX = 50_000

@@ -44,7 +44,7 @@ from vdl.kafka.wire.delete_topics import (
     DeleteTopicState,
 )
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
-from vdl.state.catalog import CreatedTopic, DeletedTopic
+from vdl.state.catalog_answers import CreatedTopic, DeletedTopic
 from vdl.state.commands import (
     CreatePartitions,
     CreateTopics,

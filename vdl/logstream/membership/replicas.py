@@ -34,8 +34,8 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import Outbox, replica_id_of
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.state import CATALOG_GROUP, HostState
-from vdl.state.catalog import FIRST_REPLICA, GroupInfo
-from vdl.state.reassignment import ReplicaInfo
+from vdl.state.catalog import GroupInfo
+from vdl.state.reassignment import FIRST_REPLICA, ReplicaInfo
 
 
 @dataclass(frozen=True, slots=True)
