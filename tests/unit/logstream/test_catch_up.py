@@ -70,7 +70,7 @@ class FarBehind:
     def waiting(self) -> int:
         """Reads that have not begun, for all the leader's groups."""
         pace = self.group._throttle
-        return len(pace._waiting) + len(pace._behind)
+        return len(pace._jobs.waiting) + len(pace._jobs._behind)
 
     @property
     def is_back(self) -> bool:

@@ -10,7 +10,7 @@ faster because others write: a limit below what is written keeps a move from eve
 Kafka, and shows as such. Nobody else is held up: replicas that were lost, and members that have
 fallen behind, are fed as ever (`recovery_throttle.py`).
 
-It has the methods of `RecoveryThrottle`, and of each key too at most one job runs and one waits.
+It has the methods of `RecoveryThrottle`, and its jobs are of keys as there (`keyed_jobs.py`).
 
 Must not know: what moves, who has set a limit, what a key stands for.
 """
@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple
 
 from vdl.clock import Clock, Timer
+from vdl.logstream.group.keyed_jobs import KeyedJobs
 
 _SECOND_NS = 1_000_000_000
 PIECE_NS = 100_000_000
@@ -41,10 +42,7 @@ class _Job(NamedTuple):
 class MoveThrottle:
     """See the module."""
 
-    __slots__ = (
-        "_behind", "_clock", "_is_starting", "_limits", "_next_ns", "_paced", "_running", "_timer",
-        "_waiting",
-    )  # fmt: skip
+    __slots__ = ("_clock", "_is_starting", "_jobs", "_limits", "_next_ns", "_paced", "_timer")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -54,12 +52,8 @@ class MoveThrottle:
         """By key: the limits that are for it."""
         self._next_ns: dict[Hashable, int] = {}
         """By limit: when what was begun so far has taken its time."""
-        self._waiting: dict[Hashable, _Job] = {}
-        """In their order. Invariant: no key is also in `_running`."""
-        self._running: dict[Hashable, tuple[Hashable, ...]] = {}
-        """By key: the limits that its bytes count for."""
-        self._behind: dict[Hashable, _Job] = {}
-        """What waits for the job of its key that runs. Invariant: all keys are in `_running`."""
+        self._jobs: KeyedJobs[_Job, tuple[Hashable, ...]] = KeyedJobs()
+        """A job runs on the limits that its bytes count for."""
         self._is_starting = False
         self._timer: Timer | None = None
 
@@ -82,11 +76,8 @@ class MoveThrottle:
         """Run a job that moves about `size` bytes when it may; `ended` must follow. It takes the
         place of the one of its key that waits. No time makes it due."""
         del due_ns
-        if key in self._running:
-            self._behind[key] = _Job(size, job)
-            return
-        self._waiting[key] = _Job(size, job)
-        self._go_on()
+        if self._jobs.add(key, _Job(size, job)):
+            self._go_on()
 
     def now_ns(self) -> int:
         """The clock of it all."""
@@ -94,18 +85,15 @@ class MoveThrottle:
 
     def withdraw(self, key: Hashable) -> None:
         """The job of this key is not needed any more: it does not run, unless it has begun."""
-        self._waiting.pop(key, None)
-        self._behind.pop(key, None)
+        self._jobs.withdraw(key)
 
     def ended(self, key: Hashable, less: int) -> None:
         """The job of this key that ran is over. It moved `less` bytes fewer than was said, or more:
         a batch is never cut."""
-        for limit in self._running.pop(key):
+        limits, _ = self._jobs.end(key)
+        for limit in limits:
             if limit in self._limits:
                 self._next_ns[limit] -= less * _SECOND_NS // self._limits[limit]
-        behind = self._behind.pop(key, None)
-        if behind is not None:
-            self._waiting[key] = behind
         self._go_on()
 
     def _go_on(self) -> None:
@@ -119,20 +107,19 @@ class MoveThrottle:
         while (key := self._first_that_may(now_ns)) is not None:
             self._begin(key, now_ns)
         self._is_starting = False
-        if self._waiting:
-            wait_ns = min(self._may_begin_ns(key) for key in self._waiting) - now_ns
+        if waiting := self._jobs.waiting:
+            wait_ns = min(self._may_begin_ns(key) for key in waiting) - now_ns
             self._timer = self._clock.call_later(max(0, wait_ns), self._due)
 
     def _first_that_may(self, now_ns: int) -> Hashable | None:
-        return next((key for key in self._waiting if self._may_begin_ns(key) <= now_ns), None)
+        return next((key for key in self._jobs.waiting if self._may_begin_ns(key) <= now_ns), None)
 
     def _may_begin_ns(self, key: Hashable) -> int:
         return max((self._next_ns[limit] for limit in self._paced.get(key, ())), default=0)
 
     def _begin(self, key: Hashable, now_ns: int) -> None:
-        size, job = self._waiting.pop(key)
         limits = self._paced.get(key, ())
-        self._running[key] = limits
+        size, job = self._jobs.begin(key, limits)
         for limit in limits:
             # A pause is not made up for: what follows would be faster than the limit.
             start_ns = max(self._next_ns[limit], now_ns)

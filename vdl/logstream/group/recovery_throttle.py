@@ -9,8 +9,8 @@ fed `GAIN` times as fast as its group is written to, whatever others take (`Gain
 and `run` is told when the job is due by it).
 
 Jobs have a key, which says for whom they are: of each key at most one runs and one waits, and the
-one that waits can be withdrawn. Without that each reset of a link would leave a read behind that
-nobody needs, and those who do need theirs would wait for all of them.
+one that waits can be withdrawn (`keyed_jobs.py`). Without that each reset of a link would leave a
+read behind that nobody needs, and those who do need theirs would wait for all of them.
 
 Must not know: what is read, what a key stands for.
 """
@@ -23,6 +23,7 @@ from heapq import heappop, heappush
 
 from ids import Index
 from vdl.clock import Clock, Timer
+from vdl.logstream.group.keyed_jobs import KeyedJobs
 
 _SECOND_NS = 1_000_000_000
 BURST_NS = 100_000_000
@@ -41,8 +42,8 @@ class RecoveryThrottle:
     """See the module."""
 
     __slots__ = (
-        "_behind", "_bytes_per_second", "_clock", "_due_first",
-        "_is_starting", "_next_ns", "_number", "_running", "_timer", "_waiting",
+        "_bytes_per_second", "_clock", "_due_first", "_is_starting",
+        "_jobs", "_next_ns", "_number", "_timer",
     )  # fmt: skip
 
     def __init__(self, clock: Clock, bytes_per_second: int) -> None:
@@ -50,15 +51,11 @@ class RecoveryThrottle:
         self._bytes_per_second = bytes_per_second
         self._next_ns = 0
         """When the next read may begin: when all so far have taken their time."""
-        self._waiting: dict[Hashable, _Job] = {}
-        """In their order. Invariant: no key is also in `_running`."""
-        self._running: dict[Hashable, bool] = {}
-        """By key: whether its bytes count for the limit."""
+        self._jobs: KeyedJobs[_Job, bool] = KeyedJobs()
+        """A job runs on whether its bytes count for the limit."""
         self._due_first: list[tuple[int, int, Hashable]] = []
         """A heap of (when, number, key) of jobs that are due by themselves; also of some that wait
         no longer, dropped when they come up."""
-        self._behind: dict[Hashable, _Job] = {}
-        """What waits for the job of its key that runs. Invariant: all keys are in `_running`."""
         self._is_starting = False
         """A job may end before it returns: the loop that began it goes on, not one within it."""
         self._timer: Timer | None = None
@@ -69,17 +66,14 @@ class RecoveryThrottle:
     ) -> None:
         """Run a job that moves at most `size` bytes, now or when it is its turn, at `due_ns` at the
         latest; `ended` must follow. It takes the place of the one of its key that waits."""
-        if key in self._running:
-            self._behind[key] = size, job, due_ns
-            return
-        self._wait(key, (size, job, due_ns))
-        self._go_on()
+        if self._jobs.add(key, (size, job, due_ns)):
+            self._note_due(key, due_ns)
+            self._go_on()
 
-    def _wait(self, key: Hashable, job: _Job) -> None:
-        self._waiting[key] = job
-        if job[2] < NEVER_NS:
+    def _note_due(self, key: Hashable, due_ns: int) -> None:
+        if due_ns < NEVER_NS:
             self._number += 1
-            heappush(self._due_first, (job[2], self._number, key))
+            heappush(self._due_first, (due_ns, self._number, key))
 
     def now_ns(self) -> int:
         """The clock that due times are of."""
@@ -87,16 +81,14 @@ class RecoveryThrottle:
 
     def withdraw(self, key: Hashable) -> None:
         """The job of this key is not needed any more: it does not run, unless it has begun."""
-        self._waiting.pop(key, None)
-        self._behind.pop(key, None)
+        self._jobs.withdraw(key)
 
     def ended(self, key: Hashable, less: int) -> None:
         """The job of this key that ran is over. It moved `less` bytes fewer than it might have:
         others may use its time."""
-        counts = self._running.pop(key)
-        behind = self._behind.pop(key, None)
+        counts, behind = self._jobs.end(key)
         if behind is not None:
-            self._wait(key, behind)
+            self._note_due(key, behind[2])
         if counts:
             self._next_ns -= less * _SECOND_NS // self._bytes_per_second
         self._go_on()
@@ -109,21 +101,21 @@ class RecoveryThrottle:
             self._timer = None
         now_ns = self._clock.now_ns()
         self._is_starting = True
-        while self._waiting and self._next_ns <= now_ns:
-            key = next(iter(self._waiting))
+        waiting = self._jobs.waiting
+        while waiting and self._next_ns <= now_ns:
+            key = next(iter(waiting))
             start_ns = max(self._next_ns, now_ns - BURST_NS)
-            self._next_ns = start_ns + self._waiting[key][0] * _SECOND_NS // self._bytes_per_second
+            self._next_ns = start_ns + waiting[key][0] * _SECOND_NS // self._bytes_per_second
             self._begin(key, counts=True)
         while (due_ns := self._first_due_ns()) <= now_ns:
             self._begin(self._due_first[0][2], counts=False)
         self._is_starting = False
-        if self._waiting and self._timer is None:
+        if waiting and self._timer is None:
             wait_ns = max(0, min(self._next_ns, due_ns) - now_ns)
             self._timer = self._clock.call_later(wait_ns, self._due)
 
     def _begin(self, key: Hashable, *, counts: bool) -> None:
-        _, job, _ = self._waiting.pop(key)
-        self._running[key] = counts
+        _, job, _ = self._jobs.begin(key, counts)
         job()
 
     def _first_due_ns(self) -> int:
@@ -131,7 +123,7 @@ class RecoveryThrottle:
         heap = self._due_first
         while heap:
             due_ns, _, key = heap[0]
-            job = self._waiting.get(key)
+            job = self._jobs.waiting.get(key)
             if job is not None and job[2] == due_ns:
                 return due_ns
             heappop(heap)
