@@ -28,6 +28,7 @@ from vdl.state.consumer_group import (
     protocols_bytes,
 )
 from vdl.state.group_kinds import GroupTouched
+from vdl.state.held_bytes import HeldBytes
 from vdl.state.table import decode_value, stored_changes, stored_items, text_bytes
 
 
@@ -138,15 +139,12 @@ bound is that of a batch, 1 MiB by default."""
 class ConsumerGroups:
     """See the module. `groups` is read-only to others."""
 
-    __slots__ = ("_bytes", "_dirty", "_members", "_sizes", "_stale", "bytes_max", "groups")
+    __slots__ = ("_dirty", "_held", "_members", "bytes_max", "groups")
 
     def __init__(self) -> None:
         self.bytes_max = 1 << 62
         """How much all groups may take now; set by the coordinator, whose offsets take the rest."""
-        self._bytes = 0
-        self._sizes: dict[str, int] = {}
-        self._stale: set[str] = set()
-        """Groups whose bytes may be others than `_sizes` says."""
+        self._held = HeldBytes()
         self.groups: dict[str, ConsumerGroup] = {}
         self._members = 0
         self._dirty: set[str] = set()
@@ -158,19 +156,12 @@ class ConsumerGroups:
     @property
     def bytes_held(self) -> int:
         """What all groups take in a snapshot, about."""
-        for group_id in self._stale:
-            group = self.groups.get(group_id)
-            now = 0 if group is None else group.bytes
-            self._bytes += now - self._sizes.pop(group_id, 0)
-            if now:
-                self._sizes[group_id] = now
-        self._stale.clear()
-        return self._bytes
+        return self._held.of(self.groups)
 
     def _touch(self, group_id: str) -> None:
         """The group is changed."""
         self._dirty.add(group_id)
-        self._stale.add(group_id)
+        self._held.stale.add(group_id)
 
     def _has_room(self, group: ConsumerGroup, more: int) -> bool:
         """Whether a group may take `more` bytes. 0 or less always fit."""
@@ -565,9 +556,7 @@ class ConsumerGroups:
         self.groups = {group.group_id: group for group in groups}
         self._members = sum(len(group.members) for group in groups)
         self._dirty = set()
-        self._stale = set()
-        self._sizes = {group.group_id: group.bytes for group in groups}
-        self._bytes = sum(self._sizes.values())
+        self._held.load(self.groups)
 
 
 def _growth(group: ConsumerGroup, command: commands.JoinGroup) -> int:

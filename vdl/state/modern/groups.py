@@ -18,6 +18,7 @@ from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.consumer_groups import GroupEvent, LeaveAnswer
 from vdl.state.group_kinds import GroupKind, GroupTouched
+from vdl.state.held_bytes import HeldBytes
 from vdl.state.modern.group import (
     GROUP_BYTES,
     ModernGroup,
@@ -99,7 +100,7 @@ class ConsumersExpired:
 class ModernGroups:
     """See the module; a `GroupTable`. `groups` is read-only to others."""
 
-    __slots__ = ("_bytes", "_dirty", "_members", "_sizes", "_stale", "bytes_max", "groups")
+    __slots__ = ("_dirty", "_held", "_members", "bytes_max", "groups")
 
     kind = GroupKind.CONSUMER
 
@@ -108,10 +109,7 @@ class ModernGroups:
         self.groups: dict[str, ModernGroup] = {}
         self._members = 0
         self._dirty: set[str] = set()
-        self._bytes = 0
-        self._sizes: dict[str, int] = {}
-        self._stale: set[str] = set()
-        """Groups whose bytes may be others than `_sizes` says."""
+        self._held = HeldBytes()
 
     # --- a table of groups -------------------------------------------------------------------
     def __contains__(self, group_id: str) -> bool:
@@ -127,14 +125,7 @@ class ModernGroups:
     @property
     def bytes_held(self) -> int:
         """What all groups take in a snapshot, about."""
-        for group_id in self._stale:
-            group = self.groups.get(group_id)
-            now = 0 if group is None else group.bytes
-            self._bytes += now - self._sizes.pop(group_id, 0)
-            if now:
-                self._sizes[group_id] = now
-        self._stale.clear()
-        return self._bytes
+        return self._held.of(self.groups)
 
     def is_empty(self, group_id: str) -> bool:
         """Whether a group that exists has no members."""
@@ -152,7 +143,7 @@ class ModernGroups:
 
     def _touch(self, group_id: str, *member_ids: str) -> GroupTouched:
         self._dirty.add(group_id)
-        self._stale.add(group_id)
+        self._held.stale.add(group_id)
         return GroupTouched(group_id, self.kind, list(member_ids))
 
     def _has_room(self, group: ModernGroup, more: int) -> bool:
@@ -546,9 +537,7 @@ class ModernGroups:
         self.groups = {group.group_id: group for group in groups}
         self._members = sum(len(group.members) for group in groups)
         self._dirty = set()
-        self._stale = set()
-        self._sizes = {group.group_id: group.bytes for group in groups}
-        self._bytes = sum(self._sizes.values())
+        self._held.load(self.groups)
 
 
 def _updated(member: ModernMember | None, command: commands.ConsumerHeartbeat) -> ModernMember:
