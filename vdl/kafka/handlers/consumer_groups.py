@@ -19,7 +19,12 @@ from vdl.kafka.groups.assignors import ASSIGNORS
 from vdl.kafka.groups.led_consumer_groups import Heartbeated
 from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.kafka.groups.target_computation import assignor_of
-from vdl.kafka.handlers.groups import GROUP_OPERATIONS, describe_groups, group_coordinator
+from vdl.kafka.handlers.groups import (
+    GROUP_OPERATIONS,
+    describe_groups,
+    described,
+    group_coordinator,
+)
 from vdl.kafka.security.authorizer import TopicViewer
 from vdl.kafka.wire import consumer_group_describe as describe_wire
 from vdl.kafka.wire import consumer_group_heartbeat as heartbeat_wire
@@ -229,13 +234,7 @@ def handle_consumer_group_describe(
         if request.include_authorized_operations and not target.error_code:
             target.authorized_operations = GROUP_OPERATIONS
 
-    targets = [
-        describe_wire.DescribedGroup(
-            group_id=group_id,
-            error_code=ErrorCode.NONE if group_id else ErrorCode.INVALID_GROUP_ID,
-        )
-        for group_id in request.group_ids
-    ]
+    targets = described(describe_wire.DescribedGroup, request.group_ids)
     parts = Gathering(describe_wire.ConsumerGroupDescribeResponse(groups=targets))
     return describe_groups(ctx, parts, targets, describe)
 
@@ -245,10 +244,7 @@ def fail_consumer_group_describe(
 ) -> describe_wire.ConsumerGroupDescribeResponse:
     """`code` for each group."""
     return describe_wire.ConsumerGroupDescribeResponse(
-        groups=[
-            describe_wire.DescribedGroup(error_code=code, group_id=group_id)
-            for group_id in request.group_ids
-        ]
+        groups=described(describe_wire.DescribedGroup, request.group_ids, code)
     )
 
 

@@ -370,6 +370,17 @@ class _Described(Protocol):
 Description = TypeVar("Description", bound=_Described)
 
 
+def described(
+    kind: Callable[..., Description], group_ids: Iterable[str], code: ErrorCode = ErrorCode.NONE
+) -> list[Description]:
+    """A part of the answer for each group, with `code`. Those of the newer kinds (KIP-848, KIP-932)
+    must have a name."""
+    unnamed = code or ErrorCode.INVALID_GROUP_ID
+    return [
+        kind(group_id=group_id, error_code=code if group_id else unnamed) for group_id in group_ids
+    ]
+
+
 def describe_groups(
     ctx: RequestContext,
     parts: Gathering[Response],

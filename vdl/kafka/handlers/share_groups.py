@@ -16,7 +16,12 @@ from vdl.kafka.context import RequestContext
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.kafka.groups.led_share_groups import MEMBERS_MAX
-from vdl.kafka.handlers.groups import GROUP_OPERATIONS, describe_groups, group_coordinator
+from vdl.kafka.handlers.groups import (
+    GROUP_OPERATIONS,
+    describe_groups,
+    described,
+    group_coordinator,
+)
 from vdl.kafka.handlers.share_fetch import share_groups_enabled
 from vdl.kafka.wire import share_group_describe as describe_wire
 from vdl.kafka.wire.share_group_heartbeat import (
@@ -221,13 +226,7 @@ def handle_share_group_describe(
         if request.include_authorized_operations:
             target.authorized_operations = GROUP_OPERATIONS
 
-    targets = [
-        describe_wire.DescribedGroup(
-            group_id=group_id,
-            error_code=ErrorCode.NONE if group_id else ErrorCode.INVALID_GROUP_ID,
-        )
-        for group_id in request.group_ids
-    ]
+    targets = described(describe_wire.DescribedGroup, request.group_ids)
     parts = Gathering(describe_wire.ShareGroupDescribeResponse(groups=targets))
     return describe_groups(ctx, parts, targets, describe)
 
@@ -237,10 +236,7 @@ def fail_share_group_describe(
 ) -> describe_wire.ShareGroupDescribeResponse:
     """`code` for each group."""
     return describe_wire.ShareGroupDescribeResponse(
-        groups=[
-            describe_wire.DescribedGroup(error_code=code, group_id=group)
-            for group in request.group_ids
-        ]
+        groups=described(describe_wire.DescribedGroup, request.group_ids, code)
     )
 
 
