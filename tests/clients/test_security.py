@@ -92,6 +92,17 @@ class Secured:
             found |= {"user": "alice", "password": PASSWORD_OF_ALICE}
         return found | changes
 
+    def settings(self, mechanism: str, user: str, password: str) -> dict[str, str]:
+        """The settings of a librdkafka that logs in."""
+        return {
+            "bootstrap.servers": self.bootstrap(),
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(self.tls / "ca.pem"),
+            "sasl.mechanism": mechanism,
+            "sasl.username": user,
+            "sasl.password": password,
+        }
+
     def certificate(self) -> dict[str, str]:
         """The security of a client that shows a certificate."""
         return {
@@ -309,15 +320,7 @@ def test_secrets_are_in_nothing_that_servers_wrote(secured: Secured) -> None:
 def test_user_that_is_removed_is_out_within_a_second(secured: Secured, tmp_path: Path) -> None:
     """Its open connections end, and it does not log in again; others go on."""
     secured.vdl("user", "add", "carol", text="carols-secret\n")
-    settings = {
-        "bootstrap.servers": secured.bootstrap(),
-        "security.protocol": "SASL_SSL",
-        "ssl.ca.location": str(secured.tls / "ca.pem"),
-        "sasl.mechanism": "SCRAM-SHA-512",
-        "sasl.username": "carol",
-        "sasl.password": "carols-secret",
-    }
-    carol = AdminClient(settings)
+    carol = AdminClient(secured.settings("SCRAM-SHA-512", "carol", "carols-secret"))
     carol.list_topics(timeout=10)
     secured.vdl("user", "remove", "carol")
     deadline = time.monotonic() + 10
@@ -346,14 +349,7 @@ def test_certificates_and_passwords_that_are_replaced_under_load_fail_nothing(
     password is no good any more."""
     topic = secured.topic("rotated")
     secured.vdl("user", "add", "dave", text="first\n")
-    settings = {
-        "bootstrap.servers": secured.bootstrap(),
-        "security.protocol": "SASL_SSL",
-        "ssl.ca.location": str(secured.tls / "ca.pem"),
-        "sasl.mechanism": "SCRAM-SHA-256",
-        "sasl.username": "dave",
-        "sasl.password": "first",
-    }
+    settings = secured.settings("SCRAM-SHA-256", "dave", "first")
     failed: list[str] = []
     delivered = 0
 
