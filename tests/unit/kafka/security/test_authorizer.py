@@ -64,7 +64,7 @@ def test_without_a_binding_nothing_is_allowed_to_anybody_but_super_users() -> No
 
 
 def test_anonymous_is_never_a_super_user() -> None:
-    """Redpanda 2026-82266: who has shown nothing is nobody, whatever the settings say."""
+    """CVE-2024-32114 (ActiveMQ): who has shown nothing is nobody, whatever the settings say."""
     assert not authorizer(Acls(), ANONYMOUS).allows(Asker(ANONYMOUS), READ, TOPIC, "t")
 
 
