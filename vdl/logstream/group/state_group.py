@@ -164,8 +164,8 @@ class StateGroup:
         seq, data = self.envelope(command)
         if len(data) > COMMAND_BYTES_MAX:
             done(TOO_LARGE)
-        elif self.append(data):
-            self.expect(seq, deadline_ns, done, term=self.term)
+        elif self._append(data):
+            self._pending[seq] = Pending(deadline_ns, done, term=self.term)
         else:
             done(NOT_APPENDED)
 
@@ -194,17 +194,21 @@ class StateGroup:
         """Append an envelope, anybody's, to the leader's log; False when it was refused."""
         if not self.serving or len(data) > COMMAND_BYTES_MAX:
             return False
-        store = self.group.store
+        return self._append(data)
+
+    def _append(self, data: bytes) -> bool:
+        group = self.group
+        store = group.store
         if not store.accepts_appends:
             # The store does not know yet what was appended in this turn.
-            needed = len(data) + self.group.node.uncommitted_bytes
+            needed = len(data) + group.node.uncommitted_bytes
             if not self.is_essential or needed >= store.entry_room(is_essential=True):
                 return False
         try:
-            self.group.propose(Entry(data=data))
+            group.propose(Entry(data=data))
         except ProposalDropped:
             return False
-        self._outbox.mark_dirty(self.group)
+        self._outbox.mark_dirty(group)
         return True
 
     def expect(
