@@ -329,7 +329,7 @@ class LogFiles(IndexFiles):
         Raises CorruptRecord when one that holds entries up to `flushed_index` is behind such a
         file."""
         found: list[SegmentInfo] = []
-        begun: list[str] = []
+        begun: list[int] = []
         replaced: list[str] = []
         for name in self.fs.list(self.directory):
             path = f"{self.directory}/{name}"
@@ -357,8 +357,13 @@ class LogFiles(IndexFiles):
             finally:
                 file.close()
             if info is None:
-                begun.append(path)
+                if found and self._stands_for(found[-1], number):
+                    replaced.append(path)
+                else:
+                    begun.append(number)
                 continue
+            if begun and self._stands_for(info, begun[-1]):
+                replaced.append(self.segment_path(begun.pop()))
             if begun and info.first_index <= flushed_index:
                 raise CorruptRecord("segment header", info.number)
             if found and self._is_joined_in(found[-1], info):
@@ -374,7 +379,19 @@ class LogFiles(IndexFiles):
                 info.through = sequence_of(following.number) - 1
         for info in found:
             info.through = max(info.through, 0)
-        return found, begun + replaced
+        return found, [*map(self.segment_path, begun), *replaced]
+
+    def _stands_for(self, info: SegmentInfo, number: int) -> bool:
+        """Whether a segment takes the place of a file that says nothing of itself: it is older, or
+        was joined, or no Idx speaks of it yet."""
+        if sequence_of(info.number) != sequence_of(number):
+            return sequence_of(info.number) < sequence_of(number) <= info.through
+        if rewritten(number) == info.number:
+            return True
+        try:
+            return self.idx(info.first_index).segment == info.number
+        except IndexDamaged:
+            return False
 
     def _is_joined_in(self, info: SegmentInfo, other: SegmentInfo) -> bool:
         """Whether the entries of a segment, which is not `info`'s own of before, are in that. Where

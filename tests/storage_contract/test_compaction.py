@@ -19,7 +19,7 @@ from segments.api import (
     StoredEntry,
 )
 from segments.compaction.compactor import OLD_FILE_MS
-from segments.format.names import rewritten
+from segments.format.names import rewritten, sequence_of
 from segments.io import failpoint
 from segments.io.fs import RealFileSystem
 from segments.log.segment import LogFiles
@@ -545,6 +545,49 @@ def test_damage_is_repaired_from_a_log_that_is_compacted_further(tmp_path, wide,
     harness.reopen()
     assert harness.store.strays == []
     assert harness.all_entries(harness.log)[:130] == other.all_entries(other.log)[:130]
+    harness.crash()
+
+
+@pytest.mark.parametrize("how", ["page", "empty"])
+@pytest.mark.parametrize("when", ["compact.named", "compact.indexed", "compact.join_indexed"])
+def test_damage_to_a_file_that_another_stands_for_costs_nothing(tmp_path, when, how):
+    """Also where neither it nor any Idx says any more what it was."""
+    harness = make("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, random.Random(1), 400, keys=3)
+    before, upto = by_index(harness, log), log.segments[-1].first_index - 1
+    left = expected(before, upto, 0)
+
+    def stop():
+        raise Killed
+
+    failpoint.watch(when, stop)
+    try:
+        with pytest.raises(Killed):
+            joined(harness, log, upto)
+    finally:
+        failpoint.unwatch(when)
+    known = log.segments
+    harness.crash()
+    files = log.files
+    if when == "compact.join_indexed":
+        named = {files.idx(segment.first_index).segment for segment in known}
+        hurt = next(s for s in known if s.number not in named and sequence_of(s.number) > 1)
+        number = hurt.number
+    else:
+        old = known[0].number
+        number = rewritten(old) if when == "compact.named" else old
+        assert files.idx(known[0].first_index).segment == (old if number != old else rewritten(old))
+    path = Path(files.segment_path(number))
+    path.write_bytes(bytes(path.stat().st_size) if how == "page" else b"")
+    harness.start()
+    log = harness.log
+    assert not log.lost
+    assert not path.exists()
+    for index, entry in by_index(harness, log).items():
+        found = records_of(entry[2]) if entry[4] and entry[2] else []
+        assert not entry[4] or found in (records_of(before[index][2]), left[index])
+    assert log.damaged == ()
     harness.crash()
 
 
