@@ -395,8 +395,9 @@ class RawNode:
 
     @property
     def stable(self) -> Index:
-        """Last index durable here."""
-        return self.raft.log.stable
+        """Last index durable here; 0 as long as a snapshot that replaces the log is not."""
+        log = self.raft.log
+        return log.stable if log.snapshot is None else NO_INDEX
 
     @property
     def last_index(self) -> Index:

@@ -291,6 +291,21 @@ def test_node_with_a_snapshot_under_way_does_not_campaign() -> None:
     assert network.node(2).term == 2
 
 
+def test_snapshot_under_way_is_not_vouched_for() -> None:
+    """A leader that was told so, before a crash takes the snapshot back, never goes below it: the
+    follower refuses all that it is sent."""
+    network = Network(async_storage_writes=True)
+    network.step(MsgSnap(2, 1, 1, Snapshot(9, 1, network.start.conf_state)))
+    network.collect(2)
+    network.step(MsgApp(2, 1, 1, 1, 9, [Entry(1, 10)], 9))
+    network.collect(2)
+    assert (network.node(2).commit, network.node(2).last_index) == (9, 10)
+    assert network.node(2).stable == 0
+    network.storage_step(2)
+    network.storage_step(2)
+    assert network.node(2).stable == 10
+
+
 # --- Cold reads --------------------------------------------------------------------------------
 
 
