@@ -281,17 +281,30 @@ def _sync_directory(path: str) -> None:
         os.close(fd)
 
 
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NO_DIRECTORY_LOCKS = (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK)
+"""From file systems that lock files only, as NFS does."""
+
+
 class RealLock:
-    """An flock; it ends with the process."""
+    """Some flocks; they end with the process."""
 
-    __slots__ = ("_fd",)
+    __slots__ = ("_fds",)
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+
+    def take(self, fd: int, path: str) -> None:
+        """One more. Raises DirectoryInUse, OSError."""
+        self._fds.append(fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DirectoryInUse(path) from None
 
     def release(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
+        fds, self._fds = self._fds, []
+        for fd in fds:
             os.close(fd)
 
 
@@ -610,13 +623,21 @@ class RealFileSystem:
         return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
     def lock(self, path: str) -> RealLock:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = RealLock()
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise DirectoryInUse(path) from None
-        return RealLock(fd)
+            lock.take(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), path)
+            # Whoever takes a file that is left for one that is in nobody's use removes it: the
+            # next one would be another file. The directory stays the same.
+            directory = os.open(os.path.dirname(path) or ".", _DIRECTORY)
+            try:
+                lock.take(directory, path)
+            except OSError as error:
+                if error.errno not in _NO_DIRECTORY_LOCKS:
+                    raise
+        except BaseException:
+            lock.release()
+            raise
+        return lock
 
     def has_meta(self, path: str) -> bool:
         return os.path.exists(f"{path}/data.mdb")

@@ -48,6 +48,17 @@ def test_lock_is_held_until_the_last_job_of_a_closed_store_has_ended(bench):
     bench.open()
 
 
+def test_lock_is_held_when_its_file_is_removed(bench):
+    """By somebody who takes it for one that a dead process left."""
+    (bench.path / "lock").unlink()
+    assert other_is_refused(bench)
+    bench.store.abandon()
+    lock = RealFileSystem().lock(f"{bench.directory}/lock")
+    assert other_is_refused(bench)
+    lock.release()
+    bench.open()
+
+
 def test_lock_is_held_while_a_read_is_under_way(bench):
     """A cold read writes, too: an index that it finds damaged."""
     (log,) = bench.create()
