@@ -108,6 +108,11 @@ class Compactor:
         is_free = self._run is None or (self._run.is_join and self._run.log is not log)
         return is_free and self._waiting is None and log.id not in self._old_files
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way, nothing is to be joined, and no old file is there."""
+        return self._run is None and not (self._to_join or self._old_files)
+
     # --- for repairs: see `segments.log.repair.SegmentWriter` ------------------------------------
     def hold(self, log: DiskLog) -> bool:
         busy = [run.log for run in (self._run, self._waiting) if run is not None]
