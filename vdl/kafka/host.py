@@ -8,7 +8,7 @@ Must not know: requests, connections, the wire format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ids import GroupId, Offset, ServerId, Term
@@ -182,7 +182,7 @@ class LogStream(Protocol):
     def earliest_epoch(self, done: Callable[[int], None]) -> None:
         """`done` gets the epoch in which the log's start was written; -1: unknown."""
 
-    def producers(self) -> Sequence[ActiveProducer]:
+    def producers(self) -> Iterable[ActiveProducer]:
         """The idempotent producers that the partition remembers, by id."""
 
     def stored_bytes(self, done: Callable[[int | StorageError], None]) -> None:

@@ -40,6 +40,7 @@ On the path of every idempotent batch: plain attributes, no allocation beyond th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from itertools import islice
 from struct import Struct
 from typing import Final
@@ -296,19 +297,20 @@ class Producers:
         """The producer as committed, for descriptions; not to be changed."""
         return self._producers.get(producer_id)
 
-    def active(self) -> list[ActiveProducer]:
-        """All producers, by id."""
-        return [
-            ActiveProducer(
-                producer_id,
-                producer.epoch,
-                producer.window[-1].last if producer.window else -1,
-                producer.last_timestamp,
-                producer.coordinator_epoch,
-                producer.first_offset,
-            )
-            for producer_id, producer in sorted(self._producers.items())
-        ]
+    def active(self) -> Iterator[ActiveProducer]:
+        """All producers, by id. Whoever takes them in pieces is not told of those that go
+        meanwhile, nor of new ones."""
+        for producer_id in sorted(self._producers):
+            producer = self._producers.get(producer_id)
+            if producer is not None:
+                yield ActiveProducer(
+                    producer_id,
+                    producer.epoch,
+                    producer.window[-1].last if producer.window else -1,
+                    producer.last_timestamp,
+                    producer.coordinator_epoch,
+                    producer.first_offset,
+                )
 
     def has_transaction(self, overlay: Overlay, producer_id: int, epoch: int | None = None) -> bool:
         """Whether the producer's last word, committed or not, is of an open transaction: of this

@@ -417,13 +417,13 @@ def test_clients_marker_notes_nothing_where_nothing_is_open(
     stream = led(cluster)
     sent(cluster, stream)
     assert ended(cluster, stream, coordinator_epoch=3, number=1) is ErrorCode.NONE
-    before = stream.producers()
+    before = list(stream.producers())
     for producer_id in (7, 8):
         for version in (0, 1, 2):
             forged = {"epoch": epoch, "coordinator_epoch": max(coordinator_epoch, 3)}
             fate = ended(cluster, stream, producer_id=producer_id, version=version, **forged)
             assert fate is ErrorCode.NONE
-    assert stream.producers() == before
+    assert list(stream.producers()) == before
     assert stream.end_offset == 2
 
 

@@ -15,18 +15,21 @@ librdkafka, the Java client and kafka-python all treat that as final at once. Af
 request librdkafka retries for ever; after 14, 15, 16 and 51 all do.
 
 DescribeProducers is answered by any replica, as in Kafka, from what it has applied. A partition
-remembers up to 4,096 producers, so they are collected a partition at a time, and one answer has a
-limit.
+remembers up to 32,768 producers, so they are collected in pieces, and one answer has a limit.
 
 Must not know: what producers write.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 from vdl.clock import MS
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
+from vdl.kafka.host import ActiveProducer
 from vdl.kafka.lookup import find_topic, partition_group
 from vdl.kafka.wire.describe_producers import (
     DescribeProducersRequest,
@@ -129,25 +132,29 @@ def handle_describe_producers(
     left.reverse()
     later = Later()
     told = 0
+    # The partition that is described, and its producers that are not in the answer yet.
+    target = PartitionResponse()
+    producers: Iterator[ActiveProducer] = iter(())
 
     def step() -> None:
-        nonlocal told
-        until = told + _PRODUCERS_PER_STEP
-        steps = 0
-        while left and told < until and steps < _PRODUCERS_PER_STEP:
-            steps += 1
-            name, partition = left.pop()
+        nonlocal told, target, producers
+        room = _PRODUCERS_PER_STEP
+        while room > 0:
+            some = list(islice(producers, room))
+            target.active_producers += map(_described, some)
+            told += len(some)
+            room -= len(some) + 1
+            if room < 0:
+                break  # there may be more
+            if not left:
+                later.complete(response)
+                return
+            name, target = left.pop()
             try:
-                partition.active_producers = _active_producers(
-                    ctx, name, partition.partition_index, told
-                )
+                producers = _active_producers(ctx, name, target.partition_index, told)
             except KafkaError as error:
-                partition.error_code, partition.error_message = error.code, error.message
-            told += len(partition.active_producers)
-        if left:
-            ctx.server.clock.call_soon(lambda: later.run(step))
-        else:
-            later.complete(response)
+                target.error_code, target.error_message = error.code, error.message
+        ctx.server.clock.call_soon(lambda: later.run(step))
 
     step()
     return later
@@ -168,7 +175,9 @@ def fail_describe_producers(
     )
 
 
-def _active_producers(ctx: RequestContext, name: str, index: int, told: int) -> list[ProducerState]:
+def _active_producers(
+    ctx: RequestContext, name: str, index: int, told: int
+) -> Iterator[ActiveProducer]:
     """`told`: how many producers are in the answer already. Raises KafkaError."""
     if complaint := topic_name_complaint(name):
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
@@ -180,14 +189,15 @@ def _active_producers(ctx: RequestContext, name: str, index: int, told: int) -> 
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     if told >= _PRODUCERS_PER_ANSWER_MAX:
         raise KafkaError(ErrorCode.POLICY_VIOLATION, "ask for fewer partitions at a time")
-    return [
-        ProducerState(
-            producer_id=producer.producer_id,
-            producer_epoch=producer.epoch,
-            last_sequence=producer.last_sequence,
-            last_timestamp=producer.last_timestamp,
-            coordinator_epoch=producer.coordinator_epoch,
-            current_txn_start_offset=producer.first_offset,
-        )
-        for producer in stream.producers()
-    ]
+    return iter(stream.producers())
+
+
+def _described(producer: ActiveProducer) -> ProducerState:
+    return ProducerState(
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        last_sequence=producer.last_sequence,
+        last_timestamp=producer.last_timestamp,
+        coordinator_epoch=producer.coordinator_epoch,
+        current_txn_start_offset=producer.first_offset,
+    )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from struct import Struct
 
@@ -522,9 +522,9 @@ class LogStream:
 
         group.store.index_of_offset(group.log, start, found)
 
-    def producers(self) -> list[ActiveProducer]:
+    def producers(self) -> Iterable[ActiveProducer]:
         """The idempotent producers of committed batches, as this replica has applied them; by
-        id."""
+        id. See `Producers.active`."""
         return self.state.producers.active()
 
     def stored_bytes(self, done: Callable[[int | storage.StorageError], None]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.unit.kafka.fake_host import World
@@ -71,7 +73,7 @@ def test_many_producers_are_collected_in_pieces_up_to_a_limit(
         stream.active_producers = [ActiveProducer(n, 0, 0, 0, -1, -1) for n in range(10)]
     steps: list[int] = []
 
-    def noted(ctx: RequestContext, name: str, index: int, told: int) -> list[ProducerState]:
+    def noted(ctx: RequestContext, name: str, index: int, told: int) -> Iterator[ActiveProducer]:
         steps.append(world.time.events)
         return collect(ctx, name, index, told)
 
@@ -83,3 +85,23 @@ def test_many_producers_are_collected_in_pieces_up_to_a_limit(
     assert counts == [10] * 5 + [0] * 3
     codes = [partition.error_code for _, partition in found]
     assert codes == [ErrorCode.NONE] * 5 + [ErrorCode.POLICY_VIOLATION] * 3
+
+
+def test_many_producers_of_one_partition_are_collected_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A partition may remember tens of thousands."""
+    monkeypatch.setattr(producer_ids, "_PRODUCERS_PER_STEP", 10)
+    world = World()
+    (stream,) = world.topic("t")
+    steps: list[int] = []
+
+    def producers() -> Iterator[ActiveProducer]:
+        for number in range(35):
+            steps.append(world.time.events)
+            yield ActiveProducer(number, 0, 0, 0, -1, -1)
+
+    monkeypatch.setattr(stream, "producers", producers)
+    ((_, partition),) = describe(world, TopicRequest("t", [0]))
+    assert [one.producer_id for one in partition.active_producers] == list(range(35))
+    assert max(steps.count(step) for step in set(steps)) == 10
