@@ -38,6 +38,8 @@ COORDINATORS = 2
 class FakeNode:
     """What a state group asks of its Raft node."""
 
+    uncommitted_bytes = 0
+
     def __init__(self, log: GroupLog, server_id: int) -> None:
         self.log = log
         self.server_id = server_id

@@ -697,3 +697,31 @@ def test_administrator_may_abort_what_hangs_and_not_commit(cluster: Cluster, ver
     assert (marker.producer_id, marker.producer_epoch, marker.commit) == (7, 3, False)
     cluster.verdict = ErrorCode.INVALID_PRODUCER_EPOCH
     assert write(False) == ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_first_init_of_an_id_is_one_command(cluster: Cluster) -> None:
+    """It brings its producer id along; a later one needs none."""
+    assert init(cluster).response.error_code == NONE
+    number = cluster.servers[1].coordinator_group(X)
+    assert len(cluster.logs[number].committed) == 1
+    assert (known(cluster).producer_id, known(cluster).epoch) == (0, 0)
+    assert init(cluster).response.producer_epoch == 1
+    assert len(cluster.logs[number].committed) == 2
+    assert cluster.servers[1].catalog.next_producer_id == 1
+
+
+def test_init_on_a_full_disk_takes_no_producer_id(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog writes on a full disk, for more important commands."""
+    number = cluster.servers[1].coordinator_group(X)
+    group = cluster.servers[1].state_groups[number].group
+    monkeypatch.setattr(group, "store", FullStore())
+    assert init(cluster).response.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert cluster.servers[1].catalog.next_producer_id == 0
+
+
+class FullStore:
+    """A disk without room."""
+
+    accepts_appends = False

@@ -135,7 +135,17 @@ class TransactionCoordinator:
             else:
                 done(ErrorCode.COORDINATOR_NOT_AVAILABLE, None)
 
-        self._attempt(led, command, self._clock.now_ns() + LATE_NS, decided)
+        deadline_ns = self._clock.now_ns() + LATE_NS
+        if (
+            isinstance(command, commands.InitTransactions)
+            and led.get(command.transactional_id) is None
+            and led.state_group.group.store.accepts_appends
+        ):
+            # The machine could only ask for an id. Not on a full disk: the catalog would take what
+            # the coordinator refuses.
+            self._allocate(led, command, deadline_ns, decided)
+        else:
+            self._attempt(led, command, deadline_ns, decided)
 
     def _attempt(
         self,
