@@ -97,7 +97,6 @@ Must not know: Spark, Kafka clients.
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -131,6 +130,7 @@ from vdl.pipeline.options import (
 from vdl.pipeline.partitioning import PartitionField, parse_field
 from vdl.pipeline.registered.registry import NAMES
 from vdl.pipeline.registered.values import FORMS
+from vdl.pipeline.settings_reader import Reader
 from vdl.pipeline.storage import SCHEMES, URL, is_url, problems_of, scheme_of
 from vdl.pipeline.table import FILE_BYTES
 from vdl.pipeline.windows import FUTURE, IDLE, Window
@@ -284,7 +284,7 @@ def load_job(path: Path) -> Job:
 
 def parse_job(data: Mapping[str, Any], name: str, folder: Path) -> Job:
     """A job from what a TOML file says. Raises JobInvalid."""
-    reader = _Reader(data)
+    reader = Reader(data)
     job = _read(reader, folder)
     reader.finish()
     if not reader.problems:
@@ -294,7 +294,7 @@ def parse_job(data: Mapping[str, Any], name: str, folder: Path) -> Job:
     return job
 
 
-def _read(r: _Reader, folder: Path) -> Job:
+def _read(r: Reader, folder: Path) -> Job:
     def table_path(text: str, what: str) -> str:
         """Of files that are written, and neither renamed nor synced by a name."""
         if sink_kind in URL_SINKS and scheme_of(text) in SCHEMES:
@@ -393,12 +393,12 @@ def _read(r: _Reader, folder: Path) -> Job:
     )
 
 
-def _read_registry(r: _Reader) -> dict[str, str]:
+def _read_registry(r: Reader) -> dict[str, str]:
     found = {name: r.text("registry", name, "") for name in NAMES}
     return {name: value for name, value in found.items() if value}
 
 
-def _read_partitions(r: _Reader) -> tuple[PartitionField, ...]:
+def _read_partitions(r: Reader) -> tuple[PartitionField, ...]:
     found = []
     for text in r.texts("sink", "partition_by", []):
         try:
@@ -408,7 +408,7 @@ def _read_partitions(r: _Reader) -> tuple[PartitionField, ...]:
     return tuple(found)
 
 
-def _read_rules(r: _Reader) -> tuple[Rule, ...]:
+def _read_rules(r: Reader) -> tuple[Rule, ...]:
     found = []
     for row in r.rows("expect", "rules"):
         sql = r.text(row, "sql")
@@ -416,7 +416,7 @@ def _read_rules(r: _Reader) -> tuple[Rule, ...]:
     return tuple(found)
 
 
-def _read_window(r: _Reader) -> Window:
+def _read_window(r: Reader) -> Window:
     return Window(
         time=r.text("window", "time"),
         size=r.text("window", "size"),
@@ -594,115 +594,3 @@ def _is_within(inner: str, outer: str) -> bool:
     if is_url(inner) or is_url(outer):
         return False
     return Path(inner).resolve().is_relative_to(Path(outer).resolve())
-
-
-class _Reader:
-    """Takes values out of sections and notes what is missing, wrong or unknown."""
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        self._data = dict(data)
-        self._taken: dict[str, set[str]] = {}
-        self.problems: list[str] = []
-
-    def has(self, section: str) -> bool:
-        return section in self._data
-
-    def _take(self, section: str, key: str, default: Any, kind: type, what: str) -> Any:
-        self._taken.setdefault(section, set()).add(key)
-        table = self._data.get(section, {})
-        if not isinstance(table, Mapping):
-            return kind() if default is None else default
-        if key not in table:
-            if default is None:
-                self.problems.append(f"{section}.{key}: is needed")
-                return kind()
-            return default
-        value = table[key]
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind):
-            self.problems.append(f"{section}.{key}: must be {what}")
-            return default if default is not None else kind()
-        return value
-
-    def text(self, section: str, key: str, default: str | None = None) -> str:
-        return str(self._take(section, key, default, str, "text"))
-
-    def number(self, section: str, key: str, default: float) -> float:
-        found = float(self._take(section, key, float(default), float, "a number"))
-        if math.isfinite(found):
-            return found
-        self.problems.append(f"{section}.{key}: must be finite")
-        return float(default)
-
-    def count(self, section: str, key: str, default: int) -> int:
-        found = self.number(section, key, default)
-        if not found.is_integer():
-            self.problems.append(f"{section}.{key}: must be a whole number")
-        return int(found)
-
-    def texts(self, section: str, key: str, default: list[str] | None = None) -> list[str]:
-        found = self._take(section, key, default, list, "a list of texts")
-        if not all(isinstance(value, str) for value in found):
-            self.problems.append(f"{section}.{key}: must be a list of texts")
-        return [str(value) for value in found]
-
-    def rows(self, section: str, key: str) -> list[str]:
-        """The tables of a list, each as the name of a section to read it by."""
-        found = self._take(section, key, [], list, "a list of tables")
-        return [
-            place
-            for n, row in enumerate(found, 1)
-            for place in self._inner(f"{section}.{key}[{n}]", row)
-        ]
-
-    def tables(self, section: str, key: str) -> dict[str, str]:
-        """Name → the section to read that table by."""
-        found = self._take(section, key, {}, dict, "a table")
-        return {
-            str(name): place
-            for name, row in found.items()
-            for place in self._inner(f"{section}.{key}.{name}", row)
-        }
-
-    def _inner(self, place: str, row: Any) -> list[str]:
-        """A section made of what should be a table; none where it is none."""
-        if not isinstance(row, Mapping):
-            self.problems.append(f"{place}: must be a table")
-            return []
-        self._data[place] = row
-        return [place]
-
-    def mapping(self, section: str, key: str) -> dict[str, str]:
-        found = self._take(section, key, {}, dict, "a table")
-        return self._settings(f"{section}.{key}", found)
-
-    def whole(self, section: str) -> dict[str, str]:
-        found = self._data.get(section, {})
-        known = found if isinstance(found, Mapping) else {}
-        self._taken[section] = set(known)
-        return self._settings(section, known)
-
-    def _settings(self, place: str, found: Mapping[str, Any]) -> dict[str, str]:
-        for name, value in found.items():
-            if isinstance(value, Mapping | list):
-                self.problems.append(
-                    f"{place}.{name}: must be one value; a name that has dots wants quotes"
-                )
-        return {str(name): _plain(value) for name, value in found.items()}
-
-    def finish(self) -> None:
-        """Note what nobody took: a misspelt setting must not be ignored."""
-        for section, table in self._data.items():
-            if section not in self._taken:
-                self.problems.append(f"{section}: there is no such section")
-            elif not isinstance(table, Mapping):
-                self.problems.append(f"{section}: must be a table")
-            else:
-                unknown = sorted(set(table) - self._taken[section])
-                self.problems += [f"{section}.{key}: there is no such setting" for key in unknown]
-
-
-def _plain(value: Any) -> str:
-    """A TOML value as Spark's settings have them."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
