@@ -24,6 +24,7 @@
 #                       Kafka; BENCH_ARGS=idle and other measurements: docs/performance.md
 #   make bench-limit    produce beside the least code that moves the same bytes to the same disks
 #   make test-pipeline  the tests of vdl/pipeline; those with Spark need Java 17
+#   make cdc            100,000 changes of a MariaDB through kill -9 of leaders to two tables
 #   make audit-large    an audit of three copies of 1.1 GB each, damaged in three ways
 #   make pipeline-demo  336,776 flights through topics and Spark to tables and a picture
 #   make setup          only the set-up, into .venv
@@ -60,7 +61,7 @@ export PEER_COMMAND ?=
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help setup setup-spark up down test check fix gen conformance sim chaos examples mutants planted fuzz cost \
-  suites differential bench bench-limit clean test-pipeline audit-large pipeline-demo
+  suites differential bench bench-limit clean test-pipeline cdc audit-large pipeline-demo
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -90,7 +91,7 @@ $(DEV): pyproject.toml vdl/records/_walk.c | $(RUNTIME)
 # first sync would wait for all of it.
 $(SPARK): pyproject.toml vdl/records/_walk.c | $(DEV)
 	@echo "setup: Spark"
-	@$(PIP) --editable '.[dev,spark,spark-dev]'
+	@$(PIP) --editable '.[dev,spark,spark-dev,mariadb]'
 	@sync
 	@touch $(RUNTIME) $(DEV) $@
 
@@ -178,6 +179,10 @@ bench-limit: $(DEV)
 
 test-pipeline: $(SPARK)
 	@exec $(BIN)/python -m pytest -q tests/pipeline
+
+cdc: $(SPARK)
+	@exec env CHANGES=100000 LEADERS=2 KILLS=2 $(BIN)/python -m pytest -q -s \
+	  -o faulthandler_timeout=0 -k tables_are tests/pipeline/test_mariadb.py
 
 audit-large: $(SPARK)
 	@AUDIT_MB=1100 exec $(BIN)/python -m pytest -q -k on_spark tests/pipeline/test_audit.py
