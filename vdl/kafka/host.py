@@ -271,6 +271,9 @@ class Host(Protocol):
     def in_sync_of(self, group_id: GroupId) -> tuple[ServerId, ...]:
         """The servers whose replicas are in sync, as the group's leader last reported."""
 
+    def in_sync_under(self, group_id: GroupId, led: tuple[ServerId, Term]) -> tuple[ServerId, ...]:
+        """The same, for who knows already what `leader_of` says."""
+
     def may_serve_reads(self, group_id: GroupId) -> bool:
         """Whether consumers may read from the replica here though it does not lead (KIP-392)."""
 

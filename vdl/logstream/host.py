@@ -181,8 +181,12 @@ class Host:
     def in_sync_of(self, group_id: GroupId) -> tuple[ServerId, ...]:
         """The servers whose replicas of a group are in sync, as its leader last said; empty when
         none has. While nobody leads: those of them that live."""
+        return self.in_sync_under(group_id, self.leader_of(group_id))
+
+    def in_sync_under(self, group_id: GroupId, led: tuple[ServerId, Term]) -> tuple[ServerId, ...]:
+        """The same; `led`: what `leader_of` has just said."""
         own = self.in_sync.get(group_id)
-        leader, term = self.leader_of(group_id)
+        leader, term = led
         if own is not None and leader == self.server_id and own.term == term:
             return own.servers
         told = self.liveness.in_sync_of(group_id)

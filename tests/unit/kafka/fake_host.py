@@ -497,6 +497,9 @@ class FakeHost:
     def in_sync_of(self, group_id: int) -> tuple[int, ...]:
         return tuple(self.in_sync)
 
+    def in_sync_under(self, group_id: int, led: tuple[int, int]) -> tuple[int, ...]:
+        return self.in_sync_of(group_id)
+
     def may_serve_reads(self, group_id: int) -> bool:
         return self.may_follow
 

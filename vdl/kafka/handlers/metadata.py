@@ -76,7 +76,8 @@ class View:
     """The cluster as one request sees it: leaders, who is reachable, addresses."""
 
     __slots__ = (
-        "alive", "ctx", "is_cut_off", "is_heard", "leaderless", "leaders", "lost_ns", "replaced",
+        "_reports_loss", "_unreachable", "alive", "ctx", "is_cut_off", "is_heard", "leaderless",
+        "leaders", "lost_ns", "replaced",
     )  # fmt: skip
 
     def __init__(self, ctx: RequestContext, *, is_heard: bool = True) -> None:
@@ -94,6 +95,10 @@ class View:
         self.leaders: set[int] = set()
         self.lost_ns = 0
         """The latest loss of a leader that this answer reports (monotonic ns)."""
+        self._reports_loss = host.leader_lost_ns > ctx.connection.loss_reported_ns
+        """Any partition may have lost its leader since this client was told of the last loss."""
+        self._unreachable: set[ServerId] = set()
+        """Leaders that clients of this listener cannot reach."""
         self.replaced: set[ServerId] = set()
         """Servers that failed, and whose successors this client learns by this answer."""
 
@@ -110,26 +115,27 @@ class View:
     def partition(self, group_id: GroupId, index: int) -> MetadataResponsePartition:
         """One partition. A leader that clients of this listener cannot reach is none."""
         host = self.ctx.server.host
-        leader, term = host.leader_of(group_id)
+        leader, term = led = host.leader_of(group_id)
         moving = host.catalog.reassignment(group_id)
         if moving is None:
             replicas = [replica.server_id for replica in host.catalog.replicas(group_id)]
         else:
             replicas = moving.replicas  # those that go as well (KIP-455)
         error = ErrorCode.NONE
+        if self._reports_loss:
+            self._report_loss(group_id, is_led=leader >= 0)
         if leader < 0:
             self.leaderless += 1
-        self._report_loss(group_id, is_led=leader >= 0)
-        if leader < 0:
             error = ErrorCode.LEADER_NOT_AVAILABLE
-        elif endpoint(self.ctx, leader) is None:
+        elif leader not in self.leaders and not self._reaches(leader):
             leader = NO_LEADER[0]
             error = ErrorCode.LEADER_NOT_AVAILABLE
             if self.ctx.api_version >= _LISTENER_ERROR_FROM:
                 error = ErrorCode.LISTENER_NOT_FOUND
         else:
             self.leaders.add(leader)
-        in_sync = host.in_sync_of(group_id)
+        in_sync = host.in_sync_under(group_id, led)
+        alive = self.alive
         return MetadataResponsePartition(
             error,
             index,
@@ -137,8 +143,14 @@ class View:
             term,
             [*replicas],
             [server for server in replicas if server in in_sync],
-            [server for server in replicas if not self.may_be_alive(server)],
+            [] if self.is_cut_off else [server for server in replicas if server not in alive],
         )
+
+    def _reaches(self, leader: ServerId) -> bool:
+        """Whether clients of this listener reach it: looked up once for each."""
+        if leader not in self._unreachable and endpoint(self.ctx, leader) is None:
+            self._unreachable.add(leader)
+        return leader not in self._unreachable
 
     def _report_loss(self, group_id: GroupId, *, is_led: bool) -> None:
         """Tell this client once that the leader failed with its server. If one answer has the new

@@ -71,7 +71,7 @@ class InSync:
     @property
     def servers(self) -> tuple[ServerId, ...]:
         """The servers that hold the in-sync replicas, in the order of the placement."""
-        return tuple(server_of(r) for r in self.group.listed if r in self.replicas)
+        return tuple([server_of(r) for r in self.group.listed if r in self.replicas])
 
     @property
     def is_whole(self) -> bool:
