@@ -22,7 +22,7 @@ from vdl.pipeline.errors import CommitConflict, PipelineError
 from vdl.pipeline.open_table import open_place
 from vdl.pipeline.partitioning import PartitionField
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
-from vdl.pipeline.storage import Folders
+from vdl.pipeline.storage import Folders, resolved_settings, storage_of
 from vdl.pipeline.table import DELETE, OP, ROW, TRUNCATE, Commit, DataFile, Place, TableSink
 from vdl.pipeline.table_columns import schema_lines
 from vdl.pipeline.upsert import STAGED, changes_of, check_key
@@ -41,12 +41,14 @@ def at(offset: int) -> Positions:
 
 
 def opened(
-    folder: Path, kind: str, *, key: Sequence[str] = ("id",), fields: Sequence[str] = ()
-) -> TableSink:
+    folder: Path, kind: str, *, key: Sequence[str] = ("id",), fields: Sequence[str] = (),
+    url: str = "",
+) -> TableSink:  # fmt: skip
     path = str(folder / "t")
     catalog = local_catalog(path) if kind == "iceberg" else {}
     by = tuple(map(PartitionField, fields))
-    place = Place(kind, path, {}, catalog, name_of(path), by, tuple(key))
+    settings = resolved_settings(url, {})
+    place = Place(kind, url or path, settings, catalog, name_of(path), by, tuple(key))
     return open_place(place, "job")
 
 
@@ -72,9 +74,11 @@ class Run:
         for n in range(files if rows else 0):
             part = rows[n::files]
             path = f"{self.table.staging(self.name)}/job-{self.name}-{self._number}-{n}.parquet"
-            pq.write_table(pa.Table.from_pylist(part, schema), path)
+            storage = storage_of(path, resolved_settings(path, {}))
+            with storage.create(path) as file:
+                pq.write_table(pa.Table.from_pylist(part, schema), file)
             span = OffsetRange("t", 0, part[0]["_offset"], part[-1]["_offset"] + 1)
-            found.append(DataFile(path, len(part), Path(path).stat().st_size, (span,)))
+            found.append(DataFile(path, len(part), storage.finish(path), (span,)))
         end = self.end + len(rows)
         self._number += 1
         return Commit(
@@ -90,7 +94,9 @@ class Run:
 
 def rows_of(table: TableSink) -> dict[int, str]:
     """Key → text. That a key is there once is looked at here."""
-    found = [row for path in table.files() for row in pq.read_table(path).to_pylist()]
+    storage = storage_of(table.path, resolved_settings(table.path, {}))
+    files = [pq.read_table(storage.open(path)) for path in table.files()]
+    found = [row for file in files for row in file.to_pylist()]
     keys = [row["id"] for row in found]
     assert len(set(keys)) == len(keys), sorted(keys)
     assert not any(OP in row for row in found), found[:1]
@@ -234,6 +240,26 @@ def test_files_that_cannot_have_a_key_stay_as_they_are(tmp_path: Path, kind: str
 
 
 @KINDS
+def test_file_that_could_have_a_key_and_has_not_stays_as_it_is(tmp_path: Path, kind: str) -> None:
+    run = Run(tmp_path, kind)
+    run.apply([(ROW, n, "old") for n in range(0, 20, 2)])
+    before = set(run.table.files())
+    run.apply([(ROW, 5, "new"), (DELETE, 7, None)])
+    assert before < set(run.table.files())
+    assert rows_of(run.table) == {**dict.fromkeys(range(0, 20, 2), "old"), 5: "new"}
+
+
+def test_delta_files_that_cannot_have_a_key_are_not_read(tmp_path: Path) -> None:
+    run = Run(tmp_path, "delta")
+    for first in range(0, 40, 10):
+        run.apply([(ROW, n, "old") for n in range(first, first + 10)])
+    run.apply([(ROW, 15, "new")])
+    told = DeltaTable(str(tmp_path / "t")).history(1)[0]["operationMetrics"]
+    assert told["num_target_files_scanned"] == 1
+    assert told["num_target_files_skipped_during_scan"] == 3
+
+
+@KINDS
 def test_table_of_upserts_with_partitions_and_two_columns_as_key(tmp_path: Path, kind: str) -> None:
     columns = COLUMNS.append(pa.field("land", pa.string()))
     run = Run(tmp_path, kind, key=("id", "land"), fields=["land"])
@@ -265,6 +291,34 @@ def _with_partition(path: str) -> list[dict[str, Any]]:
     folder = Path(path).parent.name
     rows = pq.ParquetFile(path).read().to_pylist()
     return [{"land": folder.partition("=")[2], **row} for row in rows]
+
+
+@KINDS
+def test_table_of_upserts_in_an_object_store(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("moto", reason="needs the `spark-dev` extra")
+    from tests.pipeline.objects import make_bucket, object_server
+
+    with object_server() as address:
+        make_bucket(address, "lake")
+        for name, value in {
+            "AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "me",
+            "AWS_SECRET_ACCESS_KEY": "word",
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        url = "s3://lake/t"
+        for changes in (
+            [(ROW, 1, "a"), (ROW, 2, "b")],
+            [(ROW, 1, "c"), (DELETE, 2, None), (ROW, 3, "d")],
+            [(DELETE, 9, None)],
+        ):
+            Run(tmp_path, kind, url=url).apply(changes)
+        again = Run(tmp_path, kind, url=url)
+        assert again.end == 6
+        assert rows_of(again.table) == {1: "c", 3: "d"}
+        storage = storage_of(url, resolved_settings(url, {}))
+        assert storage.entries(f"{url}/{STAGED}") == []
 
 
 @KINDS
