@@ -187,7 +187,7 @@ def run_stage(
         process = subprocess.Popen(
             stage.command(results),
             cwd=ROOT,
-            env={**os.environ, **temporary, **stage.env},
+            env={**environment(), **temporary, **stage.env},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=None if output is None else subprocess.STDOUT,
@@ -210,6 +210,13 @@ def run_stage(
     if not outcome.problem and code != 0 and not outcome.failed:
         outcome.problem = "no test ran" if code == 5 else f"ended with exit code {code}"
     return outcome
+
+
+def environment() -> dict[str, str]:
+    """What there is, but that Python may keep bytecode. A stage starts servers, workers and clients
+    by the hundred: without it each compiles all that it loads, which is half of what a server's
+    start takes, and pytest rewrites the assertions of all tests anew."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def has_memory() -> bool:
