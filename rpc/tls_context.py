@@ -80,6 +80,17 @@ class TlsOptions:
         return (*named, self.ca) if self.ca is not None else tuple(named)
 
 
+class LinkEncryption(Enum):
+    """Which links between servers are encrypted, where they may be (`tls.links`)."""
+
+    REQUIRED = "required"
+    """All."""
+    ACCEPTED = "accepted"
+    """Those that others dial so."""
+    PREFERRED = "preferred"
+    """Those too that this server dials."""
+
+
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """What one server has: its own certificate, and what its ports have in common."""
@@ -92,6 +103,7 @@ class TlsFiles:
     """What certificates of this set's servers call it."""
     version_min: str = "TLSv1.2"
     ciphers: str = ""
+    links: LinkEncryption = LinkEncryption.REQUIRED
 
     @property
     def own(self) -> KeyPair | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from rpc.either_stream import EitherStream
 from rpc.errors import TlsFailed
 from rpc.reader import Buffer
 from rpc.streams import OwnedStream, Stream, StreamOwner
@@ -74,22 +75,39 @@ class LinkSecurity:
     """How the streams of one server's links are secured."""
 
     def __init__(
-        self, cluster: str, accepting: EngineMaker, dialing: EngineMaker, offload: Offload
+        self,
+        cluster: str,
+        accepting: EngineMaker,
+        dialing: EngineMaker,
+        offload: Offload,
+        *,
+        takes_plain: bool = False,
+        dials_plain: bool = False,
     ) -> None:
-        """`cluster`: the name that certificates of this set's servers have."""
+        """`cluster`: the name that certificates of this set's servers have. `takes_plain`: who
+        dials may do without encryption, and proves nothing then; `dials_plain`: so does this
+        server. Both are for the time in which a set goes over."""
         self.cluster = cluster
         self.accepting = accepting
         self.dialing = dialing
         self.offload = offload
+        self.takes_plain = takes_plain
+        self.dials_plain = dials_plain
         self.staging = memoryview(bytearray(_STAGING_BYTES))
         """Where ciphertext is received: it is taken before anything else is read."""
         self.refused = 0
         """Streams whose other end has not shown that it is a server of this set."""
 
-    def wrap(self, stream: Stream, *, dialed: bool) -> TlsStream:
-        """The stream with TLS over it."""
-        maker = self.dialing if dialed else self.accepting
-        return TlsStream(stream, self, maker.new_engine())
+    def wrap(self, stream: Stream, *, dialed: bool) -> Stream:
+        """The stream with TLS over it, unless it may do without."""
+        if dialed:
+            return stream if self.dials_plain else TlsStream(stream, self, self.dialing)
+        if self.takes_plain:
+            return EitherStream(stream, self._secure)
+        return self._secure(stream)
+
+    def _secure(self, stream: Stream) -> Stream:
+        return TlsStream(stream, self, self.accepting)
 
 
 class TlsStream(OwnedStream):
@@ -100,13 +118,13 @@ class TlsStream(OwnedStream):
         "_part_bytes", "_rest", "_security", "identity",
     )  # fmt: skip
 
-    def __init__(self, inner: Stream, security: LinkSecurity, engine: Engine) -> None:
+    def __init__(self, inner: Stream, security: LinkSecurity, maker: EngineMaker) -> None:
         super().__init__()
         self.identity: int | None = ADMIN
         """The server at the other end. Until it is known: one that no server is."""
         self._inner = inner
         self._security = security
-        self._engine = engine
+        self._engine = maker.new_engine()
         self._is_busy = False
         """The engine is in another thread's hands."""
         self._held_back = bytearray()

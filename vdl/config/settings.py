@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from ids import ServerId
-from rpc.tls_context import VERSIONS, TlsFiles
+from rpc.tls_context import VERSIONS, LinkEncryption, TlsFiles
 from segments.api import StoreOptions
 from vdl.config.listeners import ListenerError, parse_listener
 from vdl.config.values import (
@@ -46,6 +46,7 @@ from vdl.config.values import (
     cluster_name,
     duration,
     integer,
+    link_encryption,
     milliseconds,
     parse_address,
     path,
@@ -362,6 +363,7 @@ KEYS: dict[str, Key] = {
     "tls.cluster": Key("tls.cluster", cluster_name),
     "tls.version_min": Key("tls.version_min", choice(*VERSIONS)),
     "tls.ciphers": Key("tls.ciphers", text),
+    "tls.links": Key("tls.links", link_encryption),
     "kafka.sasl.oauthbearer.jwks.endpoint.url": Key("oauth.jwks_url", text),
     "kafka.sasl.oauthbearer.jwks.endpoint.refresh.ms": Key(
         "oauth.jwks_refresh_ms", milliseconds(10_000, INT32_MAX)
@@ -536,6 +538,13 @@ def _check_identities(config: Config) -> None:
     if (files.certificate is None) != (files.key is None):
         raise ConfigError(config.source, "tls.key", "expected beside tls.certificate, and it here")
     asking = [one for one in config.listeners if one.protocol is not SecurityProtocol.PLAINTEXT]
+    if files.links is not LinkEncryption.REQUIRED:
+        key, need = "tls.links", "tls.certificate, tls.key and tls.ca"
+        if not files.secures_links:
+            raise ConfigError(config.source, key, f"{need} are required, unless it is required")
+        if asking:
+            why = f"because the listener {asking[0].name} asks clients who they are"
+            raise ConfigError(config.source, key, f'expected "required", {why}')
     if files.secures_links or not asking:
         return
     why = f"because the listener {asking[0].name} asks clients who they are"

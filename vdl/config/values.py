@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rpc.tls_context import LinkEncryption
 from vdl.kafka.security.principal import ANONYMOUS, Principal, parse_principal
 from vdl.logstream.options import TICK_NS
 
@@ -214,6 +215,11 @@ def choice(*allowed: str) -> Parse:
         return raw
 
     return parse
+
+
+def link_encryption(raw: Scalar) -> LinkEncryption:
+    names = [one.value for one in LinkEncryption]
+    return LinkEncryption(choice(*names)(raw))
 
 
 def address_or_off(raw: Scalar) -> Address | None:

@@ -31,6 +31,7 @@ from rpc.errors import TlsFailed
 from rpc.hello import Hello
 from rpc.links import Links
 from rpc.streams import Address, Dial, DialFailed, PeerHandler, Stream
+from rpc.tls_context import LinkEncryption
 from rpc.transport import SocketTransport
 from segments.api import DataMissing, StorageError, Store
 from segments.io.fs import RealFileSystem
@@ -277,6 +278,9 @@ class Process:
         if peer is None:
             return Links(local, NoDialer(), self._clock, self._rng, handler)
         listen = (peer.listen.host, peer.listen.port)
+        links = self._config.tls.links
+        if links is not LinkEncryption.REQUIRED:
+            self._log.warning("links_not_all_encrypted", links=links.value)
         return SocketTransport(
             local,
             listen,

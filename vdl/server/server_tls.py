@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rpc.errors import TlsFailed
-from rpc.tls_context import TlsContext
+from rpc.tls_context import LinkEncryption, TlsContext
 from rpc.tls_stream import LinkSecurity, Offload
 from vdl.config.settings import Config
 
@@ -49,11 +49,14 @@ class ServerTls:
         """Of the links to other servers; None: they are not encrypted."""
         if ACCEPTING not in self.contexts:
             return None
+        links = self._config.tls.links
         return LinkSecurity(
             self._config.tls.cluster,
             self.contexts[ACCEPTING],
             self.contexts[DIALING],
             offload,
+            takes_plain=links is not LinkEncryption.REQUIRED,
+            dials_plain=links is LinkEncryption.ACCEPTED,
         )
 
     def refresh(self) -> Refreshed:

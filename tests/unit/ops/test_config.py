@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rpc.tls_context import LinkEncryption
 from vdl.config.settings import (
     KEYS,
     ConfigError,
@@ -266,3 +267,25 @@ def test_address_without_host_or_port_is_refused(raw):
     """Both parts are needed; an IPv6 address needs its brackets."""
     with pytest.raises(ValueError, match="an address"):
         parse_address(raw)
+
+
+CERTIFIED = '[tls]\ncertificate = "s.pem"\nkey = "s.key"\nca = "ca.pem"\n'
+
+
+def test_config_links_are_all_encrypted_unless_the_file_says_otherwise():
+    """Off by default: to take links without encryption is a step that an operator takes."""
+    assert parse(CERTIFIED).tls.links is LinkEncryption.REQUIRED
+    for links in LinkEncryption:
+        assert parse(f'{CERTIFIED}links = "{links.value}"').tls.links is links
+
+
+def test_config_links_without_encryption_need_a_certificate_and_open_listeners():
+    """Without one there is nothing to go over to; and where clients have to say who they are,
+    nobody comes in by the peer port without."""
+    problem = problem_of('[tls]\nlinks = "accepted"')
+    assert (problem.key, "tls.ca" in str(problem)) == ("tls.links", True)
+    listener = '[[listeners]]\nname = "SSL"\nlisten = "127.0.0.1:9092"\n'
+    assert parse(listener + CERTIFIED).tls.secures_links
+    problem = problem_of(f'{listener}{CERTIFIED}links = "preferred"')
+    assert (problem.key, "SSL" in str(problem)) == ("tls.links", True)
+    assert problem_of(f'{CERTIFIED}links = "maybe"').key == "tls.links"

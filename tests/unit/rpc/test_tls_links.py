@@ -6,14 +6,18 @@ import asyncio
 import contextlib
 import random
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
+from rpc.either_stream import FIRST_BYTES, EitherStream, is_handshake
 from rpc.hello import Hello, RejectReason, encode_hello
 from rpc.link_options import LinkOptions
 from rpc.peer import FrameType
-from rpc.tls_context import TlsContext, TlsFiles
+from rpc.reader import Buffer
+from rpc.streams import Stream, StreamOwner
+from rpc.tls_context import LinkEncryption, TlsContext, TlsFiles
 from rpc.tls_stream import LinkSecurity, handshake_at_once
 from rpc.transport import SocketTransport
 from tests.unit.rpc.test_transport import LOOPBACK, until
@@ -30,6 +34,8 @@ def security(files: TlsFiles) -> LinkSecurity:
         TlsContext(options, server_side=True),
         TlsContext(options, server_side=False),
         handshake_at_once,
+        takes_plain=files.links is not LinkEncryption.REQUIRED,
+        dials_plain=files.links is LinkEncryption.ACCEPTED,
     )
 
 
@@ -158,3 +164,124 @@ def test_peer_of_another_cluster_id_is_refused_with_the_right_certificate() -> N
             two.close()
 
     asyncio.run(scenario())
+
+
+ACCEPTED, PREFERRED, REQUIRED = (
+    LinkEncryption.ACCEPTED,
+    LinkEncryption.PREFERRED,
+    LinkEncryption.REQUIRED,
+)
+
+
+def files_of(server_id: int, links: LinkEncryption | None) -> TlsFiles | None:
+    return None if links is None else replace(authority().server(server_id), links=links)
+
+
+@pytest.mark.parametrize(
+    ("dialer", "acceptor", "is_proved"),
+    [
+        (None, ACCEPTED, False),
+        (ACCEPTED, None, False),
+        (ACCEPTED, ACCEPTED, False),
+        (ACCEPTED, PREFERRED, False),
+        (PREFERRED, ACCEPTED, True),
+        (PREFERRED, PREFERRED, True),
+        (PREFERRED, REQUIRED, True),
+        (REQUIRED, PREFERRED, True),
+        (REQUIRED, ACCEPTED, True),
+    ],
+)
+def test_every_two_that_meet_while_a_set_goes_over_are_linked(
+    dialer: LinkEncryption | None, acceptor: LinkEncryption | None, is_proved: bool
+) -> None:
+    """Plain and "accepted", "accepted" and "preferred", "preferred" and "required", either way."""
+
+    async def scenario() -> None:
+        handler_one, handler_two = Recorder(), Recorder()
+        one = transport(1, handler_one, files_of(1, acceptor))
+        two = transport(2, handler_two, files_of(2, dialer))
+        two.set_peer(1, ("127.0.0.1", one.port))
+        await until(lambda: bool(handler_one.up and handler_two.up))
+        payload = random.Random(1).randbytes(200_000)
+        for sender, to in ((one, 2), (two, 1)):
+            assert sender.send(to, FrameType.RAFT, [payload])
+        await until(lambda: len(handler_one.frames) == len(handler_two.frames) == 1)
+        for handler in (handler_one, handler_two):
+            assert [frame[2] for frame in handler.frames] == [payload]
+        (connection,) = one._open.values()
+        assert connection.stream.identity == (2 if is_proved else None)
+        one.close()
+        two.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_shows_a_wrong_certificate_is_refused_though_none_is_needed() -> None:
+    """To take links without encryption is no reason to take a certificate of another server."""
+
+    async def scenario() -> None:
+        handler_one, handler_two = Recorder(), Recorder()
+        one = transport(1, handler_one, files_of(1, ACCEPTED))
+        two = transport(2, handler_two, authority().server(3))
+        two.set_peer(1, ("127.0.0.1", one.port))
+        await until(lambda: one.refused > 0)
+        assert not handler_one.up
+        assert not handler_two.up
+        one.close()
+        two.close()
+
+    asyncio.run(scenario())
+
+
+class Scripted:
+    """The stream below, and whoever reads the one above."""
+
+    identity: int | None = None
+
+    def __init__(self, start: Callable[[StreamOwner], None] = lambda owner: None) -> None:
+        self.start = start
+        self.read = bytearray()
+        self._buffer = bytearray(8)
+
+    def write(self, buffers: Sequence[Buffer]) -> int:
+        return sum(map(len, buffers))
+
+    def unsent_bytes(self) -> int:
+        return 0
+
+    def limit_unsent(self, bytes_max: int) -> None: ...
+
+    def close(self) -> None: ...
+
+    def get_buffer(self) -> memoryview:
+        return memoryview(self._buffer)
+
+    def buffer_updated(self, received: int) -> None:
+        self.read += self._buffer[:received]
+
+    def writable(self) -> None: ...
+
+    def ended(self, cause: str) -> None: ...
+
+
+@pytest.mark.parametrize("piece", range(1, FIRST_BYTES + 3))
+@pytest.mark.parametrize("data", [b"\x16\x03\x00\x00plain", b"\x16\x03\x01\x02handshake"])
+def test_first_bytes_tell_in_pieces_of_any_size_and_none_is_lost(data: bytes, piece: int) -> None:
+    """A HELLO of 790 bytes begins as a handshake does, but for the third byte."""
+    above, secured = Scripted(), []
+
+    def secure(stream: Stream) -> Stream:
+        secured.append(stream)
+        return Scripted(stream.start)
+
+    stream = EitherStream(Scripted(), secure)
+    stream.start(above)
+    at = 0
+    while at < len(data):
+        buffer = stream.get_buffer()
+        part = data[at : at + min(piece, len(buffer))]
+        buffer[: len(part)] = part
+        stream.buffer_updated(len(part))
+        at += len(part)
+    assert above.read == data
+    assert bool(secured) is is_handshake(data) is (b"handshake" in data)
