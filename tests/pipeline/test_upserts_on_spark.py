@@ -43,7 +43,6 @@ key = ["id"]
 [errors]
 share_max = 1.0
 """
-TOPICS = {"t": ("", 1)}
 SCHEMA = "id bigint, text string"
 
 
