@@ -111,7 +111,7 @@ class ReplicaWatch:
 
     __slots__ = (
         "_base", "_chains", "_commit", "_confs", "_installing", "_is_unstable", "_leading",
-        "_led_term", "_mark", "_stable", "_terms", "_watch", "group", "node", "seen",
+        "_led_term", "_mark", "_members", "_stable", "_terms", "_watch", "group", "node", "seen",
     )  # fmt: skip
 
     def __init__(self, watch: RaftWatch, seen: GroupWatch, group: Group) -> None:
@@ -131,6 +131,7 @@ class ReplicaWatch:
         """A snapshot on its way in: its index, and what its state reflects."""
         self._stable: Index = self.node.raft.log.stable
         self._is_unstable = False
+        self._members = self.node.raft.membership
 
     def begin(self, recovered: HardState | None) -> None:
         """The replica came to life. `recovered` is what its disk held of an earlier one."""
@@ -175,6 +176,7 @@ class ReplicaWatch:
         self.seen.cluster.observe(self.node)
         self._check_members(raft)
         self._commit = log.committed
+        self._members = raft.membership
         self._leading = raft.state is LEADER
         if self._leading:
             self._leads(raft)
@@ -331,18 +333,29 @@ class ReplicaWatch:
                     seen, "old-term-commit", f"{self._name()} leads term {raft.term} and committed"
                     f" entry {commit} of term {term}",
                 )  # fmt: skip
-            for half in (raft.membership.incoming, raft.membership.outgoing):
-                has = sum(self._watch.is_durable(seen.group_id, r, commit, term) for r in half)
-                if half and has * 2 <= len(half):
-                    self._watch.broken(
-                        seen, "commit-not-durable", f"{self._name()} committed entry {commit}, term"
-                        f" {term}, durable on {has} of {len(half)} disks",
-                    )  # fmt: skip
+            # The event in which it commits may also apply a change of members that was committed
+            # before: those count who were members when it began.
+            too_few = self._too_few(self._members, commit, term)
+            if too_few and self._members is not raft.membership:
+                too_few = self._too_few(raft.membership, commit, term)
+            if too_few:
+                self._watch.broken(
+                    seen, "commit-not-durable", f"{self._name()} committed entry {commit}, term"
+                    f" {term}, durable on {too_few}",
+                )  # fmt: skip
         elif commit > seen.cluster.last_committed:
             self._watch.broken(
                 seen, "commit", f"{self._name()} takes {commit} for committed, nobody did beyond"
                 f" {seen.cluster.last_committed}",
             )  # fmt: skip
+
+    def _too_few(self, members: Membership, index: Index, term: Term) -> str:
+        """On how many disks an entry is durable, where that is no quorum of the members."""
+        for half in (members.incoming, members.outgoing):
+            has = sum(self._watch.is_durable(self.seen.group_id, r, index, term) for r in half)
+            if half and has * 2 <= len(half):
+                return f"{has} of {len(half)} disks"
+        return ""
 
     def _check_members(self, raft: Raft) -> None:
         """Equal entries applied, equal members: they are state like any other (§6)."""

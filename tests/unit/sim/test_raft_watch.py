@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from ids import NodeId
+from raft.membership import Membership
 from raft.state import LEADER
 from vdl.clock import MS
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
@@ -14,6 +16,7 @@ from vdl.logstream.group.outbox import server_of
 from vdl.logstream.group.state_group import StateGroup
 from vdl.sim.machine import Machine
 from vdl.sim.options import Options
+from vdl.sim.raft_watch import ReplicaWatch
 from vdl.sim.world import TOPIC, World
 
 S = 1_000 * MS
@@ -210,6 +213,30 @@ def test_nothing_is_taken_away_while_a_voter_does_not_know_its_members() -> None
         seen.membership_index = group.node.commit
         world.run_for(1 * S)
         assert world.why_no_loss() == ""
+        raise Over
+
+    world.live(story)
+
+
+def test_commit_is_held_against_the_members_by_whom_it_was_made() -> None:
+    """A leader may commit, and apply a change of members committed before, in one event."""
+    world = World(1, CALM)
+
+    def story() -> None:
+        world.run_for(1 * S)
+        leader = world.leader()
+        assert leader is not None
+        group = led(world, leader)
+        raft, watch = group.node.raft, world.watch.raft
+        replica = ReplicaWatch(watch, watch.group(group.group_id), group)
+        members = raft.membership
+        raft.membership = Membership(incoming=members.incoming | {NodeId(n) for n in range(1, 5)})
+        replica._check_commit(raft)
+        assert world.watch.violations == []
+        replica._members = raft.membership
+        replica._check_commit(raft)
+        assert [one.name for one in world.watch.violations] == ["commit-not-durable"]
+        raft.membership = members
         raise Over
 
     world.live(story)
