@@ -18,7 +18,7 @@ Must not know: which faults happened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
@@ -256,16 +256,23 @@ class Watch:
     def leaderless(self, core: Sequence[Machine]) -> str:
         """A group that nobody in `core` serves though a majority of its voters are there, empty
         when there is none."""
-        servers = {machine.server_id for machine in core}
         if not all(machine.server is not None and machine.server.host for machine in core):
             return "a server does not run"
+        return next((f"group {group_id}" for group_id in self.unled(core)), "")
+
+    def unled(
+        self, core: Sequence[Machine], among: Collection[GroupId] | None = None
+    ) -> Iterator[GroupId]:
+        """Groups, in their order, all or some of them, that nobody in `core` serves though a
+        majority of their voters are there."""
+        servers = {machine.server_id for machine in core}
         hosts = [host for host in self._hosts() if host.server_id in servers]
-        for group_id in sorted({g for host in hosts for g in host.groups}):
+        found = {group_id for host in hosts for group_id in host.groups}
+        for group_id in sorted(found if among is None else found.intersection(among)):
             replicas = [host.groups[group_id] for host in hosts if group_id in host.groups]
             electable = self.raft.has_majority(replicas[0], servers)
             if electable and not any(group.serving for group in replicas):
-                return f"group {group_id}"
-        return ""
+                yield group_id
 
     def compare(self, done: Callable[[], None]) -> None:
         """Compare all replicas, which are settled: their states now, their logs as they are read
