@@ -28,6 +28,7 @@ FETCH_SECONDS_MAX = 600
 BUILD_SECONDS_MAX = 120
 WAIT_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 30.0
+TOOL_SECONDS_MAX = 90
 POLL_SECONDS = 0.1
 LOG_BYTES_SHOWN = 4_000
 # The serial collector and the first compiler only: these processes live for seconds.
@@ -200,6 +201,19 @@ class Program:
 def java(class_path: str, main: str, *arguments: str) -> list[str]:
     """The command that runs a class."""
     return ["java", *JVM_FLAGS, QUIET, "-cp", class_path, main, *arguments]
+
+
+def run_tool(main: str, *arguments: str) -> str:
+    """What one of Kafka's own tools prints, which has to end well."""
+    done = subprocess.run(
+        java(f"{libraries('java')}/*", main, *arguments),
+        check=False,
+        timeout=TOOL_SECONDS_MAX,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def _fresh(folder: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,13 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from tests.chaos.harness.load import IDEMPOTENT, Load, assert_kept, read_back
 from tests.chaos.harness.replica_set import ReplicaSet
-from tests.ecosystem.programs import java, libraries, wait_until
+from tests.ecosystem.programs import run_tool, wait_until
 from vdl.kafka.client import KafkaClient
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 
 pytestmark = pytest.mark.java
 
 TOOL = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
-TOOL_SECONDS_MAX = 90
 TOPIC = "reassigned"
 PARTITIONS = 30
 ACKS = 200
@@ -55,16 +53,7 @@ class Tool:
         self._folder = folder
 
     def run(self, *arguments: str) -> str:
-        command = java(f"{libraries('java')}/*", TOOL, "--bootstrap-server", self._bootstrap)
-        done = subprocess.run(
-            [*command, *arguments],
-            check=False,
-            timeout=TOOL_SECONDS_MAX,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-        return done.stdout
+        return run_tool(TOOL, "--bootstrap-server", self._bootstrap, *arguments)
 
     def plan(self, targets: dict[int, list[int]]) -> str:
         rows = [

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
-from tests.ecosystem.programs import java, libraries
+from tests.ecosystem.programs import run_tool
 from tests.ecosystem.records import Topics
 
 pytestmark = pytest.mark.java
 
-TOOL_SECONDS_MAX = 90
 READ_MS = "8000"
 """The console consumer ends when so long nothing came."""
 READ_TIMES = 4
 """On a busy machine it may come to its end before it has begun."""
 COMPLETE_COMMIT, COMPLETE_ABORT = 4, 5
-
-
-def run(program: str, *arguments: str) -> str:
-    """What a tool prints."""
-    done = subprocess.run(
-        java(f"{libraries('java')}/*", program, *arguments),
-        check=False,
-        timeout=TOOL_SECONDS_MAX,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def end_transaction(bootstrap: str, transactional_id: str, topic: str, *, commits: bool) -> None:
@@ -49,7 +34,7 @@ def end_transaction(bootstrap: str, transactional_id: str, topic: str, *, commit
 
 def transactions(bootstrap: str) -> dict[str, dict[str, Any]]:
     """Each transactional id in `__transaction_state` and how it stands, by Kafka's formatter."""
-    printed = run(
+    printed = run_tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", bootstrap, "--topic", "__transaction_state", "--from-beginning"),
         *("--formatter", "org.apache.kafka.tools.consumer.TransactionLogMessageFormatter"),
@@ -88,10 +73,10 @@ def test_levels_of_loggers_are_changed_by_kafka_configs(bootstrap: str) -> None:
     program = "kafka.admin.ConfigCommand"
     entity = ["--bootstrap-server", bootstrap, "--entity-type", "broker-loggers"]
     entity += ["--entity-name", "1"]
-    assert "vdl.kafka=INFO" in run(program, *entity, "--describe")
-    run(program, *entity, "--alter", "--add-config", "vdl.kafka=DEBUG")
-    described = run(program, *entity, "--describe")
+    assert "vdl.kafka=INFO" in run_tool(program, *entity, "--describe")
+    run_tool(program, *entity, "--alter", "--add-config", "vdl.kafka=DEBUG")
+    described = run_tool(program, *entity, "--describe")
     assert "vdl.kafka=DEBUG" in described
     assert "vdl.logstream=INFO" in described
-    run(program, *entity, "--alter", "--delete-config", "vdl.kafka")
-    assert "vdl.kafka=INFO" in run(program, *entity, "--describe")
+    run_tool(program, *entity, "--alter", "--delete-config", "vdl.kafka")
+    assert "vdl.kafka=INFO" in run_tool(program, *entity, "--describe")
