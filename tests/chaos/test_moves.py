@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from tests.chaos.conftest import Figure
 from tests.chaos.harness.cluster import wait_healthy
 from tests.chaos.harness.load import IDEMPOTENT, Load, assert_kept, read_back
-from tests.chaos.harness.replica_set import ReplicaSet
+from tests.chaos.harness.replica_set import ReplicaSet, serving
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire import alter_partition_reassignments as alter
 from vdl.kafka.wire import list_partition_reassignments as listing
@@ -47,14 +47,8 @@ RETRIED = {6, 7, 41}
 @pytest.fixture
 def four_servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
     """Four servers that serve: one more than a partition needs."""
-    servers = ReplicaSet(4)
-    is_over = False
-    try:
-        servers.up()
+    with serving(4, request.node.name) as servers:
         yield servers
-        is_over = True
-    finally:
-        servers.close(failed="" if is_over else request.node.name)
 
 
 def ask(servers: ReplicaSet, key: int, request: object) -> object:

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tests.chaos.harness.load import IDEMPOTENT, Load, assert_kept, read_back
-from tests.chaos.harness.replica_set import ReplicaSet
+from tests.chaos.harness.replica_set import ReplicaSet, serving
 from tests.ecosystem.programs import run_tool, wait_until
 from vdl.kafka.client import KafkaClient
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
@@ -35,14 +35,8 @@ TOPIC_RESOURCE = 2
 
 @pytest.fixture
 def four_servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
-    servers = ReplicaSet(4)
-    is_over = False
-    try:
-        servers.up()
+    with serving(4, request.node.name) as servers:
         yield servers
-        is_over = True
-    finally:
-        servers.close(failed="" if is_over else request.node.name)
 
 
 class Tool:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from vdl.commands.replica_set import (
@@ -290,3 +290,16 @@ def _keep(directory: Path, name: str) -> Path:
     target = FAILED / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     shutil.copytree(directory, target)
     return target
+
+
+@contextlib.contextmanager
+def serving(count: int, name: str) -> Iterator[ReplicaSet]:
+    """So many servers that serve; what they leave is kept where the test `name` fails."""
+    servers = ReplicaSet(count)
+    is_over = False
+    try:
+        servers.up()
+        yield servers
+        is_over = True
+    finally:
+        servers.close(failed="" if is_over else name)
