@@ -22,6 +22,8 @@ from tests.cost.plants import PLANTS
 from tests.cost.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
+# As it was: pytest changes it in one thread while others start processes.
+ENVIRONMENT = dict(os.environ)
 
 
 def main() -> int:
@@ -42,7 +44,7 @@ def count_apart(workload: str, *, plant: str = "", top: int = 0, hash_seed: str 
     command = [sys.executable, "-m", "tests.cost.worker", workload, "--top", str(top)]
     if plant:
         command += ["--plant", plant]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed}
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
     )

@@ -28,6 +28,8 @@ from threading import Lock
 from tests.mutants.patches import HERE, ROOT, Mutation, PatchError, apply, copy_packages
 
 WORKER = HERE / "worker.py"
+# As it was: pytest changes it in one thread while others start processes.
+ENVIRONMENT = dict(os.environ)
 QUIET_SEED = 1
 BEHIND_MAX = 10
 """Where more than one finding is wanted: how far behind the first the others are looked for."""
@@ -133,7 +135,7 @@ def live(
     up to the first violation only. Raises WorkerError."""
     command = [sys.executable, "-P", str(WORKER), str(tree)]
     command += ["--quiet"] * quiet + ["--first"] * first
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(tree)}
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
