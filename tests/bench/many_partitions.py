@@ -8,13 +8,13 @@ each time until every group is led again, seconds from: the SIGKILL of one serve
 lead); its next start (until it has all its replicas); a planned stop of all and their next start;
 the SIGKILL of all and their next start. `..._elections_per_group` counts the elections that were
 won meanwhile, for each group, or for each of the third that the killed server led, about: one is
-what a group needs, more were for nothing.
+what a group needs, more were for nothing. With PEER=NAME in the environment each round measures
+that system too (tests/bench/peer_partitions.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,17 +23,19 @@ from functools import partial
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.bench.load import latency_producer
-from tests.bench.rounds import Comparison, Figures
+from tests.bench.beside_peer import say
+from tests.bench.partition_load import create_topics, record_to_each
+from tests.bench.peer_partitions import run_peer
+from tests.bench.rounds import Comparison, Figures, Run
 from tests.bench.servers import SETTLE_SECONDS, Servers
-from tests.bench.topics import CALL_SECONDS_MAX, create_topic
+from tests.bench.systems import Vdl, peer_from_environment
+from tests.bench.topics import CALL_SECONDS_MAX
 from vdl.kafka.configs.options import KafkaOptions
 
 POLL_SECONDS = 0.1
 """Between two looks at the servers; a look costs them a millisecond for some thousand groups."""
 WAIT_SECONDS_MAX = 180.0
 KILLED = 1
-RECORD_BYTES = 100
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +51,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
-    yield Comparison({"vdl": partial(run, options.partitions, options.step, options.seconds)})
+    size = (options.partitions, options.step, options.seconds)
+    runs: dict[str, Run] = {Vdl.name: partial(run, *size)}
+    peer = peer_from_environment()
+    if peer is not None:
+        runs[peer.name] = partial(run_peer, peer, *size)
+    yield Comparison(runs, peer.name if peer else "")
 
 
 def run(partitions: int, step: int, seconds: float) -> Figures:
@@ -59,7 +66,7 @@ def run(partitions: int, step: int, seconds: float) -> Figures:
         groups = servers.groups() + partitions
         figures = _make(servers, partitions, step, groups)
         figures["refused_beyond"] = _refused(servers)
-        figures |= _record_to_each(servers, partitions, step)
+        figures |= record_to_each(servers.bootstrap, partitions, step)
         time.sleep(SETTLE_SECONDS)
         figures |= _idleness(servers, partitions, seconds)
         figures |= _kill_one(servers, groups)
@@ -72,26 +79,12 @@ def run(partitions: int, step: int, seconds: float) -> Figures:
     return figures
 
 
-def _topics(partitions: int, step: int) -> Iterator[tuple[str, int]]:
-    for first in range(0, partitions, step):
-        yield f"many-{first}", min(step, partitions - first)
-
-
 def _make(servers: Servers, partitions: int, step: int, groups: int) -> Figures:
-    longest, began = 0.0, time.monotonic()
-    for topic, count in _topics(partitions, step):
-        before = time.monotonic()
-        create_topic(servers.bootstrap, topic, count)
-        longest = max(longest, time.monotonic() - before)
-        _say(f"{topic}: {time.monotonic() - before:.2f} s")
-    created = time.monotonic()
-    led = _wait_led(servers, groups)
-    return {
-        "create_seconds": created - began,
-        "create_slowest_topic_seconds": longest,
-        "create_to_all_led_seconds": led - began,
-        "create_elections_per_group": _elections(servers, servers.ids) / groups,
-    }
+    began = time.monotonic()
+    figures = create_topics(servers.bootstrap, partitions, step)
+    figures["create_to_all_led_seconds"] = _wait_led(servers, groups) - began
+    figures["create_elections_per_group"] = _elections(servers, servers.ids) / groups
+    return figures
 
 
 def _refused(servers: Servers) -> float:
@@ -101,30 +94,9 @@ def _refused(servers: Servers) -> float:
     try:
         admin.create_topics([topic])["beyond"].result(timeout=CALL_SECONDS_MAX)
     except KafkaException as error:
-        _say(f"beyond: {error}")
+        say(f"  beyond: {error}")
         return float(error.args[0].code() == KafkaError.POLICY_VIOLATION)
     return 0.0
-
-
-def _record_to_each(servers: Servers, partitions: int, step: int) -> Figures:
-    producer = latency_producer(servers.bootstrap)
-    value, acknowledged, failed = os.urandom(RECORD_BYTES), 0, 0
-
-    def delivered(error: KafkaError | None, message: object) -> None:
-        nonlocal acknowledged, failed
-        acknowledged += error is None
-        failed += error is not None
-
-    began = time.monotonic()
-    for topic, count in _topics(partitions, step):
-        for partition in range(count):
-            producer.produce(topic, value, partition=partition, on_delivery=delivered)
-            producer.poll(0)
-    producer.flush(WAIT_SECONDS_MAX)
-    return {
-        "record_to_each_seconds": time.monotonic() - began,
-        "record_to_each_failed": float(failed + partitions - acknowledged - failed),
-    }
 
 
 def _idleness(servers: Servers, partitions: int, seconds: float) -> Figures:
@@ -153,7 +125,7 @@ def _kill_one(servers: Servers, groups: int) -> Figures:
         assert time.monotonic() - began < WAIT_SECONDS_MAX, "the killed server does not come back"
         time.sleep(POLL_SECONDS)
     figures["kill_of_one_back_seconds"] = time.monotonic() - began
-    _say(f"back after {time.monotonic() - began:.2f} s")
+    say(f"  back after {time.monotonic() - began:.2f} s")
     _wait_led(servers, groups)
     time.sleep(SETTLE_SECONDS)
     return figures
@@ -183,7 +155,7 @@ def _wait_led(servers: Servers, groups: int) -> float:
             return now
         if now - told > 1.0:
             told = now
-            _say(f"{leading} of {groups} are led; {states}")
+            say(f"  {leading} of {groups} are led; {states}")
         assert now < deadline, f"{leading} of {groups} groups are led; {states}"
         time.sleep(POLL_SECONDS)
 
@@ -191,7 +163,3 @@ def _wait_led(servers: Servers, groups: int) -> float:
 def _elections(servers: Servers, of: Sequence[int]) -> float:
     name = "vdl_server_leaderships_won_total"
     return sum(servers.metrics(number).get(name, 0.0) for number in of)
-
-
-def _say(text: str) -> None:
-    print(f"  {text}", flush=True)

@@ -2,8 +2,8 @@
 
 Each producer is an unmodified librdkafka at its defaults with a transactional id of its own. It
 begins a transaction, sends its records to one partition after another, commits, and begins the
-next. They share a few processes, a thread each: a client's calls wait. Clients have the time that
-servers leave, as if they ran elsewhere (SCHED_IDLE), whichever system is measured. `transaction` is
+next. They share a few processes, a thread each: a client's calls wait. A thousand clients together
+weigh less than a server, as if they ran elsewhere, whichever system is measured. `transaction` is
 the time from the beginning to the answer to the commit, so with N producers that never rest it is
 about N divided by the rate.
 
@@ -26,7 +26,7 @@ from typing import Any
 from confluent_kafka import KafkaException, Producer
 
 from tests.bench.beside_peer import comparison, say, set_peer_defaults
-from tests.bench.client_process import LOOK_SECONDS, ClientProcess
+from tests.bench.client_process import LOOK_SECONDS, ClientProcess, weigh_little
 from tests.bench.rounds import Comparison, Figures
 from tests.bench.systems import System, cpu_seconds
 from tests.bench.targets import TRANSACTIONS
@@ -133,9 +133,7 @@ def _percentile(by_ms: Sequence[int], part: float) -> float:
 
 
 def _transact(bootstrap: str, topic: str, mine: range, load: Load, counts: Any, ends: Any) -> None:
-    # A thousand clients have some five thousand threads. On two cores the scheduler would give each
-    # of them as much as a server: on either side servers would wait for their clients.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    weigh_little()
     lock = threading.Lock()  # of the counts
     beginning = threading.Semaphore(BEGIN_AT_ONCE)
     all_ready = threading.Barrier(len(mine))
