@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
+from pyiceberg.transforms import parse_transform
+from pyiceberg.types import DateType, LongType, StringType, TimestamptzType
 
 from tests.pipeline.test_job_file import GOOD, write
 from tests.pipeline.test_tables import TOPICS, at
@@ -25,11 +28,13 @@ from vdl.pipeline.delta_rules import DeltaRefused
 from vdl.pipeline.errors import JobInvalid, PipelineError
 from vdl.pipeline.files import ROWS, WriteSpec, write_batches
 from vdl.pipeline.iceberg_rules import IcebergRefused
+from vdl.pipeline.iceberg_table import _as_stored as as_stored
 from vdl.pipeline.job import load_job
 from vdl.pipeline.open_table import open_place
 from vdl.pipeline.partitioning import (
     PartitionField,
     as_text,
+    as_told,
     check_columns,
     divided,
     from_json,
@@ -79,6 +84,43 @@ def test_days_before_1970_and_at_midnight_are_their_own() -> None:
     assert keys == ["1969-12-31", "1970-01-01"]
 
 
+TRANSFORMS = [
+    "year(at)", "month(at)", "day(at)", "hour(at)", "year(d)", "month(d)", "day(d)",
+    "bucket(3, n)", "bucket(3, c)", "bucket(3, d)", "bucket(3, at)",
+    "truncate(3, n)", "truncate(2, c)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TRANSFORMS)
+def test_what_is_taken_of_a_value_is_what_iceberg_takes(text: str) -> None:
+    """Value by value, by PyIceberg's own function; before 1970, below 0 and for NULL, too."""
+    (field,) = fields(text)
+    first = datetime.datetime(1969, 12, 31, 22, 59, 59, 999_999, tzinfo=datetime.UTC)
+    moments = [first + n * datetime.timedelta(minutes=61, days=n % 3 * 17) for n in range(60)]
+    texts = ["", "a", "äöü€", "𝄞𝄞𝄞", "abc\0d"]
+    rows: list[dict[str, Any]] = [
+        {"n": n - 30, "c": texts[n % 5], "d": at.date(), "at": at} for n, at in enumerate(moments)
+    ]
+    rows.append({"n": None, "c": None, "d": None, "at": None})
+    kind: Any = {"n": LongType(), "c": StringType(), "d": DateType(), "at": TimestamptzType()}
+    taken = parse_transform(field.iceberg).transform(kind[field.column])
+    found = {
+        row["n"]: as_stored(key[0])
+        for key, part in divided(batch_of(rows), (field,))
+        for row in part.to_pylist()
+    }
+    assert found == {row["n"]: taken(row[field.column]) for row in rows}
+    assert len(set(found.values())) > 2
+
+
+def test_fields_are_told_as_they_are_written() -> None:
+    for text in [*TRANSFORMS, "c"]:
+        (field,) = fields(text.replace(", ", ",  "))
+        assert str(field) == text
+        assert as_told(field.iceberg, field.column) == text
+    assert as_told("void", "c") == "void(c)"
+
+
 def test_values_survive_json() -> None:
     key = ("x", None, 5, True, NOON.date())
     assert from_json(to_json(key)) == key
@@ -86,13 +128,20 @@ def test_values_survive_json() -> None:
 
 
 def test_columns_that_make_no_partitions_are_named() -> None:
-    check_columns(fields("c", "d", "n", "day(at)"), COLUMNS)
+    check_columns(fields("c", "d", "n", *TRANSFORMS), COLUMNS)
     with pytest.raises(PipelineError) as refused:
-        check_columns(fields("at", "day(n)", "z"), COLUMNS)
-    for told in ("at is not to be had of timestamp", "day(n) is not", "there is no column z"):
+        check_columns(fields("at", "day(n)", "z", "hour(d)", "truncate(2, at)"), COLUMNS)
+    for told in (
+        "at is not to be had of timestamp", "day(n) is not", "there is no column z",
+        "hour(d) is not", "truncate(2, at) is not",
+    ):  # fmt: skip
         assert told in str(refused.value)
-    with pytest.raises(ValueError, match="neither a column nor day"):
-        parse_field("hour(at)")
+    for text in ("days(at)", "bucket(at)", "bucket(-1, n)", "bucket(4, n", "day()", "day(day(at))"):
+        with pytest.raises(ValueError, match="neither a column nor year"):
+            parse_field(text)
+    for text in ("bucket(0, n)", "truncate(2147483648, c)"):
+        with pytest.raises(ValueError, match="is not between 1 and 2147483647"):
+            parse_field(text)
 
 
 def reports_of(folder: Path, batches: list[pa.RecordBatch], *by: str, **more: Any) -> list[Any]:
@@ -146,7 +195,17 @@ def table_of(kind: str, folder: Path, *by: str) -> Any:
     return found
 
 
-def commit(table: Any, number: int, by: tuple[str, ...], rows: Any = None) -> None:
+def iceberg_at(folder: Path) -> Any:
+    """The table that `table_of` has made there, as others see it."""
+    settings = local_catalog(str(folder / "t"))
+    return load_catalog(settings.pop("name"), **settings).load_table("default.t")
+
+
+def commit(
+    table: Any, number: int, by: tuple[str, ...], rows: Any = None,
+    change: Callable[[Any], Any] = lambda key: key,
+) -> None:  # fmt: skip
+    """A batch; `change`: of what its writer says of partitions."""
     batch = batch_of() if rows is None else batch_of(rows)
     folder = Path(table.staging("r"))
     spec = WriteSpec(
@@ -157,7 +216,7 @@ def commit(table: Any, number: int, by: tuple[str, ...], rows: Any = None) -> No
     files = tuple(
         DataFile(
             r["path"], r["rows"], r["bytes"], (), writing.json.loads(r["stats"]),
-            from_json(writing.json.loads(r["partition"])),
+            change(from_json(writing.json.loads(r["partition"]))),
         )
         for r in reports
     )  # fmt: skip
@@ -186,13 +245,15 @@ def test_delta_table_in_partitions_has_the_same_rows(tmp_path: Path, by: tuple[s
     assert rows == [value for value in VALUES for _ in range(2)]
 
 
-@pytest.mark.parametrize("by", [("c",), ("d", "c"), ("n",), ("day(at)",)])
+ICEBERG_BY = [("c",), ("d", "c"), ("n",), ("bucket(3, n)", "truncate(1, c)", "month(at)")]
+
+
+@pytest.mark.parametrize("by", [*ICEBERG_BY, *((text,) for text in TRANSFORMS)])
 def test_iceberg_table_in_partitions_has_the_same_rows(tmp_path: Path, by: tuple[str, ...]) -> None:
     commit(table_of("iceberg", tmp_path, *by), 0, by)
     again = table_of("iceberg", tmp_path, *by)
     commit(again, 1, by)
-    settings = local_catalog(str(tmp_path / "t"))
-    found = load_catalog(settings.pop("name"), **settings).load_table("default.t")
+    found = iceberg_at(tmp_path)
     assert found.scan().to_arrow().sort_by("n").to_pylist() == [
         row for row in ROWS_MADE for _ in range(2)
     ]
@@ -203,6 +264,12 @@ def test_iceberg_table_in_partitions_has_the_same_rows(tmp_path: Path, by: tuple
         some = found.scan("at >= '2013-02-02T00:00:00+00:00'")
         assert len(list(some.plan_files())) == 2
         assert sorted(some.to_arrow()["n"].to_pylist()) == [2, 2, 5, 5]
+    # Readers know which bucket a value is in.
+    assert sorted(found.scan("n == 3").to_arrow()["n"].to_pylist()) == [3, 3]
+    if by == ("bucket(3, n)",):
+        assert len(list(found.scan("n == 3").plan_files())) == 2
+    if by == ("truncate(2, c)",):
+        assert len(list(found.scan("c == 'a/b=c %20ü'").plan_files())) == 2
     done = again.compact(BYTES_TARGET)
     assert done.before == 2 * done.after
     found.refresh()
@@ -228,17 +295,29 @@ def test_empty_text_of_a_delta_partition_is_refused(tmp_path: Path) -> None:
 
 def test_long_text_of_an_iceberg_partition_is_not_taken_for_null(tmp_path: Path) -> None:
     """Statistics of a file leave it out."""
+    long = [{**ROWS_MADE[0], "c": "x" * 9000}]
     with pytest.raises(PipelineError, match="a value may be too long"):
-        commit(table_of("iceberg", tmp_path, "c"), 0, ("c",), [{**ROWS_MADE[0], "c": "x" * 9000}])
+        commit(table_of("iceberg", tmp_path, "c"), 0, ("c",), long)
+    commit(table_of("iceberg", tmp_path / "other", "truncate(2, c)"), 0, ("truncate(2, c)",), long)
+    (file,) = iceberg_at(tmp_path / "other").scan("c > 'x'").plan_files()
+    assert file.file.partition[0] == "xx"
+
+
+def test_file_of_another_partition_than_its_writer_says_is_refused(tmp_path: Path) -> None:
+    table = table_of("iceberg", tmp_path, "day(at)", "bucket(4, n)")
+    commit(table, 0, ("day(at)", "bucket(4, n)"))
+    with pytest.raises(PipelineError, match="its statistics say"):
+        commit(table, 1, ("day(at)", "bucket(4, n)"), change=lambda key: (key[0] + DAY, key[1]))
 
 
 @pytest.mark.parametrize(
     ("kind", "by", "problem"),
     [
         ("parquet", '["year"]', "only of delta and iceberg"),
-        ("delta", '["day(at)"]', "is only of iceberg"),
+        ("delta", '["day(at)"]', "are only of iceberg"),
+        ("delta", '["bucket(4, a)"]', "are only of iceberg"),
         ("iceberg", '["a", "day(a)"]', "a column is there twice"),
-        ("iceberg", '["hour(a)"]', "is neither a column nor day"),
+        ("iceberg", '["days(a)"]', "is neither a column nor year"),
     ],
 )
 def test_job_file_with_partitions_that_cannot_be_is_refused(

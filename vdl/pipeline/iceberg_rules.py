@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.file_stats import null_counts
-from vdl.pipeline.partitioning import PartitionField
+from vdl.pipeline.partitioning import PartitionField, as_told
 from vdl.pipeline.storage import Storage
 from vdl.pipeline.table import DataFile
 
@@ -51,7 +51,7 @@ def partitions_of(table: Table) -> list[str]:
     found = []
     for field in table.spec().fields:
         name = table.schema().find_column_name(field.source_id)
-        found.append(name if str(field.transform) == "identity" else f"{field.transform}({name})")
+        found.append(as_told(str(field.transform), name))
     return found
 
 

@@ -43,10 +43,12 @@ from pyiceberg.exceptions import (
     ValidationException,
 )
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.manifest import DATA_FILE_TYPE, DataFileContent
 from pyiceberg.manifest import DataFile as IcebergFile
-from pyiceberg.manifest import DataFileContent
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.typedef import Record
 from sqlalchemy.exc import SQLAlchemyError
 
 from vdl.pipeline.account import Account
@@ -55,6 +57,7 @@ from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.iceberg_files import IMPLEMENTATION, local_path
 from vdl.pipeline.iceberg_rules import IcebergRefused, check_not_null, check_rules, columns_of
 from vdl.pipeline.iceberg_upsert import Merge
+from vdl.pipeline.partitioning import TRUNCATE
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
 from vdl.pipeline.storage import iceberg_options, is_url, storage_of
 from vdl.pipeline.table import WRITER, Commit, CommitNote, Place, WindowState, offsets_told
@@ -82,6 +85,8 @@ PROPERTIES = {
 }
 """Of a table that is made here. Each commit writes a metadata file anew."""
 EPOCH = datetime.date(1970, 1, 1)
+PARTITION = next(n for n, field in enumerate(DATA_FILE_TYPE[2].fields) if field.name == "partition")
+"""Its place in what a manifest says of a file."""
 NAMES = TableProperties.DEFAULT_NAME_MAPPING
 
 
@@ -286,7 +291,7 @@ class IcebergSink:
             if self._fields:
                 with transaction.update_spec() as update:
                     for field in self._fields:
-                        update.add_field(field.column, field.transform or "identity")
+                        update.add_field(field.column, field.iceberg)
             transaction.commit_transaction()
         except (TableAlreadyExistsError, CommitFailedException):
             pass
@@ -333,15 +338,29 @@ class IcebergSink:
     def _data_file(
         self, table: Table, transaction: Transaction, path: str, partition: Sequence[Any]
     ) -> IcebergFile:
-        """Raises SinkInconsistent where the file's own statistics do not show its partition."""
+        """Raises SinkInconsistent where the file's own statistics do not show its partition.
+
+        They can show only what keeps the order of values, so not which bucket, and have no long
+        texts, so not always how one begins: there the partition is what the file's writer says.
+        """
         location = path if is_url(path) else f"file://{path}"
-        found = parquet_file_to_data_file(table.io, transaction.table_metadata, location)
-        known = [found.partition[n] for n in range(len(self._fields))]
-        if known != [_as_stored(value) for value in partition]:
+        metadata = transaction.table_metadata
+        spec, wanted = metadata.spec(), [_as_stored(value) for value in partition]
+        shown = [n for n, field in enumerate(spec.fields) if field.transform.preserves_order]
+        of_these = PartitionSpec(*(spec.fields[n] for n in shown), spec_id=spec.spec_id)
+        metadata = metadata.model_copy(update={"partition_specs": [of_these]})
+        found = parquet_file_to_data_file(table.io, metadata, location)
+        known = list(wanted)
+        for place, n in enumerate(shown):
+            value = found.partition[place]
+            if value is not None or self._fields[n].transform != TRUNCATE:
+                known[n] = value
+        if known != wanted:
             raise SinkInconsistent(
                 f"{path}: its partition is {list(partition)}, its statistics say {known}: a value "
                 "may be too long for them"
             )
+        found[PARTITION] = Record(*wanted)
         return found
 
     def _change(self, table: Table, arrow_schema: Any) -> Change:

@@ -58,7 +58,7 @@ delay = "avg(dep_delay)"
 kind = "parquet"                    # or "delta", "iceberg", or "topic": at least once
 path = "tables/flights"             # of a topic: where its commits are kept
 table = "default.flights"           # of kind "iceberg": its name in the catalog
-partition_by = ["carrier"]          # of delta and iceberg; of iceberg also "day(departed)"
+partition_by = ["carrier"]          # of delta, iceberg; of iceberg also "day(departed)"
 file_bytes = 134217728              # where rows go on in another file
 mode = "append"                     # or "upsert", of delta and iceberg: a row for each key
 topic = ""                          # of kind "topic", and only there
@@ -462,7 +462,7 @@ def _check(job: Job, problems: list[str]) -> None:
     need(job.sink.kind in URL_SINKS or not fields, "sink.partition_by: only of delta and iceberg")
     need(
         job.sink.kind == ICEBERG or not any(one.transform for one in fields),
-        "sink.partition_by: day(…) is only of iceberg; a step can make a column of it",
+        "sink.partition_by: day(…) and its like are only of iceberg; a step can make a column",
     )
     need(
         len({one.column for one in fields}) == len(fields),

@@ -1,10 +1,14 @@
-"""Partitions of a table: its files have one value each of some columns, or of their days.
+"""Partitions of a table: its files have one value each of some columns, or of what is taken of it.
 
 A reader that looks for few values passes over all other files. Values of a Delta table's partitions
 stand in its log, those of an Iceberg table in its manifests; the columns stay in the files, too. A
 file is of one partition, so rows are divided where they are written, NULL by itself.
 
-Loads Arrow only where rows are. Must not know: Spark, formats of tables.
+What can be taken of a value are Iceberg's transforms, with their results: years, months and hours
+are numbers since 1970-01-01 in UTC, days are dates, buckets are numbered from 0.
+
+Loads Arrow only where rows are, and PyIceberg only for its hash of buckets. Must not know: Spark,
+formats of tables.
 """
 
 from __future__ import annotations
@@ -17,28 +21,64 @@ from typing import Any
 
 from vdl.pipeline.errors import PipelineError
 
-DAY = "day"
-TEXT = re.compile(r"(?:(day)\((.+)\)|([^()]+))")
+YEAR, MONTH, DAY, HOUR = "year", "month", "day", "hour"
+BUCKET, TRUNCATE = "bucket", "truncate"
+TIMES = (YEAR, MONTH, DAY, HOUR)
+WIDTHS = range(1, 1 << 31)
+"""Of buckets how many; of what is kept of a text how many characters; of numbers the distance from
+one value to the next."""
+TEXT = re.compile(
+    rf"(?P<time>{'|'.join(TIMES)})\((?P<of>[^()]+)\)"
+    rf"|(?P<sized>{BUCKET}|{TRUNCATE})\(\s*(?P<width>[0-9]{{1,10}})\s*,(?P<of_sized>[^()]+)\)"
+    r"|(?P<column>[^()]+)"
+)
+SIZED = re.compile(r"(\w+)\[([0-9]+)\]")
+HOUR_US = 3_600_000_000
 INDEX = "__row"
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionField:
-    """A column, and what is taken of its values: "" for themselves, or DAY."""
+    """A column, and what is taken of its values: "" for themselves, one of TIMES, BUCKET, TRUNCATE.
+    `width`: of the last two, among WIDTHS."""
 
     column: str
     transform: str = ""
+    width: int = 0
 
     def __str__(self) -> str:
-        return f"{self.transform}({self.column})" if self.transform else self.column
+        if not self.transform:
+            return self.column
+        width = f"{self.width}, " if self.width else ""
+        return f"{self.transform}({width}{self.column})"
+
+    @property
+    def iceberg(self) -> str:
+        """The transform as Iceberg's metadata names it."""
+        width = f"[{self.width}]" if self.width else ""
+        return f"{self.transform}{width}" if self.transform else "identity"
 
 
 def parse_field(text: str) -> PartitionField:
-    """Of `column` or `day(column)`. Raises ValueError."""
+    """Of `column`, `day(column)` or `bucket(16, column)`. Raises ValueError."""
     found = TEXT.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is neither a column nor day(a column)")
-    return PartitionField(found[2] or found[3], found[1] or "")
+        known = f"{', '.join(TIMES)} of one, {BUCKET}(count, one) or {TRUNCATE}(width, one)"
+        raise ValueError(f"{text!r} is neither a column nor {known}")
+    if found["sized"]:
+        width = int(found["width"])
+        if width not in WIDTHS:
+            raise ValueError(f"{text!r}: {width} is not between 1 and {WIDTHS[-1]}")
+        return PartitionField(found["of_sized"].strip(), found["sized"], width)
+    return PartitionField((found["of"] or found["column"]).strip(), found["time"] or "")
+
+
+def as_told(transform: str, column: str) -> str:
+    """A field that a table says it has, whichever it is, as a job file would have it."""
+    if transform == "identity":
+        return column
+    found = SIZED.fullmatch(transform)
+    return f"{transform}({column})" if found is None else f"{found[1]}({found[2]}, {column})"
 
 
 def check_columns(fields: Sequence[PartitionField], schema: Any) -> None:
@@ -51,21 +91,28 @@ def check_columns(fields: Sequence[PartitionField], schema: Any) -> None:
             kind = schema.field(field.column).type
             problems.append(f"{field} is not to be had of {kind}")
     if problems:
-        what = "a partition is of whole numbers, texts, booleans or dates, or the day of a time"
+        what = (
+            "a partition is of whole numbers, texts, booleans or dates, of a year, month or day of "
+            "times or dates, an hour of times, a bucket of any of these but booleans, or the "
+            "beginning of whole numbers or texts"
+        )
         raise PipelineError(f"sink.partition_by: {'; '.join(problems)}: {what}")
 
 
 def _fits(field: PartitionField, kind: Any) -> bool:
     from pyarrow import types
 
-    if field.transform == DAY:
-        return bool(types.is_timestamp(kind) or types.is_date32(kind))
-    return bool(
-        types.is_integer(kind)
-        or types.is_string(kind)
-        or types.is_boolean(kind)
-        or types.is_date32(kind)
-    )
+    is_time, is_date = bool(types.is_timestamp(kind)), bool(types.is_date32(kind))
+    is_plain = bool(types.is_integer(kind) or types.is_string(kind))
+    if field.transform == HOUR:
+        return is_time
+    if field.transform in TIMES:
+        return is_time or is_date
+    if field.transform == BUCKET:
+        return is_plain or is_time or is_date
+    if field.transform == TRUNCATE:
+        return is_plain
+    return is_plain or is_date or bool(types.is_boolean(kind))
 
 
 def divided(batch: Any, fields: Sequence[PartitionField]) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -87,18 +134,64 @@ def divided(batch: Any, fields: Sequence[PartitionField]) -> Iterator[tuple[tupl
 
 
 def _values(column: Any, field: PartitionField) -> Any:
-    """Days are of UTC, as everywhere in these tables."""
+    """What is taken of each value of an Arrow column. Times are of UTC, as everywhere in these
+    tables."""
+    if field.transform in TIMES:
+        return _times(column, field.transform)
+    if field.transform == BUCKET:
+        return _buckets(column, field)
+    if field.transform == TRUNCATE:
+        return _beginnings(column, field.width)
+    return column
+
+
+def _times(column: Any, transform: str) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if field.transform == DAY and pa.types.is_timestamp(column.type):
-        return (
-            pc.floor_temporal(column, unit="day")
-            .cast(pa.timestamp("us", column.type.tz))
-            .cast(pa.timestamp("us"))
-            .cast(pa.date32())
+    moments = column.cast(pa.timestamp("us", getattr(column.type, "tz", None)))
+    # The same moments without a time zone's name: what is taken of them is of UTC.
+    moments = moments.cast(pa.int64()).cast(pa.timestamp("us"))
+    if transform == HOUR:
+        return pc.divide(pc.floor_temporal(moments, unit="hour").cast(pa.int64()), HOUR_US)
+    if transform == DAY:
+        return pc.floor_temporal(moments, unit="day").cast(pa.date32())
+    years = pc.subtract(pc.year(moments), 1970)
+    if transform == YEAR:
+        return years
+    return pc.add(pc.multiply(years, 12), pc.subtract(pc.month(moments), 1))
+
+
+def _buckets(column: Any, field: PartitionField) -> Any:
+    import pyarrow as pa
+    from pyiceberg.transforms import parse_transform
+    from pyiceberg.types import LongType, StringType
+
+    is_text = pa.types.is_string(column.type)
+    # Iceberg's hash of a date is that of its days, of a time that of its microseconds.
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+    elif not is_text:
+        column = (column.cast(pa.int32()) if pa.types.is_date32(column.type) else column).cast(
+            pa.int64()
         )
-    return column
+    bucket = parse_transform(field.iceberg).transform(StringType() if is_text else LongType())
+    found = column.dictionary_encode()
+    of_values = pa.array([bucket(value) for value in found.dictionary.to_pylist()], pa.int32())
+    return of_values.take(found.indices)
+
+
+def _beginnings(column: Any, width: int) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_string(column.type):
+        return pc.utf8_slice_codeunits(column, 0, width)
+    numbers = column.cast(pa.int64())
+    # Arrow's division is towards zero, Iceberg's remainder is never negative.
+    part = pc.subtract(numbers, pc.multiply(pc.divide(numbers, width), width))
+    part = pc.if_else(pc.less(part, 0), pc.add(part, width), part)
+    return pc.subtract_checked(numbers, part)
 
 
 def to_json(key: Sequence[Any]) -> list[Any]:
