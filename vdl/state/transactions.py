@@ -159,6 +159,8 @@ class Transactions:
         if known is None:
             return self._create(command, now_ms)
         expects = command.expected_producer_id != NO_PRODUCER_ID
+        if _is_next(known, command.expected_producer_id, command.expected_epoch):
+            return TransactionAnswer(ErrorCode.CONCURRENT_TRANSACTIONS)
         if expects and not _may_be_expected(known, command):
             return TransactionAnswer(ErrorCode.PRODUCER_FENCED)
         if known.state.is_prepared:
@@ -259,6 +261,8 @@ class Transactions:
     ) -> TransactionalId | ErrorCode:
         """The transactional id, if this is its producer of now."""
         known = self.ids.get(transactional_id)
+        if known is not None and _is_next(known, producer_id, epoch):
+            return ErrorCode.CONCURRENT_TRANSACTIONS
         if known is None or known.producer_id != producer_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
         if known.epoch != epoch or epoch >= EPOCH_MAX:
@@ -314,10 +318,14 @@ class Transactions:
     # --- EndTxn --------------------------------------------------------------------------------
     def end(self, command: commands.EndTransaction, now_ms: int) -> TransactionAnswer:
         """Decide how the open transaction ends; once. The producer goes on with what is answered
-        as soon as it is complete."""
+        as soon as it is complete. Until then whatever it asks for is answered
+        CONCURRENT_TRANSACTIONS, also what contradicts the decision: it may be about its next
+        transaction, and INVALID_TXN_STATE is fatal to a producer."""
         known = self.ids.get(command.transactional_id)
         if known is None:
             return TransactionAnswer(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        if _is_next(known, command.producer_id, command.producer_epoch):
+            return TransactionAnswer(ErrorCode.CONCURRENT_TRANSACTIONS)
         is_bumped = known.ended_epoch != NO_EPOCH
         same_id = known.producer_id == command.producer_id
         # The answer to the same request may have been lost, and everybody has moved on since.
@@ -336,8 +344,6 @@ class Transactions:
             case TransactionState.ONGOING:
                 return self._prepare(known, command, now_ms)
             case TransactionState.PREPARE_COMMIT | TransactionState.PREPARE_ABORT:
-                if command.commits is not known.markers_commit:
-                    return TransactionAnswer(ErrorCode.INVALID_TXN_STATE)
                 return TransactionAnswer(ErrorCode.CONCURRENT_TRANSACTIONS)
             case TransactionState.COMPLETE_COMMIT | TransactionState.COMPLETE_ABORT:
                 committed = known.state is TransactionState.COMPLETE_COMMIT
@@ -494,6 +500,12 @@ def _may_be_expected(known: TransactionalId, command: commands.InitTransactions)
         return True
     was_exhausted = command.expected_epoch >= EPOCH_MAX - 1
     return command.expected_producer_id == known.previous_producer_id and was_exhausted
+
+
+def _is_next(known: TransactionalId, producer_id: int, epoch: int) -> bool:
+    """Whether this is who goes on once the transaction is complete, under a new producer id: it may
+    have been told already."""
+    return producer_id == known.next_producer_id != NO_PRODUCER_ID and epoch == 0
 
 
 def _is_present(known: TransactionalId, command: commands.InitTransactions) -> bool:

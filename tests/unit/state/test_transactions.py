@@ -54,8 +54,11 @@ class Life:
         assert isinstance(answer, TransactionAnswer)
         return answer
 
-    def add(self, *participants: int, epoch: int = -1, **fields: Any) -> ErrorCode:
-        who = self.x.producer_id, self.x.epoch if epoch < 0 else epoch
+    def add(
+        self, *participants: int, epoch: int = -1, producer: int = -1, **fields: Any
+    ) -> ErrorCode:
+        producer_id = self.x.producer_id if producer < 0 else producer
+        who = producer_id, self.x.epoch if epoch < 0 else epoch
         values = {"version": SECOND_VERSION} | fields
         return ErrorCode(
             self.apply(commands.AddToTransaction(X, *who, list(participants), **values)).error
@@ -267,7 +270,7 @@ def test_end_of_the_first_version_keeps_the_epoch(life: Life, commits: bool) -> 
     answer = life.end(commits, version=1)
     assert (answer.error, answer.changed, life.x.epoch) == (NONE, [X], 0)
     assert life.end(commits, version=1).error is CONCURRENT
-    assert life.end(not commits, version=1).error is WRONG_STATE
+    assert life.end(not commits, version=1).error is CONCURRENT
     assert life.complete() == [X]
     assert life.complete() == []
     assert life.end(commits, version=1).error is NONE
@@ -320,6 +323,92 @@ def test_abort_of_nothing_is_an_end_of_the_second_version_alone(life: Life) -> N
     assert life.end(False, version=2).epoch == 2
 
 
+EMPTY, ONGOING = TransactionState.EMPTY, TransactionState.ONGOING
+PREPARED_COMMIT, PREPARED_ABORT = TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT
+COMMITTED, ABORTED = TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT
+
+# (state, version of the protocol, epoch beside that of now) → what EndTxn is answered that commits,
+# and one that aborts. Of Kafka 4.3.1: `endTransaction`, `endTransactionWithTV1`. There a prepared
+# transaction always has a transition pending, which is looked at before what is asked.
+ENDS = {
+    (EMPTY, 1, 0): (WRONG_STATE, WRONG_STATE),
+    (ONGOING, 1, 0): (NONE, NONE),
+    (PREPARED_COMMIT, 1, 0): (CONCURRENT, CONCURRENT),
+    (PREPARED_ABORT, 1, 0): (CONCURRENT, CONCURRENT),
+    (COMMITTED, 1, 0): (NONE, WRONG_STATE),
+    (ABORTED, 1, 0): (WRONG_STATE, NONE),
+    (EMPTY, 2, 0): (WRONG_STATE, NONE),
+    (ONGOING, 2, 0): (NONE, NONE),
+    (PREPARED_COMMIT, 2, 0): (CONCURRENT, CONCURRENT),
+    (PREPARED_ABORT, 2, 0): (CONCURRENT, CONCURRENT),
+    (COMMITTED, 2, 0): (WRONG_STATE, NONE),
+    (ABORTED, 2, 0): (WRONG_STATE, NONE),
+    (EMPTY, 2, -1): (FENCED, FENCED),
+    (ONGOING, 2, -1): (FENCED, FENCED),
+    (PREPARED_COMMIT, 2, -1): (CONCURRENT, CONCURRENT),
+    (PREPARED_ABORT, 2, -1): (CONCURRENT, CONCURRENT),
+    (COMMITTED, 2, -1): (NONE, WRONG_STATE),
+    (ABORTED, 2, -1): (WRONG_STATE, NONE),
+}
+for _state in (EMPTY, ONGOING, PREPARED_COMMIT, PREPARED_ABORT, COMMITTED, ABORTED):
+    ENDS[_state, 1, -1] = ENDS[_state, 1, 1] = ENDS[_state, 2, 1] = (FENCED, FENCED)
+
+
+def reach(state: TransactionState, version: int) -> Life:
+    """A transactional id in this state, of a producer of this version, not in its first epoch."""
+    life = Life()
+    life.init()
+    life.run(version=version)
+    life.init(new=-1)
+    if state is not EMPTY:
+        life.add(9, version=version)
+    if state not in (EMPTY, ONGOING):
+        life.end(state in (PREPARED_COMMIT, COMMITTED), version=version)
+    if state in (COMMITTED, ABORTED):
+        life.complete()
+    assert life.x.state is state
+    return life
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize(("state", "version", "beside"), ENDS)
+def test_answer_to_each_end_is_kafkas(
+    state: TransactionState, version: int, beside: int, commits: bool
+) -> None:
+    """And what is decided stays decided."""
+    life = reach(state, version)
+    before = life.x.epoch
+    answer = life.end(commits, version=version, epoch=before + beside)
+    assert answer.error is ENDS[state, version, beside][not commits]
+    is_new = answer.error is NONE and beside == 0 and (version == SECOND_VERSION or state is ONGOING)
+    if is_new:
+        assert life.x.epoch == before + version - 1
+        decided = (PREPARED_COMMIT if commits else PREPARED_ABORT) if state is ONGOING else ABORTED
+        assert life.x.state is decided
+    else:
+        assert (life.x.state, life.x.epoch) == (state, before)
+    if answer.error is NONE:
+        assert (answer.producer_id, answer.epoch) == (7, life.x.epoch)
+
+
+def test_producer_that_was_told_its_next_id_waits_until_it_is_its_own(life: Life) -> None:
+    """It goes on under a new producer id before everybody was told of the end under the old one:
+    nothing that it asks for may end it."""
+    last = EPOCH_MAX - 1
+    life.x.epoch = last
+    life.add(9)
+    assert life.end(True, version=2, new=8).producer_id == 8
+    for _ in range(2):
+        assert life.add(9, producer=8, epoch=0) is CONCURRENT
+        assert life.add(9, producer=8, epoch=0, verify_only=True) is CONCURRENT
+        assert life.end(False, version=2, producer=8, epoch=0).error is CONCURRENT
+        assert life.init(new=-1, expected=(8, 0)).error is CONCURRENT
+    assert life.add(9, producer=8, epoch=1) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    life.complete()
+    assert life.add(9, producer=8, epoch=0) is NONE
+    assert life.end(False, version=2, producer=8, epoch=0).epoch == 1
+
+
 def test_late_acknowledgements_end_no_other_transaction(life: Life) -> None:
     """A transaction is named by its number: a former leader may say again that one is complete."""
     life.run()
@@ -350,7 +439,7 @@ def test_producer_of_the_second_version_may_abort_what_timed_out(life: Life) -> 
     """It is told the epoch with which it goes on; that it committed, it is not."""
     life.add(9)
     life.apply(commands.AbortTransactions([(X, 7, 1)]))
-    assert life.end(True, version=2, epoch=0).error is WRONG_STATE
+    assert life.end(True, version=2, epoch=0).error is CONCURRENT
     life.complete()
     assert life.end(True, version=2, epoch=0).error is WRONG_STATE
     answer = life.end(False, version=2, epoch=0)
