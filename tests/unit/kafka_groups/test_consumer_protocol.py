@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -13,7 +14,9 @@ from tests.unit.kafka_groups.client import GROUP
 from tests.unit.kafka_groups.cluster import Cluster
 from tests.unit.kafka_groups.consumer import Consumer, group_of, heartbeat, indexes, settle
 from vdl.errors import ErrorCode
-from vdl.kafka.groups import led_consumer_groups
+from vdl.kafka.groups import led_consumer_groups, target_computation
+from vdl.kafka.groups.led_coordinator import LedCoordinator
+from vdl.kafka.groups.target_computation import Request
 from vdl.state import commands
 
 
@@ -394,3 +397,53 @@ def _instructions(path: str, run: Callable[[], None]) -> int:
     finally:
         sys.settrace(before)
     return count
+
+
+def test_topic_that_comes_does_not_have_all_groups_computed_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator may have thousands of groups, and a topic concerns all of them. None of them
+    looks at topics that nobody in it names."""
+    for number in range(30):
+        cluster.create_topic(f"other{number}", partitions=1)
+    groups = [f"g{number}" for number in range(60)]
+    members = {name: Consumer(cluster, "one", "t", group_id=name) for name in groups}
+    for one in members.values():
+        one.send(**one.full())
+    cluster.advance(1_100)
+    for one in members.values():
+        one.take()
+        assert indexes(one) == [0, 1, 2, 3]
+    computed: list[tuple[int, int]] = []
+
+    def request_of(*args: Any) -> Request:
+        request = target_computation.request_of(*args)
+        computed.append((cluster.time.now_ns, len(request.topics)))
+        return request
+
+    monkeypatch.setattr(led_consumer_groups, "request_of", request_of)
+    cluster.advance(2_000)
+    computed.clear()
+    grown = commands.NewPartitions("t", 5)
+    cluster.apply_catalog(commands.CreatePartitions([grown], False, [1], 0))
+    cluster.advance(2_000)
+    assert len(computed) == len(groups)
+    at_once = Counter(now_ns for now_ns, _ in computed)
+    # The two coordinators are led by one server.
+    assert max(at_once.values()) <= 2 * led_consumer_groups.LOOKED_MAX
+    assert {topics for _, topics in computed} == {1}
+    for group_id, one in members.items():
+        one.send(group_id=group_id, topic_partitions=one.said())
+        one.take()
+        assert indexes(one) == [0, 1, 2, 3, 4]
+
+
+def test_nothing_is_known_of_patterns_that_nobody_uses(cluster: Cluster) -> None:
+    one = Consumer(cluster, "one", subscribed_topic_regex="t.*")
+    one.join()
+    led = cluster.servers[1].groups.find(GROUP)
+    assert isinstance(led, LedCoordinator)
+    assert len(led.consumer._patterns) == 1
+    one.send(subscribed_topic_names=["t"], subscribed_topic_regex="")
+    cluster.advance(1_100)
+    assert len(led.consumer._patterns) == 0

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
@@ -54,6 +55,10 @@ TARGET_WAIT_NS = 3_000 * MS
 """How long a member that joins waits for its target; then it is told to come again."""
 WATCH_NS = 500 * MS
 """How often it is looked whether topics changed."""
+LOOKED_MAX = 20
+LOOK_AGAIN_NS = 10 * MS
+"""So many groups are computed at a time because topics changed, and when the next ones are: a
+coordinator may have thousands, and all are concerned at once."""
 REPEAT_NS = 200 * MS
 """After which targets are proposed again, if they were not appended or their fate is open."""
 _VIEWED_MAX = 100
@@ -189,6 +194,9 @@ class LedConsumerGroups:
         self._due: dict[str, Timer] = {}
         """Groups whose targets will be computed."""
         self._topics_revision = led.catalog.topics_revision
+        self._to_look: dict[str, None] = {}
+        """Groups whose targets are to be computed because topics changed."""
+        self._look_timer: Timer | None = None
         self._watch: Timer | None = None
         self._is_closed = False
         for group_id, group in self._groups.groups.items():
@@ -202,7 +210,7 @@ class LedConsumerGroups:
         self._sessions.close()
         self._revocations.close()
         self._phases.close()
-        for timer in (*self._due.values(), self._watch):
+        for timer in (*self._due.values(), self._watch, self._look_timer):
             if timer is not None:
                 timer.cancel()
         self._due.clear()
@@ -580,19 +588,41 @@ class LedConsumerGroups:
         """Groups whose topics changed get other targets. Ends when no group has members."""
         self._watch = None
         groups = [one for one in self._groups.groups.values() if one.members]
+        self._forget_patterns(groups)
         if not groups:
             return
         revision = self._led.catalog.topics_revision
         views = self._led.catalog.acls.revision
         if revision != self._topics_revision:
             self._topics_revision = revision
-            for group in groups:
-                self._compute_later(group.group_id)
+            self._to_look.update(dict.fromkeys(group.group_id for group in groups))
+            if self._look_timer is None:
+                self._look_on()
         elif views != self._views_revision:
             for group_id in sorted({group_id for group_id, _ in self._viewers}):
                 self._compute_later(group_id)
         self._views_revision = views
         self._watch = self._clock.call_later(WATCH_NS, self._look_at_topics)
+
+    def _look_on(self) -> None:
+        self._look_timer = None
+        for group_id in list(islice(self._to_look, LOOKED_MAX)):
+            del self._to_look[group_id]
+            self._compute_later(group_id)
+        if self._to_look:
+            self._look_timer = self._clock.call_later(LOOK_AGAIN_NS, self._look_on)
+
+    def _forget_patterns(self, groups: Iterable[ModernGroup]) -> None:
+        """Nothing need be known of patterns that nobody uses."""
+        if len(self._patterns) and not self._is_computing:
+            self._patterns.keep_only(
+                {
+                    member.pattern
+                    for group in groups
+                    for member in group.members.values()
+                    if member.pattern
+                }
+            )
 
     def _compute_later(self, group_id: str, delay_ns: int = 0) -> None:
         if group_id in self._due:
@@ -650,14 +680,6 @@ class LedConsumerGroups:
         return hidden
 
     def _computed(self, request: Request, command: commands.AssignTargets | None) -> None:
-        self._patterns.keep_only(
-            {
-                member.pattern
-                for group in self._groups.groups.values()
-                for member in group.members.values()
-                if member.pattern
-            }
-        )
         if command is None:
             return
 

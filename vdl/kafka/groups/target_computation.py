@@ -40,6 +40,7 @@ class Request:
     known_patterns: dict[str, list[str]]
     assignor: str
     topics: Mapping[str, TopicInfo]
+    """All that there are if a member subscribes by a pattern, else those that are named."""
     racks: Mapping[int, tuple[str, ...]]
     """Partition's group id → racks of its replicas; empty when no member has a rack."""
     gone: frozenset[str]
@@ -61,7 +62,10 @@ def request_of(
     hidden: Mapping[str, frozenset[str]] = _NOTHING,
     hidden_before: Mapping[str, frozenset[str]] = _NOTHING,
 ) -> Request:
-    """What has to be known to compute the targets of a group."""
+    """What has to be known to compute the targets of a group. Where thousands of groups are
+    computed because a topic came, none of those that name theirs costs a look at all topics."""
+    has_patterns = any(member.pattern for member in group.members.values())
+    topics = dict(catalog.topics) if has_patterns else _named(group, catalog)
     has_racks = any(member.rack_id for member in group.members.values())
     return Request(
         group_id=group.group_id,
@@ -72,7 +76,7 @@ def request_of(
         known=dict(group.topics),
         known_patterns=dict(group.patterns),
         assignor=assignor_of(group),
-        topics=dict(catalog.topics),
+        topics=topics,
         racks=_racks(catalog) if has_racks else {},
         gone=frozenset(
             name for name, topic in group.topics.items() if catalog.has_deleted(topic.last_group)
@@ -80,6 +84,12 @@ def request_of(
         hidden=hidden,
         hidden_before=hidden_before,
     )
+
+
+def _named(group: ModernGroup, catalog: Catalog) -> dict[str, TopicInfo]:
+    """The topics that members name, or that the group knows, as far as they are there."""
+    names = set(group.topics).union(*(member.topics for member in group.members.values()))
+    return {name: topic for name in names if (topic := catalog.topics.get(name)) is not None}
 
 
 def assignor_of(group: ModernGroup) -> str:

@@ -30,6 +30,10 @@ class TopicPatterns:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
+    def __len__(self) -> int:
+        """How many patterns something is known of."""
+        return len(self._known)
+
     def unseen(self, patterns: Collection[str], names: Collection[str]) -> int:
         """How many matches `resolve` would have to make, about."""
         total = 0
