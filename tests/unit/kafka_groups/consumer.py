@@ -103,9 +103,12 @@ class Consumer:
             }
 
     def leave(self, epoch: int = -1, **fields: Any) -> ErrorCode:
+        return ErrorCode(self.send_leave(epoch, **fields).response.error_code)
+
+    def send_leave(self, epoch: int = -1, **fields: Any) -> Call:
+        """The same, which may not be answered yet."""
         fields.setdefault("instance_id", self.fields.get("instance_id"))
-        call = heartbeat(self.cluster, self.member_id, epoch, server=self.server, **fields)
-        return ErrorCode(call.response.error_code)
+        return heartbeat(self.cluster, self.member_id, epoch, server=self.server, **fields)
 
 
 def group_of(cluster: Cluster, group_id: str = GROUP) -> ModernGroup:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.kafka_groups.cluster import COORDINATORS, Call, Cluster
+from tests.unit.kafka_groups.consumer import Consumer
 from vdl.errors import ErrorCode
 from vdl.kafka.transactions import led_transactions
 from vdl.kafka.transactions.led_transactions import CHECK_NS, RETRY_NS
@@ -80,7 +81,13 @@ def end(cluster: Cluster, commits: bool = True, *, version: int = 5, epoch: int 
 
 
 def commit_offsets(
-    cluster: Cluster, offset: int, *, version: int = 5, epoch: int = -1, topic: str = "t"
+    cluster: Cluster,
+    offset: int,
+    *,
+    version: int = 5,
+    epoch: int = -1,
+    topic: str = "t",
+    member: tuple[str, int] = ("", -1),
 ) -> int:
     who = known(cluster)
     by_id = version >= 6
@@ -89,6 +96,8 @@ def commit_offsets(
         group_id=GROUP,
         producer_id=who.producer_id,
         producer_epoch=who.epoch if epoch < 0 else epoch,
+        member_id=member[0],
+        generation_id_or_member_epoch=member[1],
         topics=[
             commit_wire.TxnOffsetCommitRequestTopic(
                 name="" if by_id else topic,
@@ -598,6 +607,61 @@ def test_offsets_stand_when_the_transaction_commits(
     cluster.advance(1)
     assert position(cluster) == (0, 7 if commits else -1)
     cluster.assert_replicas_equal()
+
+
+@pytest.mark.parametrize("version", [2, 3, 5])
+def test_producer_that_names_no_member_commits_in_a_group_of_consumers(
+    cluster: Cluster, version: int
+) -> None:
+    """Older clients know no members, and newer ones may say none: as in a classic group, and as in
+    Kafka. Who names a member has to name its epoch."""
+    Consumer(cluster, "one", "t").join()
+    init(cluster)
+    if version < 5:
+        who = known(cluster)
+        request = add_offsets_wire.AddOffsetsToTxnRequest(X, who.producer_id, who.epoch, GROUP)
+        assert cluster.call(ADD_OFFSETS, 3, request).response.error_code == 0
+    assert commit_offsets(cluster, 7, version=version) == 0
+    assert end(cluster).response.error_code == 0
+    cluster.advance(1)
+    assert position(cluster) == (0, 7)
+    if version >= 3:
+        add(cluster, 0)
+        who = known(cluster)
+        request = add_offsets_wire.AddOffsetsToTxnRequest(X, who.producer_id, who.epoch, GROUP)
+        assert cluster.call(ADD_OFFSETS, 3, request).response.error_code == 0
+        wrong = ErrorCode.ILLEGAL_GENERATION
+        assert commit_offsets(cluster, 8, version=version, member=("one", 9)) == wrong
+        wrong = ErrorCode.UNKNOWN_MEMBER_ID
+        assert commit_offsets(cluster, 8, version=version, member=("two", 1)) == wrong
+    cluster.assert_replicas_equal()
+
+
+def test_producer_that_names_no_member_commits_though_members_go(cluster: Cluster) -> None:
+    """Whoever is in the group when it is proposed may be gone when it is applied."""
+    one = Consumer(cluster, "one", "t")
+    one.join()
+    init(cluster)
+    who = known(cluster)
+    request = add_offsets_wire.AddOffsetsToTxnRequest(X, who.producer_id, who.epoch, GROUP)
+    assert cluster.call(ADD_OFFSETS, 3, request).response.error_code == 0
+    cluster.commits = False
+    one.send_leave()
+    topic = commit_wire.TxnOffsetCommitRequestTopic(
+        "t", partitions=[commit_wire.TxnOffsetCommitRequestPartition(0, 7)]
+    )
+    asked = cluster.call(
+        COMMIT,
+        3,
+        commit_wire.TxnOffsetCommitRequest(X, GROUP, who.producer_id, who.epoch, topics=[topic]),
+    )
+    # The transaction is found open before the member's leave is applied.
+    for state_group in cluster.servers[1].state_groups.values():
+        state_group.group.reads.answer(True)  # type: ignore[attr-defined]
+    assert cluster.machine(GROUP).consumer.groups[GROUP].members
+    cluster.pump()
+    assert asked.response.topics[0].partitions[0].error_code == 0
+    assert not cluster.machine(GROUP).consumer.groups[GROUP].members
 
 
 def test_offsets_outside_of_a_transaction_are_refused(cluster: Cluster) -> None:

@@ -380,7 +380,9 @@ def test_answer_to_each_end_is_kafkas(
     before = life.x.epoch
     answer = life.end(commits, version=version, epoch=before + beside)
     assert answer.error is ENDS[state, version, beside][not commits]
-    is_new = answer.error is NONE and beside == 0 and (version == SECOND_VERSION or state is ONGOING)
+    is_new = (
+        answer.error is NONE and beside == 0 and (version == SECOND_VERSION or state is ONGOING)
+    )
     if is_new:
         assert life.x.epoch == before + version - 1
         decided = (PREPARED_COMMIT if commits else PREPARED_ABORT) if state is ONGOING else ABORTED

@@ -44,7 +44,7 @@ from vdl.linear_regex import BadPattern, compile_pattern
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.state import commands
 from vdl.state.answer import CommandAnswer
-from vdl.state.coordinator import CommitAnswer
+from vdl.state.coordinator import CommitAnswer, Coordinator
 from vdl.state.partition import EndTransactionMarker, encode_command
 from vdl.state.transactions import (
     FIRST_VERSION,
@@ -62,6 +62,10 @@ _ABORTABLE_FROM = 4
 _BUMPS_EPOCH_FROM = 5
 """EndTxn and TxnOffsetCommit."""
 _TOPIC_IDS_FROM = 6
+_ATTEMPTS = 5
+"""How often offsets of a producer that names no member are proposed."""
+_MEMBER_MOVED = {ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID}
+"""Whoever stood for such a producer has another epoch by now, or is gone."""
 
 STATE_NAMES = {
     TransactionState.EMPTY: "Empty",
@@ -302,31 +306,48 @@ def handle_txn_offset_commit(
     if isinstance(led, ErrorCode):
         return answer(led)
     later = Later()
+    names_nobody = (
+        request.generation_id_or_member_epoch == -1
+        and not request.member_id
+        and request.group_instance_id is None
+    )
+    attempts_left = _ATTEMPTS
 
-    def committed(error: ErrorCode, result: CommitAnswer | None) -> None:
+    def committed(number: int, error: ErrorCode, result: CommitAnswer | None) -> None:
         code = error if result is None else result.error
+        if names_nobody and code in _MEMBER_MOVED and attempts_left:
+            propose(number)
+            return
         if code is ErrorCode.MESSAGE_TOO_LARGE:
             code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
         later.complete(answer(code))
+
+    def propose(number: int) -> None:
+        nonlocal attempts_left
+        attempts_left -= 1
+        epoch, member_id = request.generation_id_or_member_epoch, request.member_id
+        if names_nobody:
+            epoch, member_id = _anybody(led.machine, request.group_id)
+        command = commands.CommitTransactionOffsets(
+            group_id=request.group_id,
+            generation=epoch,
+            member_id=member_id,
+            group_instance_id=request.group_instance_id,
+            producer_id=request.producer_id,
+            producer_epoch=request.producer_epoch,
+            number=number,
+            offsets=offsets,
+            asked_at=asked_at,
+        )
+        done = later.step(partial(committed, number))
+        groups.propose(request.group_id, command, done, member_id=request.member_id)
 
     def added(verdict: CommandAnswer | None) -> None:
         code = ErrorCode.COORDINATOR_NOT_AVAILABLE if verdict is None else verdict.error
         if verdict is None or code is not ErrorCode.NONE:
             later.complete(answer(_of_participant(code, version)))
-            return
-        command = commands.CommitTransactionOffsets(
-            group_id=request.group_id,
-            generation=request.generation_id_or_member_epoch,
-            member_id=request.member_id,
-            group_instance_id=request.group_instance_id,
-            producer_id=request.producer_id,
-            producer_epoch=request.producer_epoch,
-            number=int.from_bytes(verdict.data),
-            offsets=offsets,
-            asked_at=asked_at,
-        )
-        done = later.step(committed)
-        groups.propose(request.group_id, command, done, member_id=request.member_id)
+        else:
+            propose(int.from_bytes(verdict.data))
 
     adds = version >= _BUMPS_EPOCH_FROM
     asked_at = led.machine.index
@@ -342,6 +363,15 @@ def handle_txn_offset_commit(
         lambda verdict: later.run(lambda: added(verdict)),
     )
     return later
+
+
+def _anybody(machine: Coordinator, group_id: str) -> tuple[int, str]:
+    """(epoch, member) that stand for a producer that names none, as older clients do. To a classic
+    group it says so. In one of the newer protocol, which such a producer may commit in as well, any
+    member does: the command is the one that servers of all versions decide alike."""
+    group = machine.consumer.groups.get(group_id)
+    member = None if group is None else next(iter(group.members.values()), None)
+    return (-1, "") if member is None else (member.epoch, member.member_id)
 
 
 def _of_participant(code: ErrorCode, version: int) -> ErrorCode:
