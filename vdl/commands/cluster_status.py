@@ -11,9 +11,9 @@ Must not know: how it is shown.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 from ids import NodeId, ServerId, Term
@@ -32,7 +32,9 @@ METADATA_KEY, DESCRIBE_CONFIGS_KEY, DESCRIBE_CLUSTER_KEY = 3, 32, 60
 BROKER_RESOURCE = 4
 NOT_SECURED = ClientSettings()
 ADMIN_TIMEOUT_SECONDS = 10.0
-"""An overloaded server with many groups takes some seconds."""
+"""An overloaded server with many groups takes a while."""
+SERVERS_AT_ONCE = 64
+"""How many are asked at one time."""
 REPLICA_NUMBER_BITS = 16
 """A replica id is the server id above this many bits of replica number."""
 
@@ -122,23 +124,32 @@ class ClusterStatus:
 
 
 def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED) -> ClusterStatus:
-    """Ask the first server of `bootstrap` that answers who the others are, then all of them at one
-    time: one that is overloaded takes seconds. Raises Unreachable when none answers,
-    ClientSettingsError for files that cannot be used."""
-    metadata, brokers = _discover(list(bootstrap), settings)
-    addresses = [Address(broker.host, broker.port) for broker in brokers]
-    status = ClusterStatus(metadata.cluster_id or "")
-    status.servers = [
-        Server(ServerId(broker.broker_id), str(address), rack=broker.rack or "")
-        for broker, address in zip(brokers, addresses, strict=True)
-    ]
-    with ThreadPoolExecutor(max_workers=len(brokers) or 1) as pool:
-        asked = list(pool.map(partial(_ask_server, settings), status.servers, addresses))
-    answers = {
-        server.id: answer
-        for server, answer in zip(status.servers, asked, strict=True)
-        if answer is not None
-    }
+    """Ask the server of `bootstrap` that answers first who the others are, then all of them at one
+    time: one that is overloaded takes a while for each question. Raises Unreachable when none
+    answers, ClientSettingsError for files that cannot be used."""
+    addresses = list(dict.fromkeys(bootstrap))
+    with ExitStack() as open_clients, ThreadPoolExecutor(max_workers=SERVERS_AT_ONCE) as pool:
+
+        def connect(address: Address) -> KafkaClient:
+            client = KafkaClient(address.host, address.port, settings=settings)
+            return open_clients.enter_context(client)
+
+        connecting = {address: pool.submit(connect, address) for address in addresses}
+        metadata, brokers = _discover(connecting)
+        status = ClusterStatus(metadata.cluster_id or "")
+        asked = []
+        for broker in brokers:
+            address = Address(broker.host, broker.port)
+            server = Server(ServerId(broker.broker_id), str(address), rack=broker.rack or "")
+            status.servers.append(server)
+            # A connection that is there need not be made again, and each answer takes its time.
+            client = connecting.get(address) or pool.submit(connect, address)
+            asked.append(pool.submit(_ask_server, settings, server, address, client))
+        answers = {
+            server.id: answer
+            for server, future in zip(status.servers, asked, strict=True)
+            if (answer := future.result()) is not None
+        }
     replicas = _replicas_by_group(answers)
     _add_topics(status, metadata, replicas)
     status.groups = [
@@ -151,30 +162,30 @@ def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED
 
 
 def _discover(
-    bootstrap: list[Address], settings: ClientSettings
+    connecting: Mapping[Address, Future[KafkaClient]],
 ) -> tuple[Any, list[DescribeClusterBroker]]:
     """Metadata of all topics and the servers by id, from the first server that answers. One that is
     cut off leaves itself out of its Metadata; DescribeCluster names it."""
     problems = []
-    for address in bootstrap:
+    for connected in as_completed(connecting.values()):
         try:
-            with KafkaClient(address.host, address.port, settings=settings) as client:
-                everything = MetadataRequest(topics=None, allow_auto_topic_creation=False)
-                metadata = client.request(METADATA_KEY, everything)
-                cluster = client.request(DESCRIBE_CLUSTER_KEY, DescribeClusterRequest())
-                return metadata, cluster.brokers
+            everything = MetadataRequest(topics=None, allow_auto_topic_creation=False)
+            cluster, metadata = connected.result().requests(
+                [(DESCRIBE_CLUSTER_KEY, DescribeClusterRequest()), (METADATA_KEY, everything)]
+            )
         except Unreachable as error:
             problems.append(error)
+        else:
+            return metadata, cluster.brokers
     if len(problems) == 1:
         raise problems[0]
-    raise Unreachable(bootstrap[0], "; ".join(str(problem) for problem in problems))
+    raise Unreachable(next(iter(connecting)), "; ".join(str(problem) for problem in problems))
 
 
-def _find_admin(settings: ClientSettings, server_id: ServerId, address: Address) -> Address:
+def _find_admin(client: KafkaClient, server_id: ServerId, address: Address) -> Address:
     """Where a server's admin service listens, by its own word. Raises Unreachable."""
     own = DescribeConfigsResource(BROKER_RESOURCE, str(server_id), ["advertised.listeners"])
-    with KafkaClient(address.host, address.port, settings=settings) as client:
-        answer = client.request(DESCRIBE_CONFIGS_KEY, DescribeConfigsRequest(resources=[own]))
+    answer = client.request(DESCRIBE_CONFIGS_KEY, DescribeConfigsRequest(resources=[own]))
     for result in answer.results:
         for config in result.configs:
             admin = admin_address(config.value or "")
@@ -195,10 +206,12 @@ def admin_address(advertised_listeners: str) -> Address | None:
     return None
 
 
-def _ask_server(settings: ClientSettings, server: Server, address: Address) -> ServerStatus | None:
+def _ask_server(
+    settings: ClientSettings, server: Server, address: Address, connecting: Future[KafkaClient]
+) -> ServerStatus | None:
     """What the server says of itself, its summary put into `server`; None when it does not."""
     try:
-        admin = _find_admin(settings, server.id, address)
+        admin = _find_admin(connecting.result(), server.id, address)
         server.admin = str(admin)
         with AdminClient(
             (admin.host, admin.port),
@@ -214,6 +227,8 @@ def _ask_server(settings: ClientSettings, server: Server, address: Address) -> S
         return None
     except AdminError as error:
         server.problem = f"admin service: {error.details or error.code}"
+        if error.code == "DEADLINE_EXCEEDED":
+            server.problem = f"admin service: no answer within {ADMIN_TIMEOUT_SECONDS:g} s"
         return None
     server.version = answer.version
     server.uptime_ms = answer.uptime_ms

@@ -1,4 +1,4 @@
-"""A blocking Kafka client: one request, one answer, one connection.
+"""A blocking Kafka client: one connection, answers in the order of the requests.
 
 It speaks whatever version both sides know. It has no batching and no retries: the command line
 needs none, and whoever reads data with it falls back on something that has them.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import socket
 import ssl
+from collections.abc import Sequence
 from struct import Struct
 from types import TracebackType
 from typing import Any, Self
@@ -58,13 +59,15 @@ class KafkaClient:
         self._timeout_seconds = timeout_seconds
         self._correlation_id = 0
         self._versions: dict[int, tuple[int, int]] = {}
+        self._problem = ""
+        """Why no answer can be told from another any more; empty while they can."""
 
     def __enter__(self) -> Self:
         place = self._host, self._port
         try:
             self._socket = socket.create_connection(place, timeout=self._timeout_seconds)
         except OSError as error:
-            raise Unreachable(self._address, error.strerror or str(error)) from error
+            raise Unreachable(self._address, self._words(error)) from error
         except UnicodeError as error:  # what is no host name, Python cannot even ask for
             raise Unreachable(self._address, "is no host name") from error
         try:
@@ -136,29 +139,54 @@ class KafkaClient:
 
     def request(self, api_key: int, message: Any) -> Any:
         """The response to a request, in the newest version both sides know."""
-        module = registry.module(api_key)
-        low, high = self._versions.get(api_key, (0, -1))
-        version = min(high, module.MAX_VERSION)
-        if version < max(low, module.MIN_VERSION):
-            raise Unreachable(self._address, f"does not offer {module.NAME}")
-        self._correlation_id += 1
-        head = header.encode_request_header(
-            header.RequestHeader(api_key, version, self._correlation_id, self._client_id, 0),
-            is_flexible=version >= module.FLEXIBLE_FROM,
-        )
-        frame = b"".join([head, *module.encode_request(message, version)])
+        return self.requests([(api_key, message)])[0]
+
+    def requests(self, asked: Sequence[tuple[int, Any]]) -> list[Any]:
+        """The responses to requests that are all sent at once: (API key, message) each. A busy
+        server may take them up together, and one after the other would wait for it each time."""
+        if self._problem:
+            raise Unreachable(self._address, self._problem)
+        frames, sent = [], []
+        for api_key, message in asked:
+            module = registry.module(api_key)
+            low, high = self._versions.get(api_key, (0, -1))
+            version = min(high, module.MAX_VERSION)
+            if version < max(low, module.MIN_VERSION):
+                raise Unreachable(self._address, f"does not offer {module.NAME}")
+            self._correlation_id += 1
+            head = header.encode_request_header(
+                header.RequestHeader(api_key, version, self._correlation_id, self._client_id, 0),
+                is_flexible=version >= module.FLEXIBLE_FROM,
+            )
+            frame = b"".join([head, *module.encode_request(message, version)])
+            frames += [_LENGTH.pack(len(frame)), frame]
+            sent.append((api_key, module, version))
+        responses = []
         try:
-            self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
-            answer = self._receive()
+            self._socket.sendall(b"".join(frames))
+            for api_key, module, version in sent:
+                answer = self._receive()
+                is_flexible = header.response_header_is_flexible(
+                    api_key, version, registry.FLEXIBLE_FROM
+                )
+                # Our own requests draw no tagged fields into the answer's header: one zero byte at
+                # most.
+                responses.append(module.decode_response(answer[4 + is_flexible :], version))
         except OSError as error:
-            raise Unreachable(self._address, error.strerror or str(error)) from error
-        is_flexible = header.response_header_is_flexible(api_key, version, registry.FLEXIBLE_FROM)
-        # Our own requests draw no tagged fields into the answer's header: one zero byte at most.
-        body = answer[4 + is_flexible :]
-        try:
-            return module.decode_response(body, version)
+            self._problem = self._words(error)
+            raise Unreachable(self._address, self._problem) from error
         except WireError as error:
-            raise Unreachable(self._address, f"{module.NAME}: {error}") from error
+            self._problem = f"{module.NAME}: {error}"
+            raise Unreachable(self._address, self._problem) from error
+        except Unreachable as error:
+            self._problem = error.reason
+            raise
+        return responses
+
+    def _words(self, error: OSError) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no answer within {self._timeout_seconds:g} s"
+        return error.strerror or str(error)
 
     def _receive(self) -> memoryview:
         length = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))[0]

@@ -1,0 +1,81 @@
+"""The command line's own client: what it sends, what it says of a server that does not answer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from struct import pack, unpack
+
+import pytest
+
+from vdl.kafka.client import KafkaClient, Unreachable
+from vdl.kafka.wire import api_versions, describe_cluster
+from vdl.kafka.wire.api_versions import ApiVersion, ApiVersionsResponse
+from vdl.kafka.wire.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
+
+DESCRIBE_CLUSTER = 60
+
+
+class Server:
+    """Answers the greeting, and other requests as soon as so many have come."""
+
+    def __init__(self, answers_after: int) -> None:
+        self._answers_after = answers_after
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        connection, _ = self._listening.accept()
+        with connection, connection.makefile("rb") as requests:
+            waiting = []
+            while head := requests.read(4):
+                key, version, number = unpack(">hhi", requests.read(*unpack(">i", head))[:8])
+                if key == api_versions.API_KEY:
+                    known = [ApiVersion(18, 0, 3), ApiVersion(DESCRIBE_CLUSTER, 0, 0)]
+                    answer = ApiVersionsResponse(api_keys=known)
+                    body = b"".join(api_versions.encode_response(answer, version))
+                    connection.sendall(pack(">ii", 4 + len(body), number) + body)
+                    continue
+                waiting.append(number)
+                if len(waiting) == self._answers_after:
+                    for number in waiting:
+                        told = DescribeClusterResponse(cluster_id=str(number))
+                        body = b"".join(describe_cluster.encode_response(told, version))
+                        connection.sendall(pack(">iix", 5 + len(body), number) + body)
+
+    def close(self) -> None:
+        self._listening.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def silent() -> Iterator[Server]:
+    server = Server(answers_after=1_000)
+    yield server
+    server.close()
+
+
+def test_requests_that_are_sent_together_are_answered_in_their_order() -> None:
+    """One whose server takes up both in one turn waits for one turn."""
+    server = Server(answers_after=2)
+    with KafkaClient("127.0.0.1", server.port) as client:
+        asked = [(DESCRIBE_CLUSTER, DescribeClusterRequest())] * 2
+        told = [answer.cluster_id for answer in client.requests(asked)]
+    server.close()
+    assert told == ["2", "3"]
+
+
+def test_client_says_how_long_it_waited_and_takes_no_late_answer_for_another(
+    silent: Server,
+) -> None:
+    """What comes after that may be the answer to the request before."""
+    with KafkaClient("127.0.0.1", silent.port, timeout_seconds=0.1) as client:
+        for _ in range(2):
+            with pytest.raises(Unreachable, match=r"^127.*: no answer within 0.1 s$"):
+                client.request(DESCRIBE_CLUSTER, DescribeClusterRequest())
+        client._timeout_seconds = 60  # the second one was not sent
+        with pytest.raises(Unreachable, match=r"no answer within 0.1 s$"):
+            client.request(DESCRIBE_CLUSTER, DescribeClusterRequest())
