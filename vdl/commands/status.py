@@ -1,13 +1,15 @@
-"""`vdl status`: the state of a cluster, for people as tables, for programs as JSON."""
+"""`vdl status`: the state of a cluster, for people as tables, for programs as JSON.
+
+Somebody asks because a machine is overloaded, where each second of CPU takes many: so the tables
+are plain lines, made here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,11 +18,8 @@ from vdl.commands.cluster_status import ClusterStatus, Group, Replica, collect
 from vdl.kafka.client import Unreachable
 from vdl.kafka.security.client_settings import ClientSettingsError
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-
-PIPE_COLUMNS = 200
+_GAP = "  "
+"""Between two columns."""
 
 
 @click.command()
@@ -51,77 +50,93 @@ def status(*, bootstrap: str, config: Path | None, as_json: bool, show_all: bool
 
 
 def _print_tables(cluster: ClusterStatus, *, show_all: bool) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
-    # Into a file or a pipe: lines as long as they are.
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
-    console.print(f"cluster [bold]{escape(cluster.cluster_id)}[/]")
-    console.print(_server_table(cluster))
     partitions = [partition for topic in cluster.topics for partition in topic.partitions]
     groups = (*cluster.groups, *partitions) if show_all else partitions
-    if groups:
-        console.print(_group_table(groups))
-    else:
-        console.print("no topics")
+    lines = [f"cluster {click.style(cluster.cluster_id, bold=True)}"]
+    lines += _server_table(cluster)
+    lines += _group_table(groups) if groups else ["no topics"]
+    click.echo("\n".join(lines))
 
 
-def _table(*columns: str) -> Table:
-    """A plain table; columns whose name starts with ">" hold numbers."""
-    from rich.table import Table
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Cell:
+    """`text` as wide as it is, `shown` with its colours."""
 
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        is_number = column.startswith(">")
-        table.add_column(column.removeprefix(">"), justify="right" if is_number else "left")
-    return table
+    text: str
+    shown: str = ""
 
 
-def _server_table(cluster: ClusterStatus) -> Table:
-    from rich.markup import escape
+def _styled(text: str, *, color: str | None = None, bold: bool = False) -> _Cell:
+    return _Cell(text, click.style(text, fg=color, bold=bold or None))
 
-    table = _table("server", "address", "rack", "state", ">uptime", ">replicas", ">leading")
+
+def _table(columns: Iterable[str], rows: Iterable[list[_Cell | str]]) -> list[str]:
+    """Lines of a table. Columns whose name starts with ">" hold numbers. A row may be shorter."""
+    names = list(columns)
+    heads: list[_Cell | str] = [_styled(name.removeprefix(">"), bold=True) for name in names]
+    cells = [[_Cell(c) if isinstance(c, str) else c for c in row] for row in (heads, *rows)]
+    widths = [
+        max(len(row[place].text) for row in cells if place < len(row))
+        for place in range(len(names))
+    ]
+    lines = []
+    for row in cells:
+        shown = []
+        for cell, name, width in zip(row, names, widths, strict=False):
+            fill = " " * (width - len(cell.text))
+            text = cell.shown or cell.text
+            shown.append(fill + text if name.startswith(">") else text + fill)
+        lines.append(_GAP.join(shown).rstrip())
+    return lines
+
+
+def _server_table(cluster: ClusterStatus) -> list[str]:
+    rows: list[list[_Cell | str]] = []
     for server in cluster.servers:
+        row: list[_Cell | str] = [str(server.id), server.address, server.rack]
         if server.problem:
-            state = f"[red]{escape(server.problem)}[/]"
-            table.add_row(str(server.id), escape(server.address), escape(server.rack), state)
-            continue
-        notes = "; ".join(server.notes)
-        table.add_row(
-            str(server.id),
-            escape(server.address),
-            escape(server.rack),
-            f"[yellow]{escape(notes)}[/]" if notes else "[green]up[/]",
-            _uptime(server.uptime_ms),
-            str(server.replicas),
-            str(server.leading),
-        )
-    return table
+            row.append(_styled(server.problem, color="red"))
+        else:
+            notes = "; ".join(server.notes)
+            row += [
+                _styled(notes, color="yellow") if notes else _styled("up", color="green"),
+                _uptime(server.uptime_ms),
+                str(server.replicas),
+                str(server.leading),
+            ]
+        rows.append(row)
+    return _table(("server", "address", "rack", "state", ">uptime", ">replicas", ">leading"), rows)
 
 
-def _group_table(groups: Iterable[Group]) -> Table:
-    from rich.markup import escape
-
-    table = _table("partition", ">leader", ">term", ">start", ">high watermark", ">end", "replicas")
+def _group_table(groups: Iterable[Group]) -> list[str]:
+    rows: list[list[_Cell | str]] = []
     for group in groups:
-        table.add_row(
-            escape(group.name),
-            str(group.leader) if group.leader >= 0 else "[red]none[/]",
-            _number(group.term),
-            _number(group.log_start_offset),
-            _number(group.high_watermark),
-            _number(group.end_offset),
-            "  ".join(_replica_text(replica) for replica in group.replicas),
+        replicas = [_replica_text(replica) for replica in group.replicas]
+        rows.append(
+            [
+                group.name,
+                str(group.leader) if group.leader >= 0 else _styled("none", color="red"),
+                _number(group.term),
+                _number(group.log_start_offset),
+                _number(group.high_watermark),
+                _number(group.end_offset),
+                _Cell(
+                    _GAP.join(cell.text for cell in replicas),
+                    _GAP.join(cell.shown or cell.text for cell in replicas),
+                ),
+            ]
         )
-    return table
+    return _table(
+        ("partition", ">leader", ">term", ">start", ">high watermark", ">end", "replicas"), rows
+    )
 
 
-def _replica_text(replica: Replica) -> str:
+def _replica_text(replica: Replica) -> _Cell:
     """A replica in a table: its server, and how far behind it is."""
     if replica.role == "unknown":
-        return f"[red]{replica.server}: no answer[/]"
+        return _styled(f"{replica.server}: no answer", color="red")
     if replica.role == "leader":
-        return f"[bold]{replica.server}[/]"
+        return _styled(str(replica.server), bold=True)
     said = []
     if replica.role == "learner":
         said.append("about to take part")
@@ -131,8 +146,8 @@ def _replica_text(replica: Replica) -> str:
     if replica.is_in_sync is False:
         said.append("not in sync")
     if said:
-        return f"[yellow]{replica.server}: {', '.join(said)}[/]"
-    return str(replica.server)
+        return _styled(f"{replica.server}: {', '.join(said)}", color="yellow")
+    return _Cell(str(replica.server))
 
 
 def _number(value: int) -> str:
