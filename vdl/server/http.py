@@ -10,6 +10,8 @@ Must not know: what the routes tell. They are plain functions that return at onc
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +22,10 @@ from vdl.log import Log
 REQUEST_BYTES_MAX = 8 << 10
 REQUEST_SECONDS_MAX = 5
 CONNECTIONS_MAX = 32
+ACCEPT_RETRY_SECONDS = 1.0
+"""After there was no descriptor to accept with."""
 
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _REASONS = {
     200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
     500: "Internal Server Error", 503: "Service Unavailable",
@@ -74,75 +79,126 @@ def _text(status: int, text: str) -> Response:
 
 
 class HttpServer:
-    """Serves `routes` until closed. Built and owned by the server's loop."""
+    """Serves `routes` until closed. Built and owned by the server's loop.
+
+    Whoever asks a server that has much to do waits for several of its turns, each of which may take
+    a fifth of a second. So a connection is accepted, read and answered in one of them, which
+    asyncio's own transports do in four."""
 
     def __init__(self, routes: Mapping[str, Route], log: Log) -> None:
         self._routes = routes
         self._log = log
-        self._server: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
         self._connections: set[_Connection] = set()
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port that was bound. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        listening = listening_socket(host, port, CONNECTIONS_MAX)
+        self._listening = listening = listening_socket(host, port, CONNECTIONS_MAX)
+        listening.setblocking(False)
         bound: int = listening.getsockname()[1]
-        # asyncio accepts as many in one go as may wait, before any of them can be turned away.
-        self._server = await loop.create_server(
-            lambda: _Connection(self._routes, self._log, self._connections),
-            sock=listening,
-            backlog=CONNECTIONS_MAX,
-        )
+        self._accept_again()
         return bound
 
     def close(self) -> None:
         """Stop listening and drop what is open."""
-        if self._server is not None:
-            self._server.close()
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
         for connection in list(self._connections):
             connection.abort()
 
+    def _accept_again(self) -> None:
+        if self._listening is not None:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
-class _Connection(asyncio.Protocol):
+    def _accept(self) -> None:
+        listening = self._listening
+        assert listening is not None, "closed"
+        for _ in range(CONNECTIONS_MAX):
+            try:
+                accepted, _address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTORS:
+                    self._cannot_accept(listening, error)
+                    return
+                continue  # an error of the connection that was about to be accepted
+            if len(self._connections) >= CONNECTIONS_MAX:
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            _Connection(accepted, self._routes, self._log, self._connections).begin()
+
+    def _cannot_accept(self, listening: socket.socket, error: OSError) -> None:
+        """As asyncio's own servers: it is told, and tried again later."""
+        loop = asyncio.get_running_loop()
+        loop.call_exception_handler(
+            {"message": "cannot accept", "exception": error, "socket": listening}
+        )
+        loop.remove_reader(listening)
+        loop.call_later(ACCEPT_RETRY_SECONDS, self._accept_again)
+
+
+class _Connection:
     """Collects one request head, answers it, closes."""
 
-    def __init__(self, routes: Mapping[str, Route], log: Log, peers: set[_Connection]) -> None:
+    def __init__(
+        self,
+        accepted: socket.socket,
+        routes: Mapping[str, Route],
+        log: Log,
+        peers: set[_Connection],
+    ) -> None:
+        self._socket = accepted
         self._routes = routes
         self._log = log
         self._peers = peers
+        self._loop = asyncio.get_running_loop()
         self._head = bytearray()
-        self._transport: asyncio.Transport | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self._unsent = memoryview(b"")
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), transport
-        self._transport = transport
-        if len(self._peers) >= CONNECTIONS_MAX:
-            transport.abort()
-            return
+    def begin(self) -> None:
+        """Read, and answer if the request is there."""
         self._peers.add(self)
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(REQUEST_SECONDS_MAX, transport.abort)
+        self._deadline = self._loop.call_later(REQUEST_SECONDS_MAX, self.abort)
+        self._loop.add_reader(self._socket, self._read)
+        self._read()
 
-    def data_received(self, data: bytes) -> None:
-        transport = self._transport
-        assert transport is not None, "data before the connection"
-        if transport.is_closing():
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(REQUEST_BYTES_MAX)
+        except (BlockingIOError, InterruptedError):
             return
+        except OSError:
+            data = b""
         self._head += data
         end = self._head.find(b"\r\n\r\n")
-        if end >= 0:
-            transport.write(answer(bytes(self._head[:end]), self._routes, self._log))
-            transport.close()
-        elif len(self._head) > REQUEST_BYTES_MAX:
-            transport.abort()
+        if data and end >= 0:
+            self._loop.remove_reader(self._socket)
+            answered = answer(bytes(self._head[:end]), self._routes, self._log)
+            self._unsent = memoryview(answered)
+            self._send()
+        elif not data or len(self._head) > REQUEST_BYTES_MAX:
+            self.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc
-        self._peers.discard(self)
-        if self._deadline is not None:
-            self._deadline.cancel()
+    def _send(self) -> None:
+        try:
+            self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self._unsent = memoryview(b"")
+        if self._unsent:
+            self._loop.add_writer(self._socket, self._send)
+        else:
+            self.abort()
 
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        """Close it, whatever was sent."""
+        self._deadline.cancel()
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        self._peers.discard(self)

@@ -205,6 +205,42 @@ def test_http_server_answers_and_closes():
         assert received.endswith(b"\r\n\r\nhello")
 
 
+def test_http_server_answers_in_the_turn_in_which_it_is_asked():
+    """A turn of an overloaded server's loop takes long, and who looks after it does not wait."""
+
+    async def run():
+        server = HttpServer({"/x": lambda: Response(200, "text/plain", b"hello")}, LOG)
+        port = await server.start("127.0.0.1", 0)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET /x HTTP/1.1\r\n\r\n")
+            client.setblocking(False)
+            for _ in range(2):  # this turn's look at the files was before
+                await asyncio.sleep(0)
+            received = client.recv(1000)
+        server.close()
+        return received
+
+    assert asyncio.run(run()).endswith(b"hello")
+
+
+def test_http_server_sends_what_does_not_fit_into_the_socket():
+    """Metrics may be long, and who reads them slow."""
+    body = b"x" * (8 << 20)
+
+    async def run():
+        server = HttpServer({"/x": lambda: Response(200, "text/plain", body)}, LOG)
+        port = await server.start("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /x HTTP/1.1\r\n\r\n")
+        await asyncio.sleep(0.05)
+        received = await reader.read()
+        writer.close()
+        server.close()
+        return received
+
+    assert asyncio.run(run()).endswith(body)
+
+
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6")
 def test_http_server_on_every_address_takes_both_kinds():
     """`[::]` is all there is, as it is for a listener of Kafka clients."""
