@@ -223,6 +223,8 @@ class ClientSession:
         "frame_since_ns",
         "info",
         "last_active_ns",
+        "share_ns",
+        "shared_until_ns",
         "stuck_since_ns",
     )
 
@@ -235,6 +237,8 @@ class ClientSession:
         """Why no further request is read; empty while requests are read."""
         self.last_active_ns = now_ns
         """When bytes last arrived, or an answer was given."""
+        self.shared_until_ns = self.share_ns = 0
+        """See `StartBudget`."""
         self.frame_since_ns = 0
         """When the arriving request began, or reading resumed in the middle of it. 0: no request
         arrives, or nothing is read, which is no fault of the client."""

@@ -77,9 +77,17 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._file: int = transport.get_extra_info("socket").fileno()
         transport.set_write_buffer_limits(high=0)
         peer = transport.get_extra_info("peername") or ("unknown", 0)
-        self._session = self._accept(self, (str(peer[0]), int(peer[1])))
-        if self._session is None:
+        self._session = session = self._accept(self, (str(peer[0]), int(peer[1])))
+        if session is None:
             transport.abort()
+            return
+        # What is there already need not wait for the next turn, in which it would be looked for.
+        try:
+            count = os.readv(self._file, [session.get_buffer(-1)])
+        except OSError:
+            return  # nothing is there, or the transport finds out why
+        if count:
+            session.buffer_updated(count)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         session = self._session

@@ -14,7 +14,9 @@ batches of the usual size, are read at once.
 for later turns, behind a poll of all sockets and timers: an overloaded server still hears its peers
 and its own clock. Waiting connections take turns of `SHARE_NS`. One that sends more meanwhile is
 not read, so the backlog is bounded and TCP slows the client down. A turn has a fixed cost: shorter
-ones halve what an overloaded server can do.
+ones halve what an overloaded server can do. Who is next is decided by fair queueing (Demers, Keshav
+and Shenker, 1989): each connection has the same share of the time, and one that uses less than its
+own, or is new, does not wait for those that use all of theirs.
 
 `SendBudget`: long answers are sent until `ANSWER_BYTES` have left in a turn; the others are sent in
 later turns. The loop serves everything else in between. That costs no bandwidth.
@@ -25,6 +27,7 @@ Must not know: requests, answers, sockets.
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 from itertools import islice
 from typing import Protocol
 
@@ -55,6 +58,10 @@ SHARE_NS = 25 * MS
 
 
 class Starter(Protocol):
+    shared_until_ns: int
+    share_ns: int
+    """The budget's own: see `StartBudget`."""
+
     def resume_starting(self) -> None:
         """It is this one's turn to have requests started."""
 
@@ -112,12 +119,24 @@ class ReceiveBudget:
 
 
 class StartBudget:
-    """The pace of one server's requests."""
+    """The pace of one server's requests.
+
+    Turns are given out by a clock of its own that goes on as much as each of those that wait has
+    been served. `shared_until_ns` of a connection: up to when, by that clock, it has used its
+    share; whoever was away has nothing in hand. `share_ns`: what it used when it was served last,
+    and is expected to use again. Who is expected to be done first, by that clock, is served
+    next."""
 
     __slots__ = (
         "_clock",
         "_end_ns",
+        "_fair_ns",
         "_is_armed",
+        "_latest_ns",
+        "_number",
+        "_queue",
+        "_served",
+        "_served_from_ns",
         "_turn_has_ended",
         "_waiting",
         "started_ns",
@@ -126,8 +145,18 @@ class StartBudget:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waiting: dict[Starter, int] = {}
-        """Since when the first request of each is there, in the order in which they start."""
+        self._waiting: dict[Starter, tuple[int, int]] = {}
+        """The number of each one's place in the queue, and since when its first request is
+        there."""
+        self._queue: list[tuple[int, int, Starter]] = []
+        """A heap of (when its share is expected to end, number, who). Some have left."""
+        self._number = 0
+        self._fair_ns = 0
+        """The clock by which they take turns."""
+        self._latest_ns = 0
+        """The latest `shared_until_ns`."""
+        self._served: Starter | None = None
+        self._served_from_ns = 0
         self._is_armed = False
         """Whether `_next_turn` will be called."""
         self._end_ns = 0
@@ -146,7 +175,9 @@ class StartBudget:
 
     def oldest_ns(self) -> int:
         """The longest wait of a queued request (ns); 0: none waits. Not cheap: for checks."""
-        return self._clock.now_ns() - min(self._waiting.values()) if self._waiting else 0
+        if not self._waiting:
+            return 0
+        return self._clock.now_ns() - min(since_ns for _, since_ns in self._waiting.values())
 
     def may_start(self, starter: Starter, since_ns: int) -> bool:
         """Whether its next request, which arrived at `since_ns`, may start; if not,
@@ -160,7 +191,12 @@ class StartBudget:
                 self.until_ns = self._clock.now_ns() + START_NS
                 self._behind_the_next_look(self._end_turn)
                 return True
-        self._waiting[starter] = since_ns
+        if starter is self._served:
+            self._count(self._clock.now_ns())
+        starter.shared_until_ns = max(starter.shared_until_ns, self._fair_ns)
+        self._number += 1
+        self._waiting[starter] = self._number, since_ns
+        heappush(self._queue, (starter.shared_until_ns + starter.share_ns, self._number, starter))
         if not self._end_ns:
             self.until_ns = 0  # who comes now waits behind this one
             self._arm()
@@ -193,14 +229,33 @@ class StartBudget:
         now_ns = self._clock.now_ns()
         self._end_ns = end_ns = now_ns + START_NS
         while self._waiting and now_ns < end_ns:
-            starter = next(iter(self._waiting))
+            _, number, starter = heappop(self._queue)
+            if self._waiting.get(starter, (0, 0))[0] != number:
+                continue  # it has left
             del self._waiting[starter]
             self.started_ns, self.until_ns = now_ns, min(now_ns + SHARE_NS, end_ns)
+            self._served, self._served_from_ns, starter.share_ns = starter, now_ns, 0
             starter.resume_starting()
             now_ns = self._clock.now_ns()
+            self._count(now_ns)
+            self._served = None
         self._end_ns = self.until_ns = 0
         if self._waiting:
             self._arm()
+        else:
+            self._queue.clear()
+            self._fair_ns = self._latest_ns  # nobody begins with a debt
+
+    def _count(self, now_ns: int) -> None:
+        """The one that is served has been, until now."""
+        starter = self._served
+        assert starter is not None, "nobody is served"
+        used_ns = now_ns - self._served_from_ns
+        self._served_from_ns = now_ns
+        starter.share_ns += used_ns
+        starter.shared_until_ns += used_ns
+        self._latest_ns = max(self._latest_ns, starter.shared_until_ns)
+        self._fair_ns += used_ns // (1 + len(self._waiting))
 
 
 class SendBudget:

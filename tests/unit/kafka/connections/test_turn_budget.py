@@ -160,6 +160,8 @@ def test_a_client_that_goes_away_waits_no_more() -> None:
 
 
 class Nobody:
+    shared_until_ns = share_ns = 0
+
     def resume_receiving(self) -> None: ...
 
     def resume_starting(self) -> None: ...
@@ -361,6 +363,29 @@ def test_connections_whose_requests_wait_take_turns(costly: CostlyWorld) -> None
     assert order.count(greedy.session.info.id) == 240
     last = max(order.index(client.session.info.id) for client in others)
     assert last * COST_NS <= START_NS + len(others) * COST_NS + 2 * SHARE_NS
+
+
+def test_who_has_used_less_than_its_share_is_served_first(costly: CostlyWorld) -> None:
+    """One that is new, or asks now and then, does not wait for a share of each of a crowd; nor does
+    the crowd wait for good for those that come anew all the time."""
+    crowd = [costly.client() for _ in range(100)]
+    for client in crowd:
+        ask(client, 80)
+    costly.run(3_000)  # until each has been served
+    modest = costly.client()
+    for _ in range(5):
+        costly.run(700)
+        before = len(costly.started)
+        ask(modest)
+        while not modest.answers():
+            assert costly.time.step()
+        assert (len(costly.started) - before) * COST_NS <= 2 * START_NS
+    waiting = {client.session.info.id for client in crowd}
+    before = len(costly.started)
+    while not waiting <= set(costly.started[before:]):
+        ask(costly.client())
+        assert costly.time.step()
+    assert len(costly.started) - before <= 100 * 2 * (2 * SHARE_NS // COST_NS)
 
 
 def test_one_that_waits_alone_has_the_turn_for_itself(costly: CostlyWorld) -> None:
