@@ -9,12 +9,10 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version as distribution_version
 
 import click
 
 from vdl import __version__
-from vdl.config.settings import ConfigError
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "up": ("vdl.commands.up", "up", "Start a replica set on this machine."),
@@ -65,16 +63,25 @@ def app() -> None:
 @click.command()
 def version() -> None:
     """Print the version of VDL, of Python and of the libraries that matter."""
+    from importlib.metadata import version as distribution_version
+
     click.echo(f"vdl {__version__}")
     click.echo(f"python {sys.version.split()[0]}")
     for library in ("crc32c", "cramjam", "grpcio", "lmdb", "msgspec", "protobuf"):
         click.echo(f"{library} {distribution_version(library)}")
 
 
+def _told_in_words() -> tuple[type[Exception], ...]:
+    """Exceptions of commands that need no traceback. What they are defined in takes a while to
+    load, which a command that needs none of it should not wait for."""
+    from vdl.commands.replica_set import ReplicaSetError
+    from vdl.config.settings import ConfigError
+
+    return ReplicaSetError, ConfigError
+
+
 def run_app(arguments: Sequence[str]) -> int:
     """Run the application; the exit code: 0, 1 for what failed, 2 for wrong usage."""
-    from vdl.commands.replica_set import ReplicaSetError
-
     try:
         code = app.main(args=list(arguments), prog_name="vdl", standalone_mode=False)
     except click.ClickException as error:
@@ -82,7 +89,9 @@ def run_app(arguments: Sequence[str]) -> int:
         return error.exit_code
     except click.Abort:
         return 130
-    except (ReplicaSetError, ConfigError) as error:
+    except Exception as error:
+        if not isinstance(error, _told_in_words()):
+            raise
         click.echo(f"vdl: {error}", err=True)
         return 1
     return code if isinstance(code, int) else 0

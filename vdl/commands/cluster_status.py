@@ -14,19 +14,21 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ids import NodeId, ServerId, Term
 from rpc.admin import GroupStatus, Role, ServerStatus
-from rpc.admin_client import AdminClient
 from rpc.errors import AdminError, TlsFailed
-from vdl.config.settings import ADMIN_LISTENER
-from vdl.config.values import Address, parse_address
+from vdl.config.values import ADMIN_LISTENER, Address, parse_address
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.security.client_settings import ClientSettings
 from vdl.kafka.wire.describe_cluster import DescribeClusterBroker, DescribeClusterRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from vdl.kafka.wire.metadata import MetadataRequest
+
+if TYPE_CHECKING:
+    from rpc.admin_client import AdminClient
 
 METADATA_KEY, DESCRIBE_CONFIGS_KEY, DESCRIBE_CLUSTER_KEY = 3, 32, 60
 BROKER_RESOURCE = 4
@@ -135,6 +137,7 @@ def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED
             return open_clients.enter_context(client)
 
         connecting = {address: pool.submit(connect, address) for address in addresses}
+        admin_client = pool.submit(_load_admin_client)  # while servers are waited for
         metadata, brokers = _discover(connecting)
         status = ClusterStatus(metadata.cluster_id or "")
         asked = []
@@ -144,7 +147,8 @@ def collect(bootstrap: Iterable[Address], settings: ClientSettings = NOT_SECURED
             status.servers.append(server)
             # A connection that is there need not be made again, and each answer takes its time.
             client = connecting.get(address) or pool.submit(connect, address)
-            asked.append(pool.submit(_ask_server, settings, server, address, client))
+            ask = partial(_ask_server, settings, server, address, client, admin_client)
+            asked.append(pool.submit(ask))
         answers = {
             server.id: answer
             for server, future in zip(status.servers, asked, strict=True)
@@ -206,14 +210,25 @@ def admin_address(advertised_listeners: str) -> Address | None:
     return None
 
 
+def _load_admin_client() -> type[AdminClient]:
+    """gRPC takes a while to load."""
+    from rpc.admin_client import AdminClient
+
+    return AdminClient
+
+
 def _ask_server(
-    settings: ClientSettings, server: Server, address: Address, connecting: Future[KafkaClient]
+    settings: ClientSettings,
+    server: Server,
+    address: Address,
+    connecting: Future[KafkaClient],
+    admin_client: Future[type[AdminClient]],
 ) -> ServerStatus | None:
     """What the server says of itself, its summary put into `server`; None when it does not."""
     try:
         admin = _find_admin(connecting.result(), server.id, address)
         server.admin = str(admin)
-        with AdminClient(
+        with admin_client.result()(
             (admin.host, admin.port),
             files=settings.admin_files(),
             timeout_s=ADMIN_TIMEOUT_SECONDS,

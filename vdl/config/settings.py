@@ -32,6 +32,7 @@ from rpc.tls_context import VERSIONS, LinkEncryption, TlsFiles
 from segments.api import StoreOptions
 from vdl.config.listeners import ListenerError, parse_listener
 from vdl.config.values import (
+    ADMIN_LISTENER,
     DAY_MS,
     GIB,
     KIB,
@@ -183,8 +184,6 @@ def parse_config(text: str, *, source: str, folder: Path) -> Config:
 
 # --- the keys -------------------------------------------------------------------------------------
 
-ADMIN_LISTENER = "ADMIN"
-"""Name under which a server registers the address of its admin service."""
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 

@@ -16,7 +16,6 @@ from typing import Any, Self
 
 from vdl.kafka.security.client_settings import ClientSettings
 from vdl.kafka.security.protocol import PLAIN
-from vdl.kafka.security.scram_client import ScramConversation, ScramRefused
 from vdl.kafka.wire import header, registry
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 from vdl.kafka.wire.runtime import WireError
@@ -103,6 +102,9 @@ class KafkaClient:
 
     def _log_in(self) -> None:
         """SaslHandshake, then the mechanism's messages."""
+        # Here, because most commands log in nowhere and are to begin soon.
+        from vdl.kafka.security.scram_client import ScramConversation, ScramRefused
+
         settings = self._settings
         answer = self.request(SASL_HANDSHAKE, SaslHandshakeRequest(settings.mechanism))
         if answer.error_code:

@@ -37,7 +37,8 @@ from segments.api import DataMissing, StorageError, Store
 from segments.io.fs import RealFileSystem
 from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
-from vdl.config.settings import ADMIN_LISTENER, Config, ConfigError
+from vdl.config.settings import Config, ConfigError
+from vdl.config.values import ADMIN_LISTENER
 from vdl.kafka.api import load as load_apis
 from vdl.kafka.connections.listener import Listener
 from vdl.kafka.security.audit import AuditLog
