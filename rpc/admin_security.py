@@ -1,32 +1,41 @@
 """Who may use the admin plane: servers of the set and those with an admin's certificate.
 
 gRPC makes the handshakes. It asks for the certificates at each, so files that were replaced are
-used from then on; files that do not fit together leave what there is.
+used from then on; files that do not fit together leave what there is. It knows nothing of revoked
+certificates: each call is compared with the lists of them.
 
 Must not know: what the admin plane does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import datetime
+import ssl
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import grpc
 
 from rpc.errors import TlsFailed
+from rpc.revocations import Revocations
 from rpc.tls_context import TlsContext, TlsFiles, identity_in
 
 _URIS = "peer_uri"
 """gRPC's name of the URIs among a certificate's alternative names."""
+_CERTIFICATE = "x509_pem_cert"
+"""And of the certificate itself. Those above it gRPC does not tell."""
 
 
 class AdminSecurity:
     """The mutual TLS of one server's admin plane."""
 
-    def __init__(self, files: TlsFiles) -> None:
-        """Raises TlsFailed."""
+    def __init__(
+        self, files: TlsFiles, revocations: Callable[[], Revocations | None] = lambda: None
+    ) -> None:
+        """`revocations`: which certificates were revoked, as is known now. Raises TlsFailed."""
         assert files.secures_links, files
         self._files = files
+        self._revocations = revocations
         self._checked = TlsContext(files.between_servers(), server_side=True)
         """To find out whether files fit together: gRPC would take any."""
 
@@ -41,7 +50,14 @@ class AdminSecurity:
     def allows(self, auth_context: Mapping[str, Iterable[bytes]]) -> bool:
         """Whether who calls is one of those who may."""
         uris = [uri.decode("utf-8", "replace") for uri in auth_context.get(_URIS, ())]
-        return identity_in(uris, self._files.cluster) is not None
+        if identity_in(uris, self._files.cluster) is None:
+            return False
+        revocations = self._revocations()
+        if revocations is None:
+            return True
+        now = datetime.datetime.now(datetime.UTC)
+        shown = [ssl.PEM_cert_to_DER_cert(one.decode()) for one in auth_context[_CERTIFICATE]]
+        return bool(shown) and not any(revocations.refuses(one, now) for one in shown)
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         """The certificates, if they are others than before. Called in a thread of gRPC's."""

@@ -88,7 +88,7 @@ class AdminService:
             async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> Any:
                 security = self._security
                 if security is not None and not security.allows(context.auth_context()):
-                    denied = "the certificate is neither a server's of this set nor an admin's"
+                    denied = "no certificate of a server or an admin of this set, or a revoked one"
                     await context.abort(grpc.StatusCode.PERMISSION_DENIED, denied)
                 # Decoded here, because gRPC itself would log a traceback for what a stranger sent.
                 try:

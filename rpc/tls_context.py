@@ -2,7 +2,8 @@
 
 Files are PEM. A context is made anew when one of its files changes, and connections that begin from
 then on use it; those that are open stay. Files that do not fit together (one is replaced and its
-partner not yet) leave the context that there is.
+partner not yet) leave the context that there is. A list of revoked certificates (CRL) is one of
+them (`rpc/revocations.py`).
 
 A server of the set has a certificate with exactly one URI among its alternative names that begins
 with `vdl://`:
@@ -20,6 +21,7 @@ Must not know: sockets, who asks for what.
 
 from __future__ import annotations
 
+import datetime
 import re
 import ssl
 from collections.abc import Mapping, Sequence
@@ -28,6 +30,7 @@ from enum import Enum
 from pathlib import Path
 
 from rpc.errors import TlsFailed
+from rpc.revocations import Revocations, attach, read_revocations
 from rpc.tls_engine import TlsEngine
 
 CLUSTER_NAME_DEFAULT = "vdl"
@@ -65,6 +68,8 @@ class TlsOptions:
     """None: shows no certificate. A port needs one."""
     ca: Path | None = None
     """Certificates of those who sign what the other end shows."""
+    crl: Path | None = None
+    """Lists of certificates that they have revoked; None: nothing is asked about that."""
     client_auth: ClientAuth = ClientAuth.NONE
     others: tuple[KeyPair, ...] = ()
     """Shown in place of `own` to clients that ask for a name in them (SNI)."""
@@ -77,7 +82,7 @@ class TlsOptions:
         """Everything that is read."""
         pairs = (self.own, *self.others) if self.own is not None else self.others
         named = [path for pair in pairs for path in (pair.certificate, pair.key)]
-        return (*named, self.ca) if self.ca is not None else tuple(named)
+        return (*named, *(path for path in (self.ca, self.crl) if path is not None))
 
 
 class LinkEncryption(Enum):
@@ -104,6 +109,7 @@ class TlsFiles:
     version_min: str = "TLSv1.2"
     ciphers: str = ""
     links: LinkEncryption = LinkEncryption.REQUIRED
+    crl: Path | None = None
 
     @property
     def own(self) -> KeyPair | None:
@@ -122,6 +128,7 @@ class TlsFiles:
         return TlsOptions(
             own=self.own,
             ca=self.ca,
+            crl=self.crl,
             client_auth=ClientAuth.REQUIRED,
             version_min=self.version_min,
             ciphers=self.ciphers,
@@ -137,12 +144,18 @@ class TlsContext:
         self.options = options
         self._server_side = server_side
         self._seen = _state_of(options.files)
+        self.revocations = self._revocations()
+        """None: `crl` is not asked for."""
         self.current = self._make()
         """For connections that begin now."""
 
     def new_engine(self) -> TlsEngine:
         """Of a connection that begins now."""
         return TlsEngine(self.current, server_side=self._server_side)
+
+    def revokes(self, certificate: bytes) -> bool:
+        """Whether a certificate (DER) has been revoked by now, of who connected before too."""
+        return self.revocations is not None and self.revocations.has(certificate)
 
     def is_outdated(self) -> bool:
         """Whether a file is another one than when it was looked at last."""
@@ -151,9 +164,16 @@ class TlsContext:
     def load(self) -> None:
         """Take the files as they are; the context stays as it is when this raises TlsFailed."""
         seen = _state_of(self.options.files)
-        context = self._make()
+        revocations, context = self._revocations(), self._make()
         self._seen = seen
+        self.revocations = revocations
         self.current = context
+
+    def _revocations(self) -> Revocations | None:
+        options = self.options
+        if options.crl is None or options.ca is None:
+            return None
+        return read_revocations(options.crl, options.ca, datetime.datetime.now(datetime.UTC))
 
     def _make(self) -> ssl.SSLContext:
         options = self.options
@@ -208,7 +228,7 @@ def _server_context(options: TlsOptions, pair: KeyPair) -> ssl.SSLContext:
     if options.client_auth is not ClientAuth.NONE:
         if options.ca is None:
             raise TlsFailed("certificates of clients are asked for, and no CA is named")
-        _load_ca(context, options.ca)
+        _load_ca(context, options.ca, options.crl)
         required = options.client_auth is ClientAuth.REQUIRED
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
     return context
@@ -221,7 +241,7 @@ def _client_context(options: TlsOptions) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     if options.ca is None:
         raise TlsFailed("no CA is named")
-    _load_ca(context, options.ca)
+    _load_ca(context, options.ca, options.crl)
     if options.own is not None:
         _load_pair(context, options.own)
     return context
@@ -238,12 +258,14 @@ def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
         raise TlsFailed(f"{pair.certificate} with {pair.key}: {_words(error)}") from None
 
 
-def _load_ca(context: ssl.SSLContext, path: Path) -> None:
+def _load_ca(context: ssl.SSLContext, path: Path, crl: Path | None) -> None:
     try:
         context.load_verify_locations(path)
     except (OSError, ValueError) as error:  # SSLError is an OSError
         what = _words(error) if not isinstance(error, ssl.SSLError) else "no certificate in it"
         raise TlsFailed(f"{path}: {what}") from None
+    if crl is not None:
+        attach(context, crl)
 
 
 def _words(error: Exception) -> str:

@@ -151,6 +151,10 @@ class TlsEngine:
         certificate = self._object.getpeercert()
         return dict(certificate) if certificate else None
 
+    def peer_certificate_der(self) -> bytes:
+        """The same as its bytes (DER); empty: it has shown none."""
+        return self._object.getpeercert(binary_form=True) or b""
+
     @property
     def version(self) -> str:
         """Such as "TLSv1.3"; empty before it is agreed."""

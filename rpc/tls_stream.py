@@ -56,6 +56,8 @@ class Engine(Protocol):
 
     def peer_certificate(self) -> Mapping[str, object] | None: ...
 
+    def peer_certificate_der(self) -> bytes: ...
+
     def read_into(self, buffer: memoryview) -> int: ...
 
     def write(self, buffers: Sequence[Buffer], bytes_max: int) -> int: ...
@@ -69,6 +71,9 @@ class EngineMaker(Protocol):
     """What makes the engines of one side's connections."""
 
     def new_engine(self) -> Engine: ...
+
+    def revokes(self, certificate: bytes) -> bool:
+        """Whether a certificate (DER) has been revoked by now."""
 
 
 class LinkSecurity:
@@ -97,6 +102,8 @@ class LinkSecurity:
         """Where ciphertext is received: it is taken before anything else is read."""
         self.refused = 0
         """Streams whose other end has not shown that it is a server of this set."""
+        self.proved: set[TlsStream] = set()
+        """Those whose other end has, while they are open."""
 
     def wrap(self, stream: Stream, *, dialed: bool) -> Stream:
         """The stream with TLS over it, unless it may do without."""
@@ -105,6 +112,11 @@ class LinkSecurity:
         if self.takes_plain:
             return EitherStream(stream, self._secure)
         return self._secure(stream)
+
+    def drop_revoked(self) -> None:
+        """End the streams of servers whose certificate has been revoked meanwhile."""
+        for stream in list(self.proved):
+            stream.drop_if_revoked()
 
     def _secure(self, stream: Stream) -> Stream:
         return TlsStream(stream, self, self.accepting)
@@ -171,11 +183,19 @@ class TlsStream(OwnedStream):
         if self._is_closed:
             return
         self._is_closed = True
+        self._security.proved.discard(self)
         if not self._is_busy and not self._rest and self._is_writable:
             last = self._engine.close()
             if last:
                 self._inner.write([last])
         self._inner.close()
+
+    def drop_if_revoked(self) -> bool:
+        """End, if the other end's certificate has been revoked by now; whether it has."""
+        is_revoked = self._security.accepting.revokes(self._engine.peer_certificate_der())
+        if is_revoked:
+            self._refuse("TLS: the certificate was revoked")
+        return is_revoked
 
     # --- owner of the stream below ---------------------------------------------------------------
     def get_buffer(self) -> memoryview:
@@ -202,6 +222,7 @@ class TlsStream(OwnedStream):
 
     def ended(self, cause: str) -> None:
         self._is_closed = True
+        self._security.proved.discard(self)
         assert self._owner is not None
         self._owner.ended(cause)
 
@@ -248,6 +269,9 @@ class TlsStream(OwnedStream):
             if not self.identity:
                 self._refuse("TLS: the certificate is not that of a server of this set")
                 return
+            self._security.proved.add(self)
+            if self.drop_if_revoked():
+                return  # the handshake began before that was known
             self._tell_if_writable()
         held_back, self._held_back = self._held_back, bytearray()
         if held_back:

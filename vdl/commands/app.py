@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "down": ("vdl.commands.up", "down", "Stop it."),
     "status": ("vdl.commands.status", "status", "Servers, topics, leaders, offsets, lag."),
     "serve": ("", "", "Run one server."),
-    "cert": ("vdl.commands.cert", "cert", "Make an authority and certificates for a set."),
+    "cert": ("vdl.commands.cert", "cert", "Make and revoke certificates of a set."),
     "acl": ("vdl.commands.acl", "acl", "Allow and deny what clients do."),
     "quota": ("vdl.commands.quota", "quota", "Bound what clients use."),
     "user": ("vdl.commands.user", "user", "Users who log in with a password."),

@@ -5,6 +5,7 @@ DIR/ca.pem, ca.key                  who signs; keep the key off the servers
 DIR/server-ID.pem, server-ID.key    one pair for each server: its name is in `rpc/tls_context.py`
 DIR/admin.pem, admin.key            for `vdl status`
 DIR/client-NAME.pem, client-NAME.key
+DIR/crl.pem                         those that were revoked, once there is one
 ```
 Keys are ECDSA P-256 without a pass phrase, in files for their owner alone. A file is written whole
 or not at all, and the key before its certificate: a server that looks meanwhile finds a pair that
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -32,6 +34,8 @@ from rpc.tls_context import ADMIN, identity_uri
 
 CA_DAYS = 3_650
 CERTIFICATE_DAYS = 365
+CRL_DAYS = CA_DAYS
+"""Once a list ends nobody gets in: one that is forgotten must not stop a set."""
 _CLOCK_SLACK = datetime.timedelta(minutes=5)
 """A server whose clock is behind takes a certificate that was made just now."""
 
@@ -118,6 +122,64 @@ def write_client(
     file = directory / f"client-{name}.pem"
     _write_signed(file, authority, name, [], [ExtendedKeyUsageOID.CLIENT_AUTH], days)
     return file
+
+
+def revoke(
+    directory: Path, authority: Authority, serials: Sequence[int], days: int = CRL_DAYS
+) -> tuple[Path, int]:
+    """Add certificates to the authority's list, which holds for so many days from now; where it is,
+    and how many are in it. Raises CertificateError."""
+    file = directory / "crl.pem"
+    now = datetime.datetime.now(datetime.UTC)
+    public = authority.key.public_key()
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(authority.certificate.subject)
+        .last_update(now - _CLOCK_SLACK)
+        .next_update(now + datetime.timedelta(days=days))
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
+    )
+    revoked, number = _revoked(file, authority)
+    for serial in serials:
+        if serial not in revoked:
+            one = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
+            revoked[serial] = one.build()
+    for entry in revoked.values():
+        builder = builder.add_revoked_certificate(entry)
+    builder = builder.add_extension(x509.CRLNumber(number + 1), critical=False)
+    made = builder.sign(authority.key, hashes.SHA256())
+    write_private(file, made.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    return file, len(revoked)
+
+
+def _revoked(file: Path, authority: Authority) -> tuple[dict[int, x509.RevokedCertificate], int]:
+    """Those in a list by their serial numbers, and the list's own number; none without a file."""
+    try:
+        found = x509.load_pem_x509_crl(file.read_bytes())
+    except FileNotFoundError:
+        return {}, 0
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"{file}: {_words(error)}") from error
+    if not found.is_signature_valid(authority.key.public_key()):
+        raise CertificateError(f"{file} is the list of another authority")
+    try:
+        number = found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+    except x509.ExtensionNotFound:
+        number = 0
+    return {entry.serial_number: entry for entry in found}, number
+
+
+def serial_of(directory: Path, authority: Authority, name: str) -> int:
+    """Of a certificate in the folder, such as "client-alice". Raises CertificateError."""
+    file = directory / f"{name}.pem"
+    try:
+        found = x509.load_pem_x509_certificate(file.read_bytes())
+        found.verify_directly_issued_by(authority.certificate)
+    except (InvalidSignature, TypeError):
+        raise CertificateError(f"{file} is not signed by the authority in {directory}") from None
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"{file}: {_words(error)}") from error
+    return found.serial_number
 
 
 def _write_signed(

@@ -19,7 +19,7 @@ from vdl.kafka.security.protocol import GSSAPI, MECHANISMS, SecurityProtocol
 
 LISTENER_KEYS = (
     "name", "listen", "advertise", "protocol", "mechanisms", "client_auth", "certificate", "key",
-    "ca", "other_certificates", "principal_rules", "unencrypted_login",
+    "ca", "crl", "other_certificates", "principal_rules", "unencrypted_login",
 )  # fmt: skip
 MECHANISMS_DEFAULT = MECHANISMS[:2]
 """Those that need no more settings, and send no password."""
@@ -117,7 +117,7 @@ def _tls(
     table: Mapping[str, object], protocol: SecurityProtocol, files: TlsFiles, folder: Path
 ) -> TlsOptions:
     if not protocol.is_encrypted:
-        for key in ("client_auth", "certificate", "key", "ca", "other_certificates"):
+        for key in ("client_auth", "certificate", "key", "ca", "crl", "other_certificates"):
             if key in table:
                 raise ListenerError(key, f"a {protocol.value} listener has no use for it")
         return TlsOptions()
@@ -134,14 +134,26 @@ def _tls(
     ca = _path(table["ca"], "ca", folder) if "ca" in table else files.ca
     if auth != ClientAuth.NONE.value and ca is None:
         raise ListenerError("ca", "required for certificates of clients, here or as tls.ca")
+    if "crl" in table and auth == ClientAuth.NONE.value:
+        raise ListenerError("crl", "no certificates of clients are asked for")
     return TlsOptions(
         own=own,
         ca=ca,
+        crl=_crl(table, files, folder) if auth != ClientAuth.NONE.value else None,
         client_auth=ClientAuth(auth),
         others=_other_pairs(table, folder),
         version_min=files.version_min,
         ciphers=files.ciphers,
     )
+
+
+def _crl(table: Mapping[str, object], files: TlsFiles, folder: Path) -> Path | None:
+    """Of the whole server, unless the listener has one. Who names another authority only, and
+    forgets its list, is to be told so by refusals."""
+    raw = table.get("crl")
+    if raw == "off":
+        return None
+    return files.crl if raw is None else _path(raw, "crl", folder)
 
 
 def _other_pairs(table: Mapping[str, object], folder: Path) -> tuple[KeyPair, ...]:

@@ -359,6 +359,7 @@ KEYS: dict[str, Key] = {
     "tls.certificate": Key("tls.certificate", path),
     "tls.key": Key("tls.key", path),
     "tls.ca": Key("tls.ca", path),
+    "tls.crl": Key("tls.crl", path),
     "tls.cluster": Key("tls.cluster", cluster_name),
     "tls.version_min": Key("tls.version_min", choice(*VERSIONS)),
     "tls.ciphers": Key("tls.ciphers", text),
@@ -450,6 +451,7 @@ def _build(
         certificate=_beside(folder, files.certificate),
         key=_beside(folder, files.key),
         ca=_beside(folder, files.ca),
+        crl=_beside(folder, files.crl),
     )
     audit = changes.get("audit", base.audit)
     assert isinstance(audit, AuditOptions), audit
@@ -536,6 +538,8 @@ def _check_identities(config: Config) -> None:
     files = config.tls
     if (files.certificate is None) != (files.key is None):
         raise ConfigError(config.source, "tls.key", "expected beside tls.certificate, and it here")
+    if files.crl is not None and files.ca is None:
+        raise ConfigError(config.source, "tls.crl", "expected beside tls.ca, whose list it is")
     asking = [one for one in config.listeners if one.protocol is not SecurityProtocol.PLAINTEXT]
     if files.links is not LinkEncryption.REQUIRED:
         key, need = "tls.links", "tls.certificate, tls.key and tls.ca"

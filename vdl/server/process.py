@@ -32,6 +32,7 @@ from rpc.hello import Hello
 from rpc.links import Links
 from rpc.streams import Address, Dial, DialFailed, PeerHandler, Stream
 from rpc.tls_context import LinkEncryption
+from rpc.tls_stream import LinkSecurity
 from rpc.transport import SocketTransport
 from segments.api import DataMissing, StorageError, Store
 from segments.io.fs import RealFileSystem
@@ -119,6 +120,7 @@ class Process:
         """Another thread than that of clients: a flood of these must not keep servers apart."""
         self._logins = SideThread("login", self._doorbell.ring)
         self._tls = ServerTls(config)
+        self._link_security: LinkSecurity | None = None
         self._admin: AdminService | None = None
         self._audit_file: AuditFile | None = None
         self._audit: AuditLog | None = None
@@ -218,9 +220,20 @@ class Process:
             raise result
         if result.loaded:
             self._log.info("certificates_loaded", names=",".join(result.loaded))
+            self._drop_revoked()
         for name, problem in result.problems.items():
             self._log.warning("certificates_not_loaded", name=name, problem=problem)
+        for name, ends in result.ending.items():
+            self._log.warning("revocation_list_ends_soon", name=name, ends=f"{ends:%F %R}Z")
         self._loop.call_later(_CERTIFICATES_SECONDS, self._follow_certificates)
+
+    def _drop_revoked(self) -> None:
+        """Whose certificate is in a list now is out, though it came before."""
+        for listener in self._listeners:
+            if listener.tls is not None:
+                listener.tls.drop_revoked()
+        if self._link_security is not None:
+            self._link_security.drop_revoked()
 
     def _open_audit(self) -> None:
         """Raises OSError: a server that is to note what clients do does not serve without."""
@@ -280,6 +293,7 @@ class Process:
             return Links(local, NoDialer(), self._clock, self._rng, handler)
         listen = (peer.listen.host, peer.listen.port)
         links = self._config.tls.links
+        self._link_security = self._tls.link_security(self._link_handshakes.run)
         if links is not LinkEncryption.REQUIRED:
             self._log.warning("links_not_all_encrypted", links=links.value)
         return SocketTransport(
@@ -289,7 +303,7 @@ class Process:
             loop=self._loop,
             rng=self._rng,
             on_trouble=self._cannot_dial,
-            security=self._tls.link_security(self._link_handshakes.run),
+            security=self._link_security,
         )
 
     def _cannot_dial(self, server_id: ServerId, address: Address, cause: str) -> None:
@@ -337,7 +351,11 @@ class Process:
 
         admin = self._config.admin
         assert admin is not None
-        security = AdminSecurity(self._config.tls) if self._config.tls.secures_links else None
+        security = (
+            AdminSecurity(self._config.tls, self._tls.revocations)
+            if self._config.tls.secures_links
+            else None
+        )
         self._admin = AdminService(Administration(self.server), security=security)
         try:
             await self._admin.start((admin.listen.host, admin.listen.port))

@@ -5,15 +5,19 @@ Must not know: sockets, the event loop.
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import dataclass, field
 
 from rpc.errors import TlsFailed
+from rpc.revocations import Revocations
 from rpc.tls_context import LinkEncryption, TlsContext
 from rpc.tls_stream import LinkSecurity, Offload
 from vdl.config.settings import Config
 
 ACCEPTING, DIALING = "peer", "peer (dialling)"
 """Names of those that are no listener's."""
+_WARNED_BEFORE = datetime.timedelta(days=7)
+_WARNED_EVERY = datetime.timedelta(days=1)
 
 
 @dataclass(slots=True)
@@ -23,6 +27,8 @@ class Refreshed:
     loaded: list[str] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
     """Files that changed and cannot be used: what there was stays. Said once."""
+    ending: dict[str, datetime.datetime] = field(default_factory=dict)
+    """When a list of revoked certificates ends, soon. Said once a day."""
 
 
 class ServerTls:
@@ -33,6 +39,7 @@ class ServerTls:
         self.contexts: dict[str, TlsContext] = {}
         """By name of the listener."""
         self._told: dict[str, str] = {}
+        self._warned: dict[str, datetime.datetime] = {}
 
     def load(self) -> None:
         """Read all files for the first time. Raises TlsFailed."""
@@ -59,10 +66,16 @@ class ServerTls:
             dials_plain=links is LinkEncryption.ACCEPTED,
         )
 
+    def revocations(self) -> Revocations | None:
+        """Of certificates that links and the admin plane are shown."""
+        context = self.contexts.get(ACCEPTING)
+        return None if context is None else context.revocations
+
     def refresh(self) -> Refreshed:
         """Look at the files; load those that changed. For a thread."""
         refreshed = Refreshed()
         for name, context in self.contexts.items():
+            self._look_at_end(name, context, refreshed)
             if not context.is_outdated():
                 continue
             try:
@@ -74,3 +87,12 @@ class ServerTls:
                 self._told.pop(name, None)
                 refreshed.loaded.append(name)
         return refreshed
+
+    def _look_at_end(self, name: str, context: TlsContext, refreshed: Refreshed) -> None:
+        """Once a list of revoked certificates has ended nobody gets in."""
+        if context.revocations is None or name == DIALING:
+            return
+        now, ends = datetime.datetime.now(datetime.UTC), context.revocations.ends
+        if ends - now < _WARNED_BEFORE and now >= self._warned.get(name, now):
+            self._warned[name] = now + _WARNED_EVERY
+            refreshed.ending[name] = ends

@@ -289,3 +289,23 @@ def test_config_links_without_encryption_need_a_certificate_and_open_listeners()
     problem = problem_of(f'{listener}{CERTIFIED}links = "preferred"')
     assert (problem.key, "SSL" in str(problem)) == ("tls.links", True)
     assert problem_of(f'{CERTIFIED}links = "maybe"').key == "tls.links"
+
+
+def test_lists_of_revoked_certificates_are_those_of_the_server_or_of_the_listener() -> None:
+    """A listener that asks for no certificates has none; "off" leaves out the server's."""
+    lists = CERTIFIED + 'crl = "crl.pem"\n'
+    config = parse(lists)
+    assert config.tls.crl is not None
+    assert config.tls.between_servers().crl == config.tls.crl
+    for more, expected in (
+        ("", None),
+        ('client_auth = "required"\n', "crl.pem"),
+        ('client_auth = "requested"\ncrl = "own.pem"\n', "own.pem"),
+        ('client_auth = "required"\ncrl = "off"\n', None),
+    ):
+        table = f'[[listeners]]\nname = "SSL"\nlisten = "127.0.0.1:1"\n{more}'
+        (listener,) = parse(lists + table).listeners
+        assert (None if listener.tls.crl is None else listener.tls.crl.name) == expected
+    table = '[[listeners]]\nname = "SSL"\nlisten = "127.0.0.1:1"\ncrl = "own.pem"\n'
+    assert problem_of(lists + table).key == "listeners[0].crl"
+    assert problem_of('[tls]\ncrl = "crl.pem"').key == "tls.crl"

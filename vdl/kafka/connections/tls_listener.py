@@ -78,6 +78,9 @@ class TlsPort:
         self._under_way: dict[TlsProtocol, tuple[str, asyncio.TimerHandle]] = {}
         self._by_host: Counter[str] = Counter()
         self._quiet_until: dict[str, float] = {}
+        self._certified: dict[TlsProtocol, int] = {}
+        """Open connections whose client has shown a certificate, by its serial number. Only where
+        certificates may be revoked."""
 
     def __len__(self) -> int:
         """Handshakes under way."""
@@ -126,6 +129,33 @@ class TlsPort:
             "count": self.failed,
         }
         self._log.warning("handshake_failed", extra={"fields": fields})
+
+    def is_revoked(self, protocol: TlsProtocol, certificate: Certificate | None) -> bool:
+        """Whether a client whose handshake is done has a certificate that was revoked meanwhile. If
+        not, it is compared again later on."""
+        if certificate is None or self.context.revocations is None:
+            return False
+        self._certified[protocol] = int(str(certificate["serialNumber"]), 16)
+        return self._is_in_list(protocol)
+
+    def _is_in_list(self, protocol: TlsProtocol) -> bool:
+        revocations = self.context.revocations
+        assert revocations is not None
+        # Almost nobody: the certificate itself need not be read again.
+        return self._certified[protocol] in revocations.serials and self.context.revokes(
+            protocol.certificate()
+        )
+
+    def drop_revoked(self) -> None:
+        """End the connections of those whose certificate has been revoked meanwhile."""
+        for protocol in list(self._certified):
+            if self._is_in_list(protocol):
+                protocol.end("revoked: the certificate")
+
+    def gone(self, protocol: TlsProtocol) -> None:
+        """A connection is over."""
+        self.end(protocol)
+        self._certified.pop(protocol, None)
 
     def _too_late(self, protocol: TlsProtocol) -> None:
         self.timed_out += 1
@@ -198,7 +228,7 @@ class TlsProtocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        self._port.end(self)
+        self._port.gone(self)
         self._port.lingering.over(self._transport)
         # Let go of, or the two would hold each other until the collector finds them.
         session, self._session = self._session, None
@@ -237,7 +267,13 @@ class TlsProtocol(asyncio.BufferedProtocol):
         if result:
             self._port.end(self)
             self._port.done += 1
-            self._session = self._port.accept(self, self._peer, self._engine.peer_certificate())
+            certificate = self._engine.peer_certificate()
+            if self._port.is_revoked(self, certificate):
+                # The handshake may have begun before that was known.
+                self._port.refuse(self._peer, "the certificate was revoked")
+                transport.abort()
+                return
+            self._session = self._port.accept(self, self._peer, certificate)
             if self._session is None:
                 transport.abort()
                 return
@@ -323,3 +359,13 @@ class TlsProtocol(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         self._transport.abort()
+
+    # --- from the port ---------------------------------------------------------------------------
+    def certificate(self) -> bytes:
+        """What the client has shown (DER)."""
+        return self._engine.peer_certificate_der()
+
+    def end(self, reason: str) -> None:
+        """End the session, if there still is one."""
+        if self._session is not None:
+            self._session.abort(reason)
