@@ -53,7 +53,8 @@ class TokenKeys:
                 "token_keys_unavailable", url=self._validator.options.jwks_url, problem=result
             )
         elif not result and (self._problem or not self._seen_unknown):
-            self._log.info("token_keys_loaded", url=self._validator.options.jwks_url)
+            url, left_out = self._validator.options.jwks_url, self._validator.left_out
+            self._log.info("token_keys_loaded", url=url, left_out=left_out)
         self._problem = result
         self._seen_unknown = self._validator.unknown_keys
         self._clock.call_later(RETRY_MS * MS, self._look)

@@ -1,33 +1,35 @@
 """Where the keys of tokens come from: a file, or an address that is asked over HTTPS.
 
-For a thread: both may take long, within bounds. What cannot be had leaves the keys that there are.
+For a thread: both may take long, within bounds. One time counts for an answer as a whole, from the
+first packet to the last byte: an issuer that sends byte after byte is none. What cannot be had
+leaves the keys that there are.
 
 Must not know: tokens.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import socket
 import ssl
-import urllib.error
+import threading
+import time
 import urllib.parse
-import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 from vdl.kafka.security.oauth_options import OauthOptions
 
 BYTES_MAX = 1 << 20
-_SECONDS_MAX = 10
+SECONDS_MAX = 10.0
+"""For all of it, but for what the system needs to find the address of a name."""
+_HTTPS_PORT = 443
+_OK = 200
 
 
 class KeysUnavailable(Exception):
     """Why there are none."""
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """An issuer that sends elsewhere is no issuer: nobody is to be led to another address."""
-
-    def redirect_request(self, *arguments: object) -> None:
-        del arguments
 
 
 def fetch_keys(options: OauthOptions) -> bytes:
@@ -35,22 +37,81 @@ def fetch_keys(options: OauthOptions) -> bytes:
     url = urllib.parse.urlsplit(options.jwks_url)
     if url.scheme == "file":
         return _read(Path(urllib.parse.unquote(url.path)))
-    if url.scheme != "https":
+    if url.scheme != "https" or not url.hostname:
         raise KeysUnavailable("neither https:// nor file://")
     try:
         context = ssl.create_default_context(cafile=options.ca or None)
-        opener = urllib.request.build_opener(
-            urllib.request.HTTPSHandler(context=context),
-            urllib.request.ProxyHandler({}),
-            _NoRedirect(),
-        )
-        with opener.open(options.jwks_url, timeout=_SECONDS_MAX) as answer:
-            found: bytes = answer.read(BYTES_MAX + 1)
-    except urllib.error.HTTPError as error:
-        raise KeysUnavailable(f"answered with {error.code}") from None
-    except (OSError, ValueError) as error:  # URLError is an OSError
-        raise KeysUnavailable(str(getattr(error, "reason", error)) or "no answer") from None
+        target = urllib.parse.urlunsplit(("", "", url.path or "/", url.query, ""))
+        with _connected(url.hostname, url.port or _HTTPS_PORT, context) as connection:
+            connection.request("GET", target, headers={"Accept": "application/json"})
+            answer = connection.getresponse()
+            # Nor to be led to another address: an issuer that sends elsewhere is no issuer.
+            if answer.status != _OK:
+                raise KeysUnavailable(f"answered with {answer.status}")
+            found = answer.read(BYTES_MAX + 1)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise KeysUnavailable(str(error) or type(error).__name__) from None
     return _bounded(found)
+
+
+@contextlib.contextmanager
+def _connected(
+    host: str, port: int, context: ssl.SSLContext
+) -> Iterator[http.client.HTTPSConnection]:
+    """A connection that ends when its time is over, wherever it is then. Raises OSError."""
+    end = time.monotonic() + SECONDS_MAX
+    with _dialed(host, port, end) as plain:
+        secured = context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
+    with secured:
+        secured.settimeout(_left(end))
+        secured.do_handshake()  # the time is for all of it
+        secured.settimeout(None)
+        timer = threading.Timer(_left(end), _shut_down, (secured,))
+        timer.daemon = True
+        timer.start()
+        try:
+            connection = http.client.HTTPSConnection(host, port, context=context)
+            connection.sock = secured
+            yield connection
+        except (OSError, ValueError, http.client.HTTPException):
+            _left(end)
+            raise
+        finally:
+            timer.cancel()
+        _left(end)  # without a length the answer only ended
+
+
+def _shut_down(secured: ssl.SSLSocket) -> None:
+    """From another thread: whoever reads is at the end. The socket's own method would take the TLS
+    from under them."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(secured, socket.SHUT_RDWR)
+
+
+def _dialed(host: str, port: int, end: float) -> socket.socket:
+    """A socket connected to the first address that answers. Raises OSError."""
+    failed: OSError | None = None
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    ):
+        dialed = socket.socket(family, kind, protocol)
+        try:
+            dialed.settimeout(_left(end))
+            dialed.connect(address)
+        except OSError as error:
+            dialed.close()
+            failed = error
+        else:
+            return dialed
+    raise failed or OSError("no address")
+
+
+def _left(end: float) -> float:
+    """Seconds. Raises OSError if there are none."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise OSError(f"took longer than {SECONDS_MAX:g} s")
+    return left
 
 
 def _read(path: Path) -> bytes:

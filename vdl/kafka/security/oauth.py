@@ -2,6 +2,8 @@
 
 * Only asymmetric signatures are taken, by keys of the issuer's set (JWKS): never `none`, and never
   a key of the token's own (`jwk`, `jku`, `x5u` are not looked at). Without keys no token is good.
+* A key of the set is good for the algorithms of its type and curve, and for one of them if it names
+  one. Those that are good for none, are weak or are private are left out (RFC 7517 §5).
 * A token must name the issuer, one of our audiences, a user, and an end. Where it also says when it
   begins or was issued, that must be past.
 * The session ends with the token, whatever else it is bounded by.
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +33,23 @@ ALGORITHMS = (
 )  # fmt: skip
 """Signatures by a private key. Those of a shared secret are not among them: a public key could be
 taken for one."""
-KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
+_RSA = frozenset(name for name in ALGORITHMS if name[0] in "RP")
+_ALGORITHMS_OF: Mapping[tuple[str, str], frozenset[str]] = {
+    ("RSA", ""): _RSA,
+    ("EC", "P-256"): frozenset({"ES256"}),
+    ("EC", "P-384"): frozenset({"ES384"}),
+    ("EC", "P-521"): frozenset({"ES512"}),
+    ("OKP", "Ed25519"): frozenset({"EdDSA"}),
+    ("OKP", "Ed448"): frozenset({"EdDSA"}),
+}
+"""(type, curve) of a key → what it is good for."""
+_MEMBERS = ("kty", "kid", "use", "alg", "key_ops", "crv", "x", "y", "n", "e")
+_MEMBER_CHARS_MAX = 2_048
+RSA_BITS_MIN, RSA_BITS_MAX = 2_048, 8_192
+"""RFC 7518 §3.3; a token is not to cost milliseconds."""
+_EXPONENT_BITS_MAX = 64
 TOKEN_BYTES_MAX = 16 << 10
-_KEYS_MAX = 100
+KEYS_MAX = 100
 _NAME_CHARS_MAX = 256
 _SECONDS_MAX = 1 << 40
 
@@ -68,6 +84,8 @@ class Validator:
         self._keys: Any = None
         self.unknown_keys = 0
         """Tokens signed with a key that is not in the set."""
+        self.left_out = 0
+        """Keys of the set that are not used."""
 
     @property
     def has_keys(self) -> bool:
@@ -80,15 +98,14 @@ class Validator:
         try:
             found = json.loads(document)["keys"]
             assert isinstance(found, list)
-            public = [
-                jwk.import_key(key)
-                for key in found[:_KEYS_MAX]
-                if key.get("kty") in KEY_TYPES and key.get("use", "sig") == "sig"
-            ]
         except Exception as error:  # noqa: BLE001 - whatever somebody else's document does to a parser
             raise KeysRefused(f"no set of keys: {type(error).__name__}") from None
+        if len(found) > KEYS_MAX:
+            raise KeysRefused(f"more than {KEYS_MAX} keys")
+        public = [key for one in found if (key := _usable(one)) is not None]
         if not public:
             raise KeysRefused("no key for signatures in it")
+        self.left_out = len(found) - len(public)
         self._keys = jwk.KeySet(public)
 
     def validate(self, token: str, now_ms: int) -> Bearer:
@@ -133,6 +150,32 @@ class Validator:
             raise TokenRefused(f"not good: {type(error).__name__}") from None
         except Exception as error:  # noqa: BLE001 - whatever a stranger's bytes do to a parser
             raise TokenRefused(f"not read: {type(error).__name__}") from None
+
+
+def _usable(one: Any) -> Any:
+    """A key that signatures may be checked with; None for what is no such key."""
+    from joserfc import jwk
+
+    try:
+        made = {name: one[name] for name in _MEMBERS if name in one}
+        good_for = _ALGORITHMS_OF[made["kty"], made.get("crv", "")]
+        is_long = any(len(value) > _MEMBER_CHARS_MAX for value in made.values())
+        # Whoever publishes a private key has everybody sign.
+        if is_long or "d" in one or made.get("use", "sig") != "sig":
+            return None
+        if made.get("alg", next(iter(good_for))) not in good_for:
+            return None
+        key = jwk.import_key(made)
+        public: Any = key.get_op_key("verify")
+        if made["kty"] == "RSA":
+            exponent: int = public.public_numbers().e
+            if not RSA_BITS_MIN <= public.key_size <= RSA_BITS_MAX:
+                return None
+            if exponent.bit_length() > _EXPONENT_BITS_MAX:
+                return None
+    except Exception:  # noqa: BLE001 - whatever somebody else's document does to a parser
+        return None
+    return key
 
 
 def _time_ms(claims: dict[str, Any], name: str) -> int | None:

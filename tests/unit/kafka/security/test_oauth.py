@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hmac
 import http.server
 import json
 import random
+import socket
 import ssl
 import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, padding
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from joserfc import jwk, jwt
 
@@ -24,8 +28,9 @@ from tests.unit.kafka.connections.test_logins import HANDSHAKE, METADATA, Place
 from tests.unit.kafka.fake_host import WALL_MS, Client
 from tests.unit.security_files import authority
 from vdl.errors import ErrorCode
+from vdl.kafka.security import jwks
 from vdl.kafka.security.jwks import BYTES_MAX, KeysUnavailable, fetch_keys
-from vdl.kafka.security.oauth import KeysRefused, TokenRefused, Validator
+from vdl.kafka.security.oauth import KEYS_MAX, KeysRefused, TokenRefused, Validator
 from vdl.kafka.security.oauth_options import OauthOptions
 from vdl.kafka.security.principal import Principal
 from vdl.kafka.security.protocol import OAUTHBEARER
@@ -200,6 +205,136 @@ def test_keys_that_cannot_be_used_leave_those_there_are(document: bytes) -> None
     assert found.validate(token(), WALL_MS).user == "alice"
 
 
+def changed(one: Any, **members: Any) -> dict[str, Any]:
+    """The public key with other members; None takes one out."""
+    found = one.as_dict(private=False) | members
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def set_of(*keys: Any) -> bytes:
+    return json.dumps({"keys": keys}).encode()
+
+
+@functools.cache
+def rsa(bits: int, exponent: int = 65_537) -> dict[str, Any]:
+    """A public key of RSA as no library makes it; it has no private one."""
+
+    def text(number: int) -> str:
+        data = number.to_bytes((number.bit_length() + 7) // 8, "big")
+        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+    modulus = (1 << bits) - (1 << (bits // 3)) + 1
+    return {"kty": "RSA", "kid": "k2", "use": "sig", "n": text(modulus), "e": text(exponent)}
+
+
+@functools.cache
+def weak() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return jwk.RSAKey.generate_key(1024, {"kid": "weak"})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: changed(weak()), id="weak RSA"),
+        pytest.param(lambda: rsa(2_047), id="RSA of 2047 bits"),
+        pytest.param(lambda: rsa(8_200), id="RSA of 8200 bits"),
+        pytest.param(lambda: rsa(2_048, (1 << 65) + 1), id="RSA with a large exponent"),
+        pytest.param(lambda: changed(key("RSA", "k2"), n="A" * 100_000), id="long member"),
+        pytest.param(lambda: changed(key("RSA", "k2"), alg="ES256"), id="RSA for ES256"),
+        pytest.param(lambda: changed(key("RSA", "k2"), alg="HS256"), id="RSA for HS256"),
+        pytest.param(lambda: changed(key("RSA", "k2"), alg="none"), id="RSA for none"),
+        pytest.param(lambda: changed(key("RSA", "k2"), alg="RSA-OAEP"), id="RSA to encrypt"),
+        pytest.param(lambda: changed(key("RSA", "k2"), use="enc"), id="to encrypt"),
+        pytest.param(lambda: changed(key("RSA", "k2"), use=None, key_ops=["encrypt"]), id="op"),
+        pytest.param(lambda: changed(key("RSA", "k2"), kty="EC"), id="RSA called EC"),
+        pytest.param(lambda: changed(key(), kty="RSA"), id="EC called RSA"),
+        pytest.param(lambda: changed(key(), alg="ES384"), id="P-256 for ES384"),
+        pytest.param(lambda: changed(key(), crv="secp256k1"), id="another curve"),
+        pytest.param(lambda: changed(key(), y="AAAA"), id="not on the curve"),
+        pytest.param(lambda: key("RSA", "k2").as_dict(private=True), id="private"),
+        pytest.param(lambda: key().as_dict(private=True), id="private EC"),
+        pytest.param(lambda: {"kty": "oct", "k": "c2VjcmV0", "kid": "k1"}, id="shared secret"),
+        pytest.param(lambda: {"kty": ["RSA"], "n": {}, "e": 3}, id="other types"),
+        pytest.param(lambda: "RSA", id="no table"),
+    ],
+)
+def test_key_that_is_good_for_no_signature_is_left_out(make: Any) -> None:
+    """Alone it is no set; beside a good one it takes nothing away from it (RFC 7517 §5)."""
+    one, found = make(), Validator(OPTIONS)
+    with pytest.raises(KeysRefused, match="no key"):
+        found.take_keys(set_of(one))
+    good = jwk.ECKey.generate_key("P-384", {"kid": "good"})
+    found.take_keys(set_of(one, changed(good)))
+    assert found.left_out == 1
+    assert [kept.kid for kept in found._keys] == ["good"]
+    assert found.validate(token(good, "ES384"), WALL_MS).user == "alice"
+
+
+def test_token_by_a_weak_key_is_refused() -> None:
+    found = Validator(OPTIONS)
+    found.take_keys(set_of(changed(weak()), changed(key())))
+    signed = by_hand(
+        {"alg": "RS256", "kid": "weak"},
+        lambda data: weak().get_op_key("sign").sign(data, padding.PKCS1v15(), hashes.SHA256()),
+    )
+    with pytest.raises(TokenRefused):
+        found.validate(signed, WALL_MS)
+
+
+def test_largest_and_smallest_keys_are_taken() -> None:
+    """At the bounds: RSA of 2,048 and 8,192 bits, and so many keys; one more is too much."""
+    found = Validator(OPTIONS)
+    found.take_keys(set_of(rsa(2_048), rsa(8_192), rsa(3_072, (1 << 63) + 1)))
+    assert found.left_out == 0
+    found.take_keys(set_of(*[changed(key(), kid=str(n)) for n in range(KEYS_MAX)]))
+    with pytest.raises(KeysRefused, match="more than 100 keys"):
+        found.take_keys(set_of(*[changed(key(), kid=str(n)) for n in range(KEYS_MAX + 1)]))
+    with pytest.raises(KeysRefused, match="more than 100 keys"):
+        found.take_keys(set_of(*[{} for _ in range(5_000)]))
+
+
+@pytest.mark.parametrize("with_id", [True, False])
+@pytest.mark.parametrize("alone", [True, False])
+def test_key_is_good_for_its_own_algorithm_only(with_id: bool, alone: bool) -> None:
+    """A key that names one, and tokens by the same key and another algorithm; also where it is the
+    only key, so that tokens need not name it."""
+    signer = key("RSA", "k2")
+    found = Validator(OPTIONS)
+    others = [] if alone else [changed(key())]
+    found.take_keys(set_of(changed(signer, alg="RS256"), *others))
+    header = {} if with_id else {"kid": None}
+    for algorithm in ("RS256", "RS384", "RS512", "PS256", "PS512"):
+        made = jwt.encode(
+            {
+                name: value
+                for name, value in ({"alg": algorithm, "kid": "k2"} | header).items()
+                if value
+            },
+            claims(),
+            signer,
+            algorithms=[algorithm],
+        )
+        if algorithm == "RS256" and (with_id or alone):
+            assert found.validate(made, WALL_MS).user == "alice"
+        else:
+            with pytest.raises(TokenRefused):
+                found.validate(made, WALL_MS)
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "PS384", "ES384", "ES512", "EdDSA", "HS512"])
+def test_token_that_says_another_algorithm_than_its_key_has_is_refused(algorithm: str) -> None:
+    """Signed well by the key of P-256 that it names, and called something else."""
+
+    def sign(signed: bytes) -> bytes:
+        made = key().get_op_key("sign").sign(signed, ec.ECDSA(hashes.SHA256()))
+        return b"".join(number.to_bytes(32, "big") for number in decode_dss_signature(made))
+
+    with pytest.raises(TokenRefused):
+        validator().validate(by_hand({"alg": algorithm, "kid": "k1"}, sign), WALL_MS)
+
+
 def test_keys_that_are_replaced_make_old_tokens_bad() -> None:
     found = Validator(OPTIONS)
     found.take_keys(key_set(key()))
@@ -307,6 +442,28 @@ def test_token_after_a_refusal_is_not_looked_at() -> None:
 # --- keys -----------------------------------------------------------------------------------------
 
 
+_GOOD = b"HTTP/1.1 200 OK\r\n"
+WITHOUT_END = {
+    "status": (b"HTTP/1.1 2", b"0"),
+    "headers": (_GOOD, b"x: y\r\n"),
+    "header": (_GOOD + b"x: ", b"y"),
+    "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "body": (_GOOD + b"\r\n", b" "),
+    "counted": (_GOOD + b"Content-Length: 9000\r\n\r\n", b" "),
+    "chunks": (_GOOD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+}
+"""How each begins, and how it goes on."""
+UNREADABLE = {
+    "/garbage": b"\0\1\2\3 what is this?\r\n\r\n",
+    "/closed": b"",
+    "/long-line": _GOOD + b"x: " + bytes(70_000) + b"\r\n\r\n",
+    "/many-headers": _GOOD + b"x: y\r\n" * 200 + b"\r\n",
+    "/cut-chunk": _GOOD + b"Transfer-Encoding: chunked\r\n\r\nffff\r\nabc",
+    "/no-chunk": _GOOD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc",
+    "/no-length": _GOOD + b"Content-Length: -7\r\n\r\n{",
+}
+
+
 class Issuer(http.server.BaseHTTPRequestHandler):
     """Answers as its path says."""
 
@@ -319,11 +476,27 @@ class Issuer(http.server.BaseHTTPRequestHandler):
             status = 302
         if self.path == "/broken":
             status = 500
+        if self.path.startswith("/without-end"):
+            self._go_on()
+            return
+        if self.path in UNREADABLE:
+            self.wfile.write(UNREADABLE[self.path])
+            self.close_connection = True
+            return
         self.send_response(status)
         self.send_header("Location", "/keys")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def _go_on(self) -> None:
+        """Until nobody reads."""
+        begin, part = WITHOUT_END[self.path.rpartition("/")[2]]
+        with contextlib.suppress(OSError):
+            self.wfile.write(begin)
+            while True:
+                self.wfile.write(part)
+                time.sleep(0.02)
 
     def log_message(self, *arguments: object) -> None:
         """Nothing."""
@@ -331,7 +504,8 @@ class Issuer(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(name="issuer")
 def _issuer() -> Iterator[str]:
-    server = http.server.HTTPServer(("127.0.0.1", 0), Issuer)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Issuer)
+    server.daemon_threads = True
     files = authority().server(1)
     assert files.own is not None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -368,3 +542,41 @@ def test_keys_of_an_address_that_is_not_to_be_believed_are_not_taken(
     for url in ("http://127.0.0.1/keys", "ftp://x/y", (tmp_path / "none").as_uri(), ""):
         with pytest.raises(KeysUnavailable):
             fetch_keys(options_of(url))
+
+
+@pytest.mark.parametrize("how", WITHOUT_END)
+def test_issuer_that_goes_on_without_end_is_left_when_the_time_is_over(
+    issuer: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One time for all of it: each read alone would be in time."""
+    monkeypatch.setattr(jwks, "SECONDS_MAX", 0.4)
+    with pytest.raises(KeysUnavailable, match=r"took longer|too large|got more than"):
+        fetch_keys(options_of(f"{issuer}/without-end/{how}"))
+
+
+@pytest.mark.parametrize("path", UNREADABLE)
+def test_issuer_that_answers_what_cannot_be_read_has_no_keys(issuer: str, path: str) -> None:
+    """And nothing else is raised: it would end the server."""
+    with pytest.raises((KeysUnavailable, KeysRefused)):
+        Validator(OPTIONS).take_keys(fetch_keys(options_of(issuer + path)))
+
+
+@pytest.mark.parametrize("sends", [b"", b"\x16\x03\x03\x00\x7a", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_issuer_that_does_not_get_on_with_its_handshake_is_left(
+    sends: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jwks, "SECONDS_MAX", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        taken: list[socket.socket] = []
+
+        def take() -> None:
+            one, _ = listening.accept()
+            one.sendall(sends)
+            taken.append(one)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        with pytest.raises(KeysUnavailable):
+            fetch_keys(options_of(f"https://127.0.0.1:{listening.getsockname()[1]}/"))
+        thread.join()
+        taken.pop().close()
