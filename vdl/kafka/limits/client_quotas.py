@@ -133,6 +133,14 @@ class ClientQuotas:
         bucket.tokens -= amount
         return bucket.wait_ms
 
+    def give_back(
+        self, quota: Quota, user: str, client_id: str, amount: float, now_ns: int
+    ) -> None:
+        """Put back tokens that were taken for what was not done."""
+        bucket = self._bucket(quota, user, client_id, now_ns)
+        if bucket is not None:
+            bucket.tokens = min(bucket.burst, bucket.tokens + amount)
+
     def wait_ms(self, quota: Quota, user: str, client_id: str, now_ns: int) -> int:
         """For how long the client has nothing left; 0: it has."""
         bucket = self._bucket(quota, user, client_id, now_ns)

@@ -4,11 +4,18 @@ Newer versions of a request are strict: a topic for which the client has nothing
 with THROTTLING_QUOTA_EXCEEDED, and those before it are done. Older ones have no place for that: all
 is done, and the connection waits.
 
+Only what is changed counts, as in Kafka, whose controller counts once it has found nothing wrong.
+Here the catalog decides that, behind a round of Raft: what looks right from here is counted when it
+is asked for, and given back if the answer says that it was not done. What is certainly wrong is
+neither counted nor refused: its client is told what is wrong. Nor is what is only to be validated;
+Kafka's controller counts that, its ZooKeeper mode did not.
+
 Must not know: what becomes of a request that is let through.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,6 +34,12 @@ _DELETE_STATES_FROM = 6
 _MESSAGE = "The throttling quota has been exceeded."
 
 
+_UNDONE_UNKNOWN = frozenset(
+    {ErrorCode.NONE, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.UNKNOWN_SERVER_ERROR}
+)
+"""Answers of what was done, or may have been."""
+
+
 def take(
     quotas: ClientQuotas, api: Api, ctx: RequestContext, request: Any
 ) -> tuple[int, Finish | Refused | None]:
@@ -34,35 +47,53 @@ def take(
     connection is to wait, and what becomes of the answer."""
     user, client_id, now_ns = ctx.principal.name, ctx.client_id, ctx.server.clock.now_ns()
     asked = _list_of(api.key, ctx.api_version)
-    count = _COUNT[api.key]
+    items = getattr(request, asked)
     is_strict = ctx.api_version >= STRICT_FROM[api.key]
+    counts = _counts(ctx, api.key, request, items)
     allowed: list[Any] = []
     refused: list[Any] = []
+    taken: dict[str | bytes, int] = {}
     wait_ms = 0
-    for item in getattr(request, asked):
-        waits_ms = quotas.wait_ms(Quota.MUTATION, user, client_id, now_ns) if is_strict else 0
+    for item, count in zip(items, counts, strict=True):
+        waits_ms = 0
+        if count and is_strict:
+            waits_ms = quotas.wait_ms(Quota.MUTATION, user, client_id, now_ns)
         if waits_ms:
             wait_ms = waits_ms
             refused.append(item)
             continue
         allowed.append(item)
-        waits_ms = quotas.use(Quota.MUTATION, user, client_id, count(ctx, item), now_ns)
-        if not is_strict:
-            wait_ms = waits_ms
-    if not refused:
-        return wait_ms, None
-    answered = "results" if api.key == _GROW else "responses" if api.key == _DELETE else "topics"
-    failure = api.failure(
-        replace(request, **{asked: refused}), ctx.api_version, ErrorCode.THROTTLING_QUOTA_EXCEEDED
-    )
-    for result in getattr(failure, answered):
-        result.error_message = _MESSAGE
-    if not allowed:
-        return wait_ms, Refused(failure)
-    setattr(request, asked, allowed)
+        if count:
+            taken[_name_of(item)] = count
+            quotas.use(Quota.MUTATION, user, client_id, count, now_ns)
+    answered = _ANSWERED[api.key]
+    failure = None
+    if refused:
+        failure = api.failure(
+            replace(request, **{asked: refused}),
+            ctx.api_version,
+            ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+        )
+        for result in getattr(failure, answered):
+            result.error_message = _MESSAGE
+        if not allowed:
+            return wait_ms, Refused(failure)
+        setattr(request, asked, allowed)
+    elif not taken:
+        return 0, None
 
     def finish(answer: Any) -> Any:
-        getattr(answer, answered).extend(getattr(failure, answered))
+        now_ns = ctx.server.clock.now_ns()
+        undone = 0
+        for result in getattr(answer, answered):
+            if result.error_code not in _UNDONE_UNKNOWN:
+                undone += taken.pop(result.name, 0) or taken.pop(bytes(_id_of(result)), 0)
+        quotas.give_back(Quota.MUTATION, user, client_id, undone, now_ns)
+        if taken and not is_strict:
+            waits_ms = quotas.wait_ms(Quota.MUTATION, user, client_id, now_ns)
+            answer.throttle_time_ms = max(answer.throttle_time_ms, waits_ms)
+        if failure is not None:
+            getattr(answer, answered).extend(getattr(failure, answered))
         return answer
 
     return wait_ms, finish
@@ -72,16 +103,42 @@ def _list_of(key: int, version: int) -> str:
     return "topic_names" if key == _DELETE and version < _DELETE_STATES_FROM else "topics"
 
 
+_ANSWERED: Mapping[int, str] = {_CREATE: "topics", _DELETE: "responses", _GROW: "results"}
+
+
+def _name_of(item: Any) -> str | bytes:
+    """What a topic is called in a request: by name, or by id."""
+    name: str | None = item if isinstance(item, str) else item.name
+    return bytes(item.topic_id) if name is None else name
+
+
+def _id_of(result: Any) -> bytes:
+    """What it is called in the answer, if not by name. Only a deletion's has an id that was asked
+    for."""
+    found: bytes = getattr(result, "topic_id", b"")
+    return found
+
+
+def _counts(ctx: RequestContext, key: int, request: Any, items: list[Any]) -> list[int]:
+    """How many partitions each item changes; 0: none, as is known already."""
+    if getattr(request, "validate_only", False):
+        return [0] * len(items)
+    times = Counter(map(_name_of, items))
+    count = _COUNT[key]
+    return [0 if times[_name_of(item)] > 1 else count(ctx, item) for item in items]
+
+
 def _created(ctx: RequestContext, topic: Any) -> int:
+    if find_topic(ctx, topic.name) is not None:
+        return 0
     if topic.assignments:
         return len(topic.assignments)
     count: int = topic.num_partitions
-    return ctx.server.config.num_partitions if count < 0 else count
+    return ctx.server.config.num_partitions if count == -1 else max(0, count)
 
 
 def _deleted(ctx: RequestContext, topic: Any) -> int:
-    key = topic if isinstance(topic, str) else topic.name
-    found = find_topic(ctx, bytes(topic.topic_id) if key is None else key)
+    found = find_topic(ctx, _name_of(topic))
     return 0 if found is None else len(found.partitions)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,8 +26,16 @@ from vdl.kafka.wire.alter_client_quotas import (
     EntryData,
     OpData,
 )
-from vdl.kafka.wire.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
-from vdl.kafka.wire.create_topics import CreatableTopic, CreateTopicsRequest
+from vdl.kafka.wire.create_partitions import (
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
+from vdl.kafka.wire.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
 from vdl.kafka.wire.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from vdl.kafka.wire.describe_client_quotas import ComponentData, DescribeClientQuotasRequest
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -356,6 +365,10 @@ class Silent:
 # --- changes of topics ---------------------------------------------------------------------------
 
 
+def topic(name: str) -> CreatableTopic:
+    return CreatableTopic(name, 1, 1)
+
+
 def create(*names: str, partitions: int = 10) -> CreateTopicsRequest:
     return CreateTopicsRequest([CreatableTopic(name, partitions, 1) for name in names], 1_000)
 
@@ -390,6 +403,84 @@ def test_changes_of_topics_by_older_versions_are_done_and_waited_for() -> None:
     assert {topic.error_code for topic in answer.topics} == {0}
     assert answer.throttle_time_ms == 10_000
     assert not client.reading
+
+
+@pytest.mark.parametrize("version", [5, 7])
+def test_changes_that_are_not_made_do_not_count(version: int) -> None:
+    """KIP-599: what exists, is named twice, has a bad setting, too many replicas, no partition, or
+    is only validated. Such a client does not wait, and has all of its quota left for a topic that
+    is made."""
+    world = limited(({"user": None}, "controller_mutation_rate", 1))
+    client = world.client()
+    made = CreateTopicsRequest([topic("a")], 1_000)
+    assert client.ask(19, version, made, 500).topics[0].error_code == 0
+    bad = [
+        replace(topic("bad-setting"), configs=[CreatableTopicConfig("retention.ms", "soon")]),
+        replace(topic("bad-replicas"), replication_factor=99),
+        replace(topic("bad-count"), num_partitions=0),
+        replace(topic("bad-count-2"), num_partitions=-5),
+        replace(topic("bad/name"), num_partitions=1_000),
+        topic("a"),
+        topic("twice"),
+        topic("twice"),
+    ]
+    for _ in range(20):
+        answer = client.ask(19, version, CreateTopicsRequest(bad, 1_000), 500)
+        assert 0 not in {one.error_code for one in answer.topics}
+        assert ErrorCode.THROTTLING_QUOTA_EXCEEDED not in {one.error_code for one in answer.topics}
+        assert answer.throttle_time_ms == 0
+        request = create("only-validated")
+        request.validate_only = True
+        assert client.ask(19, version, request, 500).topics[0].error_code == 0
+    assert client.reading
+    world.run(1_000)  # for the one that was made
+    many = replace(topic("many"), num_partitions=10)
+    answer = client.ask(19, version, CreateTopicsRequest([many], 1_000), 500)
+    assert answer.topics[0].error_code == 0
+    assert answer.throttle_time_ms == 0
+
+
+def test_deletions_and_growth_that_fail_do_not_count() -> None:
+    """By name and by id, of older and newer versions."""
+    world = limited(({"user": None}, "controller_mutation_rate", 1))
+    client = world.client()
+    made = CreateTopicsRequest([topic("a")], 1_000)
+    assert client.ask(19, 7, made, 500).topics[0].error_code == 0
+    for _ in range(20):
+        unknown = DeleteTopicsRequest(
+            [DeleteTopicState("none"), DeleteTopicState(None, b"i" * 16)], [], 1_000
+        )
+        answer = client.ask(20, 6, unknown, 500)
+        assert 0 not in {one.error_code for one in answer.responses}
+        assert answer.throttle_time_ms == 0
+        answer = client.ask(20, 4, DeleteTopicsRequest([], ["none"], 1_000), 500)
+        assert answer.throttle_time_ms == 0
+        assignment = CreatePartitionsAssignment([77])
+        for asked in (
+            CreatePartitionsTopic("a", 1, None),
+            CreatePartitionsTopic("none", 50, None),
+            CreatePartitionsTopic("a", 5, [assignment] * 4),
+        ):
+            answer = client.ask(37, 3, CreatePartitionsRequest([asked], 1_000), 500)
+            assert answer.results[0].error_code not in (0, ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+            assert answer.throttle_time_ms == 0
+        grown = CreatePartitionsRequest([CreatePartitionsTopic("a", 50, None)], 1_000, True)
+        assert client.ask(37, 3, grown, 500).results[0].error_code == 0
+    assert client.reading
+
+
+def test_what_is_wrong_is_told_to_a_client_that_has_nothing_left() -> None:
+    """Rather than to come again."""
+    world = limited(({"user": None}, "controller_mutation_rate", 1))
+    client = world.client()
+    many = replace(topic("many"), num_partitions=11)
+    assert client.ask(19, 7, CreateTopicsRequest([many], 1_000), 500).topics[0].error_code == 0
+    answer = client.ask(19, 7, create("many", "more"), 500)
+    told = {one.name: one.error_code for one in answer.topics}
+    assert told == {
+        "many": ErrorCode.TOPIC_ALREADY_EXISTS,
+        "more": ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+    }
 
 
 # --- the APIs ------------------------------------------------------------------------------------
