@@ -36,7 +36,7 @@ from vdl.kafka.security.oauth import OauthLogin
 from vdl.kafka.security.plain import PlainLogin
 from vdl.kafka.security.principal import Principal
 from vdl.kafka.security.protocol import SCRAM_SHA_256
-from vdl.kafka.security.scram import Found, ScramLogin, Verifier
+from vdl.kafka.security.scram import Found, ScramLogin, Verifier, decoy
 from vdl.kafka.security.scram_client import ScramConversation
 
 GROWTH_BYTES_MAX = 64 << 20
@@ -114,7 +114,7 @@ class Fuzz:
         login = ScramLogin(
             SCRAM_SHA_256,
             lambda _, first: Found(Principal(first.name), _VERIFIER) if first.name else None,
-            b"key",
+            lambda mechanism, first: decoy(mechanism, first.name, b"key"),
             self._rng.randbytes,
         )
         client = ScramConversation(SCRAM_SHA_256, "alice", "secret", "nonce")
@@ -129,7 +129,7 @@ class Fuzz:
         login = PlainLogin(
             lambda name: (SCRAM_SHA_256, _VERIFIER),
             SCRAM_SHA_256,
-            b"key",
+            lambda name: decoy(SCRAM_SHA_256, name, b"key"),
             lambda job, done: done(job()),
         )
         assert isinstance(taken(login, self.damaged(b"\0alice\0secret")), Refused)

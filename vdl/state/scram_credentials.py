@@ -8,6 +8,8 @@ Must not know: SCRAM, passwords.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -21,8 +23,14 @@ ALL_BYTES_MAX = 1 << 20
 CREDENTIAL_BYTES = 64
 """What one takes besides its texts."""
 KEY_PREFIX = b"u"
+KINDS_MAX = 16
+_KAFKA_SALT = re.compile(rb"[0-9a-z]{20,26}")
 _KEY_DECOY = KEY_PREFIX
 """No credential's key, which is longer."""
+
+Kind = tuple[int, int]
+"""What a client sees of a credential before it has shown that it knows the password: iterations,
+and the length of the salt in bytes; 0: a salt as Kafka's own tools make it, a number in base 36."""
 
 Problem = tuple[ErrorCode, str]
 """An error, and its text for the client."""
@@ -42,6 +50,8 @@ class ScramCredentials:
         """Stored key → (user, mechanism). Derived."""
         self._users: dict[str, dict[str, ScramUpsert]] = {}
         """User → mechanism → credential. Derived."""
+        self._kinds: dict[str, Counter[Kind]] = {}
+        """Mechanism → how many credentials there are of each kind. Derived."""
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -54,6 +64,11 @@ class ScramCredentials:
     def users(self) -> list[str]:
         """Everybody who has one, by name."""
         return sorted(self._users)
+
+    def kinds(self, mechanism: str) -> list[Kind]:
+        """What a client may be asked for that names a user: the kinds of credentials there are, at
+        most `KINDS_MAX`, in an order that does not depend on how they came."""
+        return sorted(self._kinds.get(mechanism, ()))[:KINDS_MAX]
 
     def alter(self, command: AlterScramCredentials) -> tuple[list[Problem], set[bytes]]:
         """Apply it: an error and its text for each deletion and then each upsert, and the keys of
@@ -90,7 +105,14 @@ class ScramCredentials:
         self.revision += 1
         user, mechanism = place
         key = digest_key(KEY_PREFIX, user, mechanism)
-        self._bytes += _bytes_of(credential) - _bytes_of(self._credentials.pop(place, None))
+        old = self._credentials.pop(place, None)
+        self._bytes += _bytes_of(credential) - _bytes_of(old)
+        kinds = self._kinds.setdefault(mechanism, Counter())
+        if old is not None:
+            kinds[kind_of(old)] -= 1
+            kinds += Counter()  # without those of which there is none
+        if credential is not None:
+            kinds[kind_of(credential)] += 1
         if credential is not None:
             self._credentials[place] = credential
             self._by_key[key] = place
@@ -123,6 +145,7 @@ class ScramCredentials:
         self._credentials = {}
         self._by_key = {}
         self._users = {}
+        self._kinds = {}
         self._bytes = 0
         self.revision += 1
         for key, value in items:
@@ -131,6 +154,12 @@ class ScramCredentials:
             else:
                 credential = decode_value(value, ScramUpsert)
                 self._put((credential.user, credential.mechanism), credential)
+
+
+def kind_of(credential: ScramUpsert) -> Kind:
+    """See `Kind`."""
+    salt = credential.salt
+    return credential.iterations, 0 if _KAFKA_SALT.fullmatch(salt) else len(salt)
 
 
 def _bytes_of(credential: ScramUpsert | None) -> int:

@@ -14,7 +14,7 @@ from vdl.kafka.security.oauth import OauthLogin
 from vdl.kafka.security.plain import PlainLogin
 from vdl.kafka.security.principal import Principal, parse_principal
 from vdl.kafka.security.protocol import OAUTHBEARER, PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
-from vdl.kafka.security.scram import ClientFirst, Found, ScramLogin, Verifier
+from vdl.kafka.security.scram import ClientFirst, Found, ScramLogin, Verifier, decoy
 
 if TYPE_CHECKING:
     from vdl.kafka.context import Context
@@ -41,12 +41,19 @@ def _verifier(credential: ScramUpsert) -> Verifier:
 
 def _scram(context: Context, mechanism: str) -> Mechanism:
     def look_up(mechanism: str, first: ClientFirst) -> Found | None:
-        if first.extensions.get("tokenauth", "").lower() == "true":
+        if _has_token(first):
             return _token(context, mechanism, first.name)
         credential = context.host.catalog.scram.of(first.name).get(mechanism)
         return None if credential is None else Found(Principal(first.name), _verifier(credential))
 
-    return ScramLogin(mechanism, look_up, _decoy_key(context), context.random_bytes)
+    def stranger(mechanism: str, first: ClientFirst) -> Verifier:
+        return _decoy(context, mechanism, first.name, is_token=_has_token(first))
+
+    return ScramLogin(mechanism, look_up, stranger, context.random_bytes)
+
+
+def _has_token(first: ClientFirst) -> bool:
+    return first.extensions.get("tokenauth", "").lower() == "true"
 
 
 def _token(context: Context, mechanism: str, token_id: str) -> Found | None:
@@ -69,12 +76,18 @@ def _plain(context: Context, mechanism: str) -> Mechanism:
                 return kind, _verifier(credentials[kind])
         return None
 
-    return PlainLogin(find, SCRAM_SHA_512, _decoy_key(context), context.login_compute)
+    def stranger(name: str) -> Verifier:
+        return _decoy(context, SCRAM_SHA_512, name)
+
+    return PlainLogin(find, SCRAM_SHA_512, stranger, context.login_compute)
 
 
-def _decoy_key(context: Context) -> bytes:
-    """Before there is any user nobody can tell them apart."""
-    return context.host.catalog.scram.decoy_key or context.host.cluster_id.encode()
+def _decoy(context: Context, mechanism: str, name: str, *, is_token: bool = False) -> Verifier:
+    """Before there is any user nobody can tell them apart. All tokens are of one kind."""
+    scram = context.host.catalog.scram
+    key = scram.decoy_key or context.host.cluster_id.encode()
+    kinds = () if is_token else scram.kinds(mechanism)
+    return decoy(mechanism, name, key, kinds, is_token=is_token)
 
 
 def _oauth(context: Context, mechanism: str) -> Mechanism:

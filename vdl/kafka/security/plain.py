@@ -13,7 +13,7 @@ from collections.abc import Callable
 from vdl.kafka.host import Compute
 from vdl.kafka.security.mechanism import Accepted, Refused, Step
 from vdl.kafka.security.principal import Principal
-from vdl.kafka.security.scram import Verifier, decoy, password_matches
+from vdl.kafka.security.scram import Verifier, password_matches
 
 Find = Callable[[str], "tuple[str, Verifier] | None"]
 """A user's verifier, and the mechanism it was made for; None: there is no such user."""
@@ -23,11 +23,11 @@ class PlainLogin:
     """One login."""
 
     def __init__(
-        self, find: Find, decoy_mechanism: str, decoy_key: bytes, compute: Compute
+        self, find: Find, decoy_mechanism: str, decoy: Callable[[str], Verifier], compute: Compute
     ) -> None:
         self._find = find
         self._decoy_mechanism = decoy_mechanism
-        self._decoy_key = decoy_key
+        self._decoy = decoy
         self._compute = compute
 
     def step(self, token: bytes, done: Callable[[Step], None]) -> None:
@@ -45,8 +45,7 @@ class PlainLogin:
             return
         found = self._find(name)
         if found is None:
-            mechanism = self._decoy_mechanism
-            verifier = decoy(mechanism, name, self._decoy_key)
+            mechanism, verifier = self._decoy_mechanism, self._decoy(name)
         else:
             mechanism, verifier = found
         secret = password.encode()

@@ -2,7 +2,8 @@
 
 The server keeps no password, only two keys that are made of it, so that whoever reads them cannot
 log in. An unknown user is answered like a known one: with a salt that is always the same for that
-name, and a refusal at the end.
+name, of a kind that known users' have, and a refusal at the end. Nothing is remembered for that:
+salts of users that do not exist are computed from the name and a secret, on every server the same.
 
 * The name to act for (`a=`) must be empty or the user's own. Channel binding is not offered.
 * The whole nonce is compared, ours is new for each login, and keys are compared in constant time.
@@ -17,7 +18,7 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +32,10 @@ ITERATIONS_MAX = 16_384
 HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
 _NONCE_BYTES = 24
 _SALT_BYTES = 16
+Kind = tuple[int, int]
+"""See `vdl.state.scram_credentials.Kind`."""
+KIND_DEFAULT: Kind = (ITERATIONS_MIN, _SALT_BYTES)
+"""Of what VDL itself makes."""
 
 _VALUE = r"[\x01-\x2b\x2d-\x7f\x80-\U0010ffff]"
 _PRINTABLE = r"[\x21-\x2b\x2d-\x7e]"
@@ -108,15 +113,36 @@ def password_matches(mechanism: str, password: bytes, verifier: Verifier) -> boo
     return hmac.compare_digest(made.stored_key, verifier.stored_key)
 
 
-def decoy(mechanism: str, name: str, key: bytes, iterations: int = ITERATIONS_MIN) -> Verifier:
-    """The verifier of a user there is not: the same for the same name, on every server, and nobody
-    has its password."""
+def decoy(
+    mechanism: str, name: str, key: bytes, kinds: Sequence[Kind] = (), *, is_token: bool = False
+) -> Verifier:
+    """The verifier of a user or of a delegation token there is not: the same for the same name, on
+    every server, and nobody has its password. `kinds`: those of users that exist. A name changes
+    its kind only when that one is gone, or for one that is new."""
+    place = (b"token " if is_token else b"") + mechanism.encode() + b"\0" + name.encode()
 
-    def made(what: bytes, size: int) -> bytes:
-        return hmac.digest(key, what + mechanism.encode() + b"\0" + name.encode(), "sha512")[:size]
+    def made(what: bytes, size: int = 64) -> bytes:
+        return hmac.digest(key, what + place, "sha512")[:size]
 
     size = hashlib.new(HASHES[mechanism]).digest_size
-    return Verifier(iterations, made(b"salt", _SALT_BYTES), made(b"stored", size), made(b"s", size))
+    iterations, salt_bytes = max(
+        kinds or (KIND_DEFAULT,), key=lambda kind: made(b"kind %d %d" % kind)
+    )
+    salt = made(b"salt")
+    while len(salt) < salt_bytes:
+        salt += made(b"more %d" % len(salt))
+    salt = salt[:salt_bytes] if salt_bytes else _kafka_salt(salt)
+    return Verifier(iterations, salt, made(b"stored", size), made(b"s", size))
+
+
+def _kafka_salt(drawn: bytes) -> bytes:
+    """As Kafka's ScramFormatter draws one: 130 bits, in base 36."""
+    number = int.from_bytes(drawn, "big") >> (8 * len(drawn) - 130)
+    digits = ""
+    while number:
+        number, digit = divmod(number, 36)
+        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
+    return digits.encode()
 
 
 class Found(NamedTuple):
@@ -131,6 +157,8 @@ class Found(NamedTuple):
 
 Lookup = Callable[[str, ClientFirst], Found | None]
 """Who logs in with these credentials; None: nobody. Gets the mechanism."""
+Decoy = Callable[[str, ClientFirst], Verifier]
+"""What nobody is asked for. Gets the mechanism."""
 
 
 class ScramLogin:
@@ -140,12 +168,12 @@ class ScramLogin:
         self,
         mechanism: str,
         lookup: Lookup,
-        decoy_key: bytes,
+        decoy: Decoy,
         random_bytes: Callable[[int], bytes],
     ) -> None:
         self._mechanism = mechanism
         self._lookup = lookup
-        self._decoy_key = decoy_key
+        self._decoy = decoy
         self._random_bytes = random_bytes
         self._first: ClientFirst | None = None
         self._found: Found | None = None
@@ -165,10 +193,10 @@ class ScramLogin:
         if first.authzid not in ("", first.name):
             return Refused("to act for somebody else is not supported")
         found = self._lookup(self._mechanism, first)
-        if found is None:
-            self._verifier = decoy(self._mechanism, first.name, self._decoy_key)
-        else:
-            self._found, self._verifier = found, found.verifier
+        self._found = found
+        # Also of somebody who exists, so that both take as long.
+        stranger = self._decoy(self._mechanism, first)
+        self._verifier = stranger if found is None else found.verifier
         self._first = first
         ours = base64.b64encode(self._random_bytes(_NONCE_BYTES)).decode()
         self._nonce = first.nonce + ours.rstrip("=")

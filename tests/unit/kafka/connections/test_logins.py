@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import random
+from collections import Counter
 from collections.abc import Callable
 from struct import pack, unpack
 from typing import Any
@@ -17,6 +18,7 @@ from tests.unit.kafka.fake_host import LISTENER, Client, World
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections import unproved
+from vdl.kafka.connections.logins import _scram
 from vdl.kafka.handlers.sasl import REFUSAL_DELAY_MS
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.login import LOGIN_SECONDS_MAX, LoginState
@@ -134,6 +136,91 @@ def test_login_that_is_refused_says_the_same_of_every_cause(mechanism: str) -> N
         assert WRONG not in said
     assert len(told) == 1
     assert mechanism in told.pop()
+
+
+def kafka_salt(rng: random.Random) -> bytes:
+    """As Kafka's tools draw one."""
+    number, digits = rng.getrandbits(130), ""
+    while number:
+        number, digit = divmod(number, 36)
+        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
+    return digits.encode()
+
+
+def asked(place: Place, name: str, extra: str = "") -> tuple[bytes, int]:
+    """The salt and the iterations that a client is told who says this name."""
+    steps: list[Any] = []
+    login = _scram(place.context, SCRAM_SHA_512)
+    login.step(f"n,,n={name},r=nonce{extra}".encode(), steps.append)
+    _, salt, iterations = steps.pop().token.decode().split(",", 2)
+    return base64.b64decode(salt.removeprefix("s=")), int(iterations.removeprefix("i="))
+
+
+def look_of(salt: bytes, iterations: int) -> tuple[int, int]:
+    """What a stranger can compare: iterations, and the salt's length; 0 for one in base 36, whose
+    length is that of a random number."""
+    is_text = all(byte in b"0123456789abcdefghijklmnopqrstuvwxyz" for byte in salt)
+    return iterations, 0 if is_text else len(salt)
+
+
+def test_outsider_cannot_tell_ten_thousand_names_from_users() -> None:
+    """Users that VDL, Kafka's tools and librdkafka made: names that nobody has are asked for proofs
+    of the same kinds. Each name has a salt of its own, the same each time and on every server, and
+    another one with `tokenauth`, as users have."""
+    rng = random.Random(5)
+    makers = [
+        lambda: (ITERATIONS_MIN, rng.randbytes(16)),
+        lambda: (8_192, kafka_salt(rng)),
+        lambda: (10_000, rng.randbytes(64)),
+        lambda: (ITERATIONS_MIN, rng.randbytes(100)),
+    ]
+    upserts = [
+        ScramUpsert(f"user{n}", SCRAM_SHA_512, iterations, salt, b"k" * 64, b"k" * 64)
+        for n in range(200)
+        for iterations, salt in [makers[n % len(makers)]()]
+    ]
+    places = [Place(), Place()]
+    for place, some in zip(places, (upserts, upserts[::-1]), strict=True):
+        place.host.apply(AlterScramCredentials([], some, b"d" * 32))
+    users = {name: asked(places[0], name) for name in (f"user{n}" for n in range(200))}
+    names = [f"name{n}" for n in range(10_000)]
+    first = {name: asked(places[0], name) for name in names}
+    assert {name: asked(places[0], name) for name in names} == first
+    assert {name: asked(places[1], name) for name in names} == first
+    assert len({salt for salt, _ in first.values()}) == len(names)
+    usual = {look_of(*one) for one in users.values()}
+    looks = Counter(look_of(*one) for one in first.values())
+    assert set(looks) == usual
+    assert min(looks.values()) > 1_000
+    drawn = [
+        Counter(len(salt) for salt, iterations in some.values() if iterations == 8_192)
+        for some in (users, first)
+    ]
+    assert [max(lengths) for lengths in drawn] == [26, 26]
+    assert all(lengths[26] + lengths[25] > 0.9 * lengths.total() for lengths in drawn)
+    for name in (*users, *names[:200]):
+        by_token = asked(places[0], name, ",tokenauth=true")
+        assert by_token != asked(places[0], name)
+        assert look_of(*by_token) == (ITERATIONS_MIN, 16)
+
+
+def test_name_of_nobody_keeps_its_salt_while_users_of_other_kinds_go() -> None:
+    """Or who asks twice would see that it is nobody's."""
+    place = Place()
+    more = [
+        ScramUpsert(f"user{n}", SCRAM_SHA_512, iterations, bytes(16), b"k" * 64, b"k" * 64)
+        for n, iterations in enumerate((5_000, 6_000, 7_000))
+    ]
+    place.host.apply(AlterScramCredentials([], more, b"d" * 32))
+    names = [f"name{n}" for n in range(300)]
+    before = {name: asked(place, name) for name in names}
+    assert {iterations for _, iterations in before.values()} == {4_096, 5_000, 6_000, 7_000}
+    place.host.apply(AlterScramCredentials([("user1", SCRAM_SHA_512)], [], b""))
+    for name in names:
+        if before[name][1] != 6_000:
+            assert asked(place, name) == before[name]
+        else:
+            assert asked(place, name)[1] != 6_000
 
 
 def test_login_of_nobody_is_asked_for_the_same_proof_each_time() -> None:
