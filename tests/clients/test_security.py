@@ -31,6 +31,7 @@ from tests.clients.driver import Driver, Record
 from vdl.commands.certificates import (
     _write_signed,
     open_authority,
+    revoke,
     write_client,
 )
 from vdl.commands.replica_set import make_replica_set, write_configs
@@ -103,13 +104,13 @@ class Secured:
             "sasl.password": password,
         }
 
-    def certificate(self) -> dict[str, str]:
+    def certificate(self, name: str = "alice") -> dict[str, str]:
         """The security of a client that shows a certificate."""
         return {
             "protocol": "SSL",
             "ca": str(self.tls / "ca.pem"),
-            "certificate": str(self.tls / "client-alice.pem"),
-            "key": str(self.tls / "client-alice.key"),
+            "certificate": str(self.tls / f"client-{name}.pem"),
+            "key": str(self.tls / f"client-{name}.key"),
         }
 
     def vdl(self, *arguments: str, text: str = "") -> str:
@@ -152,6 +153,9 @@ def secured() -> Iterator[Secured]:
     tls = servers.directory / "tls"
     authority = open_authority(tls, "vdl")
     write_client(tls, authority, "alice")
+    write_client(tls, authority, "mallory")
+    revoke(tls, authority, ())
+    (tls / "delegation").write_text("only-servers-have-this-key-9Rx")
     elsewhere = [x509.DNSName("elsewhere.example.org")]
     usage = [ExtendedKeyUsageOID.SERVER_AUTH]
     _write_signed(tls / "elsewhere.pem", authority, "elsewhere", elsewhere, usage, 1)
@@ -177,6 +181,10 @@ def secured() -> Iterator[Secured]:
         )
         kafka = KAFKA.format(keys=tls / "keys.json", issuer=ISSUER, audience=AUDIENCE)
         text = text.replace("[kafka]\n", kafka)
+        text = text.replace("[tls]\n", '[tls]\ncrl = "../tls/crl.pem"\n')
+        text = text.replace(
+            "[security]\n", '[security]\ndelegation_token_key = "../tls/delegation"\n'
+        )
         server.config_file.write_text(text)
     found = Secured(servers, tls)
     try:
@@ -290,7 +298,7 @@ def test_secrets_are_in_nothing_that_servers_wrote(secured: Secured) -> None:
     """Logs, metrics, what DescribeConfigs tells, journals and segments: no password, no token, no
     private key."""
     settings = read_client_settings(secured.directory / "client.properties")
-    secrets = {settings.password, PASSWORD_OF_ALICE}
+    secrets = {settings.password, PASSWORD_OF_ALICE, (secured.tls / "delegation").read_text()}
     secrets |= {(secured.tls / f"{name}.jwt").read_text() for name in ("token", "expired")}
     for file in secured.tls.glob("*.key"):
         secrets |= {
@@ -340,6 +348,100 @@ def test_user_that_is_removed_is_out_within_a_second(secured: Secured, tmp_path:
     finally:
         driver.stop()
     assert "alice" in secured.vdl("user", "list")
+
+
+DELEGATED = [client for client in CLIENTS if client.name in ("java-4.4", "franz-go")]
+"""Those that log in with delegation tokens. librdkafka cannot."""
+
+
+@pytest.mark.java
+@pytest.mark.go
+@pytest.mark.parametrize("mechanism", MECHANISMS[:2])
+def test_client_with_a_delegation_token_is_its_owner_until_it_is_ended(
+    secured: Secured, mechanism: str, tmp_path: Path
+) -> None:
+    """`vdl token` makes it, for somebody else, shows it, renews it and ends it: the client is out
+    then, and a client that says less or more than the token is not let in."""
+    made = secured.vdl("token", "create", "--owner", "User:alice", "--max-lifetime", "2h")
+    token = dict(line.rsplit(" ", 1) for line in made.splitlines()[:3])
+    assert token["owner"] == "User:alice"
+    security = secured.login(
+        mechanism, user=token["id"], password=token["secret"], tokenauth="true"
+    )
+    others = [
+        {name: value for name, value in security.items() if name != "tokenauth"},
+        security | {"user": "alice"},
+        security | {"password": PASSWORD_OF_ALICE},
+    ]
+    for client in DELEGATED:
+        log = tmp_path / f"{client.name}.log"
+        driver = Driver(client.name, client.command(), secured.bootstrap(), log, security)
+        try:
+            works(driver, secured.topic(f"delegated-{client.name}-{mechanism.lower()}"))
+        finally:
+            driver.stop()
+    listed = secured.vdl("token", "describe", "--owner", "User:alice")
+    assert token["secret"] not in listed
+    (line,) = [one for one in listed.splitlines() if one.startswith(token["id"])]
+    assert "of User:alice, ends 20" in line
+    assert secured.vdl("token", "describe", "--owner", "User:bob") == ""
+    renewed = secured.vdl("token", "renew", token["id"], "--for", "1h")
+    assert renewed < made.splitlines()[3] + "\n"
+    assert secured.vdl("token", "expire", token["id"]).startswith("ends ")
+    assert token["id"] not in secured.vdl("token", "describe")
+    for number, refused in enumerate([*others, security]):
+        client = DELEGATED[-1]
+        log = tmp_path / f"refused-{number}.log"
+        driver = Driver(client.name, client.command(), secured.bootstrap(), log, refused)
+        try:
+            assert "uthenticat" in driver.connect() + log.read_text()
+        finally:
+            driver.stop()
+    assert token["secret"] not in secured.said()
+
+
+def test_client_whose_certificate_is_revoked_is_out_within_a_second(
+    secured: Secured, tmp_path: Path
+) -> None:
+    """Also the one that is connected; others go on, and servers among themselves."""
+    bootstrap = secured.bootstrap(MTLS_STEP)
+
+    def client(name: str) -> AdminClient:
+        shown = secured.certificate(name)
+        return AdminClient(
+            {
+                "bootstrap.servers": bootstrap,
+                "security.protocol": "SSL",
+                "ssl.ca.location": shown["ca"],
+                "ssl.certificate.location": shown["certificate"],
+                "ssl.key.location": shown["key"],
+            }
+        )
+
+    mallory, alice = client("mallory"), client("alice")
+    for one in (mallory, alice):
+        assert one.list_topics(timeout=10).topics
+    done = subprocess.run(
+        [sys.executable, "-m", "vdl.cli", "cert", "revoke", "client-mallory",
+         "--out", str(secured.tls)],
+        cwd=ROOT, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    deadline = time.monotonic() + 20
+    while "revoked: the certificate" not in secured.said():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    command = [sys.executable, "-m", "tests.clients.drivers.librdkafka"]
+    log, security = tmp_path / "driver.log", secured.certificate("mallory")
+    driver = Driver("confluent-kafka", command, bootstrap, log, security)
+    try:
+        assert re.search(REFUSALS["anonymous"], driver.connect() + log.read_text())
+    finally:
+        driver.stop()
+    for one in (alice, client("alice")):
+        assert one.list_topics(timeout=10).topics
+    assert "certificate revoked" in secured.said()
+    assert json.loads(secured.vdl("status", "--json"))["servers"][0]["problem"] == ""
 
 
 def test_certificates_and_passwords_that_are_replaced_under_load_fail_nothing(

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "cert": ("vdl.commands.cert", "cert", "Make and revoke certificates of a set."),
     "acl": ("vdl.commands.acl", "acl", "Allow and deny what clients do."),
     "quota": ("vdl.commands.quota", "quota", "Bound what clients use."),
+    "token": ("vdl.commands.token", "token", "Delegation tokens: logins for a time."),
     "user": ("vdl.commands.user", "user", "Users who log in with a password."),
     "sim": ("vdl.commands.sim", "sim", "Run whole servers on virtual time, from a seed."),
     "log": ("vdl.commands.log", "log", "Data directories, offline: dump, verify, index."),

@@ -4,7 +4,8 @@
 {"protocol": "SASL_SSL", "ca": FILE, "certificate": FILE, "key": FILE,
  "mechanism": "SCRAM-SHA-512", "user": NAME, "password": TEXT, "token": FILE}
 ```
-Everything but the protocol may be missing. A token's file is read for each login.
+Everything but the protocol may be missing. A token's file is read for each login. With "tokenauth"
+the user and the password are those of a delegation token, for clients that know of them.
 """
 
 from __future__ import annotations

@@ -67,13 +67,14 @@ func tlsConfig(fields map[string]string) (*tls.Config, error) {
 
 func mechanism(fields map[string]string) sasl.Mechanism {
 	user, password := fields["user"], fields["password"]
+	_, isToken := fields["tokenauth"]
 	switch fields["mechanism"] {
 	case "PLAIN":
 		return plain.Auth{User: user, Pass: password}.AsMechanism()
 	case "SCRAM-SHA-256":
-		return scram.Auth{User: user, Pass: password}.AsSha256Mechanism()
+		return scram.Auth{User: user, Pass: password, IsToken: isToken}.AsSha256Mechanism()
 	case "SCRAM-SHA-512":
-		return scram.Auth{User: user, Pass: password}.AsSha512Mechanism()
+		return scram.Auth{User: user, Pass: password, IsToken: isToken}.AsSha512Mechanism()
 	case "OAUTHBEARER":
 		return oauth.Oauth(func(context.Context) (oauth.Auth, error) {
 			token, err := os.ReadFile(fields["token"])

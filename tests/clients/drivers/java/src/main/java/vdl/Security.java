@@ -67,7 +67,8 @@ final class Security {
         String password = security.get("password").asText();
         return MODULES
                 + module
-                + " required username=\"" + user + "\" password=\"" + password + "\";";
+                + " required username=\"" + user + "\" password=\"" + password + "\""
+                + (security.has("tokenauth") ? " tokenauth=\"true\"" : "") + ";";
     }
 
     private static String read(JsonNode path) throws IOException {

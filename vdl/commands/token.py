@@ -1,0 +1,174 @@
+"""`vdl token`: delegation tokens, over Kafka's own APIs (KIP-48, KIP-373)."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vdl.commands.admin_requests import check, connection_options, with_client
+from vdl.config.values import DAY_MS, duration
+from vdl.kafka.client import KafkaClient
+from vdl.kafka.security.principal import USER
+from vdl.kafka.wire.create_delegation_token import (
+    CreatableRenewers,
+    CreateDelegationTokenRequest,
+)
+from vdl.kafka.wire.describe_delegation_token import (
+    DescribeDelegationTokenOwner,
+    DescribeDelegationTokenRequest,
+)
+from vdl.kafka.wire.expire_delegation_token import ExpireDelegationTokenRequest
+from vdl.kafka.wire.renew_delegation_token import RenewDelegationTokenRequest
+
+CREATE, RENEW, EXPIRE, DESCRIBE = 38, 39, 40, 41
+_AT_ONCE, _AS_CONFIGURED = -1, -1
+"""A negative period of ExpireDelegationToken, and of the others."""
+_parse_period = duration(1, 3_650 * DAY_MS)
+
+
+def _period(ctx: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    """Milliseconds of an option such as "12h"."""
+    del ctx, option
+    if text is None:
+        return None
+    try:
+        period_ms = _parse_period(text)
+    except ValueError as error:
+        raise click.BadParameter(f"expected {error}") from None
+    assert isinstance(period_ms, int), period_ms
+    return period_ms
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def token() -> None:
+    """Delegation tokens: who has one logs in as its owner, until it ends.
+
+    Tokens are made by users who logged in, not by those who came with a token. The servers' files
+    need `security.delegation_token_key`.
+    """
+
+
+@token.command()
+@click.option("--owner", default="", metavar="PRINCIPAL",
+              help='Somebody else, such as "User:bob"; the user who logs in.')  # fmt: skip
+@click.option("--renewer", "renewers", multiple=True, metavar="PRINCIPAL",
+              help="Who else may renew it; may be repeated.")  # fmt: skip
+@click.option("--max-lifetime", "lifetime_ms", callback=_period, metavar="TIME",
+              help='When it ends at the latest, such as "3d"; as the servers say.')  # fmt: skip
+@connection_options(config_required=True)
+def create(
+    *,
+    owner: str,
+    renewers: tuple[str, ...],
+    lifetime_ms: int | None,
+    bootstrap: str,
+    config: Path,
+) -> None:
+    """Make a token, and print it with its secret.
+
+    A client logs in by SCRAM with the id as its name and the secret as its password, and says
+    tokenauth=true.
+    """
+    kind, name = _principal(owner) if owner else (None, None)
+    request = CreateDelegationTokenRequest(
+        owner_principal_type=kind,
+        owner_principal_name=name,
+        renewers=[CreatableRenewers(*_principal(one)) for one in renewers],
+        max_lifetime_ms=_AS_CONFIGURED if lifetime_ms is None else lifetime_ms,
+    )
+    made = with_client(bootstrap, config, lambda client: client.request(CREATE, request))
+    check(made.error_code, None)
+    click.echo(f"id {made.token_id}")
+    click.echo(f"secret {base64.b64encode(made.hmac).decode()}")
+    click.echo(f"owner {made.principal_type}:{made.principal_name}")
+    click.echo(f"ends {_time(made.expiry_timestamp_ms)}")
+    click.echo(f"ends at the latest {_time(made.max_timestamp_ms)}")
+
+
+@token.command()
+@click.argument("token_id")
+@click.option("--for", "period_ms", callback=_period, metavar="TIME",
+              help='From now on, such as "12h"; as the servers say.')  # fmt: skip
+@connection_options(config_required=True)
+def renew(*, token_id: str, period_ms: int | None, bootstrap: str, config: Path) -> None:
+    """Have a token end later. Its owner and its renewers may."""
+    period = _AS_CONFIGURED if period_ms is None else period_ms
+    _alter(
+        bootstrap,
+        config,
+        token_id,
+        RENEW,
+        lambda secret: RenewDelegationTokenRequest(secret, period),
+    )
+
+
+@token.command()
+@click.argument("token_id")
+@click.option("--in", "period_ms", callback=_period, metavar="TIME",
+              help='Not at once, but after a time such as "1h".')  # fmt: skip
+@connection_options(config_required=True)
+def expire(*, token_id: str, period_ms: int | None, bootstrap: str, config: Path) -> None:
+    """End a token. Connections that came with it end."""
+    period = _AT_ONCE if period_ms is None else period_ms
+    _alter(
+        bootstrap,
+        config,
+        token_id,
+        EXPIRE,
+        lambda secret: ExpireDelegationTokenRequest(secret, period),
+    )
+
+
+@token.command()
+@click.option("--owner", "owners", multiple=True, metavar="PRINCIPAL",
+              help="Only of this one; may be repeated.")  # fmt: skip
+@connection_options(config_required=True)
+def describe(*, owners: tuple[str, ...], bootstrap: str, config: Path) -> None:
+    """List the tokens that the user may see, without their secrets."""
+    wanted = [DescribeDelegationTokenOwner(*_principal(one)) for one in owners] or None
+    found = with_client(bootstrap, config, lambda client: _described(client, wanted))
+    for one in sorted(found, key=lambda one: (one.expiry_timestamp, one.token_id)):
+        renewers = ", ".join(f"{who.principal_type}:{who.principal_name}" for who in one.renewers)
+        click.echo(
+            f"{one.token_id}: of {one.principal_type}:{one.principal_name},"
+            f" ends {_time(one.expiry_timestamp)}, at the latest {_time(one.max_timestamp)}"
+            + (f", renewed by {renewers}" if renewers else "")
+        )
+
+
+def _alter(
+    bootstrap: str, config: Path, token_id: str, key: int, request: Callable[[bytes], Any]
+) -> None:
+    """Kafka names a token by its secret; here it need not be given to a command."""
+
+    def send(client: KafkaClient) -> Any:
+        secrets = [one.hmac for one in _described(client, None) if one.token_id == token_id]
+        if not secrets:
+            raise click.ClickException(f"{token_id}: no token that this user may see")
+        return client.request(key, request(secrets[0]))
+
+    answer = with_client(bootstrap, config, send)
+    check(answer.error_code, None)
+    click.echo(f"ends {_time(answer.expiry_timestamp_ms)}")
+
+
+def _described(client: KafkaClient, owners: list[DescribeDelegationTokenOwner] | None) -> Any:
+    answer = client.request(DESCRIBE, DescribeDelegationTokenRequest(owners=owners))
+    check(answer.error_code, None)
+    return answer.tokens
+
+
+def _principal(text: str) -> tuple[str, str]:
+    kind, separator, name = text.partition(":")
+    if not separator or kind != USER or not name:
+        raise click.BadParameter(f'{text!r} is no principal such as "User:alice"')
+    return kind, name
+
+
+def _time(ms: int) -> str:
+    return f"{datetime.datetime.fromtimestamp(ms / 1_000, datetime.UTC):%F %T}Z"
