@@ -749,6 +749,9 @@ class AlterShareOffsets(Command, frozen=True, tag=135):
     topics: list[tuple[bytes, list[GroupId]]] = []
     """(topic id, group ids of all its partitions, in their order) of those named, as they are now.
     Commands of an older version do not say so."""
+    as_kafka: bool = False
+    """The group is made if there is none, and an offset below 0 is none. Before, such a group was
+    not found, and such an offset 0."""
 
 
 class DeleteShareOffsets(Command, frozen=True, tag=136):

@@ -39,7 +39,7 @@ from vdl.state.modern.groups import (
 from vdl.state.modern.migration import CONSUMER_PROTOCOL, downgraded, upgraded
 from vdl.state.offsets import NO_EXPIRY, Offsets
 from vdl.state.pending_offsets import PendingOffset, PendingOffsets
-from vdl.state.share_coordination import ShareCoordination
+from vdl.state.share_coordination import ShareCoordination, ShareOffsetsAnswer
 from vdl.state.share_groups import ShareGroupChanged
 from vdl.state.subscription import subscribed_topics
 from vdl.state.table import text_bytes
@@ -140,7 +140,7 @@ class Coordinator:
             commands.RefreshShareGroup: self._of_share(self.share.refresh),
             commands.ClaimSharePartition: self.share.claim,
             commands.WriteShareState: self._of_share(self.share.write),
-            commands.AlterShareOffsets: self._of_share(self.share.alter),
+            commands.AlterShareOffsets: self._of_share(self._alter_share_offsets),
             commands.DeleteShareOffsets: self.share.delete,
         }
 
@@ -320,6 +320,13 @@ class Coordinator:
             return ShareGroupChanged(ErrorCode.GROUP_ID_NOT_FOUND)
         self.share.bytes_max = self._room(self.share.bytes_held)
         return self.share.join(command, now_ms)
+
+    def _alter_share_offsets(
+        self, command: commands.AlterShareOffsets, now_ms: int
+    ) -> ShareOffsetsAnswer:
+        if self.is_barred(command.group_id, GroupKind.SHARE):
+            return ShareOffsetsAnswer(ErrorCode.GROUP_ID_NOT_FOUND)
+        return self.share.alter(command, now_ms)
 
     def _has_room(self, command: commands.CommitOffsets) -> bool:
         """Whether these offsets fit. Those that need no more than before always do."""

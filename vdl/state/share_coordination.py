@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ids import GroupId
+from ids import GroupId, Offset
 from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.answer import CommandAnswer
@@ -108,7 +108,9 @@ class ShareCoordination:
                 continue
             if self._room < self.states.size_of(group_id):
                 break
-            # What was added to a topic that the group reads already is read from its beginning.
+            # What was added to a topic that the group reads already is read from its beginning, as
+            # in Kafka from KAFKA-20742 on. Before (4.3.1), `share.auto.offset.reset` decided there,
+            # and a group that begins at the end missed what had come before it looked.
             offset = 0 if topic_id in known else UNSET_OFFSET
             key = (group_id, topic_id, index)
             self.states.put(ShareState(key, partition_group, group.epoch, offset))
@@ -139,12 +141,20 @@ class ShareCoordination:
 
     def alter(self, command: commands.AlterShareOffsets, now_ms: int) -> ShareOffsetsAnswer:
         """A share-partition begins anew at the offset, with a new epoch: nobody who claimed it
-        before writes to it."""
+        before writes to it. Without an offset `share.auto.offset.reset` decides again."""
+        answer = ShareOffsetsAnswer(ErrorCode.NONE)
+        if command.as_kafka and command.group_id not in self:
+            if not command.offsets:
+                return answer
+            self.groups.bytes_max = self.groups.bytes_held + self._room
+            made = self.groups.make(command.group_id)
+            if made.error is not ErrorCode.NONE:
+                return ShareOffsetsAnswer(made.error)
+            answer.events += made.events
         group = self._idle(command.group_id)
         if not isinstance(group, ShareGroup):
             return ShareOffsetsAnswer(group)
         known = {topic_id for topic_id, _ in self.states.of(command.group_id)}
-        answer = ShareOffsetsAnswer(ErrorCode.NONE)
         for topic_id, index, partition_group, offset in command.offsets:
             key = (command.group_id, topic_id, index)
             before = self.states.get(*key)
@@ -152,7 +162,9 @@ class ShareCoordination:
                 answer.errors.append(ErrorCode.GROUP_MAX_SIZE_REACHED)
                 continue
             epoch = group.epoch if before is None else before.state_epoch + 1
-            self.states.put(ShareState(key, partition_group, epoch, max(0, offset)))
+            if offset < 0:
+                offset = Offset(UNSET_OFFSET if command.as_kafka else 0)
+            self.states.put(ShareState(key, partition_group, epoch, offset))
             answer.errors.append(ErrorCode.NONE)
         for topic_id, partition_groups in command.topics:
             if topic_id not in known:

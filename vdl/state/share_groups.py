@@ -200,6 +200,13 @@ class ShareGroups:
         self._dirty.add(group_id)
 
     # --- commands --------------------------------------------------------------------------
+    def make(self, group_id: str) -> ShareGroupChanged:
+        """A group without members, which is not there yet: offsets are set before anybody comes."""
+        group = ShareGroup(group_id)
+        if not self._has_room(group, {}, {}):
+            return ShareGroupChanged(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        return self._change(group, {}, {})
+
     def join(self, command: JoinShareGroup, now_ms: int) -> ShareGroupChanged:
         """A member comes, or describes itself anew."""
         group = self.groups.get(command.group_id) or ShareGroup(command.group_id)

@@ -258,6 +258,51 @@ def test_partitions_beside_those_that_were_set_begin_where_the_setting_says() ->
     made.assert_replicas_equal()
 
 
+def test_offset_that_is_taken_back_is_where_the_setting_says() -> None:
+    """-1 is no offset, as in Kafka; anything else below 0 neither."""
+    made = cluster()
+    join(made, "a")
+    beat(made, "a", -1)
+    for offset in (-1, -7):
+        alter(made, "t", 1, 40)
+        before = claim(made, 1, 1)
+        assert before.start_offset == 40
+        assert alter(made, "t", 1, offset).error_code == ErrorCode.NONE
+        after = claim(made, 1, 2)
+        assert after.start_offset == -1
+        assert after.state_epoch > before.state_epoch
+
+
+def test_offsets_are_set_before_anybody_comes() -> None:
+    """The group is made, as in Kafka (KAFKA-19662), if there is anything to set in it."""
+    made = cluster()
+    answer = alter(made, "nothing", 0, 1)
+    assert answer.error_code == ErrorCode.NONE
+    assert made.machine(GROUP).kind_of(GROUP) is None
+    answer = alter(made, "t", 1, 40)
+    assert answer.error_code == ErrorCode.NONE
+    assert [p.error_code for t in answer.responses for p in t.partitions] == [ErrorCode.NONE]
+    states = made.machine(GROUP).share.states.of(GROUP)
+    assert {index: state.start_offset for (_, index), state in states.items()} == {
+        0: -1,
+        1: 40,
+        2: -1,
+    }
+    described = group_wire.ShareGroupDescribeRequest([GROUP])
+    (group,) = made.call(DESCRIBE, 1, described).response.groups
+    assert (group.error_code, group.group_state) == (ErrorCode.NONE, "Empty")
+    assert places(join(made, "a")) == [0, 1, 2]
+    made.assert_replicas_equal()
+    assert claim(made, 1).start_offset == 40
+
+
+def test_offsets_of_a_group_of_another_kind_are_not_set() -> None:
+    made = cluster()
+    made.machine(GROUP).groups.ensure(GROUP, 0)
+    assert alter(made, "t", 1, 40).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    assert made.machine(GROUP).share.states.of(GROUP) == {}
+
+
 def topic_id(made: Cluster) -> bytes:
     """Of the topic that every test has."""
     return made.servers[1].catalog.topics["t"].topic_id

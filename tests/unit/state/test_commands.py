@@ -91,7 +91,7 @@ EXAMPLES = [
     commands.WriteShareState(
         [commands.ShareWrite("g", b"i" * 16, 1, 2, 7, 3, 1, 40, [(41, 45, 1, 2), (46, 46, 2, 0)])]
     ),
-    commands.AlterShareOffsets("g", [(b"i" * 16, 1, 12, 40)], [(b"i" * 16, [11, 12])]),
+    commands.AlterShareOffsets("g", [(b"i" * 16, 1, 12, 40)], [(b"i" * 16, [11, 12])], True),
     commands.DeleteShareOffsets("g", [b"i" * 16]),
 ]  # fmt: skip
 

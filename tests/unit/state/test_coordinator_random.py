@@ -308,13 +308,17 @@ def run(life: Life, step: tuple[str, int, int, int]) -> None:
                 write_share(life, state, number, choice)
         case "alter share":
             group_before = life.machine.share.groups.groups.get(name)
-            result = life.apply(commands.AlterShareOffsets(name, [(TOPIC, 0, 11, number)]))
+            as_kafka = choice % 2 == 1
+            offset = -1 if choice == 1 else number
+            result = life.apply(
+                commands.AlterShareOffsets(name, [(TOPIC, 0, 11, offset)], as_kafka=as_kafka)
+            )
             if result.error is ErrorCode.NONE:
-                assert group_before is not None
-                assert not group_before.members
+                assert as_kafka or group_before is not None
+                assert group_before is None or not group_before.members
                 altered = life.machine.share.states.get(name, TOPIC, 0)
                 assert altered is not None
-                assert altered.start_offset == number
+                assert altered.start_offset == offset
         case "delete share":
             life.apply(commands.DeleteShareOffsets(name, [TOPIC]))
         case "checkpoint":

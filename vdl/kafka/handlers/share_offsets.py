@@ -1,6 +1,9 @@
 """DescribeShareGroupOffsets (key 90) v0–1, AlterShareGroupOffsets (91) v0 and
 DeleteShareGroupOffsets (92) v0: where share groups are in partitions (KIP-932, KIP-1226).
 
+AlterShareGroupOffsets makes a group that is not there. An offset of -1 is none:
+`share.auto.offset.reset` decides again where the group begins.
+
 v1 of the first has the lag: records at or above the start offset that are not done with. The
 server that asks its coordinator knows it where it has a replica of the partition, -1 elsewhere.
 The other two need a group without members.
@@ -208,7 +211,7 @@ def handle_alter_share_group_offsets(
             target.error_code = one
         later.complete(response)
 
-    command = AlterShareOffsets(request.group_id, changes, list(named.items()))
+    command = AlterShareOffsets(request.group_id, changes, list(named.items()), as_kafka=True)
     group_coordinator(ctx).propose(request.group_id, command, later.step(done))
     return later
 
