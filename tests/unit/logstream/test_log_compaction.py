@@ -371,3 +371,33 @@ def test_many_logs_are_compacted_without_a_look_at_all_after_each(
     assert len(looks) <= (seconds + 1) * len(done)
     for topic in topics:
         topic.check()
+
+
+def test_replica_that_cannot_compact_does_not_fill_the_log(
+    make_cluster: Callable[..., Any],
+) -> None:
+    """It may have damage for months. The decision is repeated, for an entry may be what it waits
+    for, but ever more rarely; and at once when somebody else waits."""
+    cluster = make_cluster(compaction_check_ms=1_000)
+    topic = Topic(cluster, ALWAYS)
+    stream = cluster.leader(topic.group_id)
+    stuck = cluster.nodes[stream.leader_server % 3 + 1]
+    compact = stuck.store.compact
+
+    def fails(*arguments: Any, done: Callable[[bool], None], **named: Any) -> None:
+        stuck.store.workers.call_later(0, lambda: done(False))
+
+    stuck.store.compact = fails
+    topic.write(30)
+    topic.settle()
+    before = stream.group.node.last_index
+    cluster.run(300_000)
+    assert 2 <= stream.group.node.last_index - before <= 5
+    assert stream.state.compact_upto > 0
+    stuck.store.compact = compact
+    cluster.run(20_000)
+    for _ in range(2):
+        topic.write(10)
+        topic.settle()
+    assert cluster.leader(topic.group_id).state.markers_upto > 0
+    topic.check()

@@ -40,19 +40,31 @@ STORED_NS = 15_000 * MS
 nothing is appended there are none."""
 
 REPEAT_NS = 15_000 * MS
-"""A decision that has not been done for so long on a replica that is there is appended again: the
-newest segment is never compacted, and only another entry begins the next."""
+"""A decision that has not been done for so long on a replica that is there is appended again, where
+nothing else was: the newest segment is never compacted, and only another entry begins the next."""
+
+REPEAT_NS_MAX = 3_600_000 * MS
+"""That may not be what the replica waits for: it may have damage, or a full disk. So the next time
+is twice as late, up to this, until something has changed."""
 
 
 class _Replica:
     """What is known of the compaction of one partition's replica here, and of its peers'."""
 
-    __slots__ = ("decided_ns", "due_ns", "group", "marks", "reported", "told", "told_ns")
+    __slots__ = (
+        "due_ns", "group", "last", "marks", "repeat_due_ns", "repeat_ns", "reported", "told",
+        "told_ns", "waiting",
+    )  # fmt: skip
 
     def __init__(self, group: Group, now_ns: int) -> None:
         self.group = group
-        self.decided_ns = now_ns
-        """Use: by the leader. When it last appended a decision."""
+        self.last = NO_INDEX
+        """Use: by the leader. Where the log ended when this was last looked at."""
+        self.waiting: frozenset[NodeId] = frozenset()
+        """Use: by the leader. The replicas that had not done the last decision then."""
+        self.repeat_ns = REPEAT_NS
+        self.repeat_due_ns = now_ns + REPEAT_NS
+        """Use: by the leader. When the decision is appended again, if nothing changes."""
         self.marks = CompactedMarks()
         self.reported: dict[NodeId, Index] = {}
         """Use: by the leader. How far the other replicas said they are compacted: for good."""
@@ -234,15 +246,28 @@ class LogCompaction:
         now_ns, upto = self._state.clock.now_ns(), stream.state.compact_upto
         if not upto:
             return
-        replica = self._replica(stream)
-        waits = is_due(stream) or any(
-            replica.reported.get(member, NO_INDEX) < upto
-            for member in stream.group.members
-            if server_of(member) in self._state.alive
+        replica, group = self._replica(stream), stream.group
+        waiting = frozenset(
+            member
+            for member in group.members
+            if (
+                is_due(stream)
+                if member == group.replica_id
+                else server_of(member) in self._state.alive
+                and replica.reported.get(member, NO_INDEX) < upto
+            )
         )
-        if waits and now_ns - replica.decided_ns >= REPEAT_NS:
-            replica.decided_ns = now_ns
+        last = group.node.last_index
+        if waiting != replica.waiting or last != replica.last:
+            # Another entry is there, or somebody else waits: it may be that there was too little
+            # time for it.
+            replica.waiting, replica.last = waiting, last
+            replica.repeat_ns, replica.repeat_due_ns = REPEAT_NS, now_ns + REPEAT_NS
+        elif waiting and now_ns >= replica.repeat_due_ns:
             stream.compact(upto=upto, markers_upto=stream.state.markers_upto)
+            replica.last = group.node.last_index
+            replica.repeat_ns = min(2 * replica.repeat_ns, REPEAT_NS_MAX)
+            replica.repeat_due_ns = now_ns + replica.repeat_ns
 
     def _decide_next(self, led: list[tuple[LogStream, CompactionPolicy]]) -> None:
         if self._has_ended:
@@ -292,7 +317,6 @@ class LogCompaction:
         upto = min(upto, group.applied, group.commit)
         if upto > stream.state.compact_upto:
             stream.compact(upto=upto, markers_upto=self._markers_upto(stream, policy))
-            self._replica(stream).decided_ns = self._state.clock.now_ns()
 
     def _markers_upto(self, stream: LogStream, policy: CompactionPolicy) -> Index:
         """Deletion markers up to there are old enough, and every replica has lost what they
