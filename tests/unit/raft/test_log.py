@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
+from ids import Index, Term
 from raft.errors import Compacted, NotInMemory, Unavailable
 from raft.log import RaftLog, limited, size_of
 from raft.memory import MemoryStorage
@@ -87,6 +90,48 @@ def test_find_conflict_by_term_skips_a_term_at_a_time(
 def test_is_up_to_date_compares_terms_then_lengths(term: int, index: int, newer: bool) -> None:
     """§5.4.1: the definition of more up-to-date."""
     assert log_of(1, 1, 2).is_up_to_date(index=index, term=term) is newer
+
+
+class Counting(MemoryStorage):
+    """Counts how often a term is looked up."""
+
+    __slots__ = ("looks",)
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__(snapshot)
+        self.looks = 0
+
+    def term(self, index: Index) -> Term:
+        self.looks += 1
+        return super().term(index)
+
+
+@pytest.mark.parametrize("base", [0, 7])
+def test_find_conflict_by_term_looks_at_few_entries_of_a_long_log(base: int) -> None:
+    """A turn must not walk over all that one replica has and another has not; and what it finds is
+    what a walk would."""
+    storage = Counting(Snapshot(index=base, term=2 if base else 0))
+    terms = sorted(Random(base).choices(range(2, 9), k=2_000))
+    storage.append(entries(*terms, first=base + 1))
+    log = RaftLog(storage, applying_bytes_max=NO_LIMIT)
+    for index in (0, 1, base, base + 1, base + 999, base + 2_000, base + 2_001):
+        for term in range(10):
+            storage.looks = 0
+            found = log.find_conflict_by_term(index=index, term=term)
+            assert storage.looks <= 14
+            assert found == walked(log, index, term)
+
+
+def walked(log: RaftLog, index: int, term: int) -> tuple[int, int]:
+    while index > 0:
+        try:
+            own_term = log.term(index)
+        except (Compacted, Unavailable):
+            return index, 0
+        if own_term <= term:
+            return index, own_term
+        index -= 1
+    return 0, 0
 
 
 @pytest.mark.parametrize("stable", range(4))
