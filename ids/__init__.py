@@ -59,6 +59,9 @@ NO_INDEX: Final = Index(0)
 NO_TERM: Final = Term(0)
 """Before any election."""
 
+TERM_MAX: Final = Term((1 << 31) - 1)
+"""No term is above it: a leader epoch has four bytes and a sign in Kafka's batches and requests."""
+
 NO_OFFSET: Final = Offset(-1)
 """None is known, or there is none."""
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, assert_never
 
-from ids import Index, NodeId, Term
+from ids import TERM_MAX, Index, NodeId, Term
 from raft.errors import DropReason, NotInMemory, ProposalDropped
 from raft.follower import (
     become_follower,
@@ -85,8 +85,9 @@ def start_campaign(raft: Raft) -> None:
 
 
 def hup(raft: Raft, how: Campaign) -> None:
-    """Campaign, unless leading, not a voter, or about to apply another membership."""
-    if raft.state is LEADER or not raft.is_promotable:
+    """Campaign, unless leading, not a voter, or about to apply another membership; or there is no
+    term left to campaign in."""
+    if raft.state is LEADER or not raft.is_promotable or raft.term >= TERM_MAX:
         return
     _commit_what_conf_changes_prove(raft)
     if not _has_unapplied_conf_change(raft):
@@ -225,6 +226,7 @@ def _vote(raft: Raft, candidate: NodeId) -> None:
 def handle_vote(raft: Raft, msg: MsgVote) -> None:
     """RequestVote, receiver (Figure 2). Learners vote too: the asker may know better (thesis)."""
     may_vote = raft.vote == msg.from_ or (raft.vote == NONE and raft.lead == NONE)
+    may_vote = may_vote and not raft.log.lacks_committed
     if may_vote and raft.log.is_up_to_date(index=msg.index, term=msg.log_term):
         raft.msgs_after_append.append(MsgVoteResp(msg.from_, raft.id, msg.term))
         raft.election_elapsed = 0
@@ -243,6 +245,7 @@ def handle_pre_vote(raft: Raft, msg: MsgPreVote) -> None:
     queue = raft.msgs if raft.durable_campaign else raft.msgs_after_append
     if (
         may_vote
+        and not raft.log.lacks_committed
         and not _awaits_votes(raft, msg.from_)
         and not _comes_first(raft, msg)
         and raft.log.is_up_to_date(index=msg.index, term=msg.log_term)

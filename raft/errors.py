@@ -1,8 +1,9 @@
 """Errors of the consensus core: one small tree, data as fields.
 
 What cannot happen is an assert, not an error here. `InvalidConfig`, `InvalidConfChange` and
-`StepLocalMessage` are the caller's mistake; `StepPeerNotFound` is a peer's; the storage errors
-are how a storage answers; `ProposalDropped` is an ordinary outcome that a host handles.
+`StepLocalMessage` are the caller's mistake; `StepPeerNotFound` and `Contradiction` are a peer's;
+the storage errors are how a storage answers; `ProposalDropped` is an ordinary outcome that a host
+handles.
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ class StepPeerNotFound(RaftError):
     def __init__(self, peer: int) -> None:
         super().__init__("raft: cannot step as peer not found")
         self.peer = peer
+
+
+class Contradiction(RaftError):
+    """A peer's message says what cannot be, by itself or beside this log: one of the two replicas
+    is faulty, or has lost what it acknowledged. Nothing of the message was taken but its term, if
+    that can be. A host drops it and tells people; to repair anything would be to guess."""
 
 
 class DropReason(Enum):

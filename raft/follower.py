@@ -11,7 +11,7 @@ from typing import Final
 
 from ids import NO_INDEX, NO_TERM, NodeId, Term
 from raft import membership as members
-from raft.errors import DropReason, ProposalDropped
+from raft.errors import Contradiction, DropReason, InvalidConfChange, ProposalDropped
 from raft.messages import (
     Message,
     MsgApp,
@@ -33,6 +33,9 @@ from raft.types import (
     ReadState,
     Snapshot,
 )
+
+_POSITION_MAX: Final = (1 << 62) - 1
+"""No log gets so far: what is above it would fit nowhere, or nothing behind it."""
 
 
 def become_follower(raft: Raft, term: Term, lead: NodeId) -> None:
@@ -75,7 +78,7 @@ def pass_read_on(raft: Raft, requester: NodeId, context: bytes) -> bool:
 
 
 def handle_append(raft: Raft, msg: MsgApp) -> None:
-    """AppendEntries, receiver (Figure 2)."""
+    """AppendEntries, receiver (Figure 2). Raises Contradiction."""
     log = raft.log
     if msg.index < log.committed:
         # Committed entries match by definition; the leader may go on from there.
@@ -87,7 +90,16 @@ def handle_append(raft: Raft, msg: MsgApp) -> None:
     last_new = msg.index
     entries = msg.entries
     if entries:
-        last_new += len(entries)
+        term, offset = msg.log_term, entries[0].base_offset
+        for entry in entries:
+            last_new += 1
+            if (
+                entry.index != last_new
+                or entry.base_offset != offset
+                or not term <= entry.term <= msg.term
+            ):
+                raise Contradiction(f"what is sent as entry {last_new} does not follow")
+            term, offset = entry.term, offset + entry.records
         conflict = log.find_conflict(entries)
         if conflict:
             # Only from the first conflict on: a delayed, shorter MsgApp must not cut off what a
@@ -117,34 +129,41 @@ def _reject_append(raft: Raft, msg: MsgApp) -> None:
 
 
 def handle_heartbeat(raft: Raft, msg: MsgHeartbeat) -> None:
-    """Take the commit index, return the context."""
+    """Take the commit index, return the context. Raises Contradiction."""
     raft.log.commit_to(msg.commit)
     raft.msgs.append(MsgHeartbeatResp(msg.from_, raft.id, raft.term, msg.context))
 
 
 def handle_snapshot(raft: Raft, msg: MsgSnap) -> None:
-    """InstallSnapshot, receiver (§7)."""
-    if _restore(raft, msg.snapshot):
+    """InstallSnapshot, receiver (§7). Raises Contradiction."""
+    if _restore(raft, msg.snapshot, msg.term):
         raft.acknowledge(msg.from_, raft.log.last_index)
     else:
         raft.acknowledge(msg.from_, raft.log.committed)
 
 
-def _restore(raft: Raft, snapshot: Snapshot) -> bool:
-    """Replace log and membership by the snapshot's. Returns False if it brings nothing."""
+def _restore(raft: Raft, snapshot: Snapshot, term: Term) -> bool:
+    """Replace log and membership by the snapshot's, sent in that term. Returns False if it brings
+    nothing. Raises Contradiction."""
     log = raft.log
     assert raft.state is FOLLOWER, raft.state
+    if snapshot.term > term or max(snapshot.index, snapshot.next_offset) > _POSITION_MAX:
+        raise Contradiction(f"a snapshot of term {snapshot.term} up to {snapshot.index}")
     if snapshot.index <= log.committed:
         return False
     if log.matches(index=snapshot.index, term=snapshot.term):
         # The log has it all; only the commit index was behind.
         log.commit_to(snapshot.index)
         return False
+    try:
+        membership = members.restored(snapshot.conf_state)
+    except InvalidConfChange as error:
+        raise Contradiction(f"a snapshot with members that cannot be: {error}") from error
     log.restore(snapshot)
     # The snapshot's membership supersedes whatever was known. It need not hold this replica: one
     # that stands for the log's start may be older than the change that added it.
     raft.progress = {}
-    raft.set_membership(members.restored(snapshot.conf_state), snapshot.index)
+    raft.set_membership(membership, snapshot.index)
     return True
 
 
@@ -183,7 +202,8 @@ def _on_snapshot(raft: Raft, msg: MsgSnap) -> None:
 
 
 def _heard_leader(raft: Raft, lead: NodeId) -> None:
-    assert raft.lead in (NONE, lead), (raft.lead, lead, raft.term)
+    if raft.lead not in (NONE, lead):
+        raise Contradiction(f"{lead} leads term {raft.term}, which {raft.lead} leads")
     raft.election_elapsed = 0
     raft.campaign_due = 0
     if raft.lead == NONE:

@@ -17,6 +17,7 @@ from typing import Final
 from ids import NO_INDEX, Index, NodeId, Term
 from raft.errors import (
     Compacted,
+    Contradiction,
     DropReason,
     NotInMemory,
     ProposalDropped,
@@ -382,11 +383,13 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
     progress = raft.progress.get(node)
     if progress is None:
         return
+    index = msg.index
+    if index > raft.log.last_index:
+        raise Contradiction(f"{node} answers to entry {index}, behind the end of this log")
     progress.recent_active = True
     if msg.reject:
         _go_back(raft, node, progress, msg)
         return
-    index = msg.index
     if raft.quiet_heartbeats and index < progress.sent_commit and node != raft.id:
         # An append that begins below the follower's commit index is answered with that index, and
         # its news of the commit index is not taken: as long as heartbeats are quiet nothing else

@@ -20,7 +20,7 @@ under those indexes no longer counts, whatever the disk says about it.
 from __future__ import annotations
 
 from ids import NO_INDEX, NO_TERM, Index, Offset, Term
-from raft.errors import Compacted, NotInMemory, Unavailable
+from raft.errors import Compacted, Contradiction, NotInMemory, Unavailable
 from raft.types import ENTRY_OVERHEAD_BYTES, Entry, Snapshot, Storage
 
 
@@ -38,6 +38,7 @@ class RaftLog:
         "committed",
         "entries",
         "in_progress",
+        "lacks_to",
         "last_index",
         "last_term",
         "next_offset",
@@ -63,6 +64,8 @@ class RaftLog:
         self.snapshot: Snapshot | None = None
         """A received snapshot that is not yet durable."""
         self.snapshot_in_progress = False
+        self.lacks_to: Index = NO_INDEX
+        """Highest index that somebody said is committed while it was behind the end."""
         # A log starts with what its snapshot covers; the host tells if it knows more.
         self.committed: Index = base
         self.applying: Index = base
@@ -173,9 +176,12 @@ class RaftLog:
     # --- Appending -----------------------------------------------------------------------------
 
     def append(self, entries: list[Entry]) -> None:
-        """Add entries that continue the log, or replace its suffix from the first one on (§5.3)."""
+        """Add entries that continue the log, or replace its suffix from the first one on (§5.3).
+        Raises Contradiction, then nothing changed."""
         first = entries[0].index
         if first == self.last_index + 1:
+            if entries[0].base_offset != self.next_offset:
+                raise Contradiction(f"entry {first} does not begin at offset {self.next_offset}")
             self.entries.extend(entries)
         else:
             self._replace_suffix(first, entries)
@@ -185,8 +191,12 @@ class RaftLog:
         self.next_offset = last.base_offset + last.records
 
     def _replace_suffix(self, first: Index, entries: list[Entry]) -> None:
-        assert first > self.committed, (first, self.committed)
         assert first <= self.last_index + 1, (first, self.last_index)
+        if first <= self.committed:
+            raise Contradiction(f"entry {first} is another one than what is committed there")
+        replaced = self.entries[first - self.offset] if first >= self.offset else None
+        if replaced is not None and replaced.base_offset != entries[0].base_offset:
+            raise Contradiction(f"entry {first} begins at another offset than the one before ends")
         if first > self.offset:
             self.entries[first - self.offset :] = entries
         else:
@@ -197,10 +207,20 @@ class RaftLog:
         self.in_progress = min(self.in_progress, first - 1)
 
     def commit_to(self, index: Index) -> None:
-        """Everything up to `index` is committed. Never moves back."""
+        """Everything up to `index` is committed. Never moves back. Raises Contradiction: nobody
+        says so before this replica has acknowledged it."""
         if index > self.committed:
-            assert index <= self.last_index, (index, self.last_index)
+            if index > self.last_index:
+                self.lacks_to = max(self.lacks_to, index)
+                raise Contradiction(f"{index} is committed, the log ends at {self.last_index}")
             self.committed = index
+
+    @property
+    def lacks_committed(self) -> bool:
+        """Whether entries are said to be committed that this log has not got. The replica may have
+        acknowledged and lost them: with its vote somebody could lead who never had them. So it has
+        no part in elections until it is told of them again."""
+        return self.last_index < self.lacks_to
 
     def restore(self, snapshot: Snapshot) -> None:
         """Replace the whole log by a snapshot (§7)."""

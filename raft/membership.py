@@ -89,7 +89,7 @@ class Membership:
 
 
 def restored(state: ConfState) -> Membership:
-    """The membership a snapshot or a storage holds."""
+    """The membership a snapshot or a storage holds. Raises InvalidConfChange."""
     return _checked(
         Membership(
             incoming=frozenset(state.voters),
@@ -181,10 +181,14 @@ def _with_changes(membership: Membership, changes: Iterable[ConfChangeSingle]) -
 
 
 def _checked(membership: Membership) -> Membership:
-    assert not membership.learners & membership.voters(), membership
-    assert membership.learners_next <= membership.outgoing, membership
-    assert not membership.learners_next & membership.incoming, membership
-    assert membership.is_joint or not membership.auto_leave, membership
+    """Raises InvalidConfChange."""
+    if (
+        membership.learners & membership.voters()
+        or not membership.learners_next <= membership.outgoing
+        or membership.learners_next & membership.incoming
+        or (membership.auto_leave and not membership.is_joint)
+    ):
+        raise InvalidConfChange(f"learners that vote, or nothing to leave: {membership}")
     return membership
 
 

@@ -16,10 +16,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ids import NO_INDEX, NO_TERM, Index, NodeId, Offset, Term
+from ids import NO_INDEX, NO_TERM, TERM_MAX, Index, NodeId, Offset, Term
 from raft import candidate, follower, leader, membership, ready
 from raft.config import Config
-from raft.errors import DropReason, ProposalDropped, StepLocalMessage, StepPeerNotFound
+from raft.errors import (
+    Contradiction,
+    DropReason,
+    ProposalDropped,
+    StepLocalMessage,
+    StepPeerNotFound,
+)
 from raft.membership import Membership
 from raft.messages import (
     RESPONSES,
@@ -57,6 +63,10 @@ from raft.types import (
 
 NEVER_DUE: Final = NO_LIMIT
 """`ticks_until_due` of a node that time alone does not move."""
+
+TERM_LEAP_MAX: Final = 1 << 24
+"""Nobody is behind by so many terms: that is an election each second for half a year. One message
+of a faulty peer must not use up the terms that a group has, for there is no way back."""
 
 _FROM_LEADERS: Final = frozenset((MsgApp, MsgHeartbeat, MsgCommit, MsgSnap))
 """Whoever sends one leads its term."""
@@ -117,7 +127,7 @@ class RawNode:
         """Take in a message from a peer or from the own storage.
 
         Raises StepPeerNotFound for an answer from a stranger, ProposalDropped for a forwarded
-        proposal that cannot be taken.
+        proposal that cannot be taken, Contradiction for what cannot be.
         """
         raft = self.raft
         kind = type(msg)
@@ -137,6 +147,8 @@ class RawNode:
         raft = self.raft
         kind = type(msg)
         if msg.term > raft.term:
+            if not _can_be_reached(raft, msg.term):
+                raise Contradiction(f"term {msg.term}, in term {raft.term}")
             if isinstance(msg, MsgVote | MsgPreVote):
                 if raft.has_leader_lease and not msg.transfer:
                     # Stickiness: whoever hears a leader does not help to depose it (§6).
@@ -306,9 +318,11 @@ class RawNode:
         """The leader was alive `ticks_ago` ticks ago, the host has proof.
 
         With `lead` and `term` it also tells who leads, as a heartbeat would: a follower that does
-        not know takes it, an older term is ignored, a newer one entered.
+        not know takes it, an older term is ignored, a newer one entered, unless it cannot be.
         """
         raft = self.raft
+        if not _can_be_reached(raft, term):
+            return
         if lead != NONE and (term > raft.term or (term == raft.term and raft.lead != lead)):
             assert not (raft.state is LEADER and term == raft.term), (lead, term)
             follower.become_follower(raft, term, lead)
@@ -343,7 +357,8 @@ class RawNode:
         raft = self.raft
         if raft.state is LEADER:
             return leader.ticks_until_due(raft, NEVER_DUE)
-        if not raft.is_voter or raft.log.snapshot is not None:
+        log = raft.log
+        if not raft.is_voter or log.snapshot is not None or log.last_index < log.lacks_to:
             return NEVER_DUE  # not promotable; spelled out, as this is asked so often
         due = max(raft.randomized_election_timeout - raft.election_elapsed, 1)
         return min(due, raft.campaign_due) if raft.campaign_due else due
@@ -453,3 +468,8 @@ class RawNode:
             lead_transferee=raft.lead_transferee,
             progress=dict(raft.progress) if raft.state is LEADER else {},
         )
+
+
+def _can_be_reached(raft: Raft, term: Term) -> bool:
+    """Whether others can be in that term."""
+    return term <= TERM_MAX and term - raft.term <= TERM_LEAP_MAX

@@ -196,7 +196,7 @@ class Raft:
     @property
     def is_promotable(self) -> bool:
         """Whether it may campaign: a voter whose log is in one piece."""
-        return self.is_voter and self.log.snapshot is None
+        return self.is_voter and self.log.snapshot is None and not self.log.lacks_committed
 
     @property
     def has_leader_lease(self) -> bool:

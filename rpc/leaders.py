@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from struct import Struct, pack, unpack
 from typing import Final
 
-from ids import GroupId, NodeId, ServerId, Term
+from ids import TERM_MAX, GroupId, NodeId, ServerId, Term
 from raft.types import NONE
 from rpc.errors import MalformedFrame, RemoteError
 from rpc.peer import FrameType
@@ -305,9 +305,11 @@ class LeaderListReceiver:
             raise MalformedFrame("leader list", _LEADERS.size)
         held = self._held[peer]
         rows = _unpack_rows(payload[_LEADERS.size :], count)
-        for _, _, replica, _ in rows:
+        for _, term, replica, _ in rows:
             if replica and replica >> REPLICA_NUMBER_BITS != peer:
                 raise MalformedFrame(f"leader list of server {peer} with replica {replica}")
+            if term > TERM_MAX:  # whoever really leads would never be believed again
+                raise MalformedFrame(f"leader list of server {peer} with term {term}")
         changes: list[LeaderChange] = []
         if whole:
             kept = {row[0] for row in rows}

@@ -16,5 +16,7 @@ class HostStats:
     messages_dropped: int = 0
     appends_refused: int = 0
     """As a follower, because the segments do not keep up."""
+    contradictions: int = 0
+    """Messages that contradict themselves or what is here: also dropped."""
     elections: int = 0
     early_messages: int = 0

@@ -92,6 +92,10 @@ HELP: dict[str, str] = {
     "vdl_server_raft_messages_dropped_total": (
         "Messages for groups or replicas unknown here, or of kinds that no server sends."
     ),
+    "vdl_server_raft_contradictions_total": (
+        "Messages of peers that cannot be true, by themselves or beside the log here: one of the"
+        " two replicas is faulty."
+    ),
     "vdl_server_raft_appends_refused_total": (
         "Messages of which a follower took no records because its segments do not keep up."
     ),

@@ -552,6 +552,7 @@ class Server:
             "raft_messages_sent_total": stats.messages_out,
             "raft_messages_received_total": stats.messages_in,
             "raft_messages_dropped_total": stats.messages_dropped,
+            "raft_contradictions_total": stats.contradictions,
             "raft_appends_refused_total": stats.appends_refused,
             "leaderships_won_total": stats.elections,
             "elections_waiting": host.campaigns.waiting,

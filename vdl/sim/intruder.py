@@ -63,8 +63,8 @@ from vdl.sim.unsent import write_unsent
 from vdl.state import commands
 
 MACHINE = "x1"
-TERM = Term(1 << 30)
-"""Of its frames. No world comes near it, and it has room where terms are stored."""
+TERM = Term(1 << 23)
+"""Of its frames. No world comes near it, and it can be true: it would be believed."""
 INCARNATION = 1 << 63
 """From here on they are intruders', with the fraud's number in it."""
 STRANGER = ServerId(900)

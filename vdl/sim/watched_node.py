@@ -14,6 +14,7 @@ from itertools import islice
 from typing import ClassVar
 
 from ids import NO_TERM, NodeId, Term
+from raft.errors import Contradiction
 from raft.messages import (
     Message,
     MsgApp,
@@ -58,10 +59,15 @@ class WatchedNode(RawNode):
         if raft.state is LEADER:
             self._heard[msg.from_] = self._ticks
         judge = self._JUDGES.get(type(msg))
-        if judge is None:
-            super().step(msg)
-        else:
-            judge(self, msg)
+        try:
+            if judge is None:
+                super().step(msg)
+            else:
+                judge(self, msg)
+        except Contradiction as contradiction:
+            # Of two replicas that keep to the rules none ever says so.
+            self._broken("contradiction", f"{type(msg).__name__} of {msg.from_}: {contradiction}")
+            raise
 
     def _step_and_answers(self, msg: Message) -> Iterator[Message]:
         """Step; what it answers to the sender."""

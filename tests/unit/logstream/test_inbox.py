@@ -1,5 +1,7 @@
 """What a host takes from its peers, and what it leaves."""
 
+import contextlib
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -7,16 +9,30 @@ import pytest
 
 from raft.messages import (
     Message,
+    MsgApp,
+    MsgAppResp,
+    MsgCommit,
+    MsgHeartbeat,
+    MsgPreVote,
+    MsgPreVoteResp,
     MsgProp,
+    MsgReadIndexResp,
+    MsgSnap,
     MsgStorageAppend,
     MsgStorageAppendResp,
     MsgStorageApply,
     MsgStorageApplyResp,
+    MsgTimeoutNow,
     MsgTransferLeader,
+    MsgVote,
+    MsgVoteResp,
 )
-from raft.types import Entry, EntryKind
+from raft.types import ConfState, Entry, EntryKind, Snapshot
+from rpc.errors import RemoteError
 from rpc.frames import encode_messages
+from rpc.leaders import LeaderListSender
 from rpc.peer import FrameType
+from vdl.errors import ErrorCode
 
 Make = Callable[[int, int], Message]
 
@@ -81,3 +97,103 @@ def test_message_of_the_own_storage_is_none_of_a_peers(
     message: Any = make(node.id, cluster.nodes[peer].host.groups[group_id].node.id)
     host._inbox.step(group_id, message, peer, host.loop_time.tick())
     assert host.stats.messages_dropped == dropped + 1
+
+
+def last_frame(cluster: Any, group_id: int, peer: int, here: int, message: Any) -> None:
+    frame = b"".join(bytes(part) for part in encode_messages([(group_id, message)]))
+    cluster.nodes[here].host.frame(peer, FrameType.RAFT, memoryview(bytearray(frame)))
+
+
+def works(cluster: Any, group_id: int) -> None:
+    """Records are acknowledged and reach everybody."""
+    cluster.run(3_000)
+    fates = cluster.append(cluster.leader(group_id))
+    cluster.run(500)
+    assert [fate.error for fate in fates] == [ErrorCode.NONE]
+    groups = [node.host.groups[group_id] for node in cluster.nodes.values()]
+    assert len({(group.node.last_index, group.commit) for group in groups}) == 1
+
+
+CONTRADICTIONS: list[Callable[[int, int, int, int], Message]] = [
+    lambda to, from_, term, last: MsgHeartbeat(to, from_, term, last + 1),
+    lambda to, from_, term, last: MsgCommit(to, from_, term, (1 << 64) - 1),
+    lambda to, from_, term, last: MsgHeartbeat(to, from_, 1 << 32, 0),
+    lambda to, from_, term, last: MsgVote(to, from_, 1 << 31, 9, 9, transfer=True),
+    lambda to, from_, term, last: MsgAppResp(to, from_, (1 << 64) - 1, 0),
+    lambda to, from_, term, last: MsgApp(to, from_, term, term, last, [Entry(term, last + 2)], 0),
+]
+
+
+@pytest.mark.parametrize("make", CONTRADICTIONS)
+def test_peer_that_contradicts_ends_neither_server_nor_link(
+    cluster: Any, make: Callable[[int, int, int, int], Message]
+) -> None:
+    """It is told of once in a while; other groups of that server go on, and so does this one."""
+    group_id, other = cluster.create_topic(), cluster.create_topic("others")
+    peer = cluster.leader(group_id).leader_server
+    here = peer % 3 + 1
+    host = cluster.nodes[here].host
+    node = host.groups[group_id].node
+    for _ in range(3):
+        message = make(node.id, node.lead, node.term, node.last_index)
+        last_frame(cluster, group_id, peer, here, message)
+    cluster.run(100)
+    assert host.stats.contradictions == 3
+    assert cluster.nodes[here].log.errors == [("peer_contradicts", group_id)]
+    assert peer in host.state.alive
+    for group in (group_id, other):
+        works(cluster, group)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_number_of_an_admitted_peer_ends_a_server(cluster: Any, seed: int) -> None:
+    """Messages of all kinds, and leader lists, with numbers that may be anything: what comes out is
+    nothing, or the end of the link. What can be is believed: a faulty voter may depose leaders and
+    hold a group up, but other groups and the process go on."""
+    rng = random.Random(seed)
+    group_id, other = cluster.create_topic(), cluster.create_topic("others")
+    peer, here = rng.sample(sorted(cluster.nodes), 2)
+    host = cluster.nodes[here].host
+    node, from_ = host.groups[group_id].node, cluster.nodes[peer].host.groups[group_id].replica_id
+    for _ in range(150):
+        near = [node.term, node.last_index, node.commit]
+        some = [0, 1, *near, *(n + d for n in near for d in (-1, 1, 2)), 1 << 24, 1 << 31, 1 << 32]
+        some += [(1 << 62) - 1, 1 << 63, (1 << 64) - 1]
+
+        def number() -> int:
+            return max(0, rng.choice(some))  # noqa: B023 - called now
+
+        term = node.term if rng.random() < 0.6 else number()
+        entries = [
+            Entry(number(), number(), rng.choice(list(EntryKind)), b"x", number(), rng.randrange(3))
+            for _ in range(rng.randrange(3))
+        ]
+        members = [tuple(rng.sample((1 << 16 | 1, 2 << 16 | 1, number()), 2)) for _ in range(2)]
+        snapshot = Snapshot(number(), number(), ConfState(*members), number(), b"")
+        message: Any = rng.choice(
+            (
+                MsgApp(node.id, from_, term, number(), number(), entries, number()),
+                MsgAppResp(node.id, from_, term, number(), rng.random() < 0.5, number(), number()),
+                MsgHeartbeat(node.id, from_, term, number()),
+                MsgCommit(node.id, from_, term, number()),
+                MsgVote(node.id, from_, term, number(), number(), rng.random() < 0.5),
+                MsgPreVote(node.id, from_, term, number(), number(), rng.random() < 0.5),
+                MsgVoteResp(node.id, from_, term, rng.random() < 0.5),
+                MsgPreVoteResp(node.id, from_, term, rng.random() < 0.5),
+                MsgSnap(node.id, from_, term, snapshot),
+                MsgTimeoutNow(node.id, from_, term),
+                MsgReadIndexResp(node.id, from_, term, number(), b"c"),
+            )
+        )
+        last_frame(cluster, group_id, peer, here, message)
+        if rng.random() < 0.1 and peer in host.state.alive:
+            lists = LeaderListSender()
+            lists.set(group_id, min(number(), (1 << 64) - 1) + 0, from_)
+            lists.connected(here)
+            found = lists.changes(here, 0)
+            assert found is not None
+            with contextlib.suppress(RemoteError):
+                host.frame(peer, found[0], memoryview(bytearray(b"".join(found[1]))))
+        cluster.run(rng.choice((0, 1, 30)))
+    cluster.run(3_000)
+    works(cluster, other)

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from ids import Index, Term
-from raft.errors import Compacted, NotInMemory, Unavailable
+from raft.errors import Compacted, Contradiction, NotInMemory, Unavailable
 from raft.log import RaftLog, limited, size_of
 from raft.memory import MemoryStorage
 from raft.types import ENTRY_OVERHEAD_BYTES, NO_LIMIT, Entry, Snapshot
@@ -149,7 +149,7 @@ def test_append_over_committed_entries_is_refused() -> None:
     """Leader Completeness (§5.4.3): a committed entry is never replaced."""
     log = log_of(1, 1)
     log.commit_to(2)
-    with pytest.raises(AssertionError):
+    with pytest.raises(Contradiction):
         log.append(entries(2, first=2))
 
 

@@ -5,6 +5,9 @@ server, from a server that does not speak for its sender, or of a group that is 
 Raft repeats whatever matters. So is what no host sends, though it can be decoded: a proposal would
 get past the catalog and the state machines, which look at commands before they are appended.
 
+A message that contradicts this replica's log, or itself, is dropped and told of: one of the two is
+faulty. The group goes on with whoever agrees, and all other groups of that server with it.
+
 A server whose segments do not keep up takes no more entries as a follower, beyond a bound for all
 its groups together: what it has not taken it does not acknowledge, the leader's window fills, and
 it sends again at each heartbeat. The commit index it still takes. What counts is what waits for the
@@ -20,7 +23,7 @@ from __future__ import annotations
 from typing import Final
 
 from ids import NO_INDEX, GroupId, ServerId
-from raft.errors import StepPeerNotFound
+from raft.errors import Contradiction, StepPeerNotFound
 from raft.log import payload_bytes
 from raft.messages import (
     MsgApp,
@@ -39,6 +42,7 @@ from raft.messages import (
     PeerMessage,
 )
 from raft.types import Entry
+from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import SERVER_SHIFT, server_of
 from vdl.logstream.group.snapshots import DecodeError, decode_snapshot
@@ -52,6 +56,8 @@ FULL_DISK_BYTES = 16 << 10
 """What a full disk takes of a group at one time, and then only what must be."""
 ENTRY_OVERHEAD_BYTES = 256
 """More than an entry takes in the journal besides its data."""
+TELL_NS = 10_000 * MS
+"""How often it is told that messages contradict what is here: each heartbeat may bring one."""
 SENT_BY_HOSTS: Final[frozenset[type[PeerMessage]]] = frozenset(
     (
         MsgApp,
@@ -91,6 +97,7 @@ class Inbox:
         "_store",
         "_taken_bytes",
         "_taken_turn",
+        "_tell_ns",
         "_unflushed_max",
     )
 
@@ -118,6 +125,8 @@ class Inbox:
         self._taken_bytes = 0
         """Of entries that are not staged yet: since turn `_taken_turn`."""
         self._taken_turn = -1
+        self._tell_ns = 0
+        """Before which no contradiction is told of again."""
         self._flushable_bytes = -1
         """As of turn `_taken_turn`; -1 before it was looked up."""
 
@@ -128,11 +137,14 @@ class Inbox:
         if type(message) not in SENT_BY_HOSTS:
             stats.messages_dropped += 1
             return
+        if message.from_ >> SERVER_SHIFT != server_id:
+            stats.messages_dropped += 1
+            return
         group = self._groups.get(group_id)
         if group is None:
             self._keep_early(group_id, message)
             return
-        if message.to != group.replica_id or message.from_ >> SERVER_SHIFT != server_id:
+        if message.to != group.replica_id:
             stats.messages_dropped += 1
             return
         if not self._may_take(message, group):
@@ -154,7 +166,29 @@ class Inbox:
         except StepPeerNotFound:
             stats.messages_dropped += 1
             return
+        except Contradiction as contradiction:
+            self._tell_of(contradiction, message, group, server_id)
         self._commits.stepped(group)
+
+    def _tell_of(
+        self, contradiction: Contradiction, message: PeerMessage, group: Group, server_id: ServerId
+    ) -> None:
+        stats, state = self._stats, self._state
+        stats.messages_dropped += 1
+        stats.contradictions += 1
+        now_ns = state.clock.now_ns()
+        if now_ns < self._tell_ns:
+            return
+        self._tell_ns = now_ns + TELL_NS
+        state.log.error(
+            "peer_contradicts",
+            server=server_id,
+            group=group.group_id,
+            message=type(message).__name__,
+            says=str(contradiction),
+            in_all=stats.contradictions,
+            meaning="that replica or the one here is faulty, or has lost what it acknowledged",
+        )
 
     def begin(self, group: Group, tick: int) -> None:
         """The group runs from now on: it gets what its peers have already said."""
