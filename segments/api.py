@@ -106,6 +106,20 @@ class DataMissing(StorageError):
         self.why = why
 
 
+class ForeignFile(StorageError):
+    """A journal file in the data directory is another directory's. Nothing was changed."""
+
+    def __init__(self, path: str, owner: DirectoryId) -> None:
+        super().__init__(
+            f"{path} is of another data directory, {owner.hex()}. Nothing was changed. Was it "
+            "copied here by mistake, perhaps over a file of this one? Put that back, move this one "
+            "away, and start again. If what it took the place of is gone for good, empty the whole "
+            "data directory: a server of a replica set is then replaced from the others"
+        )
+        self.path = path
+        self.owner = owner
+
+
 class DirectoryInUse(StorageError):
     """Another process holds the data directory."""
 

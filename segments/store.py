@@ -111,8 +111,9 @@ class DiskStore:
         self._closed: Callable[[], None] = _nothing
         self._registry = registry = LogRegistry(fs, directory, workers, recovered.identity, self)
         self._journal = journal = Journal(
-            fs, f"{directory}/journal", workers, options, rng, logs, self, now_ns
-        )
+            fs, f"{directory}/journal", workers, options, rng, logs, self, now_ns,
+            recovered.identity.directory_id,
+        )  # fmt: skip
         self._queue = journal.queue
         self._allocation = journal.allocation
         self._checkpoints = CheckpointScheduler(
@@ -144,8 +145,8 @@ class DiskStore:
         """Recover the directory, or make one; blocks. `now_ns` is only for sync latencies;
         `progress` is told how far recovery is.
 
-        Raises DirectoryInUse, CorruptRecord (identity), OSError, and DataMissing when something is
-        not there that has been: nothing on disk is changed then.
+        Raises DirectoryInUse, CorruptRecord (identity), OSError, DataMissing when something is not
+        there that has been, and ForeignFile: nothing on disk is changed then.
         """
         if not fs.exists(f"{directory}/lock"):
             # Before even a lock is made.

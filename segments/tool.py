@@ -94,7 +94,7 @@ class Directory:
     needed them are lost."""
 
     def __init__(self, fs: FileSystem, path: str, index_entries: int = INDEX_ENTRIES) -> None:
-        """Raises DirectoryInUse, CorruptRecord, FileNotFoundError."""
+        """Raises DirectoryInUse, CorruptRecord, ForeignFile, FileNotFoundError."""
         self.fs = fs
         self.path = path
         self._index_entries = index_entries

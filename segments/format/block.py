@@ -34,7 +34,7 @@ Block header (64 bytes), table (32 bytes a record), then the frames of its recor
     36 records      4
     40 chain        4  CRC of the block before
     44 flags        4  bit 0: a clean stop follows; bit 1: first block after recovery
-    48 zero        16
+    48 directory   16  id of the data directory; zero in blocks of before
 
 The table carries every frame's CRC, which covers the payload: block CRC and frame CRCs together
 cover all bytes, and the payload is summed once in its life. A block is good when all of them match.
@@ -72,7 +72,7 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
-from ids import Index, LogId, NodeId, Offset, Term
+from ids import DirectoryId, Index, LogId, NodeId, Offset, Term
 
 PAGE_BYTES = 4096
 FILE_MAGIC = b"VDLJRNL2"
@@ -81,8 +81,8 @@ BLOCK_MAGIC = b"VDLB"
 
 FILE_HEADER = struct.Struct("<8sIIQQQQIIQ")
 MARK = struct.Struct("<IIIIIIQQQQQQQQ")
-BLOCK_HEADER = struct.Struct("<4sIQQQIIIIQQ")
-BLOCK_REST = struct.Struct("<QQQIIIIQQ")
+BLOCK_HEADER = struct.Struct("<4sIQQQIIII16s")
+BLOCK_REST = struct.Struct("<QQQIIII16s")
 ENTRY_RECORD = struct.Struct("<IIIIQII")
 STATE_RECORD = struct.Struct("<IIIIQQ")
 DETAIL_RECORD = struct.Struct("<IIBBHIQq")
@@ -111,6 +111,9 @@ SEQUENCE_MASK = (1 << 32) - 1
 
 CLOSING = 1
 OPENING = 2
+
+NO_DIRECTORY = DirectoryId(bytes(16))
+"""Of blocks that do not say whose they are."""
 
 MARK_VOID = 1
 """Mark flag: the log was reset and has written no segment since; files it may have are stale."""
@@ -168,6 +171,8 @@ class Block:
     crc: int
     chain: int
     flags: int
+    directory: DirectoryId
+    """The data directory it was written to; `NO_DIRECTORY`: that is not known."""
     table: memoryview
 
     @property
@@ -284,13 +289,14 @@ def _mend_first_page(view: memoryview, sequence: int) -> FileHeader | None:
 
 
 def encode_block(
-    *, salt: int, lsn: int, durable: int, chain: int, flags: int, table: bytes, frames_bytes: int
-) -> tuple[bytes, int]:
+    *, salt: int, lsn: int, durable: int, chain: int, flags: int, table: bytes, frames_bytes: int,
+    directory: DirectoryId = NO_DIRECTORY,
+) -> tuple[bytes, int]:  # fmt: skip
     """(header and table, block CRC) of a block whose frames are written behind them."""
     out = bytearray(BLOCK_HEADER_BYTES)
     length = BLOCK_HEADER_BYTES + len(table) + frames_bytes
     BLOCK_REST.pack_into(
-        out, 8, salt, lsn, durable, length, len(table) // RECORD_BYTES, chain, flags, 0, 0
+        out, 8, salt, lsn, durable, length, len(table) // RECORD_BYTES, chain, flags, directory
     )
     crc = crc32c(table, crc32c(memoryview(out)[8:], chain))
     out[:4] = BLOCK_MAGIC
@@ -302,7 +308,7 @@ def block_bytes(header: bytes, *, salt: int, lsn: int) -> int:
     """Length of header and table of the block that `header` may begin; 0 when it begins none."""
     if len(header) < BLOCK_HEADER_BYTES or header[:4] != BLOCK_MAGIC:
         return 0
-    _, _, found_salt, found_lsn, _, length, records, _, _, _, _ = BLOCK_HEADER.unpack_from(header)
+    _, _, found_salt, found_lsn, _, length, records, _, _, _ = BLOCK_HEADER.unpack_from(header)
     size: int = BLOCK_HEADER_BYTES + records * RECORD_BYTES
     if found_salt != salt or found_lsn != lsn or size > length:
         return 0
@@ -311,9 +317,11 @@ def block_bytes(header: bytes, *, salt: int, lsn: int) -> int:
 
 def decode_block(data: bytes, position: int) -> Block | None:
     """The block whose header and table are `data`, or None when its CRC does not match."""
-    _, crc, _, lsn, durable, length, records, chain, flags, _, _ = BLOCK_HEADER.unpack_from(data)
+    _, crc, _, lsn, durable, length, records, chain, flags, directory = BLOCK_HEADER.unpack_from(
+        data
+    )
     end = BLOCK_HEADER_BYTES + records * RECORD_BYTES
     if end > len(data) or crc32c(memoryview(data)[8:end], chain) != crc:
         return None
     table = memoryview(data)[BLOCK_HEADER_BYTES:end]
-    return Block(position, lsn, durable, length, crc, chain, flags, table)
+    return Block(position, lsn, durable, length, crc, chain, flags, DirectoryId(directory), table)

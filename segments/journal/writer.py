@@ -27,7 +27,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Protocol
 
-from ids import LogId
+from ids import DirectoryId, LogId
 from segments.api import Buffer, StoreOptions, Workers
 from segments.format.block import (
     BLOCK_HEADER_BYTES,
@@ -142,8 +142,11 @@ class Journal:
         logs: Mapping[LogId, DiskLog],
         owner: JournalOwner,
         now_ns: Callable[[], int],
+        directory_id: DirectoryId,
     ) -> None:
-        """`logs` are those that exist now: the owner adds and removes them."""
+        """`logs` are those that exist now: the owner adds and removes them. `directory_id`: each
+        block says whose it is."""
+        self._directory_id = directory_id
         self._workers = workers
         self._options = options
         self._rng = rng
@@ -476,6 +479,7 @@ class Journal:
         head, chain.crc = encode_block(
             salt=file.salt, lsn=file.start_lsn + at, durable=chain.durable_lsn,
             chain=chain.crc, flags=flags, table=table, frames_bytes=batch.bytes,
+            directory=self._directory_id,
         )  # fmt: skip
         buffers.append(head)
         buffers += batch.buffers

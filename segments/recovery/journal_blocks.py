@@ -5,11 +5,13 @@ Must not know: which files count, what blocks say of logs.
 
 from __future__ import annotations
 
+from ids import DirectoryId
 from segments.format.block import (
     BLOCK_HEADER_BYTES,
     BLOCK_MAGIC,
     ENTRY_RECORD,
     FRAMED,
+    NO_DIRECTORY,
     PAGE_BYTES,
     RECORD_BYTES,
     Block,
@@ -27,6 +29,16 @@ def has_first_block(file: File, header: FileHeader) -> bool:
     """Whether the first block behind the file's header is there, whole."""
     block, data = read_block(file, header, header.bytes, file.size())
     return block is not None and block.chain == header.chain and not bad_frames(block, data)
+
+
+def directory_of(file: File, header: FileHeader) -> DirectoryId:
+    """Whose the file is, by the word of its first block; `NO_DIRECTORY` if that does not say."""
+    head, _ = read_around(file, BLOCK_HEADER_BYTES, header.bytes)
+    table_end = block_bytes(head, salt=header.salt, lsn=header.start_lsn + header.bytes)
+    if not 0 < table_end <= file.size() - header.bytes:
+        return NO_DIRECTORY
+    block = decode_block(read_around(file, table_end, header.bytes)[0], header.bytes)
+    return NO_DIRECTORY if block is None else block.directory
 
 
 def read_block(

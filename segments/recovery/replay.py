@@ -28,6 +28,10 @@ is damaged. All that was ever written to the directory had its durable mark on d
 the last case is there a block whose mark lies behind the end of the chain. Then every log is
 suspect.
 
+A block says whose directory it was written to. A file of another one, put there by mistake, has log
+ids that mean other logs, or other replicas of the same groups with votes of their own, and may have
+taken the place of a file of ours. So it is an error, before anything is changed.
+
 A block may say that frames lie in segments (PLACED). It was durable only when they were, so behind
 it nothing was written before. The last block of all is therefore torn, too, when such a frame is
 not there. Those of other blocks are looked for when they are needed: a later block may say that
@@ -41,8 +45,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ids import LogId
-from segments.api import DataMissing
+from ids import DirectoryId, LogId
+from segments.api import DataMissing, ForeignFile
 from segments.directory.identity import Identity
 from segments.format.block import (
     BLOCK_HEADER_BYTES,
@@ -55,6 +59,7 @@ from segments.format.block import (
     INSTALL,
     MARK_INSTALLED,
     MARK_VOID,
+    NO_DIRECTORY,
     PAGE_BYTES,
     PLACE,
     PLACED,
@@ -85,6 +90,7 @@ from segments.journal.chain import Position
 from segments.journal.files import file_path
 from segments.recovery.journal_blocks import (
     bad_frames,
+    directory_of,
     durable_mark,
     has_first_block,
     next_block,
@@ -163,8 +169,9 @@ def replay_journal(
     missing_is_lost: bool = False,
 ) -> Replay:
     """Read the whole journal of `directory`. Blocks; changes nothing on disk. Raises DataMissing
-    when files are not there that have been; with `missing_is_lost` the logs that needed them are
-    lost instead: for one who reads a copy and will not write to it."""
+    when files are not there that have been, ForeignFile for one of another directory. With
+    `missing_is_lost` the logs that needed what is missing are lost instead, and a foreign file is
+    left out: for one who reads a copy and will not write to it."""
     return _Replayer(fs, directory, identity, progress, missing_is_lost).run()
 
 
@@ -183,6 +190,7 @@ class _Replayer:
         self._directory = directory
         self.result = Replay()
         self._logs = self.result.logs
+        self._owner = identity.directory_id
         self._header_bytes_max = file_header_bytes(identity.next_log_id)
         self._newest = 0
         for log_id in sorted(identity.logs):
@@ -320,12 +328,17 @@ class _Replayer:
             file = self._fs.open(path)
             try:
                 found.append(self._look(file, sequence, path))
+            except ForeignFile:
+                if not self._missing_is_lost:
+                    raise
+                self.result.strays.append(path)
             finally:
                 file.close()
         found.sort(key=lambda file: file.sequence)
         return found
 
     def _look(self, file: File, sequence: int, path: str) -> _FoundFile:
+        """What the file says of itself. Raises ForeignFile."""
         size = file.size()
         data, _ = read_around(file, PAGE_BYTES, 0)
         length = header_length(data)
@@ -335,6 +348,8 @@ class _Replayer:
         if header is None or header.sequence != sequence:
             reach, _ = read_around(file, min(size, self._header_bytes_max), 0)
             header = mend_file_header(reach, sequence) or header
+        if header is not None:
+            self._check_owner(path, directory_of(file, header))
         if header is not None and header.sequence != sequence:
             return _FoundFile(sequence, path, None, size, is_blank=True, is_recycled=True)
         if header is not None:
@@ -344,6 +359,11 @@ class _Replayer:
         if header is not None and header.replaced and not self._can_stand(file, header):
             header = None
         return _FoundFile(sequence, path, header, size, is_blank, proves)
+
+    def _check_owner(self, path: str, owner: DirectoryId) -> None:
+        """Raises ForeignFile."""
+        if owner not in (self._owner, NO_DIRECTORY):
+            raise ForeignFile(path, owner)
 
     def _can_stand(self, file: File, header: FileHeader) -> bool:
         """Whether the file says all that those said for which it stands. Without its first block
@@ -505,7 +525,9 @@ class _Replayer:
         return next_block(file, header, end, size, size) is not None
 
     def _apply(self, block: Block, data: memoryview, sequence: int, bad: frozenset[int]) -> None:
-        """Apply a block's records; frames whose number is in `bad` are lost to their logs."""
+        """Apply a block's records; frames whose number is in `bad` are lost to their logs. Raises
+        ForeignFile."""
+        self._check_owner(file_path(self._directory, sequence), block.directory)
         result = self.result
         result.blocks += 1
         at = BLOCK_HEADER_BYTES + len(block.table)

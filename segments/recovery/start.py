@@ -35,8 +35,8 @@ def begin(
 ) -> Recovered:
     """What the directory holds, whose lock is held. Blocks. `rng` gives a new one its id.
 
-    Raises CorruptRecord (identity), OSError, and DataMissing when something is not there that has
-    been: nothing on disk is changed then.
+    Raises CorruptRecord (identity), OSError, DataMissing when something is not there that has been,
+    and ForeignFile: nothing on disk is changed then.
     """
     identity = find_identity(fs, directory, may_be_new=options.accept_empty)
     if identity is None:

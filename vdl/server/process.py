@@ -34,7 +34,7 @@ from rpc.streams import Address, Dial, DialFailed, PeerHandler, Stream
 from rpc.tls_context import LinkEncryption
 from rpc.tls_stream import LinkSecurity
 from rpc.transport import SocketTransport
-from segments.api import DataMissing, StorageError, Store
+from segments.api import DataMissing, ForeignFile, StorageError, Store
 from segments.io.fs import RealFileSystem
 from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
@@ -134,6 +134,9 @@ class Process:
             await self._start()
         except DataMissing as error:
             self._log.error("data_missing", path=error.path, error=str(error))
+            return EXIT_FAILED
+        except ForeignFile as error:
+            self._log.error("foreign_file", path=error.path, error=str(error))
             return EXIT_FAILED
         except (StorageError, TlsFailed, ConfigError, OSError) as error:
             self._log.error("cannot_start", error=f"{type(error).__name__}: {error}")

@@ -505,14 +505,19 @@ class BadPage:
 
 class Missing:
     """A machine loses power, and a part of its directory is not there when it comes back: a disk
-    that is not mounted, something that was moved. It does not start until that is put back."""
+    that is not mounted, something that was moved. It does not start until that is put back; nor
+    with another machine's journal."""
 
     def begin(self, world: Target, rng: Random) -> bool:
         self.machine = rng.choice(world.machines)
         if self.machine.life is None or self.machine.hidden:
             return False
         self.machine.power_cut()
-        if self.machine.hide(rng.choice(PARTS)):
+        part = rng.choice(PARTS)
+        if self.machine.hide(part):
+            others = [m for m in world.machines if m.life is not None]
+            if part == "journal" and others:
+                self.machine.try_journal_of(others[0])
             self.machine.start()
         return True
 

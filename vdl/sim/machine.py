@@ -26,7 +26,7 @@ from rpc.hello import Hello
 from rpc.links import Links
 from rpc.peer import FrameType
 from rpc.streams import Address, PeerHandler, Stream
-from segments.api import Buffer, DataMissing, DirectoryInUse, Workers
+from segments.api import Buffer, DataMissing, DirectoryInUse, ForeignFile, StorageError, Workers
 from segments.directory.identity import decode as decode_identity
 from segments.log.log import DiskLog
 from segments.log.segment import LogFiles
@@ -436,9 +436,28 @@ class Machine:
         """Start although a part is missing: that must be refused, and change nothing."""
         self._begin_start()
         store_rng = Random(self.start_rng.getrandbits(64))
-        opened, steps, _ = self.disk.run_job(lambda: self.open_store(NoWorkers(), store_rng))
-        if not isinstance(opened, DataMissing):
-            self.warnings.append(f"starts without {', '.join(self.hidden)}: {opened}")
+        self._try_in_vain(f"without {', '.join(self.hidden)}", DataMissing, store_rng)
+
+    def try_journal_of(self, other: Machine) -> None:
+        """Start with a copy of another machine's journal in place of the one that is missing: that
+        must be refused, and change nothing."""
+        data, theirs = self.disk.root.entries["data"], other.disk.root.entries["data"]
+        assert isinstance(data, Directory), data
+        assert isinstance(theirs, Directory), theirs
+        journal, copy = theirs.entries["journal"], Directory()
+        assert isinstance(journal, Directory), journal
+        for name, node in journal.entries.items():
+            assert isinstance(node, Inode), name
+            inode = copy.entries[name] = copy.durable[name] = Inode()
+            inode.data, inode.durable = bytearray(node.data), bytearray(node.data)
+        data.entries["journal"] = data.durable["journal"] = copy
+        self._try_in_vain(f"with the journal of {other.name}", ForeignFile, Random(0))
+        del data.entries["journal"], data.durable["journal"]
+
+    def _try_in_vain(self, how: str, refusal: type[StorageError], rng: Random) -> None:
+        opened, steps, _ = self.disk.run_job(lambda: self.open_store(NoWorkers(), rng))
+        if not isinstance(opened, refusal):
+            self.warnings.append(f"starts {how}: {opened}")
         elif any(step.undo is not None for step in steps):
             self.warnings.append(f"changes its disk although it does not start: {opened}")
         self.note(f"does not start: {opened}")

@@ -52,6 +52,26 @@ def test_machine_without_a_part_of_its_directory_does_not_start(
     assert machine.warnings == []
 
 
+def test_machine_with_the_journal_of_another_does_not_start() -> None:
+    """Nor does it change anything; with its own it goes on."""
+    world = World(7, Options(servers=2))
+    machine, other = world.machines
+    for one in world.machines:
+        one.start()
+    world.run_for(3_000 * MS)
+    machine.power_cut()
+    journal = data(machine).entries["journal"]
+    assert machine.hide("journal")
+    machine.try_journal_of(other)
+    assert "journal" not in data(machine).entries
+    assert machine.warnings == []
+    machine.put_back()
+    assert data(machine).entries["journal"] is journal
+    machine.start()
+    assert machine.life is not None
+    assert not any(log.lost for log in machine.life.store.logs.values())
+
+
 def test_second_process_is_refused_and_the_first_goes_on(machine: Machine) -> None:
     """Its owner runs, and has the lock."""
     machine.open_again()
