@@ -18,14 +18,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from threading import Lock
+from typing import Any, Protocol
 
-from tests.mutants.patches import HERE, ROOT, Mutation, PatchError, apply, copy_packages
+from tests.mutants.patches import HERE, ROOT, Mutation, PatchError, apply, copy_packages, touched
 
 WORKER = HERE / "worker.py"
 # As it was: pytest changes it in one thread while others start processes.
@@ -94,8 +97,17 @@ class Hunt:
         return ""
 
 
+class Live(Protocol):
+    """Lives worlds with some code. `quiet`: without faults; `first`: up to the first violation
+    only. Yields them as they end. Raises WorkerError."""
+
+    def __call__(
+        self, seeds: Sequence[int], *, quiet: bool = False, first: bool = False
+    ) -> Generator[World, None, None]: ...
+
+
 class Copies:
-    """Copies of the production code as it was when the search began."""
+    """Copies of the production code as it was when the search began. Close it at the end."""
 
     def __init__(self, directory: Path, *, passed: Iterable[int] = ()) -> None:
         """`passed`: seeds that this code is known to pass."""
@@ -106,6 +118,7 @@ class Copies:
         """Its world without faults. What that compiled is copied with the code from now on."""
         self._passes = dict.fromkeys(passed, True)
         self._lock = Lock()
+        self._idle: SimpleQueue[Warm] = SimpleQueue()
 
     def passes(self, seed: int) -> bool:
         """Whether the unmutated code passes the seed; lived once."""
@@ -120,19 +133,112 @@ class Copies:
         return sorted(seed for seed, passed in self._passes.items() if not passed)
 
     @contextmanager
-    def mutated(self, mutation: Mutation) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(dir=self._directory) as name:
-            tree = Path(name)
-            copy_packages(self.clean, tree)
-            apply(mutation, tree)
-            yield tree
+    def mutated(self, mutation: Mutation) -> Iterator[Live]:
+        """What lives worlds with the mutation planted. Raises PatchError."""
+        with tempfile.TemporaryDirectory(dir=self._directory) as name, self._warm() as warm:
+            part, whole = Path(name, "part"), Path(name, "whole")
+            sources: dict[str, str] = {}
+            for file in touched(mutation):
+                copy = part / file
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes((self.clean / file).read_bytes())
+                sources[file.removesuffix(".py").replace("/", ".")] = str(copy)
+            apply(mutation, part)
+            if warm.takes(sources):
+                yield partial(warm.live, sources)
+                return
+            copy_packages(self.clean, whole)
+            apply(mutation, whole)
+            yield partial(live, whole)
+
+    @contextmanager
+    def _warm(self) -> Iterator[Warm]:
+        """A process for whoever needs one now."""
+        try:
+            warm = self._idle.get_nowait()
+        except Empty:
+            warm = Warm(self.clean)
+        try:
+            yield warm
+        except BaseException:
+            warm.end()
+            raise
+        self._idle.put(warm)
+
+    def close(self) -> None:
+        """End the processes that wait."""
+        while not self._idle.empty():
+            self._idle.get().end()
+
+
+class Warm:
+    """A process that has loaded the unmutated code, and lives worlds in children with functions
+    that were replaced: half a hunt was to load the code."""
+
+    def __init__(self, tree: Path) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by end()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER), str(tree), "--warm"],
+            cwd=tree, env={**ENVIRONMENT, "PYTHONPATH": str(tree)}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+        )  # fmt: skip
+
+    def takes(self, sources: Mapping[str, str]) -> bool:
+        """Whether the files differ from the modules in bodies of functions only."""
+        takes: bool = self._ask({"sources": sources, "quiet": False, "first": False})["planted"]
+        if takes:
+            self._say("")
+        return takes
+
+    def live(
+        self,
+        sources: Mapping[str, str],
+        seeds: Sequence[int],
+        *,
+        quiet: bool = False,
+        first: bool = False,
+    ) -> Generator[World, None, None]:
+        """See `Live`; `sources`: by module, the files to take the functions from."""
+        asked = {"sources": sources, "quiet": quiet, "first": first}
+        assert self._ask(asked)["planted"], "it took them before"
+        try:
+            for seed in seeds:
+                yield _world(self._ask(seed))
+        finally:
+            self._say("")
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None, "a pipe was asked for"
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerError(self._complaint()) from None
+
+    def _ask(self, question: object) -> dict[str, Any]:
+        self._say(json.dumps(question))
+        assert self._process.stdout is not None, "a pipe was asked for"
+        line = self._process.stdout.readline()
+        if not line:
+            raise WorkerError(self._complaint())
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _complaint(self) -> str:
+        self._process.wait()
+        self._errors.seek(0)
+        return self._errors.read()[-2_000:]
 
 
 def live(
     tree: Path, seeds: Sequence[int], *, quiet: bool = False, first: bool = False
 ) -> Generator[World, None, None]:
-    """The worlds of `seeds` with the code in `tree`, as they end. `quiet`: without faults; `first`:
-    up to the first violation only. Raises WorkerError."""
+    """See `Live`; with the code in `tree`, which is loaded anew."""
     command = [sys.executable, "-P", str(WORKER), str(tree)]
     command += ["--quiet"] * quiet + ["--first"] * first
     environment = {**ENVIRONMENT, "PYTHONPATH": str(tree)}
@@ -149,19 +255,18 @@ def live(
             process.stdin.write(" ".join(map(str, seeds)))
             process.stdin.close()
             for line in process.stdout:
-                world = json.loads(line)
-                yield World(
-                    world["seed"],
-                    tuple(world["violations"]),
-                    world["ended"],
-                    world["happy"],
-                    world["cpu_s"],
-                )
+                yield _world(json.loads(line))
             if process.wait():
                 errors.seek(0)
                 raise WorkerError(errors.read()[-2_000:])
         finally:
             process.kill()
+
+
+def _world(told: Mapping[str, Any]) -> World:
+    return World(
+        told["seed"], tuple(told["violations"]), told["ended"], told["happy"], told["cpu_s"]
+    )
 
 
 def hunt(
@@ -177,10 +282,10 @@ def hunt(
     faults; `first`: end each world at its first violation."""
     result = Hunt(mutation)
     try:
-        with copies.mutated(mutation) as tree:
+        with copies.mutated(mutation) as live_mutated:
             if calm:
-                (result.calm,) = live(tree, [QUIET_SEED], quiet=True)
-            with closing(live(tree, seeds, first=first)) as worlds:
+                (result.calm,) = live_mutated([QUIET_SEED], quiet=True)
+            with closing(live_mutated(seeds, first=first)) as worlds:
                 _look_at(worlds, copies, result, enough)
     except (PatchError, WorkerError) as error:
         result.problem = str(error)

@@ -70,6 +70,12 @@ def load_all(directory: Path = HERE) -> list[Mutation]:
     return sorted(found, key=lambda mutation: mutation.number)
 
 
+def touched(mutation: Mutation) -> list[str]:
+    """The files that its patch changes, as paths from the root."""
+    lines = mutation.path.read_text(encoding="utf-8").splitlines()
+    return sorted({line.removeprefix("+++ b/") for line in lines if line.startswith("+++ b/")})
+
+
 def copy_packages(source: Path, target: Path) -> None:
     """The packages as they are now, with what Python compiled of them."""
     for package in PACKAGES:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from tests.mutants.hunt import Copies, Hunt, hunt_all
@@ -50,8 +51,10 @@ def main() -> int:
     ]
     if not mutations:
         parser.error(f"no mutation is called {' or '.join(arguments.only)}")
-    with tempfile.TemporaryDirectory(prefix="vdl-mutants-") as name:
-        copies = Copies(Path(name))
+    with (
+        tempfile.TemporaryDirectory(prefix="vdl-mutants-") as name,
+        closing(Copies(Path(name))) as copies,
+    ):
         seeds = range(1, arguments.seeds + 1)
         hunts: list[Hunt] = []
         print(f"{'mutation':<44}{'seeds':>6}{'seed':>6}  violations")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -25,7 +26,8 @@ FRESH_SEEDS = 30
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory):
     # Seeds of the stage `worlds`, if that has run with this code, need not be lived again.
-    return Copies(tmp_path_factory.mktemp("mutants"), passed=passed())
+    with closing(Copies(tmp_path_factory.mktemp("mutants"), passed=passed())) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

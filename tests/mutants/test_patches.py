@@ -6,7 +6,16 @@ import ast
 
 import pytest
 
-from tests.mutants.patches import CITATION, HERE, PACKAGES, apply, copy_packages, load, load_all
+from tests.mutants.patches import (
+    CITATION,
+    HERE,
+    PACKAGES,
+    apply,
+    copy_packages,
+    load,
+    load_all,
+    touched,
+)
 from tests.mutants.run import RECORDED_MAX, recorded
 from tests.sim.passed import note, passed
 
@@ -44,19 +53,15 @@ def test_patch_says_its_rule_and_applies(path, clean, tmp_path):
     mutation = load(path)
     assert mutation.sentence.endswith(".")
     assert CITATION.search(mutation.sentence), "no rule is cited"
-    changed = {
-        line.removeprefix("+++ b/")
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if line.startswith("+++ b/")
-    }
+    changed = touched(mutation)
     assert changed
-    for name in sorted(changed):
+    for name in changed:
         assert name.startswith(tuple(f"{package}/" for package in PACKAGES))
         assert not name.startswith(("vdl/sim/", "vdl/check/")), "the judge is not on trial"
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((clean / name).read_bytes())
     apply(mutation, tmp_path)
-    for name in sorted(changed):
+    for name in changed:
         ast.parse((tmp_path / name).read_text(encoding="utf-8"))
 
 

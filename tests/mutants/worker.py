@@ -1,6 +1,7 @@
 """Runs worlds with the code of one copy: a process of its own, so that nothing is shared.
 
     echo 1 2 3 | PYTHONPATH=COPY python -P worker.py COPY [--quiet] [--first]
+    PYTHONPATH=COPY python -P worker.py COPY --warm
 
 Reads seeds and prints one line of JSON for each, until whoever reads those has seen enough and ends
 it. With `--quiet` the worlds are without faults and have fixed options. With `--first` a world ends
@@ -8,6 +9,12 @@ at its first violation: what follows one takes long and tells nothing new. `cpu_
 took up to there, in processor time. A world that does not end within its processor time is reported
 as such; it is no finding. A world is `happy` when clients wrote, everything could be read at the
 end, and the history has no anomaly.
+
+With `--warm` it loads the code once, which takes as long as a world, and reads lines. One of JSON,
+`{"sources": {module: file}, "quiet": bool, "first": bool}`, makes a child that goes on with the
+functions of those files in place of the modules' own; `{"planted": bool}` answers whether it could:
+where more than bodies of functions differs, the code has to be loaded. The child then reads seeds,
+one a line, each answered as above, until an empty line ends it.
 
 Must not know: what is planted in the copy.
 """
@@ -17,10 +24,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import signal
 import sys
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from inspect import CO_OPTIMIZED
 from pathlib import Path
+from types import CodeType, FunctionType
 
 WORLD_CPU_S = 60.0
 """A world takes about a second."""
@@ -43,20 +54,50 @@ def main() -> int:
     parser.add_argument("copy", type=Path)
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--first", action="store_true")
+    parser.add_argument("--warm", action="store_true")
     arguments = parser.parse_args()
 
     from vdl.check import report
-    from vdl.sim.options import Options
-    from vdl.sim.run import GC_THRESHOLDS, run_seed
+    from vdl.sim.run import GC_THRESHOLDS
 
+    assert report, "loaded before what is loaded is frozen"
     check_origin(arguments.copy)
-    signal.signal(signal.SIGVTALRM, _expire)
-    violated_at = note_first_violation(ends_world=arguments.first)
-    options = Options(seconds=6) if arguments.quiet else None
+    functions = Functions() if arguments.warm else None
     # As where many seeds are run: what is loaded stays, and worlds are all young objects.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    for seed in map(int, sys.stdin.read().split()):
+    if functions is not None:
+        return serve(functions)
+    return live(map(int, sys.stdin.read().split()), quiet=arguments.quiet, first=arguments.first)
+
+
+def serve(functions: Functions) -> int:
+    """Make children, one after the other, until there is no more to read."""
+    for line in lines():
+        child = os.fork()
+        if not child:
+            asked = json.loads(line)
+            is_planted = functions.replace(asked["sources"])
+            tell({"planted": is_planted})
+            seeds = map(int, lines()) if is_planted else ()
+            os._exit(live(seeds, quiet=asked["quiet"], first=asked["first"]))
+        # It reads what comes until it ends.
+        _, status = os.waitpid(child, 0)
+        if status:
+            return 1
+    return 0
+
+
+def live(seeds: Iterable[int], *, quiet: bool, first: bool) -> int:
+    """The worlds of seeds, each told when it ends."""
+    from vdl.check import report
+    from vdl.sim.options import Options
+    from vdl.sim.run import run_seed
+
+    signal.signal(signal.SIGVTALRM, _expire)
+    violated_at = note_first_violation(ends_world=first)
+    options = Options(seconds=6) if quiet else None
+    for seed in seeds:
         line = {"seed": seed, "violations": [], "ended": True, "happy": False}
         violated_at.clear()
         began = time.process_time()
@@ -77,11 +118,116 @@ def main() -> int:
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         line["cpu_s"] = (violated_at or [time.process_time()])[0] - began
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+        tell(line)
         outcome = history = None
         gc.collect()
     return 0
+
+
+def tell(line: object) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def lines() -> Iterator[str]:
+    """Lines of the standard input up to an empty one or the end. Not one byte more is taken: what
+    follows may be for another process."""
+    while True:
+        line = bytearray()
+        while (byte := os.read(0, 1)) not in {b"", b"\n"}:
+            line += byte
+        if not line:
+            return
+        yield line.decode()
+
+
+Place = tuple[str, str, int]
+
+
+class Functions:
+    """All functions there are, by where they were written: (file, qualified name, line)."""
+
+    def __init__(self) -> None:
+        self._at: dict[Place, list[FunctionType]] = {}
+        for one in gc.get_objects():
+            if isinstance(one, FunctionType):
+                self._at.setdefault(place(one.__code__), []).append(one)
+        self._names = {(file, name) for file, name, _ in self._at}
+
+    def replace(self, sources: Mapping[str, str]) -> bool:
+        """Give functions the bodies that they have in other files, by module; whoever holds a
+        function has it with the new one. False, and nothing done, where anything else differs."""
+        found: list[tuple[FunctionType, CodeType]] = []
+        for name, source in sources.items():
+            module = sys.modules.get(name)
+            file = module and module.__file__
+            if not file:
+                return False
+            own, other = (compile(Path(path).read_bytes(), file, "exec") for path in (file, source))
+            bodies = differing(own, other)
+            if bodies is None:
+                return False
+            for old, new in bodies:
+                there = self._at.get(place(old), [])
+                made = f"{old.co_qualname}.<locals>."
+                if not there or any(n.startswith(made) for f, n in self._names if f == file):
+                    return False
+                found += [(function, new) for function in there]
+        for function, new in found:
+            function.__code__ = new
+        return True
+
+
+def place(code: CodeType) -> Place:
+    return code.co_filename, code.co_qualname, code.co_firstlineno
+
+
+def differing(old: CodeType, new: CodeType) -> list[tuple[CodeType, CodeType]] | None:
+    """The functions of a module or class that have other bodies in another version of it, with
+    those; None where what is around them differs."""
+    if essence(old, deep=False) != essence(new, deep=False):
+        return None
+    found: list[tuple[CodeType, CodeType]] = []
+    for one, other in zip(parts(old), parts(new), strict=True):
+        if not one.co_flags & CO_OPTIMIZED:
+            inside = differing(one, other)
+            if inside is None:
+                return None
+            found += inside
+        elif essence(one) != essence(other):
+            if signature(one) != signature(other):
+                return None
+            found.append((one, other))
+    return found
+
+
+def parts(code: CodeType) -> list[CodeType]:
+    """The functions and classes written in it."""
+    return [part for part in code.co_consts if isinstance(part, CodeType)]
+
+
+def signature(code: CodeType) -> tuple[object, ...]:
+    """What its callers, and who makes a function of it, go by."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
+    return (
+        code.co_qualname, code.co_flags, code.co_argcount, code.co_posonlyargcount,
+        code.co_kwonlyargcount, code.co_varnames[:count], code.co_freevars,
+    )  # fmt: skip
+
+
+def essence(code: CodeType, *, deep: bool = True) -> tuple[object, ...]:
+    """What it does, wherever it stands; of its parts, unless `deep`, only what they are called."""
+    consts = tuple(
+        (essence(part) if deep else (part.co_qualname, part.co_freevars))
+        if isinstance(part, CodeType)
+        else (type(part), repr(part))
+        for part in code.co_consts
+    )
+    return (
+        signature(code), code.co_code, code.co_exceptiontable, code.co_names, code.co_varnames,
+        code.co_cellvars, consts,
+    )  # fmt: skip
 
 
 def note_first_violation(*, ends_world: bool) -> list[float]:
