@@ -34,6 +34,7 @@ from vdl.kafka.lookup import (
     endpoint,
     find_topic,
 )
+from vdl.kafka.permissions.mutation_quota import Creation
 from vdl.kafka.wire import describe_topic_partitions as described
 from vdl.kafka.wire.metadata import (
     MetadataRequest,
@@ -241,7 +242,7 @@ def handle_metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRe
             # What is too much for one command is asked for again, as any unknown topic.
             options = ctx.server.config
             fit = max(1, options.partitions_per_request_max // options.num_partitions)
-            return _create(ctx, request, asked, missing[:fit])
+            return _create(ctx, request, asked, Creation(ctx, missing[:fit]))
     return _confirmed(
         ctx, lambda: _found(ctx, asked), lambda view: _some(view, request, asked, frozenset())
     )
@@ -366,11 +367,12 @@ def _create(
     ctx: RequestContext,
     request: MetadataRequest,
     asked: list[MetadataRequestTopic],
-    missing: list[str],
+    creation: Creation,
 ) -> Later:
     """Have the topics created, wait for leaders, answer."""
     server = ctx.server
     later = Later()
+    missing = creation.names
     names = frozenset(missing)
     command = CreateTopics(
         topics=[NewTopic(name, server.random_bytes(16)) for name in missing],
@@ -387,6 +389,7 @@ def _create(
         for topic in response.topics:
             if topic.name in refused:
                 topic.error_code = refused[topic.name]
+        response.throttle_time_ms = creation.wait_ms
         return response
 
     def answer() -> None:
@@ -394,8 +397,11 @@ def _create(
 
     def created(outcome: Outcome) -> None:
         if outcome.kind is not OutcomeKind.APPLIED:
+            if outcome.kind is OutcomeKind.NOT_APPENDED:
+                creation.not_made(len(missing))
             answer()
             return
+        creation.not_made(sum(topic.error is not ErrorCode.NONE for topic in outcome.result.topics))
         for topic in outcome.result.topics:
             # Not on its way: who waits for it would ask for ever.
             if topic.error is ErrorCode.POLICY_VIOLATION:
@@ -406,6 +412,9 @@ def _create(
         deadline_ns = server.clock.now_ns() + server.config.topic_create_wait_ms * MS
         when_led(server, groups, deadline_ns=deadline_ns, later=later, done=answer)
 
+    if not missing:
+        answer()
+        return later
     server.host.propose_catalog(
         command,
         deadline_ns=ctx.deadline_ns(_CREATE_TIMEOUT_MS),

@@ -99,6 +99,38 @@ def take(
     return wait_ms, finish
 
 
+class Creation:
+    """Topics that are made because a client asked for them (Metadata). As with Kafka, whose brokers
+    ask the controller for them in the client's name, one for which the client has nothing left is
+    not made: its client is told that there is none, and asks again."""
+
+    def __init__(self, ctx: RequestContext, names: list[str]) -> None:
+        self.names: list[str] = []
+        """Those that may be made; their partitions are counted."""
+        self.wait_ms = 0
+        """For how long the connection is to wait."""
+        self._ctx = ctx
+        self._each = ctx.server.config.num_partitions
+        quotas, now_ns = ctx.server.quotas, ctx.server.clock.now_ns()
+        who = ctx.principal.name, ctx.client_id
+        for name in names:
+            if quotas is not None:
+                self.wait_ms = quotas.wait_ms(Quota.MUTATION, *who, now_ns)
+                if self.wait_ms:
+                    break
+                quotas.use(Quota.MUTATION, *who, self._each, now_ns)
+            self.names.append(name)
+
+    def not_made(self, count: int) -> None:
+        """So many of them were not made after all."""
+        ctx = self._ctx
+        quotas = ctx.server.quotas
+        if quotas is not None:
+            now_ns = ctx.server.clock.now_ns()
+            amount = count * self._each
+            quotas.give_back(Quota.MUTATION, ctx.principal.name, ctx.client_id, amount, now_ns)
+
+
 def _list_of(key: int, version: int) -> str:
     return "topic_names" if key == _DELETE and version < _DELETE_STATES_FROM else "topics"
 

@@ -39,7 +39,7 @@ from vdl.kafka.wire.create_topics import (
 from vdl.kafka.wire.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from vdl.kafka.wire.describe_client_quotas import ComponentData, DescribeClientQuotasRequest
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
-from vdl.kafka.wire.metadata import MetadataRequest
+from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from vdl.state import commands
 from vdl.state.quotas import Quotas
@@ -467,6 +467,25 @@ def test_deletions_and_growth_that_fail_do_not_count() -> None:
         grown = CreatePartitionsRequest([CreatePartitionsTopic("a", 50, None)], 1_000, True)
         assert client.ask(37, 3, grown, 500).results[0].error_code == 0
     assert client.reading
+
+
+def test_topics_that_are_made_when_they_are_asked_for_count() -> None:
+    """One for which nothing is left is not made, and its client comes again."""
+    world = limited(({"user": None}, "controller_mutation_rate", 0.1))
+    client = world.client()
+    names = ("new", "newer", "newest")
+    request = MetadataRequest([MetadataRequestTopic(name=name) for name in names], True)
+    answer = client.ask(METADATA, 9, request, 500)
+    told = {one.name: one.error_code for one in answer.topics}
+    refused = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert sorted(told.values()) == [0, 0, refused]
+    assert answer.throttle_time_ms == 10_000
+    assert not client.reading
+    (left,) = (name for name, code in told.items() if code)
+    assert left not in world.host.catalog.topics
+    world.run(11_000)
+    request = MetadataRequest([MetadataRequestTopic(name=left)], True)
+    assert client.ask(METADATA, 9, request, 500).topics[0].error_code == 0
 
 
 def test_what_is_wrong_is_told_to_a_client_that_has_nothing_left() -> None:
