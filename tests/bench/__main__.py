@@ -29,6 +29,7 @@ MEASUREMENTS = (
     "transactions",
     "scale",
     "connections",
+    "handshakes",
     "log_size",
     "compaction",
     "cold_reader",

@@ -39,12 +39,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
-    files = max(options.clients) * LEADERS_MAX + FILES_SPARE
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    # The servers are started from here and have the same limit.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(files, hard), hard))
+    allow_files(max(options.clients) * LEADERS_MAX + FILES_SPARE)
     runs = {str(count): partial(run, count, options.seconds) for count in options.clients}
     yield Comparison(runs, baseline=str(options.clients[0]))
+
+
+def allow_files(count: int) -> None:
+    """Of this process, and of the servers, which are started from here and have the same limit."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
 
 
 def run(clients: int, seconds: int) -> Figures:
