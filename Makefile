@@ -91,7 +91,7 @@ $(DEV): pyproject.toml vdl/records/_walk.c | $(RUNTIME)
 # first sync would wait for all of it.
 $(SPARK): pyproject.toml vdl/records/_walk.c | $(DEV)
 	@echo "setup: Spark"
-	@$(PIP) --editable '.[dev,spark,spark-dev,mariadb]'
+	@$(PIP) --editable '.[dev,spark,spark-dev,mariadb,lineage]'
 	@sync
 	@touch $(RUNTIME) $(DEV) $@
 

@@ -26,7 +26,9 @@ from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.session import NotInstalled, check_installed, make_session, start_jvm
 
 if TYPE_CHECKING:
-    from vdl.pipeline.runner import BatchReport, Runner, Totals
+    from vdl.pipeline.lineage import RunLineage
+    from vdl.pipeline.metrics import JobMetrics
+    from vdl.pipeline.runner import BatchReport, OnOpen, Runner, Totals
     from vdl.pipeline.verify import Verdict
 
 _job = click.argument(
@@ -131,7 +133,8 @@ def plan(*, job_file: Path, rows: int) -> int:
 @click.option("--quiet", is_flag=True, help="Only the last line.")
 def run(*, job_file: Path, once: bool, quiet: bool) -> int:
     """Run a job until ^C, from where its table ends."""
-    return _run(load_job(job_file), lambda runner: runner.run(once=once), quiet=quiet)
+    job = load_job(job_file)
+    return _run(job, lambda runner: runner.run(once=once), quiet=quiet, is_batch=once)
 
 
 @pipeline.command()
@@ -143,7 +146,7 @@ def run(*, job_file: Path, once: bool, quiet: bool) -> int:
 def backfill(*, job_file: Path, start: str, end: str, rows: int, quiet: bool) -> int:
     """Write what is there already, in large batches; `run` then goes on at that offset."""
     job = load_job(job_file)
-    return _run(job, lambda r: r.backfill(start, end, rows_max=rows), quiet=quiet)
+    return _run(job, lambda r: r.backfill(start, end, rows_max=rows), quiet=quiet, is_batch=True)
 
 
 @pipeline.command()
@@ -373,28 +376,21 @@ def jars() -> int:
     return 0
 
 
-def _run(job: Job, act: Callable[[Runner], Totals], *, quiet: bool) -> int:
-    from vdl.pipeline.lag import LagWatch
+def _run(
+    job: Job, act: Callable[[Runner], Totals], *, quiet: bool, is_batch: bool
+) -> int:  # fmt: skip
+    from vdl.pipeline.lineage import lineage_of
     from vdl.pipeline.metrics import JobMetrics
 
-    spark = _session(job)
     metrics = JobMetrics(job.name, job.metrics_listen)
-    with _progress(quiet=quiet) as show:
-
-        def on_batch(report: BatchReport) -> None:
-            metrics.on_batch(report)
-            show(report)
-
-        runner = _runner(job, spark, on_batch)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: runner.stop())
-        watch = LagWatch(job.source.read_options(), runner.positions, metrics.on_lag)
-        try:
-            with watch if job.metrics_listen else contextlib.nullcontext():
-                totals = act(runner)
-        finally:
-            runner.close()
-            spark.stop()
+    lineage = lineage_of(
+        job,
+        is_batch=is_batch,
+        tell=lambda line: click.echo(line, err=True),
+        on_outcome=metrics.on_lineage,
+    )
+    with lineage or contextlib.nullcontext():
+        totals = _run_told(job, act, metrics, lineage, quiet=quiet)
     late = f", {totals.late} late" if job.window is not None else ""
     click.echo(f"{totals.batches} batches, {totals.rows} rows, {totals.dead} dead letters{late}")
     return 0
@@ -468,6 +464,39 @@ class _Bar:
         )
 
 
+def _run_told(
+    job: Job,
+    act: Callable[[Runner], Totals],
+    metrics: JobMetrics,
+    lineage: RunLineage | None,
+    *,
+    quiet: bool,
+) -> Totals:
+    """Run in a session of its own; what happens is told."""
+    from vdl.pipeline.lag import LagWatch
+
+    spark = _session(job)
+    on_open = None if lineage is None else lineage.on_open
+    with _progress(quiet=quiet) as show:
+
+        def on_batch(report: BatchReport) -> None:
+            metrics.on_batch(report)
+            if lineage is not None:
+                lineage.on_batch(rows=report.rows, dead=report.dead)
+            show(report)
+
+        runner = _runner(job, spark, on_batch, on_open)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: runner.stop())
+        watch = LagWatch(job.source.read_options(), runner.positions, metrics.on_lag)
+        try:
+            with watch if job.metrics_listen else contextlib.nullcontext():
+                return act(runner)
+        finally:
+            runner.close()
+            spark.stop()
+
+
 def _session(job: Job) -> Any:
     """One in which the job can run, as far as that is known without it. Raises PipelineError."""
     from vdl.pipeline.preflight import (
@@ -497,10 +526,15 @@ def _session(job: Job) -> Any:
     )
 
 
-def _runner(job: Job, spark: Any, on_batch: Callable[[BatchReport], None] | None = None) -> Runner:
+def _runner(
+    job: Job,
+    spark: Any,
+    on_batch: Callable[[BatchReport], None] | None = None,
+    on_open: OnOpen | None = None,
+) -> Runner:
     from vdl.pipeline.runner import Runner
 
-    return Runner(job, spark, on_batch)
+    return Runner(job, spark, on_batch, on_open)
 
 
 def _verdict_lines(verdict: Verdict) -> Iterator[str]:

@@ -86,6 +86,15 @@ group = ""                          # whose offsets are committed; "vdl-pipeline
 [metrics]
 listen = ""                         # "127.0.0.1:9400": Prometheus
 
+[lineage]                           # events of OpenLineage; none without this section
+url = "http://127.0.0.1:5000"       # where they are posted; or
+file = ""                           # to which a line is added for each
+endpoint = "api/v1/lineage"         # below the url
+api_key = "env:LINEAGE_KEY"         # or "file:PATH"; none by default
+namespace = "vdl"                   # of the job
+timeout_seconds = 5                 # of one event
+interval_seconds = 60               # between two that say how far a run is
+
 [spark]                             # settings of the session; "master" for spark.master
 ```
 
@@ -99,7 +108,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,6 +127,7 @@ from vdl.pipeline.decode import DEAD, DEBEZIUM, DELETES, ENVELOPES, NULLS, TOMBS
 from vdl.pipeline.decode import DROP as NOTHING
 from vdl.pipeline.errors import JobInvalid
 from vdl.pipeline.expectations import ACTIONS, DROP, Rule
+from vdl.pipeline.lineage_settings import LineageSettings
 from vdl.pipeline.options import (
     CLIENT_PREFIX,
     MAX_BYTES_DEFAULT,
@@ -261,6 +271,7 @@ class Job:
     rules: tuple[Rule, ...] = ()
     registry: Mapping[str, str] = field(default_factory=dict)
     """Where secrets are only named."""
+    lineage: LineageSettings | None = None
 
     @property
     def is_upsert(self) -> bool:
@@ -390,12 +401,26 @@ def _read(r: Reader, folder: Path) -> Job:
         compact_every=r.count("run", "compact_every", 0),
         rules=_read_rules(r) if r.has("expect") else (),
         registry=_read_registry(r) if r.has("registry") else {},
+        lineage=_read_lineage(r, path_of) if r.has("lineage") else None,
     )
 
 
 def _read_registry(r: Reader) -> dict[str, str]:
     found = {name: r.text("registry", name, "") for name in NAMES}
     return {name: value for name, value in found.items() if value}
+
+
+def _read_lineage(r: Reader, path_of: Callable[[str, str], str]) -> LineageSettings:
+    known = LineageSettings()
+    return LineageSettings(
+        url=r.text("lineage", "url", ""),
+        endpoint=r.text("lineage", "endpoint", known.endpoint),
+        file=path_of(r.text("lineage", "file", ""), "lineage.file"),
+        api_key=r.text("lineage", "api_key", ""),
+        namespace=r.text("lineage", "namespace", known.namespace),
+        timeout_seconds=r.number("lineage", "timeout_seconds", known.timeout_seconds),
+        interval_seconds=r.number("lineage", "interval_seconds", known.interval_seconds),
+    )
 
 
 def _read_partitions(r: Reader) -> tuple[PartitionField, ...]:
@@ -503,6 +528,8 @@ def _check(job: Job, problems: list[str]) -> None:
         )
     need(job.interval_seconds >= 0, "run.interval_seconds: must not be negative")
     need(job.compact_every >= 0, "run.compact_every: must not be negative")
+    if job.lineage is not None:
+        problems += [f"lineage.{problem}" for problem in job.lineage.problems()]
     need(_is_address(job.metrics_listen), f"metrics.listen: {job.metrics_listen!r} has no port")
     need(
         job.source.kind == "vdl" or not job.source.segments,

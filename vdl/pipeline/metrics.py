@@ -65,6 +65,10 @@ class JobMetrics:
             "vdl_pipeline_lag_asked_timestamp_seconds",
             "When the servers told last where the topics end.", ["job"], registry=registry,
         )  # fmt: skip
+        self._lineage = Counter(
+            "vdl_pipeline_lineage_events", "Events of OpenLineage, by what became of them.",
+            ["job", "outcome"], registry=registry,
+        )  # fmt: skip
         if listen:
             host, _, port = listen.rpartition(":")
             start_http_server(int(port), addr=host or "127.0.0.1", registry=registry)
@@ -87,6 +91,10 @@ class JobMetrics:
             self._open.labels(self._job).set(report.windows.open)
             if report.windows.watermark_us is not None:
                 self._watermark.labels(self._job).set(report.windows.watermark_us / 1e6)
+
+    def on_lineage(self, outcome: str) -> None:
+        """Of one event: "sent", "failed" or "dropped"; from any thread."""
+        self._lineage.labels(self._job, outcome).inc()
 
     def on_lag(self, lag: Mapping[tuple[str, int], int]) -> None:
         """By (topic, partition); from any thread."""

@@ -27,7 +27,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,8 @@ class BatchReport:
 
 
 OnBatch = Callable[[BatchReport], None]
+OnOpen = Callable[[Sequence[tuple[str, str]], Sequence[tuple[str, str]]], None]
+"""Of names and types: the columns that are read from values, and the table's."""
 
 
 @dataclass(slots=True)
@@ -126,10 +128,17 @@ class Totals:
 class Runner:
     """Runs one job in one Spark session. Use: `run` or `backfill`; `stop` from another thread."""
 
-    def __init__(self, job: Job, spark: Any, on_batch: OnBatch | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        spark: Any,
+        on_batch: OnBatch | None = None,
+        on_open: OnOpen | None = None,
+    ) -> None:
         self._job = job
         self._spark = spark
         self._on_batch = on_batch or (lambda report: None)
+        self._on_open = on_open or (lambda source, table: None)
         self._run = uuid.uuid4().hex[:12]
         self._rows_table = self._open_sink()
         self._dead_table: TableSink = dead_table(job)
@@ -226,8 +235,8 @@ class Runner:
         rows = self._transformed(decoded)
         if self._job.window is not None:
             rows = all_windows(rows, self._job.window)
-        fields = [f for f in rows.schema.fields if f.name != OP or not self._job.is_upsert]
-        columns = "\n".join(f"{f.name}: {f.dataType.simpleString()}" for f in fields)
+        told = _names(rows.schema.fields, is_upsert=self._job.is_upsert)
+        columns = "\n".join(f"{name}: {kind}" for name, kind in told)
         return columns, [row.asDict() for row in rows.limit(count).collect()], dead
 
     def close(self) -> None:
@@ -245,7 +254,7 @@ class Runner:
 
     # --- beginnings -----------------------------------------------------------------------------
     def _open(self, start: str = "") -> None:
-        self._check_steps()
+        columns = self._check_steps()
         ids = self._topics.ids()
         self._dead_positions = self._dead_table.open(ids)
         self._positions = self._rows_table.open(ids)
@@ -259,10 +268,11 @@ class Runner:
         else:
             # Partitions that were added since begin at their start.
             self._positions = self._positions.over(self._topics.begins())
+        self._on_open(_columns(self._job.schema), columns)
 
-    def _check_steps(self) -> None:
-        """That the columns the steps name are there: what Spark says of them within a stream is a
-        page. Raises PipelineError, AnalysisException."""
+    def _check_steps(self) -> list[tuple[str, str]]:
+        """The table's columns. That those which the steps name are there: what Spark says of them
+        within a stream is a page. Raises PipelineError, AnalysisException."""
         empty = self._spark.createDataFrame([], ", ".join(f"`{n}` {DDL[n]}" for n in COLUMNS))
         rows = self._transformed(self._decoded(empty))
         if self._job.window is not None:
@@ -273,6 +283,7 @@ class Runner:
             columns = to_arrow_schema(rows.schema, timezone="UTC")
             check_columns(self._job.sink.partition_by, columns)
             check_key(self._job.sink.upsert_key, columns)
+        return _names(rows.schema.fields, is_upsert=self._job.is_upsert)
 
     def _checkpoints(self) -> Path:
         """Of this job's runs: other jobs may have the same folder in their files."""
@@ -706,8 +717,18 @@ def _not_before(target: Positions, start: Positions) -> Positions:
 
 
 def _kinds(schema: str) -> dict[str, str]:
+    return dict(_columns(schema))
+
+
+def _columns(schema: str) -> list[tuple[str, str]]:
+    """Of a schema as Spark writes it."""
     if not schema:
-        return {}
+        return []
     from pyspark.sql.types import StructType
 
-    return {f.name: f.dataType.simpleString() for f in StructType.fromDDL(schema).fields}
+    return _names(StructType.fromDDL(schema).fields, is_upsert=False)
+
+
+def _names(fields: Sequence[Any], *, is_upsert: bool) -> list[tuple[str, str]]:
+    """Names and types of a table's columns: that of what a record does is not one."""
+    return [(f.name, f.dataType.simpleString()) for f in fields if f.name != OP or not is_upsert]

@@ -1,0 +1,59 @@
+"""Where a job's events of OpenLineage go, as its file says it: an address or a file, never both.
+
+Must not know: what an event is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from vdl.pipeline.client_secrets import PLACE
+
+TIMEOUT_SECONDS_MAX = 60.0
+INTERVAL_SECONDS_MIN = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LineageSettings:
+    """`file`: a path to which a line is added for each event. `api_key` names a secret, which goes
+    along as a bearer's token. `interval_seconds`: between two events that say how far a run is."""
+
+    url: str = ""
+    endpoint: str = "api/v1/lineage"
+    file: str = ""
+    api_key: str = ""
+    namespace: str = "vdl"
+    timeout_seconds: float = 5.0
+    interval_seconds: float = 60.0
+
+    def problems(self) -> list[str]:
+        found = {
+            "url, file: one of them is needed, and one only": bool(self.url) == bool(self.file),
+            "api_key: only of a url": bool(self.api_key and not self.url),
+            "api_key: a secret does not stand in a job file; env:NAME or file:PATH do": (
+                bool(self.api_key) and not PLACE.match(self.api_key)
+            ),
+            "namespace: is needed": not self.namespace.strip(),
+            f"timeout_seconds: must be more than 0 and at most {TIMEOUT_SECONDS_MAX:g}": (
+                not 0 < self.timeout_seconds <= TIMEOUT_SECONDS_MAX
+            ),
+            f"interval_seconds: must be at least {INTERVAL_SECONDS_MIN:g}": (
+                self.interval_seconds < INTERVAL_SECONDS_MIN
+            ),
+        }
+        problems = [problem for problem, is_so in found.items() if is_so]
+        return problems + ([] if not self.url else _problems_of_url(self.url))
+
+
+def _problems_of_url(url: str) -> list[str]:
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError as error:
+        return [f"url: {url!r}: {error}"]
+    if parts.username is not None or parts.password is not None:
+        return ["url: a secret does not stand in a job file; api_key names one"]
+    if parts.scheme not in {"http", "https"} or not has_host:
+        return [f"url: {url!r} is no http://host:port or https://host:port"]
+    return []
