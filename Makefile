@@ -25,6 +25,9 @@
 #   make bench-limit    produce beside the least code that moves the same bytes to the same disks
 #   make test-pipeline  the tests of vdl/pipeline; those with Spark need Java 17
 #   make cdc            100,000 changes of a MariaDB through kill -9 of leaders to two tables
+#   make violence       jobs on Spark killed and suspended, each row once in the end; KILLS=10,
+#                       SINKS=iceberg,delta-s3, LEADERS=2, ZOMBIES=2, SOURCE=vdl, SEED=1, and
+#                       SPECULATE=1: executors are frozen, too
 #   make audit-large    an audit of three copies of 1.1 GB each, damaged in three ways
 #   make pipeline-demo  336,776 flights through topics and Spark to tables and a picture
 #   make setup          only the set-up, into .venv
@@ -61,7 +64,7 @@ export PEER_COMMAND ?=
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help setup setup-spark up down test check fix gen conformance sim chaos examples mutants planted fuzz cost \
-  suites differential bench bench-limit clean test-pipeline cdc audit-large pipeline-demo
+  suites differential bench bench-limit clean test-pipeline cdc violence audit-large pipeline-demo
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -183,6 +186,12 @@ test-pipeline: $(SPARK)
 cdc: $(SPARK)
 	@exec env CHANGES=100000 LEADERS=2 KILLS=2 $(BIN)/python -m pytest -q -s \
 	  -o faulthandler_timeout=0 -k tables_are tests/pipeline/test_mariadb.py
+
+# About a core for some minutes a sink, and S3 is a server of the tests.
+violence: $(SPARK)
+	@exec $(BIN)/python -m tests.pipeline.violence --source $(or $(SOURCE),vdl) \
+	  --sinks $(or $(SINKS),iceberg) --kills $(or $(KILLS),10) --leaders $(or $(LEADERS),2) \
+	  --zombies $(or $(ZOMBIES),2) --seed $(or $(SEED),1) $(if $(SPECULATE),--speculate)
 
 audit-large: $(SPARK)
 	@AUDIT_MB=1100 exec $(BIN)/python -m pytest -q -k on_spark tests/pipeline/test_audit.py

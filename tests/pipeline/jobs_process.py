@@ -1,6 +1,9 @@
 """A process that runs several jobs, each in a Spark session of its own, to be killed.
 
-python -m tests.pipeline.jobs_process [--once] JOB.toml...
+python -m tests.pipeline.jobs_process [--once] [--speculate] JOB.toml...
+
+With `--speculate` on two executors of one core each, processes of their own, and a task that takes
+longer than others is done again on the other one while it goes on.
 """
 
 from __future__ import annotations
@@ -18,12 +21,34 @@ from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.runner import BatchReport, Runner
 from vdl.pipeline.session import make_session
 
+SPECULATING = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.minTaskRuntime": "200ms",
+    "spark.speculation.multiplier": "1.2",
+    "spark.speculation.quantile": "0.5",
+    # Of a stage of so few tasks that there is nothing to compare with.
+    "spark.speculation.task.duration.threshold": "2s",
+    "spark.executor.memory": "512m",
+}
+SCHEDULER = "org.apache.spark.scheduler.TaskSetManager"
+"""Whose log says at level INFO which tasks are done again."""
+
 
 def main(arguments: list[str]) -> int:
     once = "--once" in arguments
     jobs = [load_job(Path(name)) for name in arguments if not name.startswith("--")]
     needs_jars = any(job.source.kind == "kafka" for job in jobs)
-    spark = make_session("jobs", jars=find_jars() if needs_jars else ())
+    speculates = "--speculate" in arguments
+    spark = make_session(
+        "jobs",
+        master="local-cluster[2,1,1024]" if speculates else "",
+        settings=SPECULATING if speculates else {},
+        jars=find_jars() if needs_jars else (),
+    )
+    if speculates:
+        log = spark._jvm.org.apache.logging.log4j
+        log.core.config.Configurator.setLevel(SCHEDULER, log.Level.INFO)
 
     def run(job: Job) -> None:
         def on_batch(report: BatchReport) -> None:
