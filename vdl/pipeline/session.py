@@ -48,6 +48,9 @@ NOISE = re.compile(
     r"WARNING: |Using Spark's default log4j|Using Spark's repl log4j|Setting default log level|"
     r"To adjust logging level|\d\d/\d\d/\d\d \d\d:\d\d:\d\d WARN "
 )
+SUBMITTED = ("SPARK_ENV_LOADED", "PYSPARK_GATEWAY_PORT")
+"""Of the environment of what spark-submit has started. On YARN in cluster mode only the second is:
+there the application's master starts Python, and no script of Spark's."""
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 MASTER_DEFAULT = "local[2]"
 
@@ -238,7 +241,7 @@ def make_session(
     if active is None:
         builder: Any = SparkSession.builder
         builder = builder.appName(name)
-        is_submitted = "SPARK_ENV_LOADED" in os.environ
+        is_submitted = any(name in os.environ for name in SUBMITTED)
         wanted = session_settings(
             master=master,
             settings=settings or {},
