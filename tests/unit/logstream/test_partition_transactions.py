@@ -161,14 +161,37 @@ def test_batches_behind_a_refused_one_are_refused_with_it(cluster: Any) -> None:
     assert codes(waiting) == [ErrorCode.NONE] * 2
 
 
-def test_too_many_batches_behind_a_question_are_refused(cluster: Any) -> None:
+def test_too_many_batches_behind_questions_are_refused(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients try again by themselves, and ask for no metadata."""
+    limit = 4
+    monkeypatch.setattr(transactions, "BEHIND_MAX", limit)
     stream, asked = led(cluster), Asked()
-    limit = cluster.options.held_appends_max
-    waiting = [send(cluster, stream, asked, sequence=n) for n in range(limit + 1)]
-    assert codes(waiting) == [None] * limit + [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    waiting = [send(cluster, stream, asked, sequence=n) for n in range(limit + 2)]
+    assert codes(waiting) == [None] * (limit + 1) + [ErrorCode.NOT_ENOUGH_REPLICAS]
     asked.pop()(ErrorCode.NONE)
     cluster.run(20)
-    assert codes(waiting[:limit]) == [ErrorCode.NONE] * limit
+    assert codes(waiting[: limit + 1]) == [ErrorCode.NONE] * (limit + 1)
+    waiting = [send(cluster, stream, asked, producer_id=8, sequence=n) for n in range(limit + 1)]
+    assert codes(waiting) == [None] * (limit + 1)
+
+
+def test_producers_that_begin_together_may_have_five_batches_on_their_way(cluster: Any) -> None:
+    """However many of them there are: it is the one question of each that is waited for."""
+    stream, asked = led(cluster), Asked()
+    count = cluster.options.held_appends_max
+    waiting = [
+        send(cluster, stream, asked, producer_id=producer_id, sequence=n)
+        for n in range(5)
+        for producer_id in range(count)
+    ]
+    assert codes(waiting) == [None] * 5 * count
+    assert len(asked) == count
+    for answer in asked:
+        answer(ErrorCode.NONE)
+    cluster.run(20)
+    assert codes(waiting) == [ErrorCode.NONE] * 5 * count
 
 
 def test_question_without_an_answer_ends_with_the_batchs_deadline(cluster: Any) -> None:

@@ -169,7 +169,6 @@ class LogStream:
             self,
             state=state,
             overlay=self._overlay,
-            options=options,
             outbox=outbox,
             agreed_ms=agreed_ms,
         )

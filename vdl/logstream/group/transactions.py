@@ -29,7 +29,6 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import Outbox
 from vdl.logstream.group.pending import Pending, end_all, take_late
 from vdl.logstream.group.state_group import NOT_APPENDED, UNKNOWN, Outcome, OutcomeKind
-from vdl.logstream.options import HostOptions
 from vdl.records.batch import BatchHeader, patch_position
 from vdl.records.markers import Marker, build_marker
 from vdl.state.answer import CommandAnswer
@@ -45,6 +44,10 @@ OPEN_TRANSACTIONS_MAX = 4_096
 ABORTED_MAX = 100_000
 """Aborted transactions that a partition lists. When there are more, nothing further begins until
 the log's start or compaction has passed some: the list is in every snapshot."""
+
+BEHIND_MAX = 4 * OPEN_TRANSACTIONS_MAX
+"""Batches behind the first ones of the producers that are asked about: as many as these have on
+their way at a time, the first one left out (KIP-98)."""
 
 VERIFIED_MAX = 4_096
 """Producers that are known to have a transaction and have written nothing of it here."""
@@ -90,8 +93,8 @@ class Transactions:
     """See the module."""
 
     __slots__ = (
-        "_agreed_ms", "_due_ns", "_held_count", "_options", "_outbox", "_overlay", "_state",
-        "_stream", "endings", "verified", "verifying",
+        "_agreed_ms", "_behind_count", "_due_ns", "_outbox", "_overlay", "_state", "_stream",
+        "endings", "verified", "verifying",
     )  # fmt: skip
 
     def __init__(
@@ -100,7 +103,6 @@ class Transactions:
         *,
         state: PartitionState,
         overlay: Overlay,
-        options: HostOptions,
         outbox: Outbox,
         agreed_ms: Callable[[], int],
     ) -> None:
@@ -109,13 +111,12 @@ class Transactions:
         self._stream = stream
         self._state = state
         self._overlay = overlay
-        self._options = options
         self._outbox = outbox
         self._agreed_ms = agreed_ms
         self.verifying: dict[int, _Verification] = {}
         """By producer id. Use: on a leader."""
-        self._held_count = 0
-        """Batches behind these questions. Invariant: it is their sum."""
+        self._behind_count = 0
+        """Batches behind the first ones of these. Invariant: it is their sum."""
         self._due_ns = NEVER
         """Before which none of those batches has waited for too long."""
         self.verified: dict[int, int] = {}
@@ -182,26 +183,25 @@ class Transactions:
             held.done(Appended(ErrorCode.CONCURRENT_TRANSACTIONS))
             return
         verification = self.verifying[producer_id] = _Verification(held)
-        self._note_held(held)
+        self._due_ns = min(self._due_ns, held.deadline_ns)
         self._outbox.mark_dirty(self._stream.group)  # or nobody would look at its deadline
         held.verify(partial(self._verification_ended, producer_id, verification))
 
     def hold(self, append: HeldAppend) -> None:
-        """Put a batch behind the question about its producer. Refuses it if too many wait."""
-        if self._held_count >= self._options.held_appends_max:
-            append.done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        """Put a batch behind the question about its producer. Refuses it if too many wait: with a
+        code upon which clients try again, and do not look for another leader. Thousands that are
+        late together would ask for metadata, and be later for it."""
+        if self._behind_count >= BEHIND_MAX:
+            append.done(Appended(ErrorCode.NOT_ENOUGH_REPLICAS))
             return
         self.verifying[append.header.producer_id].held.append(append)
-        self._note_held(append)
-
-    def _note_held(self, append: HeldAppend) -> None:
-        self._held_count += 1
+        self._behind_count += 1
         self._due_ns = min(self._due_ns, append.deadline_ns)
 
     def _end_verification(self, producer_id: int) -> list[HeldAppend]:
         """Nobody waits for the answer any more. The batches behind the question."""
         held = self.verifying.pop(producer_id).held
-        self._held_count -= len(held)
+        self._behind_count -= len(held) - 1
         return held
 
     def _verification_ended(
@@ -364,7 +364,7 @@ class Transactions:
         """Nobody waits here any more. The batches that were never appended."""
         self.verified = {}
         verifying, self.verifying = self.verifying, {}
-        self._held_count = 0
+        self._behind_count = 0
         held = [one for verification in verifying.values() for one in verification.held]
         endings, self.endings = self.endings, []
         for ending in endings:
