@@ -8,7 +8,8 @@ state: it is made of the committed markers, and the same on every replica.
 A question is for the offsets [start, end) that are read. Ranges are in the order of their markers,
 and one that ended later may have begun earlier. So each knows the least first offset of all behind
 it: a search begins at the first marker that is not below `start`, and ends where nothing further
-began before `end`.
+began before `end`. One that was open for long makes it go on behind thousands that were not: so
+neighbours are passed over together of which none began before `end`.
 
 It is stored in blocks, so that a change costs a block.
 
@@ -31,6 +32,9 @@ BLOCK_ENTRIES = 512
 """Ranges are stored together whose markers are in so many entries, from a multiple of it on. So
 equal lists are equal bytes, however they came about."""
 
+RUN_RANGES = 256
+"""So many neighbours are passed over together."""
+
 _KEY = Struct(">cQ")
 _KEY_KIND = b"a"
 
@@ -52,7 +56,7 @@ _index = attrgetter("index")
 class AbortedTransactions:
     """See the module."""
 
-    __slots__ = ("_dirty", "_least", "_ranges", "age")
+    __slots__ = ("_cut", "_dirty", "_least", "_ranges", "_run_least", "age")
 
     def __init__(self) -> None:
         self.age = 0
@@ -62,6 +66,10 @@ class AbortedTransactions:
         """In the order of their markers."""
         self._least: list[int] = []
         """Of each range, the least first offset of it and all behind it."""
+        self._run_least: list[int] = []
+        """Of each `RUN_RANGES` ranges, the least first offset. Of the first some may be gone."""
+        self._cut = 0
+        """How many those are."""
         self._dirty: set[int] = set()
         """Blocks that changed or went."""
 
@@ -77,6 +85,7 @@ class AbortedTransactions:
         """A transaction has ended with an abort. Its marker is behind all others."""
         ranges, least = self._ranges, self._least
         assert not ranges or ranges[-1].index < aborted.index, (ranges[-1], aborted)
+        self._count_in_run(len(ranges), aborted)
         ranges.append(aborted)
         least.append(aborted.first_offset)
         position = len(least) - 2
@@ -85,15 +94,29 @@ class AbortedTransactions:
             position -= 1
         self._dirty.add(aborted.index // BLOCK_ENTRIES)
 
+    def _count_in_run(self, position: int, aborted: AbortedRange) -> None:
+        run, runs = (self._cut + position) // RUN_RANGES, self._run_least
+        if run == len(runs):
+            runs.append(aborted.first_offset)
+        elif aborted.first_offset < runs[run]:
+            runs[run] = aborted.first_offset
+
+    def _count_runs(self) -> None:
+        self._run_least, self._cut = [], 0
+        for position, aborted in enumerate(self._ranges):
+            self._count_in_run(position, aborted)
+
     def between(self, start: Offset, end: Offset) -> list[AbortedRange]:
         """Those that may have records in [start, end)."""
         found: list[AbortedRange] = []
-        ranges, least = self._ranges, self._least
-        for position in range(bisect_left(ranges, start, key=_last_offset), len(ranges)):
-            if least[position] >= end:
-                break
-            if ranges[position].first_offset < end:
-                found.append(ranges[position])
+        ranges, least, runs = self._ranges, self._least, self._run_least
+        position = bisect_left(ranges, start, key=_last_offset)
+        while position < len(ranges) and least[position] < end:
+            run = (self._cut + position) // RUN_RANGES
+            run_end = (run + 1) * RUN_RANGES - self._cut
+            if runs[run] < end:
+                found += [one for one in ranges[position:run_end] if one.first_offset < end]
+            position = run_end
         return found
 
     def remove_below(self, offset: Offset) -> None:
@@ -112,6 +135,8 @@ class AbortedTransactions:
         self._dirty.update(one.index // BLOCK_ENTRIES for one in self._ranges[:count])
         del self._ranges[:count]
         del self._least[:count]
+        gone, self._cut = divmod(self._cut + count, RUN_RANGES)
+        del self._run_least[:gone]
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
@@ -137,6 +162,7 @@ class AbortedTransactions:
         for aborted in reversed(self._ranges):
             least.append(min(aborted.first_offset, least[-1]) if least else aborted.first_offset)
         self._least = least[::-1]
+        self._count_runs()
 
     def _stored(self, block: int) -> bytes | None:
         ranges = self._ranges

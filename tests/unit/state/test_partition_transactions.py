@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from vdl.errors import ErrorCode
-from vdl.state.aborted import BLOCK_ENTRIES, AbortedRange, AbortedTransactions
+from vdl.state.aborted import BLOCK_ENTRIES, RUN_RANGES, AbortedRange, AbortedTransactions
 from vdl.state.partition import (
     AdvanceLogStart,
     Compact,
@@ -300,8 +301,11 @@ def test_random_histories_are_those_of_the_model(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_aborted_list_is_what_a_look_at_all_of_it_says(seed: int) -> None:
-    """Also where ranges overlap by far, and over blocks."""
+def test_aborted_list_is_what_a_look_at_all_of_it_says(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where ranges overlap by far, and over blocks and runs."""
+    monkeypatch.setattr("vdl.state.aborted.RUN_RANGES", 4)
     rng = random.Random(seed)
     aborted = AbortedTransactions()
     offset = 0
@@ -321,6 +325,32 @@ def test_aborted_list_is_what_a_look_at_all_of_it_says(seed: int) -> None:
     assert again.ranges == aborted.ranges
     assert again.items() == aborted.items()
     assert again.between(0, offset) == aborted.between(0, offset)
+
+
+def test_transaction_that_was_open_for_long_costs_no_look_at_all_others() -> None:
+    """Those that ended meanwhile are passed over, many at a time."""
+    aborted = AbortedTransactions()
+    count = 40 * RUN_RANGES
+    for number in range(1, count):
+        aborted.add(AbortedRange(7, 2 * number, 2 * number + 1, number))
+    long = AbortedRange(8, 1, 2 * count, count)
+    aborted.add(long)
+    aborted.remove_below(101)
+    ranges = aborted._ranges = Looked(aborted._ranges)
+    assert aborted.between(102, 104) == [AbortedRange(7, 102, 103, 51), long]
+    assert aborted.between(102, 102) == [long]
+    assert ranges.looks < 8 * RUN_RANGES
+
+
+class Looked(list[AbortedRange]):
+    """Counts how many of it are looked at."""
+
+    looks = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self.looks += len(found) if isinstance(key, slice) else 1
+        return found
 
 
 def test_marker_that_comes_again_does_not_end_the_next_transaction() -> None:
