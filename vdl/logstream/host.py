@@ -697,6 +697,12 @@ class Host:
         return self.store.unflushed_bytes * 2 > self.state.cache_bytes_max
 
     @property
+    def aborted_listed(self) -> int:
+        """How many aborted transactions the partition here lists that lists most."""
+        streams = self.state.streams.values()
+        return max((len(stream.state.aborted) for stream in streams), default=0)
+
+    @property
     def partition_count(self) -> int:
         """How many replicas of partitions run here."""
         return len(self.state.streams)

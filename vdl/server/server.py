@@ -52,6 +52,7 @@ from vdl.logstream.bootstrap import (
     encode_record,
 )
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.logstream.group.transactions import ABORTED_MAX
 from vdl.logstream.host import Host
 from vdl.logstream.state import HostState
 from vdl.records.walk import IS_NATIVE
@@ -576,6 +577,8 @@ class Server:
             "down_conversions_total": frontend.context.down_conversion.converted,
             "replicas": host.partition_count,
             "replicas_max": self.config.kafka.replicas_per_server_max,
+            "aborted_transactions_listed": host.aborted_listed,
+            "aborted_transactions_listed_max": ABORTED_MAX,
             "topics_refused_total": frontend.context.topics_refused,
             "request_memory_bytes": frontend.context.requests.used,
             "request_memory_bytes_max": frontend.context.requests.limit,

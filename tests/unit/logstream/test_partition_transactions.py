@@ -693,6 +693,7 @@ def test_number_of_open_transactions_is_bounded(
     assert sent(cluster, stream, producer_id=9).error is ErrorCode.NONE
     for producer_id in (8, 9):
         ended(cluster, stream, producer_id=producer_id, commit=False)
+    assert cluster.nodes[stream.leader_server].host.aborted_listed == 2, "one can see it coming"
     assert sent(cluster, stream, producer_id=7, sequence=1).error is (
         ErrorCode.CONCURRENT_TRANSACTIONS
     )
