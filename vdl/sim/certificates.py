@@ -19,15 +19,15 @@ from struct import Struct
 
 from rpc.errors import TlsFailed
 from rpc.reader import Buffer
-from rpc.tls_context import CLUSTER_NAME_DEFAULT, identity_uri
+from rpc.tls_context import CLUSTER_NAME_DEFAULT, LinkEncryption, identity_uri
 from rpc.tls_engine import HANDSHAKE_BYTES_MAX
 from rpc.tls_stream import LinkSecurity, handshake_at_once
 
 AUTHORITY = "ours"
 SET = CLUSTER_NAME_DEFAULT
 
-_HELLO = b"\x16simulated"
-"""As a record of a handshake begins."""
+_HELLO = b"\x16\x03\x01virtual"
+"""As a record of a handshake begins, so that who takes both (`rpc/either_stream.py`) can tell."""
 _LENGTH = Struct("<H")
 
 
@@ -67,13 +67,20 @@ class HandshakeSide:
         return False
 
 
-def security_of(own: Certificate, *, trusted: str = AUTHORITY) -> LinkSecurity:
+def security_of(
+    own: Certificate,
+    *,
+    trusted: str = AUTHORITY,
+    links: LinkEncryption = LinkEncryption.REQUIRED,
+) -> LinkSecurity:
     """How the streams of a process are secured that shows this certificate."""
     return LinkSecurity(
         SET,
         HandshakeSide(own, trusted, dials=False),
         HandshakeSide(own, trusted, dials=True),
         handshake_at_once,
+        takes_plain=links is not LinkEncryption.REQUIRED,
+        dials_plain=links is LinkEncryption.ACCEPTED,
     )
 
 

@@ -26,6 +26,7 @@ from rpc.hello import Hello
 from rpc.links import Links
 from rpc.peer import FrameType
 from rpc.streams import Address, PeerHandler, Stream
+from rpc.tls_context import LinkEncryption
 from segments.api import Buffer, DataMissing, DirectoryInUse, ForeignFile, StorageError, Workers
 from segments.directory.identity import decode as decode_identity
 from segments.log.log import DiskLog
@@ -165,7 +166,10 @@ class Life:
             if machine.frames.holds_snapshots:
                 self._tell_notes(faults)
         handler = machine.guard(self, handler)
-        security = security_of(certificate_of(local.server_id)) if machine.is_encrypted else None
+        encryption = machine.encryption(self)
+        security = None
+        if encryption is not None:
+            security = security_of(certificate_of(local.server_id), links=encryption)
         links = WatchedLinks(local, dialer, self.clock, self.rng, handler, security=security)
         links.on_raft_frame = lambda payload: machine.on_raft_frame(self, payload)
         machine.network.listen(
@@ -291,8 +295,8 @@ class Machine:
         self.on_raft_frame: Callable[[Life, memoryview], None] = _ignore_frame
         self.on_disk_lost: Callable[[Machine], None] = _ignore_loss
         """Told when the machine has got an empty disk."""
-        self.is_encrypted = False
-        """Whether it shows its peers a certificate, and asks for theirs."""
+        self.encryption: Callable[[Life], LinkEncryption | None] = _unencrypted
+        """Of a process's links to its peers; None: it knows none."""
         self.guard: Callable[[Life, PeerHandler], PeerHandler] = _unguarded
         """What stands before the handler of a process's links."""
         self.hidden: dict[str, tuple[Directory, Node]] = {}
@@ -809,6 +813,11 @@ def _ignore_entries(found: object) -> None:
 
 def _ignore_loss(machine: Machine) -> None:
     """Nobody watches."""
+
+
+def _unencrypted(life: Life) -> LinkEncryption | None:
+    del life
+    return None
 
 
 def _unguarded(life: Life, handler: PeerHandler) -> PeerHandler:

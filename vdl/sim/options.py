@@ -243,6 +243,10 @@ class Options:
 
     encrypted: bool = False
     """Servers show each other certificates."""
+    goes_over: bool = False
+    """They go over to that while the world lives: with each start of a process as far as the others
+    allow (`going_over.py`). Without intruders: until all have, anybody may say to be a server. No
+    seed draws it."""
     intruders: int = 0
     """Somebody who says to be a server and is none (`intruder.py`): so many at a time."""
 

@@ -25,6 +25,7 @@ from random import Random
 
 from ids import GroupId, ServerId
 from rpc.streams import PeerHandler
+from rpc.tls_context import LinkEncryption
 from segments.api import StoreOptions
 from vdl.check import report
 from vdl.check.history import Mark, Op
@@ -47,6 +48,7 @@ from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.faults import CLOCK_HOLD_MS, WALL_ERRORS_MS, Nemesis
 from vdl.sim.flood import FLOODED, UNDER_WAY_NS, Flood, under_way_bytes
 from vdl.sim.frame_faults import FrameWeather
+from vdl.sim.going_over import GoingOver
 from vdl.sim.in_sync_watch import IN_SYNC_LOOK_NS, LAG_MAX_MS
 from vdl.sim.intruder import Doorkeeper, Intruder
 from vdl.sim.invariants import Violation, Watch
@@ -215,6 +217,7 @@ class World:
         self._elections_at_birth = 0
         self._deaf: list[Deaf] = []
         self.intruders: list[Intruder] = []
+        self.going_over = GoingOver()
         self._readers: list[Reader] = []
 
     def note(self, text: str) -> None:
@@ -244,7 +247,10 @@ class World:
             cuts_in_start=options.cuts_in_start,
         )
         machine.take_time(options.turn_cost_us * 1_000)
-        machine.is_encrypted = options.encrypted
+        if options.encrypted:
+            machine.encryption = lambda life: LinkEncryption.REQUIRED
+        elif options.goes_over:
+            machine.encryption = lambda life: self.going_over.begin(life.machine.name)
         if options.intruders:
             machine.guard = self._guarded
         return machine
