@@ -355,7 +355,7 @@ class SocketListener:
                 return
             except OSError as error:
                 if error.errno not in _OUT_OF_RESOURCES:
-                    raise
+                    continue  # an error of the stream that was about to be accepted: accept(2)
                 # The stream stays in the backlog; asking again at once would spin.
                 self._loop.remove_reader(self._fd)
                 self._resume = self._loop.call_later(_ACCEPT_PAUSE_S, self.start)

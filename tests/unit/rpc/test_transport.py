@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import random
 import socket
@@ -248,6 +249,37 @@ async def dial(host: str, port: int) -> Stream | DialFailed:
     SocketDialer(asyncio.get_running_loop()).dial((host, port), result.set_result)
     async with asyncio.timeout(DEADLINE_S):
         return await result
+
+
+@pytest.mark.parametrize("code", [errno.EPROTO, errno.EPERM, errno.ENETUNREACH, errno.EMFILE])
+def test_transport_stream_that_cannot_be_accepted_costs_no_other(code: int) -> None:
+    """Linux reports by `accept` what has become of the stream that was next in line, a firewall
+    what it forbids. An exception in the loop would end the server."""
+
+    async def run() -> None:
+        failed: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: failed.append(what))
+        handlers = Recorder(), Recorder()
+        one, two = transport(1, handlers[0]), transport(2, handlers[1])
+        real, port = two._listener._socket, two.port
+
+        class Failing:
+            """Fails once."""
+
+            def accept(self) -> object:
+                two._listener._socket = real
+                raise OSError(code, "the stream has gone wrong")
+
+        two._listener._socket = Failing()  # type: ignore[assignment]
+        try:
+            one.set_peer(2, ("127.0.0.1", port))
+            await until(lambda: bool(handlers[0].up and handlers[1].up))
+            assert failed == []
+        finally:
+            one.close()
+            two.close()
+
+    asyncio.run(run())
 
 
 def test_transport_dial_to_a_closed_port_is_refused() -> None:
