@@ -114,6 +114,18 @@ def works(cluster: Any, group_id: int) -> None:
     assert len({(group.node.last_index, group.commit) for group in groups}) == 1
 
 
+def test_early_message_is_kept_only_of_who_speaks_for_its_sender(cluster: Any) -> None:
+    """It is stepped once its group runs, when nobody knows any more on which link it came."""
+    host = cluster.nodes[1].host
+    coming = host.state.catalog.next_group_id
+    for sender, kept in ((2, 0), (3, 1)):
+        message = MsgVote(1 << 16 | 1, 3 << 16 | 1, 1, 0, 0)
+        dropped = host.stats.messages_dropped
+        last_frame(cluster, coming, sender, 1, message)
+        assert host.stats.early_messages == kept
+        assert host.stats.messages_dropped == dropped + 1 - kept
+
+
 CONTRADICTIONS: list[Callable[[int, int, int, int], Message]] = [
     lambda to, from_, term, last: MsgHeartbeat(to, from_, term, last + 1),
     lambda to, from_, term, last: MsgCommit(to, from_, term, (1 << 64) - 1),
