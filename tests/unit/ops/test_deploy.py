@@ -85,7 +85,7 @@ def test_documented_defaults_are_the_real_defaults():
     without = set(KEYS) - set(documented)
     assert without == {
         "peer.listen", "peer.advertise", "admin.advertise",
-        "tls.certificate", "tls.key", "tls.ca", "security.first_users",
+        "tls.certificate", "tls.key", "tls.ca", "tls.crl", "security.first_users",
         "security.delegation_token_key",
     }  # fmt: skip
 
