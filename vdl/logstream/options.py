@@ -35,6 +35,10 @@ class HostOptions:
     """Entries behind the last checkpoint that the catalog's and the coordinators' logs keep, for
     followers that were away; a log is cut when it has twice as many."""
 
+    encoded_items_per_turn: int = 500
+    """Of a coordinator's state, for a snapshot: some three milliseconds. One that is not larger is
+    encoded at once."""
+
     replica_lag_max_ms: int = 30_000
     """`replica.lag.time.max.ms`: a replica that lags for longer is not in sync."""
 

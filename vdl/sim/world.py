@@ -1106,6 +1106,8 @@ def server_config(server_id: ServerId, options: Options) -> Config:
         ),
         host=HostOptions(
             command_entries_kept=options.command_entries,
+            # In every other world, so that entries are applied between two pieces.
+            encoded_items_per_turn=3 if options.command_entries % 2 else 500,
             clock_hold_ms=CLOCK_HOLD_MS,
             retention_check_ms=500,
             compaction_check_ms=500 if options.keyed else 15_000,

@@ -13,6 +13,7 @@ Must not know: requests, versions, time other than `now_ms`, who leads the Raft 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from vdl.errors import ErrorCode
@@ -29,7 +30,15 @@ from vdl.state.consumer_group import (
 )
 from vdl.state.group_kinds import GroupTouched
 from vdl.state.held_bytes import HeldBytes
-from vdl.state.table import decode_value, stored_changes, stored_items, text_bytes
+from vdl.state.table import (
+    ALL,
+    decode_value,
+    scanned_items,
+    stored_changes,
+    stored_items,
+    taken,
+    text_bytes,
+)
 
 
 @dataclass(slots=True)
@@ -541,14 +550,17 @@ class ConsumerGroups:
         events.append(JoinCompleted(group.group_id))
 
     # --- storing ---------------------------------------------------------------------------
-    def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of every group that changed since the last call, None where it went."""
-        dirty, self._dirty = self._dirty, set()
-        return stored_changes(KEY_PREFIX, dirty, self.groups)
+    def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
+        """(key, value) of groups that changed and were not taken since, None where one went."""
+        return stored_changes(KEY_PREFIX, taken(self._dirty, limit), self.groups)
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Everything, in key order."""
         return stored_items(KEY_PREFIX, self.groups)
+
+    def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        """See `Scan.items`."""
+        return scanned_items(KEY_PREFIX, self.groups)
 
     def load(self, values: list[bytes]) -> None:
         """Replace everything."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from ids import Index
@@ -42,7 +43,7 @@ from vdl.state.pending_offsets import PendingOffset, PendingOffsets
 from vdl.state.share_coordination import ShareCoordination, ShareOffsetsAnswer
 from vdl.state.share_groups import ShareGroupChanged
 from vdl.state.subscription import subscribed_topics
-from vdl.state.table import text_bytes
+from vdl.state.table import ALL, Scan, text_bytes
 from vdl.state.transactions import TransactionAnswer, Transactions
 
 KEY_PREFIXES = {GroupKind.CONSUMER: b"m", GroupKind.SHARE: b"s"}
@@ -605,13 +606,22 @@ class Coordinator:
         return [place for place in old if place[0] not in subscribed]
 
     # --- storing ---------------------------------------------------------------------------
-    def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of everything that changed since the last call, None where it went."""
-        taken = self.groups.take_dirty() + self.offsets.take_dirty()
-        taken += self.pending.take_dirty() + self.transactions.take_dirty()
+    def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
+        """(key, value) of what changed and was not taken since, None where it went."""
+        taken = self.groups.take_dirty(limit)
+        taken += self.offsets.take_dirty(limit - len(taken))
+        taken += self.pending.take_dirty(limit - len(taken))
+        taken += self.transactions.take_dirty(limit - len(taken))
         for table in self.tables.values():
-            taken += table.take_dirty()
+            taken += table.take_dirty(limit - len(taken))
         return taken
+
+    def scan(self) -> Scan:
+        """The whole state, in pieces."""
+        scans = [self.groups.scan(), self.offsets.scan()]
+        scans += [self.pending.scan(), self.transactions.scan()]
+        scans += [table.scan() for table in self.tables.values()]
+        return Scan(chain.from_iterable(scans), self.take_dirty)
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """The whole state, in key order: snapshots and digests."""

@@ -9,10 +9,12 @@ Must not know: what any kind's groups do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
+
+from vdl.state.table import ALL
 
 
 class GroupKind(StrEnum):
@@ -61,8 +63,11 @@ class GroupTable(Protocol):
     def drop(self, group_id: str) -> None:
         """Forget a group that has no members."""
 
-    def take_dirty(self) -> list[tuple[bytes, bytes | None]]: ...
+    def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]: ...
     def items(self) -> list[tuple[bytes, bytes]]: ...
+
+    def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        """See `vdl.state.table.Scan`."""
 
     def load(self, values: list[bytes]) -> None:
         """Replace everything."""

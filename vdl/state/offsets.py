@@ -9,13 +9,13 @@ Must not know: groups beyond their id, which topics exist.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 
 import msgspec
 
 from ids import GroupId, Offset
 from vdl.state.commands import OffsetCommit
-from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
+from vdl.state.table import ALL, decode_value, digest_key, encode_value, taken, text_bytes
 
 NO_EXPIRY = -1
 
@@ -221,15 +221,14 @@ class Offsets:
             del self._by_partition[partition_group]
 
     # --- storing ---------------------------------------------------------------------------
-    def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of every position that changed since the last call, None where it went."""
-        dirty, self._dirty = self._dirty, set()
-        taken: list[tuple[bytes, bytes | None]] = []
-        for key in dirty:
+    def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
+        """(key, value) of positions that changed and were not taken since, None where one went."""
+        dirty: list[tuple[bytes, bytes | None]] = []
+        for key in taken(self._dirty, limit):
             committed = self.get(*key)
-            taken.append((offset_key(*key), None if committed is None else _encode(key, committed)))
-        taken.sort()
-        return taken
+            dirty.append((offset_key(*key), None if committed is None else _encode(key, committed)))
+        dirty.sort()
+        return dirty
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Everything, in key order."""
@@ -238,6 +237,13 @@ class Offsets:
             for group_id, positions in self._by_group.items()
             for place, committed in positions.items()
         )
+
+    def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        """See `Scan.items`."""
+        for group_id in list(self._by_group):
+            for place in list(self.of(group_id)):
+                if (committed := self.of(group_id).get(place)) is not None:
+                    yield offset_key(group_id, *place), _encode((group_id, *place), committed)
 
     def load(self, values: list[bytes]) -> None:
         """Replace everything."""

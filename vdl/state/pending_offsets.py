@@ -15,13 +15,13 @@ Must not know: groups beyond their id, who may commit, whether a transaction is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Iterator, Set
 
 import msgspec
 
 from vdl.errors import ErrorCode
 from vdl.state.commands import OffsetCommit
-from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
+from vdl.state.table import ALL, decode_value, digest_key, encode_value, taken, text_bytes
 
 ENDED_MAX = 4_096
 """Producers of which it is known which transactions ended."""
@@ -191,23 +191,22 @@ class PendingOffsets:
         self._dirty.add((producer_id, place))
 
     # --- storing -------------------------------------------------------------------------------
-    def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of everything that changed since the last call, None where it went."""
-        dirty, self._dirty = self._dirty, set()
-        taken: list[tuple[bytes, bytes | None]] = []
-        for producer_id, place in dirty:
+    def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
+        """(key, value) of what changed and was not taken since, None where it went."""
+        dirty: list[tuple[bytes, bytes | None]] = []
+        for producer_id, place in taken(self._dirty, limit):
             if place is None:
                 ended = self._ended.get(producer_id)
                 if producer_id == NOBODY:
                     ended = self._forgotten()
                 value = None if ended is None else encode_value(ended)
-                taken.append((_ended_key(producer_id), value))
+                dirty.append((_ended_key(producer_id), value))
             else:
                 pending = self._by_producer.get(producer_id, {}).get(place)
                 value = None if pending is None else encode_value(pending)
-                taken.append((_pending_key(producer_id, place), value))
-        taken.sort()
-        return taken
+                dirty.append((_pending_key(producer_id, place), value))
+        dirty.sort()
+        return dirty
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Everything, in key order."""
@@ -221,6 +220,19 @@ class PendingOffsets:
             for place, one in places.items()
         ]
         return sorted(ended + pending)
+
+    def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        """See `Scan.items`."""
+        for ended_id in list(self._ended):
+            if (ended := self._ended.get(ended_id)) is not None:
+                yield _ended_key(ended_id), encode_value(ended)
+        if self._forgotten_index:
+            yield _ended_key(NOBODY), encode_value(self._forgotten())
+        for producer_id in list(self._by_producer):
+            for place in list(self._by_producer.get(producer_id, ())):
+                pending = self._by_producer.get(producer_id, {}).get(place)
+                if pending is not None:
+                    yield _pending_key(producer_id, place), encode_value(pending)
 
     def _forgotten(self) -> EndedTransaction:
         return EndedTransaction(NOBODY, 0, 0, self._forgotten_index)

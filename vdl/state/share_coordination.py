@@ -10,6 +10,7 @@ Must not know: groups of other kinds, requests, timers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ids import GroupId, Offset
@@ -25,7 +26,7 @@ from vdl.state.share_states import (
     ShareStates,
     WrittenShareStates,
 )
-from vdl.state.table import encode_value
+from vdl.state.table import ALL, encode_value
 
 
 @dataclass(slots=True)
@@ -199,13 +200,19 @@ class ShareCoordination:
         return answer
 
     # --- storing ---------------------------------------------------------------------------
-    def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of all that changed since the last call, None where it went."""
-        return self.groups.take_dirty() + self.states.take_dirty()
+    def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
+        """(key, value) of what changed and was not taken since, None where it went."""
+        dirty = self.groups.take_dirty(limit)
+        return dirty + self.states.take_dirty(limit - len(dirty))
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Everything, in key order."""
         return sorted(self.groups.items() + self.states.items())
+
+    def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        """See `Scan.items`."""
+        yield from self.groups.scan()
+        yield from self.states.scan()
 
     def load(self, values: list[bytes]) -> None:
         """Replace all groups; `states` are loaded by themselves. Raises msgspec.DecodeError."""

@@ -16,7 +16,7 @@ Must not know: records, share-partitions, sessions, requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -31,7 +31,15 @@ from vdl.state.commands import (
 )
 from vdl.state.consumer_groups import GROUP_BYTES_MAX, GroupEvent
 from vdl.state.group_kinds import GroupKind, GroupTouched
-from vdl.state.table import decode_value, stored_changes, stored_items, text_bytes
+from vdl.state.table import (
+    ALL,
+    decode_value,
+    scanned_items,
+    stored_changes,
+    stored_items,
+    taken,
+    text_bytes,
+)
 
 KEY_PREFIX = b"s"
 GROUP_BYTES = 64
@@ -263,14 +271,17 @@ class ShareGroups:
         return ShareGroupChanged(ErrorCode.NONE, [GroupTouched(group.group_id, GroupKind.SHARE)])
 
     # --- storing ---------------------------------------------------------------------------
-    def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of every group that changed since the last call, None where it went."""
-        dirty, self._dirty = self._dirty, set()
-        return stored_changes(KEY_PREFIX, dirty, self.groups)
+    def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
+        """(key, value) of groups that changed and were not taken since, None where one went."""
+        return stored_changes(KEY_PREFIX, taken(self._dirty, limit), self.groups)
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Everything, in key order."""
         return stored_items(KEY_PREFIX, self.groups)
+
+    def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        """See `Scan.items`."""
+        return scanned_items(KEY_PREFIX, self.groups)
 
     def load(self, values: list[bytes]) -> None:
         """Replace everything. Raises msgspec.DecodeError for what was never stored."""

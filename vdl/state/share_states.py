@@ -30,7 +30,7 @@ from ids import GroupId
 from vdl.errors import ErrorCode
 from vdl.state.commands import ClaimSharePartition, ShareWrite
 from vdl.state.runs import Runs
-from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
+from vdl.state.table import ALL, decode_value, digest_key, encode_value, taken, text_bytes
 
 KEY_PREFIX = b"q"
 UNSET_OFFSET = -1
@@ -288,24 +288,26 @@ class ShareStates:
         self._dirty.add(state.key)
 
     # --- storing ---------------------------------------------------------------------------
-    def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of all that changed since the last call, None where it went."""
-        dirty, self._dirty = self._dirty, set()
-        taken: list[tuple[bytes, bytes | None]] = []
-        for key in dirty:
+    def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
+        """(key, value) of what changed and was not taken since, None where it went."""
+        dirty: list[tuple[bytes, bytes | None]] = []
+        for key in taken(self._dirty, limit):
             state = self.get(*key)
             value = None if state is None else encode_value(state.stored())
-            taken.append((digest_key(KEY_PREFIX, key[0], key[1].hex(), key[2]), value))
-        taken.sort()
-        return taken
+            dirty.append((digest_key(KEY_PREFIX, key[0], key[1].hex(), key[2]), value))
+        dirty.sort()
+        return dirty
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Everything, in key order."""
-        return sorted(
-            (digest_key(KEY_PREFIX, key[0], key[1].hex(), key[2]), encode_value(state.stored()))
-            for key in self._sizes
-            if (state := self.get(*key)) is not None
-        )
+        return sorted(self.scan())
+
+    def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        """See `Scan.items`."""
+        for key in list(self._sizes):
+            if (state := self.get(*key)) is not None:
+                stored = encode_value(state.stored())
+                yield digest_key(KEY_PREFIX, key[0], key[1].hex(), key[2]), stored
 
     def load(self, values: list[bytes]) -> None:
         """Replace everything. Raises msgspec.DecodeError for what was never stored."""

@@ -11,13 +11,19 @@ Must not know: what the values mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
+from sys import maxsize
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 Value = TypeVar("Value")
+Name = TypeVar("Name")
+
+ALL = maxsize
+"""As a limit: none."""
 
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -39,6 +45,29 @@ class Stored(Protocol):
         """What is encoded."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A state that is read in pieces while it goes on changing.
+
+    What `items` told of a key, and `take_dirty` after that, if it told of it too, is the key's
+    value as long as there is nothing more to take."""
+
+    items: Iterator[tuple[bytes, bytes]]
+    """(key, value) of all that was there at the beginning and still is, in no order; each as it is
+    when it is told."""
+    take_dirty: Callable[[int], list[tuple[bytes, bytes | None]]]
+    """At most so many of the changes that nobody has taken yet, None for what is gone."""
+
+
+def taken(changed: set[Name], limit: int) -> list[Name]:
+    """At most so many of what has changed. They do not count as changed any more."""
+    if len(changed) <= limit:
+        names = list(changed)
+        changed.clear()
+        return names
+    return [changed.pop() for _ in range(limit)]
+
+
 def stored_changes(
     kind: bytes, changed: Iterable[str], known: Mapping[str, Stored]
 ) -> list[tuple[bytes, bytes | None]]:
@@ -57,6 +86,13 @@ def stored_items(kind: bytes, known: Mapping[str, Stored]) -> list[tuple[bytes, 
     return sorted(
         (digest_key(kind, name), encode_value(one.stored())) for name, one in known.items()
     )
+
+
+def scanned_items(kind: bytes, known: Mapping[str, Stored]) -> Iterator[tuple[bytes, bytes]]:
+    """See `Scan.items`."""
+    for name in list(known):
+        if (one := known.get(name)) is not None:
+            yield digest_key(kind, name), encode_value(one.stored())
 
 
 def text_bytes(text: str) -> int:

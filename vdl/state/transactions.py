@@ -22,6 +22,7 @@ Must not know: who proposes, which topics there are, how participants are told.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -32,7 +33,7 @@ from ids import GroupId
 from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.answer import CommandAnswer
-from vdl.state.table import decode_value, digest_key, encode_value, text_bytes
+from vdl.state.table import ALL, decode_value, digest_key, encode_value, taken, text_bytes
 
 NO_PRODUCER_ID: Final = -1
 NO_EPOCH: Final = -1
@@ -471,10 +472,9 @@ class Transactions:
         self._dirty.add(known.transactional_id)
 
     # --- storing ---------------------------------------------------------------------------------
-    def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of every transactional id that changed since the last call."""
-        dirty, self._dirty = self._dirty, set()
-        return sorted((_key(name), self._value(name)) for name in dirty)
+    def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
+        """(key, value) of transactional ids that changed and were not taken since."""
+        return sorted((_key(name), self._value(name)) for name in taken(self._dirty, limit))
 
     def _value(self, name: str) -> bytes | None:
         known = self.ids.get(name)
@@ -483,6 +483,12 @@ class Transactions:
     def items(self) -> list[tuple[bytes, bytes]]:
         """Everything, in key order."""
         return sorted((_key(name), encode_value(known)) for name, known in self.ids.items())
+
+    def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        """See `Scan.items`."""
+        for name in list(self.ids):
+            if (known := self.ids.get(name)) is not None:
+                yield _key(name), encode_value(known)
 
     def load(self, values: list[bytes]) -> None:
         """Replace everything."""

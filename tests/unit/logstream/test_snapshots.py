@@ -3,6 +3,7 @@
 import random
 from struct import pack
 
+import cramjam
 import pytest
 
 from segments.api import INSTALLED_STATE_BYTES_MAX
@@ -10,6 +11,7 @@ from vdl.logstream.group.snapshots import (
     STATE_BYTES_MAX,
     DecodeError,
     Members,
+    SnapshotWriter,
     decode_snapshot,
     encode_snapshot,
 )
@@ -24,6 +26,24 @@ def test_snapshot_is_what_was_encoded() -> None:
     for buffer in (data, bytearray(data), memoryview(data)):
         found = decode_snapshot(buffer)
         assert (found.members, found.items) == (MEMBERS, items)
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
+def test_snapshot_in_pieces_is_read_as_one_that_was_made_at_once(count: int) -> None:
+    """Whatever the version that reads it: what is decompressed are the same values."""
+    items = [(number.to_bytes(4, "big"), b"v" * (number % 300)) for number in range(count)]
+    writer = SnapshotWriter(MEMBERS, count)
+    for start in range(0, count, 999):
+        writer.add(items[start : start + 999])
+    data = writer.finish()
+    found = decode_snapshot(data)
+    assert (found.members, found.items) == (MEMBERS, items)
+    plain = bytearray(int.from_bytes(data[:4], "little"))
+    assert cramjam.zstd.decompress_into(data[4:], plain) == len(plain)
+    if count == 70_000:  # else the number of items takes fewer bytes
+        at_once = encode_snapshot(MEMBERS, items)
+        assert plain == bytes(cramjam.zstd.decompress(at_once[4:]))
+        assert len(data) < len(at_once) * 1.1
 
 
 @pytest.mark.parametrize(

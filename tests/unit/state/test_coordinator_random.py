@@ -8,7 +8,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raft.types import Snapshot
 from vdl.errors import ErrorCode
+from vdl.logstream.group.snapshots import Members, decode_snapshot
+from vdl.logstream.group.state_encoding import StateEncoding
 from vdl.state import commands
 from vdl.state.consumer_group import ConsumerGroup, GroupState
 from vdl.state.consumer_groups import JoinCompleted, RebalanceStarted, SyncCompleted
@@ -38,6 +41,9 @@ class Life:
         self.log: list[tuple[commands.Envelope, bytes]] = []
         self.now_ms = 0
         self.drawn = 0
+        self.encoding: StateEncoding | None = None
+        self.unstored: dict[bytes, bytes | None] = {}
+        """What the encoding took of the state's changes, and no checkpoint has got."""
 
     def generation(self, group_id: str) -> int:
         group = self.machine.group(group_id)
@@ -64,7 +70,30 @@ class Life:
             check(group)
             step = group.generation - max(before[name], 0)
             assert step == (1 if name in completed else 0), (before, group.generation)
+        self.encode_on()
         return result
+
+    def encode_on(self) -> None:
+        """Between any two commands a piece of a snapshot is made: what comes of it is the state at
+        its end, although most of it was read before."""
+        if self.encoding is None:
+            scan = self.machine.scan()
+
+            def take(limit: int) -> list[tuple[bytes, bytes | None]]:
+                changes = scan.take_dirty(limit)
+                self.unstored.update(changes)
+                return changes
+
+            self.encoding = StateEncoding(scan.items, take, piece=2)
+        if self.encoding.read_on():
+            members = Members(len(self.log), (1, 2, 3))
+            self.encoding.stand(Snapshot(len(self.log)), members, count=self.machine.item_count)
+            while (data := self.encoding.pack_on()) is None:
+                pass
+            found = decode_snapshot(data)
+            assert (found.members, found.items) == (members, self.machine.items())
+            assert self.encoding.plain_bytes == sum(len(k) + len(v) for k, v in found.items)
+            self.encoding = None
 
     def count(self) -> None:
         """What is counted is what is there."""
@@ -88,15 +117,21 @@ class Life:
         assert copy.bytes_held == held
 
     def checkpoint(self) -> None:
-        for key, value in self.machine.take_dirty():
+        dirty = self.machine.take_dirty()
+        if self.encoding is not None:
+            self.encoding.changed(dirty)
+        self.unstored.update(dirty)
+        for key, value in self.unstored.items():
             if value is None:
                 self.disk.pop(key, None)
             else:
                 self.disk[key] = value
+        self.unstored = {}
         assert sorted(self.disk.items()) == self.machine.items()
 
     def restart(self) -> None:
         self.checkpoint()
+        self.encoding = None
         self.machine = Coordinator()
         self.machine.load(sorted(self.disk.items()))
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import segments.api as storage
@@ -54,12 +54,17 @@ from vdl.logstream.group.snapshots import (
     members_of,
     revision_of,
 )
+from vdl.logstream.group.state_encoding import AppliedState, StateEncoding, StateEncodings
 from vdl.logstream.group.storage import LogStorage, as_entry
 from vdl.logstream.options import HostOptions
+from vdl.state.table import Scan
 
 CAMPAIGNS_PER_TICK = 10
 """So many groups that lost their leader together are surely followed in one tick, a millisecond
 each."""
+
+MEASURED_TICKS = 500
+"""How long the size that a state had when it was encoded in pieces is that of the present one."""
 
 _LATELY_NS = 1_000 * MS
 """How long clients are told of the loss of a leader."""
@@ -93,6 +98,9 @@ class Owner(Protocol):
 
     def items(self) -> Items:
         """The whole applied state, in key order."""
+
+    def scan(self) -> Scan | None:
+        """The same, to be read in pieces; None: `items` costs little."""
 
     @property
     def item_count(self) -> int:
@@ -141,9 +149,9 @@ class Group:
     """One replica. `dirty` means the host's next turn pumps it."""
 
     __slots__ = (
-        "_clear_meta",
         "_cold_first",
         "_coming",
+        "_encodings",
         "_gain",
         "_gone_tick",
         "_held",
@@ -152,6 +160,7 @@ class Group:
         "_options",
         "_rng",
         "_settled_for",
+        "_state",
         "_stored_for",
         "_throttle",
         "_tick",
@@ -204,6 +213,7 @@ class Group:
         options: HostOptions,
         throttle: RecoveryThrottle,
         move_throttle: MoveThrottle,
+        encodings: StateEncodings,
         rng: random.Random,
         is_linked: Callable[[NodeId], bool],
     ) -> None:
@@ -273,13 +283,12 @@ class Group:
         """As a checkpoint of this life got them. What an earlier one got may be older than
         `members`, which replay may have moved."""
         self._stored_for: Membership | None = None
-        self._clear_meta = bool(log.installed_state)
-        """A snapshot came in: what checkpoints hold is none of the present state."""
+        is_replaced, piece = bool(log.installed_state), options.encoded_items_per_turn
+        self._state = AppliedState(owner, is_replaced=is_replaced, piece=piece)
         self.trim_refused = 0
         """Where the log would have been cut when the state was last found too large for that."""
         self.snapshot_cache = SnapshotCache()
-        self._throttle = throttle
-        self._move_throttle = move_throttle
+        self._throttle, self._move_throttle, self._encodings = throttle, move_throttle, encodings
         self._gain = Gain()
         self._cold_first: dict[NodeId, int] = {}
         """From where on each peer was last to be fed from disk, until that has been read."""
@@ -533,8 +542,8 @@ class Group:
 
     def _take_items(self, items: Items) -> None:
         """The state came from another replica."""
-        self._clear_meta = True
         self.apply_stalled = False
+        self._state.replaced(items)
         self.owner.install(items)
         self.snapshot_cache.forget_size()
         self._note_whole()
@@ -619,7 +628,10 @@ class Group:
         if kept is not None:
             return kept
         # The core asks at each sign of life.
-        if not snapshot_cache.may_encode(owner.item_count, tick):
+        if self._state.encoding is None and not snapshot_cache.may_encode(owner.item_count, tick):
+            raise SnapshotTemporarilyUnavailable
+        if (encoding := self._encode_later()) is not None:
+            encoding.is_wanted = True
             raise SnapshotTemporarilyUnavailable
         index = log.first_index - 1 if owner.entries_are_state else self.applied
         reflects = max(self.applied, self.reflects)
@@ -640,7 +652,7 @@ class Group:
         return snapshot
 
     def _encode(self, conf_state: ConfState, reflects: Index) -> bytes:
-        """The state as snapshots hold it: work for the whole loop."""
+        """The state as snapshots hold it, in one piece: it is a small one."""
         items = self.owner.items()
         members = members_of(conf_state, reflects=reflects, revision=self.revision)
         data = encode_snapshot(members, items)
@@ -648,16 +660,66 @@ class Group:
         self.snapshot_cache.measured(self.owner.item_count, len(data), uncompressed)
         return data
 
-    def snapshot_bytes(self, *, limit: int, anew: bool) -> int:
+    def snapshot_bytes(self, *, limit: int, anew: bool) -> int | None:
         """How large a snapshot would be now, as far as the last one tells, and certainly if it may
-        have passed the limit since; `anew`: encode one."""
+        have passed the limit since; `anew`: encode one. None: that takes more than this turn, to be
+        asked again."""
         items, snapshot_cache = self.owner.item_count, self.snapshot_cache
         is_known = snapshot_cache.is_like_measured(items) and not snapshot_cache.may_have_passed(
             limit, items
         )
-        if anew or not is_known:
+        if anew:
+            is_known = is_known and self.tick < snapshot_cache.measured_until
+        if not is_known:
+            if self._encode_later() is not None:
+                return None
             self._encode(self.node.membership.conf_state(), self.applied)
         return snapshot_cache.bytes_expected(items)
+
+    # --- a snapshot in pieces ------------------------------------------------------------------
+    def _encode_later(self) -> StateEncoding | None:
+        """The encoding of a state that is too large for one turn, which has begun; None: it is
+        not."""
+        has_begun = self._state.encoding is not None
+        encoding = self._state.encode()
+        if encoding is not None and not has_begun:
+            self._encodings.add(self)
+        return encoding
+
+    def encode_on(self) -> bool:
+        """See `Encoder.encode_on`."""
+        encoding, tick = self._state.encoding, self.tick
+        if encoding is None:
+            return False
+        if encoding.standing is None:
+            if encoding.read_on():
+                self._stand(encoding)
+            return True
+        data = encoding.pack_on()
+        if data is None:
+            return True
+        self._state.encoding = None
+        self.snapshot_cache.measured(encoding.count, len(data), encoding.plain_bytes)
+        self.snapshot_cache.measured_until = tick + MEASURED_TICKS
+        if len(data) > SNAPSHOT_BYTES_MAX:
+            self.snapshot_cache.too_large(tick)
+        elif encoding.is_wanted:
+            self.snapshot_cache.keep(replace(encoding.standing, data=data), tick)
+        return False
+
+    def _stand(self, encoding: StateEncoding) -> None:
+        """What was read is the state as it is now."""
+        log, index, conf_state = self.log, self.applied, self.node.membership.conf_state()
+        try:
+            next_offset = log.offset_after(index)
+        except storage.CorruptRecord:  # as for a snapshot in one piece
+            self._state.encoding = None
+            self.snapshot_cache.failed(self.tick)
+            return
+        reflects = max(index, self.reflects)
+        members = members_of(conf_state, reflects=reflects, revision=self.revision)
+        standing = Snapshot(index, log.term(index), conf_state, next_offset)
+        encoding.stand(standing, members, count=self.owner.item_count)
 
     def _note_commit(self, commit: Index) -> None:
         assert commit > self.commit, (self.group_id, commit, self.commit)
@@ -777,6 +839,7 @@ class Group:
 
     def withdraw_reads(self) -> None:
         """The replica is taken out of service: nobody is to be fed by it."""
+        self._state.encoding = None
         for peer in self._cold_first:
             self._withdraw(peer)
         self._cold_first.clear()
@@ -788,11 +851,8 @@ class Group:
     # --- checkpoints -------------------------------------------------------------------------
     def collect_meta(self) -> storage.MetaBatch | None:
         """What changed since the last checkpoint, None when nothing did."""
-        clear = self._clear_meta or self.log.is_meta_lost
-        self._clear_meta = False
-        items: list[tuple[bytes, bytes | None]] = self.owner.take_meta()
+        items, clear = self._state.collect(is_lost=self.log.is_meta_lost)
         if clear:
-            items = list(self.owner.items())
             self._members_stored = None
         stored, membership = self._members_stored, self.node.membership
         # Compared by identity, for a thousand groups that rest: a change makes a new one.
@@ -821,6 +881,8 @@ class Group:
             self.serving = False
             self.reads.fail()
             self.snapshot_cache.forget_snapshot()
+            if self._state.encoding is not None:
+                self._state.encoding.is_wanted = False
             self.owner.leadership_lost()
         if term_changed or lead != self.leader_known:
             self.term_known = term

@@ -784,6 +784,9 @@ class LogStream:
     def items(self) -> Items:
         return self.state.items()
 
+    def scan(self) -> None:
+        """A partition's state is read in one piece."""
+
     @property
     def item_count(self) -> int:
         return self.state.item_count

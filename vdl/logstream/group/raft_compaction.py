@@ -36,7 +36,10 @@ def trim_commands(group: Group, *, entries_kept: int) -> bool:
     # The state may be smaller than it is thought to be: no reason to keep entries for ever.
     is_twice_as_long = 0 < length_refused <= length // 2
     limit = SNAPSHOT_BYTES_MAX // 2
-    if group.snapshot_bytes(limit=limit, anew=is_twice_as_long) > limit:
+    size = group.snapshot_bytes(limit=limit, anew=is_twice_as_long)
+    if size is None:
+        return False
+    if size > limit:
         if length_refused <= 0 or is_twice_as_long:
             group.trim_refused = first
         return False

@@ -45,10 +45,12 @@ class SnapshotCache:
 
     __slots__ = (
         "_asked_tick", "_bytes", "_grown", "_item_bytes", "_items", "_retry_ticks", "_snapshot",
-        "_tick",
+        "_tick", "measured_until",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        self.measured_until = 0
+        """Until which tick what was measured counts as measured anew. For the owner to set."""
         self._items = 0
         self._bytes = 0
         """Of the last encoding; 0 before the first."""

@@ -23,6 +23,7 @@ from vdl.logstream.group.pending import Pending
 from vdl.logstream.group.snapshots import Items
 from vdl.logstream.time.cluster_time import ClusterTime
 from vdl.state import commands
+from vdl.state.table import Scan
 
 COMMAND_BYTES_MAX = 8 << 20
 """The largest command: it travels to the peers in one frame."""
@@ -61,6 +62,7 @@ class Machine(Protocol):
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]: ...
     def load(self, items: list[tuple[bytes, bytes]]) -> None: ...
     def items(self) -> list[tuple[bytes, bytes]]: ...
+    def scan(self) -> Scan | None: ...
     @property
     def item_count(self) -> int: ...
 
@@ -253,6 +255,9 @@ class StateGroup:
 
     def items(self) -> Items:
         return self.machine.items()
+
+    def scan(self) -> Scan | None:
+        return self.machine.scan()
 
     @property
     def item_count(self) -> int:

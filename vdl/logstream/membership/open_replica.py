@@ -40,6 +40,7 @@ from vdl.logstream.group.snapshots import (
     members_of,
     revision_of,
 )
+from vdl.logstream.group.state_encoding import StateEncodings
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.group.storage import as_entry
 from vdl.logstream.membership.replicas import Hosting, Placement
@@ -73,6 +74,8 @@ class ReplicaOpener:
         """Of all replicas that are opened here."""
         self.move_throttle = MoveThrottle(state.clock)
         """The same for replicas that reassignments add, where an operator has set a limit."""
+        self.encodings = StateEncodings(state.clock, lambda: state.outbox.is_closed)
+        """Of states for snapshots."""
 
     def open(self, log: storage.Log, placement: Placement, owner: LogStream | StateGroup) -> None:
         """Open a replica, now or later: `Hosting.opened` gets its group, or `replica_lost` its log,
@@ -125,6 +128,7 @@ class ReplicaOpener:
             options=state.options,
             throttle=self.throttle,
             move_throttle=self.move_throttle,
+            encodings=self.encodings,
             rng=random.Random(state.rng.getrandbits(64)),
             is_linked=state.is_linked,
         )

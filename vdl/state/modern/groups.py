@@ -9,7 +9,7 @@ Must not know: the catalog, sessions, versions of requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -42,7 +42,15 @@ from vdl.state.modern.migration import (
     supports,
 )
 from vdl.state.modern.partitions import NO_PARTITIONS, Partitions, places_of
-from vdl.state.table import decode_value, stored_changes, stored_items, text_bytes
+from vdl.state.table import (
+    ALL,
+    decode_value,
+    scanned_items,
+    stored_changes,
+    stored_items,
+    taken,
+    text_bytes,
+)
 
 GROUP_BYTES_MAX = 2 << 20
 """The largest group, in a snapshot; as of the classic protocol."""
@@ -522,14 +530,17 @@ class ModernGroups:
         return _check_exact_epoch(member, epoch)
 
     # --- storing -------------------------------------------------------------------------------
-    def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """(key, value) of every group that changed since the last call, None where it went."""
-        dirty, self._dirty = self._dirty, set()
-        return stored_changes(KEY_PREFIX, dirty, self.groups)
+    def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
+        """(key, value) of groups that changed and were not taken since, None where one went."""
+        return stored_changes(KEY_PREFIX, taken(self._dirty, limit), self.groups)
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Everything, in key order."""
         return stored_items(KEY_PREFIX, self.groups)
+
+    def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        """See `Scan.items`."""
+        return scanned_items(KEY_PREFIX, self.groups)
 
     def load(self, values: list[bytes]) -> None:
         """Replace everything."""
