@@ -48,6 +48,7 @@ from vdl.kafka.connections.turn_budget import (
     LONG_ANSWER_BYTES,
     READ_BYTES_MIN,
     SHORT_BYTES,
+    SMALL_REQUEST_BYTES,
     ReceiveBudget,
     SendBudget,
     StartBudget,
@@ -609,11 +610,12 @@ class ClientSession:
         if api is None:
             return not self._started  # to be told so: it is not decoded
         if not api.pipelined:
-            if self._started or not self._is_its_turn(self.last_active_ns):
+            request = self._waiting[0]
+            is_small = request.bytes <= SMALL_REQUEST_BYTES
+            if self._started or not self._is_its_turn(self.last_active_ns, is_small=is_small):
                 return False
             if api.large_answer and not self._has_room():
                 return False
-            request = self._waiting[0]
             return request.bytes <= DECODED_FROM_BYTES or self._may_decode(api, request)
         if self._started:
             last = self._started[-1]
@@ -630,14 +632,14 @@ class ClientSession:
             return False
         return True
 
-    def _is_its_turn(self, since_ns: int) -> bool:
+    def _is_its_turn(self, since_ns: int, *, is_small: bool = False) -> bool:
         """Whether the turn's budget allows a request to start or an answer to be built. If not,
         the session queues, as one that has waited since `since_ns`."""
         pace = self._frontend.start_budget
         if pace.started_ns < pace.until_ns:
             return True
         if not self._queued:
-            self._queued = not pace.may_start(self, since_ns)
+            self._queued = not pace.may_start(self, since_ns, is_small=is_small)
         return not self._queued
 
     def _may_decode(self, api: Api, request: Request) -> bool:

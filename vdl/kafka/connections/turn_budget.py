@@ -16,7 +16,9 @@ and its own clock. Waiting connections take turns of `SHARE_NS`. One that sends 
 not read, so the backlog is bounded and TCP slows the client down. A turn has a fixed cost: shorter
 ones halve what an overloaded server can do. Who is next is decided by fair queueing (Demers, Keshav
 and Shenker, 1989): each connection has the same share of the time, and one that uses less than its
-own, or is new, does not wait for those that use all of theirs.
+own, or is new, does not wait for those that use all of theirs. Before that, requests of a few bytes
+have `SMALL_NS` of each turn: who looks after a server, or begins a connection, is not to wait for a
+crowd of which nobody knows yet what it will use.
 
 `SendBudget`: long answers are sent until `ANSWER_BYTES` have left in a turn; the others are sent in
 later turns. The loop serves everything else in between. That costs no bandwidth.
@@ -26,6 +28,7 @@ Must not know: requests, answers, sockets.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import islice
@@ -55,6 +58,9 @@ START_NS = 100 * MS
 turn, no leader loses its leadership for it."""
 SHARE_NS = 25 * MS
 """For one connection, while others wait."""
+SMALL_NS = 10 * MS
+"""For those whose request is small, all together, before the others."""
+SMALL_REQUEST_BYTES = 256
 
 
 class Starter(Protocol):
@@ -137,6 +143,7 @@ class StartBudget:
         "_queue",
         "_served",
         "_served_from_ns",
+        "_small",
         "_turn_has_ended",
         "_waiting",
         "started_ns",
@@ -150,6 +157,8 @@ class StartBudget:
         there."""
         self._queue: list[tuple[int, int, Starter]] = []
         """A heap of (when its share is expected to end, number, who). Some have left."""
+        self._small: deque[tuple[int, Starter]] = deque()
+        """Those of them whose request is small, in the order of their arrival."""
         self._number = 0
         self._fair_ns = 0
         """The clock by which they take turns."""
@@ -179,7 +188,7 @@ class StartBudget:
             return 0
         return self._clock.now_ns() - min(since_ns for _, since_ns in self._waiting.values())
 
-    def may_start(self, starter: Starter, since_ns: int) -> bool:
+    def may_start(self, starter: Starter, since_ns: int, *, is_small: bool = False) -> bool:
         """Whether its next request, which arrived at `since_ns`, may start; if not,
         `resume_starting` is called in a later turn."""
         if not self._waiting:
@@ -196,6 +205,8 @@ class StartBudget:
         starter.shared_until_ns = max(starter.shared_until_ns, self._fair_ns)
         self._number += 1
         self._waiting[starter] = self._number, since_ns
+        if is_small:
+            self._small.append((self._number, starter))
         heappush(self._queue, (starter.shared_until_ns + starter.share_ns, self._number, starter))
         if not self._end_ns:
             self.until_ns = 0  # who comes now waits behind this one
@@ -228,23 +239,39 @@ class StartBudget:
         self._is_armed = False
         now_ns = self._clock.now_ns()
         self._end_ns = end_ns = now_ns + START_NS
+        small, small_end_ns = self._small, now_ns + SMALL_NS
+        for _ in range(len(small)):  # not those that come meanwhile
+            if now_ns >= small_end_ns:
+                break
+            number, starter = small.popleft()
+            if self._is_in_line(starter, number):
+                now_ns = self._serve(starter, now_ns, small_end_ns)
         while self._waiting and now_ns < end_ns:
             _, number, starter = heappop(self._queue)
-            if self._waiting.get(starter, (0, 0))[0] != number:
-                continue  # it has left
-            del self._waiting[starter]
-            self.started_ns, self.until_ns = now_ns, min(now_ns + SHARE_NS, end_ns)
-            self._served, self._served_from_ns, starter.share_ns = starter, now_ns, 0
-            starter.resume_starting()
-            now_ns = self._clock.now_ns()
-            self._count(now_ns)
-            self._served = None
+            if self._is_in_line(starter, number):
+                now_ns = self._serve(starter, now_ns, min(now_ns + SHARE_NS, end_ns))
         self._end_ns = self.until_ns = 0
         if self._waiting:
             self._arm()
         else:
             self._queue.clear()
+            small.clear()
             self._fair_ns = self._latest_ns  # nobody begins with a debt
+
+    def _is_in_line(self, starter: Starter, number: int) -> bool:
+        """Whether it still has this place: it was not served, and has not left."""
+        return self._waiting.get(starter, (0, 0))[0] == number
+
+    def _serve(self, starter: Starter, now_ns: int, until_ns: int) -> int:
+        """It is its turn. The time when that is over."""
+        del self._waiting[starter]
+        self.started_ns, self.until_ns = now_ns, until_ns
+        self._served, self._served_from_ns, starter.share_ns = starter, now_ns, 0
+        starter.resume_starting()
+        now_ns = self._clock.now_ns()
+        self._count(now_ns)
+        self._served = None
+        return now_ns
 
     def _count(self, now_ns: int) -> None:
         """The one that is served has been, until now."""

@@ -14,6 +14,7 @@ from vdl.clock import MS
 from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.api import API, Api
 from vdl.kafka.configs.options import KafkaOptions
+from vdl.kafka.connections import client_session
 from vdl.kafka.connections.turn_budget import (
     ANSWER_BYTES,
     FEW_BYTES,
@@ -21,6 +22,7 @@ from vdl.kafka.connections.turn_budget import (
     READ_BYTES_MIN,
     SHARE_NS,
     SHORT_BYTES,
+    SMALL_NS,
     START_NS,
     ReceiveBudget,
     SendBudget,
@@ -386,6 +388,28 @@ def test_who_has_used_less_than_its_share_is_served_first(costly: CostlyWorld) -
         ask(costly.client())
         assert costly.time.step()
     assert len(costly.started) - before <= 100 * 2 * (2 * SHARE_NS // COST_NS)
+
+
+def test_small_requests_do_not_wait_for_a_crowd_that_is_as_new(
+    costly: CostlyWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What each of it will use, nobody knows yet. But they have little of a turn, so that the crowd
+    is served, too."""
+    crowd = [costly.client() for _ in range(100)]
+    with monkeypatch.context() as patch:
+        patch.setattr(client_session, "SMALL_REQUEST_BYTES", 0)
+        for client in crowd:
+            ask(client, 80)
+    small = [costly.client() for _ in range(20)]
+    for client in small:
+        ask(client)
+    before = len(costly.started)
+    costly.run(5 * (START_NS // MS))
+    numbers = [client.session.info.id for client in small]
+    served = [number for number in costly.started[before:] if number in numbers]
+    assert served == numbers[: len(served)], "in the order in which they came"
+    assert len(served) >= 3 * SMALL_NS // COST_NS
+    assert len(served) * 2 <= len(costly.started) - before
 
 
 def test_one_that_waits_alone_has_the_turn_for_itself(costly: CostlyWorld) -> None:
