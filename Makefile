@@ -28,6 +28,7 @@
 #   make violence       jobs on Spark killed and suspended, each row once in the end; KILLS=10,
 #                       SINKS=iceberg,delta-s3, LEADERS=2, ZOMBIES=2, SOURCE=vdl, SEED=1, and
 #                       SPECULATE=1: executors are frozen, too
+#   make pipeline-env   what a cluster needs of the pipeline besides Spark, in one file
 #   make audit-large    an audit of three copies of 1.1 GB each, damaged in three ways
 #   make pipeline-demo  336,776 flights through topics and Spark to tables and a picture
 #   make setup          only the set-up, into .venv
@@ -64,7 +65,7 @@ export PEER_COMMAND ?=
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help setup setup-spark up down test check fix gen conformance sim chaos examples mutants planted fuzz cost \
-  suites differential bench bench-limit clean test-pipeline cdc violence audit-large pipeline-demo
+  suites differential bench bench-limit clean test-pipeline cdc violence pipeline-env audit-large pipeline-demo
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -192,6 +193,16 @@ violence: $(SPARK)
 	@exec $(BIN)/python -m tests.pipeline.violence --source $(or $(SOURCE),vdl) \
 	  --sinks $(or $(SINKS),iceberg) --kills $(or $(KILLS),10) --leaders $(or $(LEADERS),2) \
 	  --zombies $(or $(ZOMBIES),2) --seed $(or $(SEED),1) $(if $(SPECULATE),--speculate)
+
+# For nodes with the same Python at the same place, and the same system. Spark is the cluster's.
+PACKED := dist/vdl-pipeline
+
+pipeline-env: $(BIN)/python
+	@rm -rf $(PACKED) $(PACKED).tar.gz && mkdir -p dist && $(BIN)/python -m venv $(PACKED)
+	@$(PACKED)/bin/python -m pip install --quiet --disable-pip-version-check '.[spark,lineage]'
+	@$(PACKED)/bin/python -m pip uninstall --quiet --yes pyspark py4j
+	@tar --create --gzip --file $(PACKED).tar.gz --directory $(PACKED) .
+	@echo "pipeline-env: $(PACKED).tar.gz"
 
 audit-large: $(SPARK)
 	@AUDIT_MB=1100 exec $(BIN)/python -m pytest -q -k on_spark tests/pipeline/test_audit.py

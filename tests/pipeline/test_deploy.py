@@ -1,6 +1,7 @@
 """What `deploy/pipeline` has for clusters, as far as it can be tried without one.
 
-VDL_PIPELINE_PEX names a packed environment (`make pipeline-pex`) to start as a cluster would.
+VDL_PIPELINE_PYTHON names the Python of a packed environment (`make pipeline-env`), unpacked
+anywhere, to start as a cluster would.
 """
 
 from __future__ import annotations
@@ -160,8 +161,7 @@ def test_job_is_run_by_spark_submit(bootstrap: str, tmp_path: Path) -> None:
     create(bootstrap, topic)
     fill(bootstrap, topic, 0, COUNT)
     job_of(tmp_path, bootstrap, topic, sink="delta")
-    python = os.environ.get("VDL_PIPELINE_PEX", sys.executable)
-    is_packed = python != sys.executable
+    python = os.environ.get("VDL_PIPELINE_PYTHON", sys.executable)
     environment = {
         **{k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "SPARK_HOME"}},
         "SPARK_HOME": str(HOME),
@@ -169,11 +169,12 @@ def test_job_is_run_by_spark_submit(bootstrap: str, tmp_path: Path) -> None:
         "PYSPARK_DRIVER_PYTHON": python,
         "SUBMIT_CONF": "spark.master=local[1]\nspark.driver.host=127.0.0.1",
     }
-    # A packed environment has all but Spark's own modules, which spark-submit brings along.
-    environment |= {"PYTHONPATH": str(HOME.parent) if is_packed else str(ROOT)}
+    if python == sys.executable:
+        # A packed environment has all but Spark's own modules, which spark-submit brings along.
+        environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
         [str(FOLDER / "entrypoint.sh"), "run", "--once", "--quiet", str(tmp_path / "job.toml")],
-        capture_output=True, text=True, timeout=300, check=False, env=environment, cwd=tmp_path,
+        capture_output=True, text=True, timeout=600, check=False, env=environment, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"{COUNT} rows, {len(BROKEN)} dead letters" in done.stdout
