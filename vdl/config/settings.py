@@ -334,6 +334,7 @@ KEYS: dict[str, Key] = {
     "raft.early_messages": Key("host.early_messages_max", integer(0, 1_000_000)),
     "raft.early_snapshot_bytes": Key("host.early_snapshot_bytes_max", size(0, GIB)),
     "raft.command_entries_kept": Key("host.command_entries_kept", integer(1, 10_000_000)),
+    "raft.encoded_items_per_turn": Key("host.encoded_items_per_turn", integer(1, 1_000_000)),
     "retention.check_interval": Key("host.retention_check_ms", duration(100, 86_400_000)),
     "compaction.check_interval": Key("host.compaction_check_ms", duration(100, 86_400_000)),
     "clock.hold": Key("host.clock_hold_ms", duration(1_000, 7 * DAY_MS)),
