@@ -30,7 +30,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
@@ -228,8 +228,6 @@ def run_stage(
             start_new_session=True,
         )
         processes.append(process)
-        if stage.beside is Beside.COMPUTES:
-            give_way(process.pid)
         try:
             outcome.cpu_seconds = wait(process, stage.seconds)
             code = process.returncode
@@ -246,13 +244,6 @@ def run_stage(
     if not outcome.problem and code != 0 and not outcome.failed:
         outcome.problem = "no test ran" if code == 5 else f"ended with exit code {code}"
     return outcome
-
-
-def give_way(pid: int) -> None:
-    """Have the session that `pid` leads weigh less. Where the scheduler weighs sessions, `nice`
-    counts only within one."""
-    with suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(GIVES_WAY[-1], encoding="ascii")
 
 
 def environment() -> dict[str, str]:
