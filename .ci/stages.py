@@ -1,9 +1,8 @@
 """Runs the test stages of budgets.toml, each within its budget.
 
 Stages run in the order of the file, one after the other. Stages marked `beside` need one processor
-and no quiet machine: of those that follow one another, up to three run at a time, two of a kind at
-most. Those that compute give way to those that wait, whose clients and servers have time-outs. What
-they print appears when they end.
+and no quiet machine: those that follow one another run two at a time. What they print appears when
+they end.
 
 Budgets are for a quiet machine. A shared one may be half as fast for hours: what a fixed piece of
 work takes then, in processor time, stretches them, at most to twice.
@@ -27,12 +26,10 @@ import tempfile
 import time
 import tomllib
 import xml.etree.ElementTree as ET
-from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
@@ -43,24 +40,13 @@ LOOPS = 1_000_000
 LOOPS_SECONDS = 0.02
 """What so many empty loops take on the machine that the budgets are for."""
 STRETCH_MAX = 2.0
-BESIDE = 3 if (os.cpu_count() or 1) > 1 else 1
+BESIDE = min(2, os.cpu_count() or 1)
 """Stages that run at one time, of those that may."""
-OF_A_KIND = 2
-GIVES_WAY = ("nice", "-n", "10")
 MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 MEMORY_BYTES_MIN = 4 << 30
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 10
 """Between the request to end (SIGINT, so that fixtures stop their servers) and SIGKILL."""
-
-
-class Beside(StrEnum):
-    """How a stage runs that may run beside others."""
-
-    WAITS = "waits"
-    """For clients, servers and disks, mostly."""
-    COMPUTES = "computes"
-    """On one processor, all the time."""
 
 
 @dataclass
@@ -74,7 +60,7 @@ class Stage:
     setup: str = ""
     env: dict[str, str] = field(default_factory=dict)
     ci: bool = False
-    beside: Beside | None = None
+    beside: bool = False
     memory: bool = False
 
     def command(self, report: Path) -> list[str]:
@@ -119,7 +105,7 @@ def main() -> int:
         # What fails here is what its stage fails of, which needs the same.
         subprocess.run(make(setup), cwd=ROOT, check=False)
     outcomes: list[Outcome] = []
-    for beside, group in groupby(wanted, key=lambda stage: stage.beside is not None):
+    for beside, group in groupby(wanted, key=lambda stage: stage.beside):
         if beside:
             outcomes += run_beside(list(group))
         else:
@@ -145,10 +131,7 @@ def stretch() -> float:
 def load_stages() -> list[Stage]:
     with (ROOT / ".ci" / "budgets.toml").open("rb") as file:
         rows: list[dict[str, Any]] = tomllib.load(file)["stage"]
-    return [
-        Stage(**{**row, "beside": Beside(row["beside"])} if "beside" in row else row)
-        for row in rows
-    ]
+    return [Stage(**row) for row in rows]
 
 
 def run_alone(stage: Stage) -> Outcome:
@@ -163,11 +146,8 @@ def run_beside(stages: Sequence[Stage]) -> list[Outcome]:
     stretched = stretch()
     for stage in stages:
         stage.seconds = round(stage.seconds * stretched)
-    names = ", ".join(stage.name for stage in stages)
-    print(f"\n=== up to {BESIDE} at a time: {names}", flush=True)
+    print(f"\n=== {BESIDE} at a time: {', '.join(stage.name for stage in stages)}", flush=True)
     processes: list[subprocess.Popen[bytes]] = []
-    futures: dict[str, Future[Outcome]] = {}
-    running: dict[Future[Outcome], Stage] = {}
 
     def run(stage: Stage) -> Outcome:
         with tempfile.TemporaryFile() as output:
@@ -178,26 +158,15 @@ def run_beside(stages: Sequence[Stage]) -> list[Outcome]:
         return outcome
 
     with ThreadPoolExecutor(BESIDE) as pool:
+        futures = [pool.submit(run, stage) for stage in stages]
         try:
-            while len(futures) < len(stages) or running:
-                for stage in stages:
-                    if stage.name not in futures and has_room(stage, running.values()):
-                        future = futures[stage.name] = pool.submit(run, stage)
-                        running[future] = stage
-                for future in wait_for(running, return_when=FIRST_COMPLETED).done:
-                    del running[future]
-            return [futures[stage.name].result() for stage in stages]
+            return [future.result() for future in futures]
         except BaseException:
-            # ^C: what runs is ended.
+            # ^C: what runs is ended, what waits does not begin.
+            pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 end_group(process)
             raise
-
-
-def has_room(stage: Stage, running: Collection[Stage]) -> bool:
-    """Whether the stage may run beside these."""
-    of_a_kind = sum(other.beside is stage.beside for other in running)
-    return len(running) < BESIDE and of_a_kind < OF_A_KIND
 
 
 def head(stage: Stage) -> str:
@@ -214,12 +183,9 @@ def run_stage(
     results.unlink(missing_ok=True)
     outcome = Outcome(stage)
     started = time.monotonic()
-    command = stage.command(results)
-    if stage.beside is Beside.COMPUTES:
-        command = [*GIVES_WAY, *command]
     with files_of(stage) as temporary:
         process = subprocess.Popen(
-            command,
+            stage.command(results),
             cwd=ROOT,
             env={**environment(), **temporary, **stage.env},
             stdin=subprocess.DEVNULL,
