@@ -61,6 +61,8 @@ class Scan:
 
 def taken(changed: set[Name], limit: int) -> list[Name]:
     """At most so many of what has changed. They do not count as changed any more."""
+    if not changed:
+        return []
     if len(changed) <= limit:
         names = list(changed)
         changed.clear()
