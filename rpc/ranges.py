@@ -23,6 +23,9 @@ ENTRIES is
 
     0   request   u64
     8   log start u64   the asked replica's first index, below which it has nothing; 0: no replica
+    16  upto      u64   how far the asked replica is compacted: copies of entries up to there may
+                        be smaller than what they stand for. Only between peers that speak
+                        `VERSION_OF_COMPACTED_COPIES`
 
 then nothing if the asked one cannot help, or a RAFT payload with one message: a MsgApp that holds
 entries from `first` on, perhaps fewer than asked for, or a MsgSnap with the state.
@@ -42,11 +45,13 @@ from raft.messages import MsgApp, MsgSnap
 from raft.types import NONE, Entry, Snapshot
 from rpc.errors import MalformedFrame
 from rpc.frames import decode_messages, encode_messages
+from rpc.hello import VERSION_OF_COMPACTED_COPIES
 from rpc.reader import Buffer
 
 _RANGE: Final = Struct("<QQQQQ")
 _COMPACTION: Final = Struct("<QQ")
 _ANSWER: Final = Struct("<QQ")
+_COMPACTED: Final = Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class RangeAnswer:
     log_start: Index
     entries: Sequence[Entry] = ()
     state: Snapshot | None = None
+    compacted_upto: Index = NO_INDEX
 
 
 def encode_range(asked: RangeRequest) -> list[Buffer]:
@@ -90,9 +96,11 @@ def decode_range(payload: memoryview) -> RangeRequest:
     return RangeRequest(request, group, first, end, bool(wants_state), compacted)
 
 
-def encode_answer(group: GroupId, answer: RangeAnswer) -> list[Buffer]:
-    """The payload of an ENTRIES frame."""
+def encode_answer(group: GroupId, answer: RangeAnswer, version: int) -> list[Buffer]:
+    """The payload of an ENTRIES frame for a peer that speaks `version`."""
     head: list[Buffer] = [_ANSWER.pack(answer.request, answer.log_start)]
+    if version >= VERSION_OF_COMPACTED_COPIES:
+        head.append(_COMPACTED.pack(answer.compacted_upto))
     entries, state = answer.entries, answer.state
     message: MsgApp | MsgSnap
     if entries:
@@ -106,18 +114,23 @@ def encode_answer(group: GroupId, answer: RangeAnswer) -> list[Buffer]:
     return [*head, *encode_messages([(group, message)])]
 
 
-def decode_answer(payload: memoryview) -> RangeAnswer:
-    """Raises MalformedFrame."""
-    if len(payload) < _ANSWER.size:
+def decode_answer(payload: memoryview, version: int) -> RangeAnswer:
+    """Of a peer that speaks `version`. Raises MalformedFrame."""
+    tells_compaction = version >= VERSION_OF_COMPACTED_COPIES
+    size = _ANSWER.size + (_COMPACTED.size if tells_compaction else 0)
+    if len(payload) < size:
         raise MalformedFrame("entries")
     request, log_start = _ANSWER.unpack_from(payload)
-    rest = payload[_ANSWER.size :]
+    upto = NO_INDEX
+    if tells_compaction:
+        (upto,) = _COMPACTED.unpack_from(payload, _ANSWER.size)
+    rest = payload[size:]
     if not len(rest):
-        return RangeAnswer(request, log_start)
+        return RangeAnswer(request, log_start, compacted_upto=upto)
     messages = decode_messages(rest)
     message = messages[0][1] if len(messages) == 1 else None
     if isinstance(message, MsgApp):
-        return RangeAnswer(request, log_start, message.entries)
+        return RangeAnswer(request, log_start, message.entries, compacted_upto=upto)
     if isinstance(message, MsgSnap):
-        return RangeAnswer(request, log_start, state=message.snapshot)
+        return RangeAnswer(request, log_start, state=message.snapshot, compacted_upto=upto)
     raise MalformedFrame("entries")

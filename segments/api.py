@@ -588,7 +588,7 @@ class Store(Protocol):
         entries: Sequence[EntryLike],
         done: Callable[[StorageError | None], None],
         *,
-        compacted_upto: int = 0,
+        compacted_upto: Index = NO_INDEX,
     ) -> None:
         """Write copies of entries, from a replica that has them, over damaged ones. Each must have
         the index and the term that the log knows, and the place and length that its index segment

@@ -590,7 +590,7 @@ class MemoryStore:
         entries: Sequence[EntryLike],
         done: Callable[[StorageError | None], None],
         *,
-        compacted_upto: int = 0,
+        compacted_upto: Index = NO_INDEX,
     ) -> None:
         """Nothing in memory is ever damaged."""
         self._cold(lambda: None, done)

@@ -539,7 +539,7 @@ class DiskStore:
         entries: Sequence[EntryLike],
         done: Callable[[StorageError | None], None],
         *,
-        compacted_upto: int = 0,
+        compacted_upto: Index = NO_INDEX,
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
         try:
@@ -547,6 +547,11 @@ class DiskStore:
         except StorageError as error:
             done(error)
             return
+        if log.segments and any(
+            log.segments[-1].first_index <= index <= compacted_upto for index in work.indexes
+        ):
+            # It may have to be written anew, as the newest never is.
+            self._roll_above(log, min(compacted_upto, log.last_index))
         self._removals.add(Removal(0, work.begin, work.written))
         self._removals.next()
 

@@ -15,12 +15,12 @@ Must not know: where the entries come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from ids import Index, Offset, Term, indexes
+from ids import NO_INDEX, Index, Offset, Term, indexes
 from segments.api import (
     CorruptRecord,
     EntriesDamaged,
@@ -111,7 +111,7 @@ class Repair:
         done: Callable[[StorageError | None], None],
         writer: SegmentWriter,
         *,
-        compacted_upto: int = 0,
+        compacted_upto: Index = NO_INDEX,
     ) -> None:
         """Only the damaged ones of the entries are written. Raises StorageError when one of those
         cannot be what the log had."""
@@ -128,6 +128,11 @@ class Repair:
         self._compacted_upto = compacted_upto
         self._holds = False
         self._written: list[tuple[SegmentInfo, SegmentInfo, Index]] = []
+
+    @property
+    def indexes(self) -> Iterable[Index]:
+        """Of the damaged entries that copies were given of."""
+        return self._copies
 
     def begin(self) -> Callable[[], None] | None:
         """The job; None: the log was reset meanwhile."""
@@ -208,7 +213,7 @@ def _by_segment(
             yield segment, stop, mine
 
 
-def _check_known(files: LogFiles, index: Index, entry: StoredEntry, compacted_upto: int) -> None:
+def _check_known(files: LogFiles, index: Index, entry: StoredEntry, compacted_upto: Index) -> None:
     """What the entry's Idx says must be so, but for the length of one that compaction may have
     made smaller. Raises CorruptRecord."""
     try:

@@ -623,6 +623,31 @@ def test_copy_of_another_length_is_refused_where_none_may_be(tmp_path):
     harness.crash()
 
 
+def test_newest_segment_that_has_to_be_written_anew_ends(tmp_path):
+    """With the next entry; until then a smaller copy has to wait."""
+    harness = make("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, random.Random(4), 150)
+    index = log.segments[-1].first_index
+    (true,) = [e for n, e in by_index(harness, log).items() if n == index]
+    hurt(log, [index])
+    harness.reopen()
+    log = harness.log
+    with pytest.raises(EntriesDamaged):
+        harness.entries(log, index, index + 1)
+    term, kind, _, base_offset, records, timestamp = true
+    copy = StoredEntry(term, index, kind, b"", base_offset, records, timestamp)
+    answers = []
+    for is_refused in (True, False):
+        harness.store.repair(log, [copy], answers.append, compacted_upto=index)
+        harness.workers.advance(20_000)
+        assert isinstance(answers.pop(), CorruptRecord) is is_refused
+        fill(harness, log, random.Random(5), 2)
+        harness.workers.advance(20_000)
+    assert harness.entries(log, index, index + 1)[0].data == b""
+    harness.crash()
+
+
 def test_trim_and_reset_meanwhile(tmp_path):
     """The log moves on under it: what it made for segments that are gone goes too."""
     for move in ("trim", "reset", "delete"):

@@ -500,7 +500,7 @@ class Host:
         elif frame_type is FrameType.RANGE:
             self._repair.request_received(server_id, payload)
         elif frame_type is FrameType.ENTRIES:
-            self._repair.answer_received(payload)
+            self._repair.answer_received(server_id, payload)
         elif frame_type is FrameType.QUERY:
             self._requests.queries.query_received(server_id, payload)
         elif frame_type is FrameType.REPLY:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from raft.types import Entry, EntryKind
+from rpc.hello import VERSION_OF_COMPACTED_COPIES, Hello
 from rpc.ranges import (
     RangeAnswer,
     RangeRequest,
@@ -121,7 +122,7 @@ def test_asked_for_entries_gives_what_is_here(first: int, end: int, answered: li
     (asked,) = encode_range(RangeRequest(12, GROUP, first, end))
     repair.request_received(2, memoryview(bytes(asked)))
     (frame,) = wire.frames
-    answer = decode_answer(memoryview(frame))
+    answer = decode_answer(memoryview(frame), 0)
     assert (answer.request, [entry.index for entry in answer.entries]) == (12, answered)
     assert answer.log_start == 3
 
@@ -137,8 +138,8 @@ def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
         repair.look_around()
         request = decode_range(memoryview(wire.frames[-1])).request
         copy = Entry(term=1, index=4, data=b"x")
-        frame = b"".join(map(bytes, encode_answer(GROUP, RangeAnswer(request, 3, [copy]))))
-        repair.answer_received(memoryview(frame))
+        frame = b"".join(map(bytes, encode_answer(GROUP, RangeAnswer(request, 3, [copy]), 0)))
+        repair.answer_received(2, memoryview(frame))
     assert wire.servers == [2, 3, 2]
 
 
@@ -157,8 +158,8 @@ def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
     for _ in range(HOPELESS_REFUSALS + 3):
         repair.look_around()
         request = decode_range(memoryview(wire.frames[-1])).request
-        regrets = encode_answer(GROUP, RangeAnswer(request, 3))
-        repair.answer_received(memoryview(b"".join(map(bytes, regrets))))
+        regrets = encode_answer(GROUP, RangeAnswer(request, 3), 0)
+        repair.answer_received(2, memoryview(b"".join(map(bytes, regrets))))
     ((event, fields),) = told
     assert event == "entries_unrecoverable"
     assert (fields["group"], fields["topic"], fields["partition"]) == (GROUP, "events", 3)
@@ -227,8 +228,8 @@ def test_what_others_have_cut_off_does_not_hide_what_they_have_behind_it() -> No
         repair.look_around()
         request = decode_range(memoryview(wire.frames[-1]))
         wanted.append((request.first, request.end))
-        regrets = encode_answer(GROUP, RangeAnswer(request.request, 6))
-        repair.answer_received(memoryview(b"".join(map(bytes, regrets))))
+        regrets = encode_answer(GROUP, RangeAnswer(request.request, 6), 0)
+        repair.answer_received(2, memoryview(b"".join(map(bytes, regrets))))
     assert wanted == [(4, 9), (6, 9), (4, 9)]
     assert not told.errors
 
@@ -261,8 +262,8 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
     repair = repair_of(replica, wire, alive={2: None}, store=store, log=store)
     repair.look_around()
     request = decode_range(memoryview(wire.frames[-1])).request
-    regrets = encode_answer(GROUP, RangeAnswer(request, 6))
-    repair.answer_received(memoryview(b"".join(map(bytes, regrets))))
+    regrets = encode_answer(GROUP, RangeAnswer(request, 6), 0)
+    repair.answer_received(2, memoryview(b"".join(map(bytes, regrets))))
     assert trimmed == ([6] if log_start_offset >= 5 else [])
 
 
@@ -288,4 +289,31 @@ def test_copy_comes_only_from_a_replica_that_is_compacted_as_far(
     buffers = encode_range(RangeRequest(12, GROUP, first, first + 1, compacted=compacted))
     repair_of(replica, wire).request_received(2, memoryview(b"".join(bytes(b) for b in buffers)))
     (frame,) = wire.frames
-    assert bool(decode_answer(memoryview(frame)).entries) is answered
+    assert bool(decode_answer(memoryview(frame), 0).entries) is answered
+
+
+@pytest.mark.parametrize(
+    ("version", "upto"),
+    [(VERSION_OF_COMPACTED_COPIES, 8), (VERSION_OF_COMPACTED_COPIES - 1, 0)],
+    ids=["now", "before"],
+)
+def test_copy_may_be_as_small_as_the_peers_log_is_compacted(version: int, upto: int) -> None:
+    """Its state has applied the decision; the state here waits for the entry, which stands before
+    it, and would for ever."""
+    taken: list[int] = []
+
+    class Taking(Refusing):
+        def repair(self, _log: Any, _entries: Any, _done: Any, *, compacted_upto: int = 0) -> None:
+            taken.append(compacted_upto)
+
+    peer = Hello(server_id=2, directory_id=bytes(16), incarnation=1, version=version)
+    compacted, wire = Replica(), Wire()
+    compacted.log.compaction = Compaction(8, 0)
+    answering = repair_of(compacted, wire, alive={1: peer})
+    damaged = Replica(applied=3)
+    damaged.log.damaged = ((4, 5),)
+    asking = repair_of(damaged, wire, alive={2: peer}, store=Taking(), log=Refusing())
+    asking.look_around()
+    answering.request_received(1, memoryview(wire.frames[-1]))
+    asking.answer_received(2, memoryview(wire.frames[-1]))
+    assert taken == [upto]

@@ -7,6 +7,7 @@ import pytest
 from raft.types import ConfState, Entry, Snapshot
 from rpc.condition import GROUPS_MAX, Condition, decode_condition, encode_condition
 from rpc.errors import MalformedFrame
+from rpc.hello import PROTOCOL_VERSION, VERSION_OF_COMPACTED_COPIES
 from rpc.ranges import (
     RangeAnswer,
     RangeRequest,
@@ -22,6 +23,11 @@ ENTRIES = [
     Entry(term=4, index=8, data=b"", base_offset=42),
     Entry(term=4, index=9, data=b"nine" * 500, base_offset=42, records=1),
 ]
+
+
+VERSIONS = pytest.mark.parametrize(
+    "version", [VERSION_OF_COMPACTED_COPIES - 1, PROTOCOL_VERSION], ids=["before", "now"]
+)
 
 
 def joined(buffers: list[Buffer]) -> memoryview:
@@ -48,36 +54,45 @@ def test_range_cut_is_malformed() -> None:
             decode_range(frame[:end])
 
 
-def test_entries_come_back_whole() -> None:
+@VERSIONS
+def test_entries_come_back_whole(version: int) -> None:
     """With their terms, places and payloads; payloads leave as they lie in memory."""
-    buffers = encode_answer(9, RangeAnswer(5, 3, ENTRIES))
+    buffers = encode_answer(9, RangeAnswer(5, 3, ENTRIES), version)
     assert any(buffer is ENTRIES[2].data for buffer in buffers)
-    found = decode_answer(joined(buffers))
+    found = decode_answer(joined(buffers), version)
     for entry in found.entries:
         entry.data = bytes(entry.data)
     assert found == RangeAnswer(5, 3, ENTRIES)
 
 
-def test_a_state_comes_back_whole() -> None:
+@VERSIONS
+def test_a_state_comes_back_whole(version: int) -> None:
     """In place of entries that were cut off."""
     state = Snapshot(20, 4, ConfState(voters=(1, 2, 3)), 77, b"what the entries did")
-    found = decode_answer(joined(encode_answer(9, RangeAnswer(5, 21, state=state))))
+    found = decode_answer(
+        joined(encode_answer(9, RangeAnswer(5, 21, state=state), version)), version
+    )
     assert found.state is not None
     found.state.data = bytes(found.state.data)
     assert found == RangeAnswer(5, 21, state=state)
 
 
-def test_regrets_come_back() -> None:
+@VERSIONS
+def test_regrets_come_back(version: int) -> None:
     """Nobody can always help."""
-    assert decode_answer(joined(encode_answer(9, RangeAnswer(5, 3)))) == RangeAnswer(5, 3)
+    assert decode_answer(
+        joined(encode_answer(9, RangeAnswer(5, 3), version)), version
+    ) == RangeAnswer(5, 3)
 
 
-def test_entries_cut_are_malformed() -> None:
-    """But for a cut right behind the two numbers, which is a regret."""
-    frame = joined(encode_answer(9, RangeAnswer(5, 3, ENTRIES)))
-    for end in [*range(16), *range(17, len(frame), 97)]:
+@VERSIONS
+def test_entries_cut_are_malformed(version: int) -> None:
+    """But for a cut right behind the numbers, which is a regret."""
+    head = 16 if version < VERSION_OF_COMPACTED_COPIES else 24
+    frame = joined(encode_answer(9, RangeAnswer(5, 3, ENTRIES), version))
+    for end in [*range(head), *range(head + 1, len(frame), 97)]:
         with pytest.raises(MalformedFrame):
-            decode_answer(frame[:end])
+            decode_answer(frame[:end], version)
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -133,3 +148,13 @@ def test_range_of_a_compacted_log_says_how_far() -> None:
     assert len(joined(encode_range(asked))) == len(plain) + 16
     with pytest.raises(MalformedFrame):
         decode_range(joined(encode_range(asked))[:-1])
+
+
+@VERSIONS
+def test_how_far_copies_are_compacted_is_told_to_who_understands(version: int) -> None:
+    """Others get the frame that they know."""
+    found = decode_answer(
+        joined(encode_answer(9, RangeAnswer(5, 3, ENTRIES, compacted_upto=8), version)), version
+    )
+    assert found.compacted_upto == (8 if version >= VERSION_OF_COMPACTED_COPIES else 0)
+    assert [entry.index for entry in found.entries] == [7, 8, 9]

@@ -144,9 +144,9 @@ class EntryRepair:
             until_ns = now_ns + PATIENCE_NS
             self._pending = Request(self._requests, group, first, start, end, until_ns)
 
-    def answer_received(self, payload: memoryview) -> None:
+    def answer_received(self, from_server: ServerId, payload: memoryview) -> None:
         """A peer's copy, or its regrets. Raises MalformedFrame."""
-        answer = decode_answer(payload)
+        answer = decode_answer(payload, self._version_of(from_server))
         request = self._pending
         if request is None or request.number != answer.request:
             return
@@ -173,8 +173,11 @@ class EntryRepair:
             elif self._state.groups.get(group.group_id) is group:
                 self._note_healed(group)
 
+        # What was decided here says too little: a state that waits for the entry has not applied
+        # what the peer's has.
         owner = group.owner
-        upto = owner.state.compact_upto if isinstance(owner, LogStream) else 0
+        decided = owner.state.compact_upto if isinstance(owner, LogStream) else NO_INDEX
+        upto = max(decided, answer.compacted_upto)
         self._state.store.repair(group.log, entries, repaired, compacted_upto=upto)
 
     def _does_without(self, group: Group, request: Request, answer: RangeAnswer) -> bool:
@@ -241,9 +244,11 @@ class EntryRepair:
         group = self._state.groups.get(wanted.group)
 
         def answer(entries: Sequence[Entry], state: Snapshot | None = None) -> None:
-            log_start = NO_INDEX if group is None else group.log.first_index
-            found = RangeAnswer(wanted.request, log_start, entries, state)
-            frame = encode_answer(wanted.group, found)
+            log_start = upto = NO_INDEX
+            if group is not None:
+                log_start, upto = group.log.first_index, group.log.compaction.upto
+            found = RangeAnswer(wanted.request, log_start, entries, state, upto)
+            frame = encode_answer(wanted.group, found, self._version_of(from_server))
             self._state.transport.send(from_server, FrameType.ENTRIES, frame)
 
         if group is None or self._answering >= ANSWERS_AT_ONCE_MAX:
@@ -272,6 +277,11 @@ class EntryRepair:
             self._state.store.entries_cold(log, wanted.first, end, ANSWER_BYTES_MAX, found)
         except storage.StorageError:
             answer([])
+
+    def _version_of(self, server_id: ServerId) -> int:
+        """Of the protocol that a peer's link speaks; 0: the link is gone."""
+        hello = self._state.alive.get(server_id)
+        return 0 if hello is None else hello.version
 
 
 def _compacted(group: Group) -> tuple[Index, Index]:
