@@ -147,6 +147,8 @@ def test_client_that_is_revoked_is_out(
         context.load()
         edge.tls.drop_revoked()
         assert await ended(both[0][0])
+        told = [one["reason"] for _, _, one in edge.log.events]
+        assert told == ["certificate: it was revoked"]
         await ask(*both[1])
         failed = edge.tls.failed
         with pytest.raises((OSError, asyncio.IncompleteReadError)):

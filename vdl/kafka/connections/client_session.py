@@ -322,7 +322,7 @@ class ClientSession:
                 self._bytes_in_flight += request.bytes
                 self.frame_since_ns = 0
         except WireError as error:
-            self.ending = f"malformed request: {error!r}"  # what came before it is answered first
+            self.ending = f"unreadable: {error!r}"  # what came before it is answered first
         if not connection.mid_request:
             self.frame_since_ns = self._arriving = 0
             self._is_long = False
@@ -708,7 +708,10 @@ class ClientSession:
         login = self.info.login
         if login is not None and not login.allows(api.key, now_ns):
             exchange.answer = Reply.CLOSE
-            self.end(f"login: {api.name} in state {login.state.value}")
+            if login.state is LoginState.DONE:
+                self.end(f"expired: {api.name} after the end of its session")
+            else:
+                self.end(f"unproved: {api.name} in state {login.state.value}")
             return
         if version == BARE_TOKEN and self._connection.bare_tokens:
             self._take_token(exchange, request)

@@ -176,7 +176,8 @@ class Frontend:
             self._log_end(info, session.ending)
 
     def _log_end(self, info: ConnectionInfo, reason: str) -> None:
-        """Count; log bad clients, but one in a while for each kind of badness."""
+        """Count; log bad clients, but one in a while for each kind of badness: the first word of
+        the reason. So what an operator has to tell apart begins with words of its own."""
         kind = reason.partition(" ")[0]
         self.connections_ended[kind] += 1
         now_ns = self.context.clock.now_ns()
@@ -200,7 +201,7 @@ class Frontend:
         for session in list(self._sessions.values()):
             login = session.info.login
             if login is not None and login.is_overdue(now_ns):
-                session.abort("login: not done in time")
+                session.abort("overdue: the login was not done in time")
             elif session.is_slow(now_ns, deadline_ns):
                 session.abort("slow: a request did not get on")
             elif session.is_stalled(now_ns, deadline_ns):
@@ -237,7 +238,8 @@ class Frontend:
         for session in list(self._sessions.values()):
             login = session.info.login
             if login is not None and login.was_done and not login.holds():
-                session.abort("revoked: the user or token was removed")
+                who = "token" if login.by_token else "user"
+                session.abort(f"{who}: it was removed")
 
     # --- the turn ------------------------------------------------------------------------------
     def mark(self, session: ClientSession) -> None:

@@ -150,7 +150,7 @@ class TlsPort:
         """End the connections of those whose certificate has been revoked meanwhile."""
         for protocol in list(self._certified):
             if self._is_in_list(protocol):
-                protocol.end("revoked: the certificate")
+                protocol.end("certificate: it was revoked")
 
     def gone(self, protocol: TlsProtocol) -> None:
         """A connection is over."""

@@ -36,7 +36,7 @@ class UnprovedSessions:
             greedy = self._by_host.most_common(1)[0][0]
             oldest = next(one for one in self._sessions if one.info.peer_host == greedy)
             self.displaced += 1
-            oldest.abort("login: too many are under way")
+            oldest.abort("displaced: too many logins are under way")
         self._sessions[session] = None
         self._by_host[session.info.peer_host] += 1
 

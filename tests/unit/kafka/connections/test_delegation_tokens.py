@@ -29,7 +29,7 @@ from vdl.kafka.wire.metadata import MetadataRequest
 from vdl.kafka.wire.renew_delegation_token import RenewDelegationTokenRequest
 from vdl.kafka.wire.sasl_handshake import SaslHandshakeRequest
 from vdl.state.acls import AclOperation, AclPattern, AclPermission, AclResource
-from vdl.state.commands import AclBinding, CreateAcls
+from vdl.state.commands import AclBinding, AlterScramCredentials, CreateAcls
 
 CREATE, RENEW, EXPIRE, DESCRIBE, HANDSHAKE, METADATA = 38, 39, 40, 41, 17, 3
 KEY = b"a key that only servers have"
@@ -124,6 +124,24 @@ def test_token_that_is_removed_ends_its_connections() -> None:
     assert not user.closed
     gone = user.ask(RENEW, 2, RenewDelegationTokenRequest(token.hmac, -1))
     assert gone.error_code == ErrorCode.DELEGATION_TOKEN_NOT_FOUND
+
+
+def test_token_and_user_that_are_removed_within_a_minute_are_both_told() -> None:
+    """Lines of one kind are limited, and these are of two."""
+    place = Tokens()
+    user = place.user()
+    place.come_with(token := place.make(user))
+    user.ask(EXPIRE, 2, ExpireDelegationTokenRequest(token.hmac, -1))
+    place.frontend.credentials_changed()
+    place.host.apply(
+        AlterScramCredentials([("alice", kind) for kind in (SCRAM_SHA_256, SCRAM_SHA_512)], [], b"")
+    )
+    place.frontend.credentials_changed()
+    told = [fields for _, event, fields in place.log.events if event == "client_disconnected"]
+    assert [fields["reason"] for fields in told] == [
+        "token: it was removed",
+        "user: it was removed",
+    ]
 
 
 def test_token_is_renewed_and_shortened_by_its_own() -> None:

@@ -46,11 +46,12 @@ class Edge:
     ) -> None:  # fmt: skip
         loop = asyncio.get_running_loop()
         assert isinstance(loop, TurnLoop), loop
+        self.log = FakeLog()
         context = Context(
             FakeHost(NodeClock(VirtualTime())),
             KafkaOptions(**options),
             LoopClock(loop),
-            FakeLog(),
+            self.log,
             os.urandom,
         )
         self.frontend = Frontend(context)
