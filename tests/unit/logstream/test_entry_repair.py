@@ -77,10 +77,15 @@ class Wire:
 class Refusing:
     """A store to which no copy is the right one; and a log of events that nobody reads."""
 
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
     def repair(self, _log: Any, _entries: Any, done: Any, *, compacted_upto: int = 0) -> None:
         done(CorruptRecord("copy of an entry", 4))
 
-    def warning(self, _event: str, **_fields: Any) -> None: ...
+    def warning(self, event: str, **_fields: Any) -> None:
+        self.warnings.append(event)
+
     def error(self, _event: str, **_fields: Any) -> None: ...
 
 
@@ -97,6 +102,7 @@ class Told(Refusing):
     """Keeps the events an operator is to act on."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.errors: list[dict[str, Any]] = []
 
     def error(self, event: str, **fields: Any) -> None:
@@ -134,13 +140,14 @@ def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
     repair = repair_of(
         replica, wire, alive={2: None, 3: None}, store=refusing, log=refusing,
     )  # fmt: skip
-    for _ in range(3):
+    for _ in range(3 * HOPELESS_REFUSALS):
         repair.look_around()
         request = decode_range(memoryview(wire.frames[-1])).request
         copy = Entry(term=1, index=4, data=b"x")
         frame = b"".join(map(bytes, encode_answer(GROUP, RangeAnswer(request, 3, [copy]), 0)))
         repair.answer_received(2, memoryview(frame))
-    assert wire.servers == [2, 3, 2]
+    assert wire.servers[:3] == [2, 3, 2]
+    assert refusing.warnings.count("repair_refused") == HOPELESS_REFUSALS
 
 
 def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:

@@ -48,7 +48,7 @@ PATIENCE_NS = 2_000 * MS
 
 HOPELESS_REFUSALS = 10
 """After so many vain requests for one range, or looks when the group has no other replica, an
-operator is warned."""
+operator is warned, and told no more of it."""
 
 ANSWERS_AT_ONCE_MAX = 8
 """Reads for other replicas that may be under way; more are answered with nothing."""
@@ -168,7 +168,8 @@ class EntryRepair:
         def repaired(error: storage.StorageError | None) -> None:
             self._pending = None
             if error is not None:
-                self._state.log.warning("repair_refused", **_named(group), error=str(error))
+                if self._refusals.get((group.group_id, request.first), 0) < HOPELESS_REFUSALS:
+                    self._state.log.warning("repair_refused", **_named(group), error=str(error))
                 self._note_refusal(group, request.first)
             elif self._state.groups.get(group.group_id) is group:
                 self._note_healed(group)
