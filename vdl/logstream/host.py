@@ -675,6 +675,10 @@ class Host:
         )
         group.wanted_revision = move.revision
         group.to_finish = move.is_open
+        in_sync = self.in_sync.get(group.group_id)
+        if in_sync is not None:
+            in_sync.placed()
+            self.liveness.in_sync_changed(group)
 
     def _collect_meta(self, logs: Sequence[storage.Log]) -> list[storage.MetaBatch]:
         """See `Store.collect_meta`."""

@@ -83,6 +83,32 @@ def test_idle_follower_whose_server_dies_leaves_and_rejoins_when_it_has_everythi
     assert told(cluster, stream.group_id) == [ALL] * 3
 
 
+def test_replica_that_is_to_be_replaced_leaves_at_once_in_what_peers_are_sent(
+    cluster: Any,
+) -> None:
+    """What its leader tells clients changes with the catalog, not at the next look; so does what
+    the peers are sent, and who counts for `min.insync.replicas`."""
+    stream = whole(cluster)
+    leader, lost = cluster.nodes[stream.leader_server].host, followers_of(stream)[0]
+    node = cluster.nodes[lost]
+    node.crash()
+    for state in node.store.image.logs.values():
+        state.lost = state.group_id == stream.group_id
+    node.start()
+    for _ in range(5_000):
+        if lost << 16 | 2 in stream.group.listed:
+            break
+        cluster.run(1)
+    assert lost << 16 | 2 in stream.group.listed
+    assert lost << 16 | 1 in stream.group.members, "it is removed afterwards"
+    in_sync = leader.in_sync_of(stream.group_id)
+    assert set(in_sync) == ALL - {lost}
+    assert leader.liveness._lists.sender._led[stream.group_id].in_sync == in_sync
+    assert not leader.in_sync[stream.group_id].is_whole
+    fates = cluster.append(stream, copies=3)
+    assert errors(fates) == [ErrorCode.NOT_ENOUGH_REPLICAS]
+
+
 def test_new_leader_begins_with_those_who_proved_what_they_have(cluster: Any) -> None:
     """A new term takes nothing over: the dead leader is in nobody's list, the others are."""
     stream = whole(cluster)

@@ -127,6 +127,10 @@ class InSync:
         before, self.replicas = self.replicas, frozenset(found)
         return before != self.replicas
 
+    def placed(self) -> None:
+        """The group is to have other replicas: those that are not wanted any more leave at once."""
+        self.replicas &= frozenset(self.group.listed)
+
     def _is_in_sync(
         self, replica: NodeId, follower: Follower, now_ns: int, *, match: Index
     ) -> bool:
