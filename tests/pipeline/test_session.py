@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vdl.pipeline import jars
+from vdl.pipeline import jars, session
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.session import (
     LOOPBACK,
@@ -57,6 +57,33 @@ def test_machine_with_an_old_java_is_told_so(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(NotInstalled, match="version 8"):
         find_java()
+
+
+def test_java_that_is_slow_is_not_taken_for_one_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`vdl pipeline validate` does without a Java, and would pass what nobody has parsed."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(session, "JAVA_SECONDS_MAX", 0.1)
+    with pytest.raises(PipelineError, match=r"java -version: no answer in 0\.1 s") as raised:
+        find_java()
+    assert not isinstance(raised.value, NotInstalled)
+
+
+def test_java_that_runs_already_is_not_asked_which_one_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another process for nothing, and what is there might be another Java by now."""
+    pyspark = pytest.importorskip("pyspark", reason="needs the `spark` extra")
+    jvm = object()
+    monkeypatch.setattr(pyspark.SparkContext, "_gateway", object())
+    monkeypatch.setattr(pyspark.SparkContext, "_jvm", jvm)
+    monkeypatch.setattr(session, "find_java", lambda: pytest.fail("asked"))
+    assert session.start_jvm({}) is jvm
 
 
 @pytest.mark.parametrize("master", ["", "local", "local[4]", "local[2,4]", "local[*]"])

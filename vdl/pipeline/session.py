@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -23,8 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from vdl.pipeline.errors import PipelineError
+from vdl.pipeline.noise import shown
 
 JAVA_MIN = 17
+JAVA_SECONDS_MAX = 120
+"""For `java -version`: a tenth of a second, but on a machine with too much to do."""
 SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.enabled": "false",
@@ -44,10 +46,6 @@ LOG_LEVEL = "VDL_SPARK_LOG"
 """Of the environment: the level of Spark's log, as ERROR or INFO; without it there is none."""
 OWN_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """pyspark's, which write what an exception says as JSON besides."""
-NOISE = re.compile(
-    r"WARNING: |Using Spark's default log4j|Using Spark's repl log4j|Setting default log level|"
-    r"To adjust logging level|\d\d/\d\d/\d\d \d\d:\d\d:\d\d WARN "
-)
 SUBMITTED = ("SPARK_ENV_LOADED", "PYSPARK_GATEWAY_PORT")
 """Of the environment of what spark-submit has started. On YARN in cluster mode only the second is:
 there the application's master starts Python, and no script of Spark's."""
@@ -60,7 +58,8 @@ class NotInstalled(PipelineError):
 
 
 def find_java() -> str:
-    """The path of a Java that Spark runs on. Raises NotInstalled with what to do."""
+    """The path of a Java that Spark runs on. Raises NotInstalled with what to do; PipelineError
+    where it does not say in time which one it is."""
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else (shutil.which("java") or "")
     what_to_do = f"install Java {JAVA_MIN} or newer (Debian: openjdk-17-jre-headless)"
@@ -68,8 +67,11 @@ def find_java() -> str:
         raise NotInstalled(f"Spark needs Java, and there is none: {what_to_do}")
     try:
         told = subprocess.run(  # noqa: S603 - the Java of this machine, no shell
-            [java, "-version"], capture_output=True, text=True, check=True, timeout=30
+            [java, "-version"], capture_output=True, text=True, check=True, timeout=JAVA_SECONDS_MAX
         ).stderr
+    except subprocess.TimeoutExpired as error:
+        # Not NotInstalled: whoever does without a Java must not do so because this one is slow.
+        raise PipelineError(f"{java} -version: no answer in {JAVA_SECONDS_MAX} s") from error
     except (OSError, subprocess.SubprocessError) as error:
         raise NotInstalled(f"{java} does not run ({error}): {what_to_do}") from error
     version = java_version(told)
@@ -89,6 +91,12 @@ def java_version(told: str) -> int:
 
 
 def check_installed() -> None:
+    """Raises NotInstalled; PipelineError as `find_java`."""
+    check_packages()
+    find_java()
+
+
+def check_packages() -> None:
     """Raises NotInstalled."""
     missing: list[str] = []
     for module in ("pyspark", "pyarrow", "pandas", "confluent_kafka", "deltalake"):
@@ -101,7 +109,6 @@ def check_installed() -> None:
             f"the pipeline needs {', '.join(missing)}: pip install 'vdl-log[spark]', or "
             "pip install '.[spark]' in a checkout"
         )
-    find_java()
 
 
 def set_home() -> None:
@@ -179,8 +186,8 @@ def _submitted() -> frozenset[str]:
 
 def start_jvm(settings: Mapping[str, str]) -> Any:
     """The JVM that Spark is going to run in, with its classes; nothing of Spark is started. What
-    was started before stays. Raises NotInstalled."""
-    check_installed()
+    was started before stays. Raises as `check_installed`."""
+    check_packages()
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -190,6 +197,7 @@ def start_jvm(settings: Mapping[str, str]) -> Any:
     # The driver's own word for the socket time-out above.
     os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", "120")
     if SparkContext._gateway is None:
+        find_java()
         conf = SparkConf(loadDefaults=False)
         for name, value in settings.items():
             conf.set(name, value)
@@ -215,11 +223,10 @@ def quiet_errors() -> Iterator[int | None]:
 
 
 def pass_on(descriptor: int) -> None:
-    """To this process's errors, without NOISE, until it is closed at the other end."""
+    """To this process's errors, without what is noise, until it is closed at the other end."""
     with os.fdopen(descriptor, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if not NOISE.match(line):
-                sys.stderr.write(line)
+        for line in shown(lines):
+            sys.stderr.write(line)
 
 
 def make_session(
@@ -231,8 +238,9 @@ def make_session(
     before: Callable[[Any], None] = lambda jvm: None,
 ) -> Any:
     """The session, with `format("vdl")` known. `master` "" is two local cores, or what spark-submit
-    says. `before` is called with the JVM when there is no Spark in it yet. Raises NotInstalled."""
-    check_installed()
+    says. `before` is called with the JVM when there is no Spark in it yet. Raises as
+    `check_installed`."""
+    check_packages()
     from pyspark.sql import SparkSession
 
     from vdl.pipeline import register
