@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
-from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
+from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from vdl.pipeline.columns import Gathered, open_lane
 from vdl.pipeline.errors import BatchUnreadable, PipelineError, UndecodableBatch
 from vdl.pipeline.inflated import Inflated
@@ -74,7 +74,7 @@ class Leaders:
             raise NotFetched(f"{wanted.topic} {wanted.partition} has no leader")
         place = places[wanted.partition]
         if place not in self._clients:
-            self._clients[place] = self._open.enter_context(_client(*place))
+            self._clients[place] = self._open.enter_context(connect(*place))
         return topic_id, self._clients[place]
 
     def forget(self) -> None:
@@ -180,7 +180,8 @@ def _behind(batch: memoryview) -> int:
     return int(base + delta + 1)
 
 
-def _client(host: str, port: int) -> KafkaClient:
+def connect(host: str, port: int) -> KafkaClient:
+    """As it is: for use in a `with`."""
     return KafkaClient(host, port, timeout_seconds=TIMEOUT_SECONDS, client_id=CLIENT_ID)
 
 
@@ -194,21 +195,27 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _leaders(topic: str, bootstrap: str) -> tuple[bytes, dict[int, tuple[str, int]]]:
-    """A topic's id, and by partition where the server is that leads it. Raises FAILURES."""
+def ask_metadata(topics: Sequence[str], bootstrap: str) -> MetadataResponse:
+    """What the first server that answers says of these topics. Raises FAILURES."""
     asked = MetadataRequest(
-        topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False
+        topics=[MetadataRequestTopic(name=topic) for topic in topics],
+        allow_auto_topic_creation=False,
     )
     reason: Exception = NotFetched("there is no server to ask")
     for address in bootstrap.split(","):
         try:
-            with _client(*_host_and_port(address)) as client:
-                metadata = client.request(METADATA_KEY, asked)
-            break
+            with connect(*_host_and_port(address)) as client:
+                metadata: MetadataResponse = client.request(METADATA_KEY, asked)
         except Unreachable as error:
             reason = error
-    else:
-        raise reason
+        else:
+            return metadata
+    raise reason
+
+
+def _leaders(topic: str, bootstrap: str) -> tuple[bytes, dict[int, tuple[str, int]]]:
+    """A topic's id, and by partition where the server is that leads it. Raises FAILURES."""
+    metadata = ask_metadata([topic], bootstrap)
     places = {broker.node_id: (broker.host, broker.port) for broker in metadata.brokers}
     for found in metadata.topics:
         leaders = {

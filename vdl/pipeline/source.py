@@ -11,6 +11,7 @@ again stops the query instead of being skipped to its end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -321,17 +322,20 @@ class VdlReader(DataSourceReader):
         return left
 
     def partitions(self) -> Sequence[InputPartition]:
-        topics = Topics(self._options)
-        start = topics.resolve(self._options.start)
-        end = topics.resolve(self._options.end)
+        with closing(Topics(self._options)) as topics:
+            return self._planned(topics)
+
+    def _planned(self, topics: Topics) -> Sequence[InputPartition]:
+        known = topics.bounds()
+        start = topics.resolve_within(self._options.start, known)
+        end = topics.resolve_within(self._options.end, known)
         check_same_topics(start, end)
         lost: list[InputPartition] = []
         if not self._options.allow_loss:
-            check_reachable(start, topics.begins(), topics.ends())
+            check_reachable(start, known.firsts, known.ends)
         else:
-            firsts = topics.begins()
-            lost = lost_between(start, firsts, end, self._options)
-            start = later(start, firsts)
+            lost = lost_between(start, known.firsts, end, self._options)
+            start = later(start, known.firsts)
         if self._pushed.time_first_ms is not None:
             start = later(start, topics.resolve(AtTime(self._pushed.time_first_ms)))
         wanted = self._pushed.cut(ranges(start, later(end, start)))

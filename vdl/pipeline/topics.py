@@ -1,16 +1,19 @@
 """What the driver asks a cluster: topic ids, where logs begin and end, offsets of a time.
 
-Through the admin client of an unmodified librdkafka; ListOffsets goes out once per leader and not
-once per partition. Each call has its own deadline, so a cluster that is away is an error, not a
-wait for ever.
+Offsets in the good case over a connection of its own (`offsets.py`), all else, and whatever has
+settings for a client, through the admin client of an unmodified librdkafka; ListOffsets goes out
+once per leader and not once per partition. Each call has its own deadline, so a cluster that is
+away is an error, not a wait for ever.
 
 Must not know: Spark.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import (
@@ -44,9 +47,21 @@ _ISOLATION = {
     "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
 }
 
+EARLIEST, LATEST = -2, -1
+"""As times, the protocol's words for where a log begins and ends."""
+_SPECS = {EARLIEST: OffsetSpec.earliest(), LATEST: OffsetSpec.latest()}
+
 
 class ClusterUnreachable(PipelineError):
     """A request got no answer, several times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where the logs begin, and where they ended a moment later."""
+
+    firsts: Positions
+    ends: Positions
 
 
 class Topics:
@@ -60,10 +75,16 @@ class Topics:
         self._request_seconds = request_seconds or REQUEST_SECONDS
         self._attempts = attempts or ATTEMPTS
         self._client = {**options.client, "bootstrap.servers": options.bootstrap}
-        # What librdkafka would log, again and again, is told once: in the error.
-        settings: Any = {"log_level": "0", "error_cb": self._note, **self._client}
-        self._admin = AdminClient(settings)
+        self._admin: Any = None
         self._last_error = ""
+
+    def _library(self) -> Any:
+        """Made where it is needed: it asks the cluster several things before anybody asks it."""
+        if self._admin is None:
+            # What librdkafka would log, again and again, is told once: in the error.
+            settings: Any = {"log_level": "0", "error_cb": self._note, **self._client}
+            self._admin = AdminClient(settings)
+        return self._admin
 
     def _note(self, error: KafkaError) -> None:
         if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._last_error:
@@ -73,7 +94,7 @@ class Topics:
         """Topic → (topic id, number of partitions). Raises TopicMissing, ClusterUnreachable."""
         names = list(self._options.topics)
         futures = self._again(
-            lambda: self._admin.describe_topics(
+            lambda: self._library().describe_topics(
                 TopicCollection(names), request_timeout=self._request_seconds
             )
         )
@@ -84,20 +105,23 @@ class Topics:
             found[name] = (topic_id, len(described.partitions))
         return found
 
+    def bounds(self) -> Bounds:
+        return Bounds(*self._offsets(EARLIEST, LATEST))
+
+    def resolve_within(self, where: Where, known: Bounds) -> Positions:
+        """As `resolve`; nothing is asked for what is known."""
+        if isinstance(where, AtTime):
+            return self.resolve(where)
+        if isinstance(where, At):
+            return _named(where, known.firsts)
+        return known.firsts if isinstance(where, Earliest) else known.ends
+
     def resolve(self, where: Where) -> Positions:
         """Offsets for `where`, of every partition there is."""
-        ids = self.ids()
-        if isinstance(where, At):
-            begins = self._offsets(ids, OffsetSpec.earliest())
-            named = Positions({t: known for t, known in where.positions.topics.items() if t in ids})
-            return named.over(begins)
         if isinstance(where, AtTime):
-            found = self._offsets(ids, OffsetSpec.for_timestamp(where.timestamp_ms))
-            # Nothing is as young as that: what comes next is.
-            return self._instead_of_none(found, ids)
-        spec = OffsetSpec.earliest() if isinstance(where, Earliest) else OffsetSpec.latest()
-        assert isinstance(where, Earliest | Latest), where
-        return self._offsets(ids, spec)
+            return self._at_time(where)
+        (found,) = self._offsets(LATEST if isinstance(where, Latest) else EARLIEST)
+        return _named(where, found) if isinstance(where, At) else found
 
     def begins(self) -> Positions:
         return self.resolve(Earliest())
@@ -106,10 +130,9 @@ class Topics:
         """Up to where records can be read: with read_committed, the last stable offset."""
         return self.resolve(Latest())
 
-    def _instead_of_none(self, found: Positions, ids: Mapping[str, tuple[str, int]]) -> Positions:
-        if all(offset >= 0 for _, _, offset in found.partitions()):
-            return found
-        ends = self._offsets(ids, OffsetSpec.latest())
+    def _at_time(self, where: AtTime) -> Positions:
+        found, ends = self._offsets(max(0, where.timestamp_ms), LATEST)
+        # Nothing is as young as that: what comes next is.
         topics = {
             t: TopicPositions(
                 known.topic_id,
@@ -122,14 +145,30 @@ class Topics:
         }
         return Positions(topics)
 
-    def _offsets(self, ids: Mapping[str, tuple[str, int]], spec: Any) -> Positions:
+    def _offsets(self, *times: int) -> list[Positions]:
+        """For each time the offsets of all partitions; -1 where nothing is as young."""
+        from vdl.pipeline.fetch import FAILURES
+        from vdl.pipeline.offsets import look_up
+
+        if not self._options.client:
+            with contextlib.suppress(*FAILURES):
+                return look_up(
+                    self._options.bootstrap, self._options.topics, times,
+                    isolation=self._options.isolation,
+                )  # fmt: skip
+        ids = self.ids()
+        return [self._listed(ids, time) for time in times]
+
+    def _listed(self, ids: Mapping[str, tuple[str, int]], time_ms: int) -> Positions:
+        """As librdkafka finds them, and with its patience."""
+        spec = _SPECS.get(time_ms) or OffsetSpec.for_timestamp(time_ms)
         asked = {
             TopicPartition(name, partition): spec
             for name, (_, count) in ids.items()
             for partition in range(count)
         }
         answers = self._again(
-            lambda: self._admin.list_offsets(
+            lambda: self._library().list_offsets(
                 asked,
                 isolation_level=_ISOLATION[self._options.isolation],
                 request_timeout=self._request_seconds,
@@ -159,7 +198,7 @@ class Topics:
                 problem = error
             else:
                 return answers
-        self._admin.poll(0)
+        self._library().poll(0)
         reason = self._last_error or (problem.args[0].str() if problem is not None else "")
         raise ClusterUnreachable(f"{self._options.bootstrap}: {reason}") from problem
 
@@ -195,4 +234,9 @@ class Topics:
 
     def close(self) -> None:
         """Let go of the connections."""
-        del self._admin
+        self._admin = None
+
+
+def _named(where: At, firsts: Positions) -> Positions:
+    """The offsets that are named, of the topics there are; of other partitions the first ones."""
+    return where.positions.of(firsts.topics).over(firsts)

@@ -1,0 +1,73 @@
+"""Topics of many partitions are planned with few requests, and read record by record.
+
+At length, with 10,000 of them: `python -m tests.pipeline.many_partitions`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="needs the `spark` extra")
+
+from tests.chaos.harness.replica_set import ReplicaSet
+from tests.pipeline.many_partitions import Topics as Many
+from tests.pipeline.many_partitions import (
+    expected,
+    make_topics,
+    plan_tasks,
+    read_batch,
+    record_to_each,
+    run_job,
+    source_options,
+)
+from tests.pipeline.throughput import requests_of
+from vdl.pipeline.options import AtTime, Earliest, Latest, Where, parse
+from vdl.pipeline.topics import Topics
+
+PARTITIONS, STEP = 150, 50
+
+
+@pytest.fixture(scope="module")
+def many(bootstrap: str) -> Many:
+    topics = make_topics(bootstrap, PARTITIONS, STEP)
+    record_to_each(bootstrap, topics)
+    return topics
+
+
+@pytest.mark.parametrize(
+    "where", [Earliest(), Latest(), AtTime(0), AtTime((int(time.time()) + 86_400) * 1000)]
+)
+def test_offsets_are_those_that_librdkafka_finds(
+    bootstrap: str, many: Many, where: Where, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same topic ids: a job that gets a setting for its client goes on."""
+    options = source_options(bootstrap, many)
+    by_library = Topics(parse({**options, "client.socket.timeout.ms": "60000"})).resolve(where)
+    topics = Topics(parse(options))
+    # Not to be had from librdkafka after all.
+    monkeypatch.setattr(topics, "_listed", None)
+    assert topics.resolve(where) == by_library
+
+
+def test_planning_asks_for_all_partitions_at_once(servers: ReplicaSet, many: Many) -> None:
+    """Metadata once, and each leader where its logs begin and where they end."""
+    before = requests_of(servers)
+    assert plan_tasks(servers.bootstrap, many) == 1
+    after = requests_of(servers)
+    asked = {api: after[api] - before.get(api, 0) for api in ("Metadata", "ListOffsets")}
+    assert asked["Metadata"] == 1
+    assert asked["ListOffsets"] <= 2 * len(servers.server_ids)
+
+
+@pytest.mark.spark
+def test_record_of_each_partition_is_read_and_committed(
+    spark: Any, bootstrap: str, many: Many, tmp_path: Path
+) -> None:
+    found = read_batch(spark, bootstrap, many)
+    assert sorted(found) == expected(many, 1)
+    reports = run_job(spark, bootstrap, many, tmp_path)
+    assert sum(report.rows for report in reports) == PARTITIONS

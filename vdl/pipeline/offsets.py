@@ -1,0 +1,95 @@
+"""Offsets of all partitions of some topics, in as few requests as there are leaders, and one.
+
+A client library makes several objects of each partition, and asks for metadata before each list of
+offsets: with thousands of partitions that is what the planning of a batch costs. This is a reader
+for the good case only, as `fetch.py` is, whose FAILURES it raises; what to do about others
+`topics.py` has librdkafka know.
+
+Must not know: Spark, what comes after a failure.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+
+from vdl.kafka.wire.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from vdl.kafka.wire.metadata import MetadataResponse
+from vdl.pipeline.fetch import ISOLATION, NotFetched, ask_metadata, connect
+from vdl.pipeline.positions import Positions, TopicPositions
+
+LIST_OFFSETS_KEY = 2
+Led = Mapping[str, Sequence[int]]
+"""Topic → partitions that one server leads."""
+
+
+def look_up(
+    bootstrap: str, topics: Sequence[str], times: Sequence[int], *, isolation: str
+) -> list[Positions]:
+    """For each time (ms since 1970, -2 for where logs begin, -1 for where they end) the offsets of
+    all partitions, -1 where nothing is as young. Raises FAILURES."""
+    metadata = ask_metadata(topics, bootstrap)
+    found: list[dict[str, dict[int, int]]] = [{topic: {} for topic in topics} for _ in times]
+    for place, led in _led(metadata).items():
+        requests = [(LIST_OFFSETS_KEY, _request(led, time, isolation)) for time in times]
+        with connect(*place) as client:
+            answers: list[ListOffsetsResponse] = client.requests(requests)
+        for offsets, answer in zip(found, answers, strict=True):
+            _take(answer, offsets)
+    ids = {row.name or "": _text(row.topic_id) for row in metadata.topics}
+    counts = {row.name: len(row.partitions) for row in metadata.topics}
+    for offsets in found:
+        if {topic: len(of_topic) for topic, of_topic in offsets.items()} != counts:
+            raise NotFetched("other partitions than were asked for")
+    return [
+        Positions({t: TopicPositions(ids[t], of_topic) for t, of_topic in offsets.items()})
+        for offsets in found
+    ]
+
+
+def _led(metadata: MetadataResponse) -> dict[tuple[str, int], dict[str, list[int]]]:
+    """Where a server is → what it leads. Raises NotFetched where a partition has no leader."""
+    places = {broker.node_id: (broker.host, broker.port) for broker in metadata.brokers}
+    found: dict[tuple[str, int], dict[str, list[int]]] = {}
+    for topic in metadata.topics:
+        if topic.error_code:
+            raise NotFetched(f"{topic.name}: error {topic.error_code}")
+        for row in topic.partitions:
+            place = places.get(row.leader_id)
+            if row.error_code or place is None:
+                raise NotFetched(f"{topic.name} {row.partition_index} has no leader")
+            found.setdefault(place, {}).setdefault(topic.name or "", []).append(row.partition_index)
+    return found
+
+
+def _request(led: Led, time: int, isolation: str) -> ListOffsetsRequest:
+    topics = [
+        ListOffsetsTopic(
+            name=topic,
+            partitions=[
+                ListOffsetsPartition(partition_index=partition, timestamp=time)
+                for partition in partitions
+            ],
+        )
+        for topic, partitions in led.items()
+    ]
+    return ListOffsetsRequest(replica_id=-1, isolation_level=ISOLATION[isolation], topics=topics)
+
+
+def _take(answer: ListOffsetsResponse, offsets: dict[str, dict[int, int]]) -> None:
+    for topic in answer.topics:
+        of_topic = offsets[topic.name]
+        for row in topic.partitions:
+            if row.error_code:
+                raise NotFetched(f"{topic.name} {row.partition_index}: error {row.error_code}")
+            of_topic[row.partition_index] = row.offset
+
+
+def _text(topic_id: bytes) -> str:
+    """As Kafka writes it."""
+    return urlsafe_b64encode(topic_id).rstrip(b"=").decode()
