@@ -27,7 +27,7 @@
 #   make cdc            100,000 changes of a MariaDB through kill -9 of leaders to two tables
 #   make violence       jobs on Spark killed and suspended, each row once in the end; KILLS=10,
 #                       SINKS=iceberg,delta-s3, LEADERS=2, ZOMBIES=2, SOURCE=vdl, SEED=1, and
-#                       SPECULATE=1: executors are frozen, too
+#                       SPECULATE=1: on a cluster, whose executors are frozen, too
 #   make pipeline-env   what a cluster needs of the pipeline besides Spark, in one file
 #   make audit-large    an audit of three copies of 1.1 GB each, damaged in three ways
 #   make pipeline-demo  336,776 flights through topics and Spark to tables and a picture

@@ -1,13 +1,14 @@
 """A process that runs several jobs, each in a Spark session of its own, to be killed.
 
-python -m tests.pipeline.jobs_process [--once] [--speculate] JOB.toml...
+python -m tests.pipeline.jobs_process [--once] [--master URL] JOB.toml...
 
-With `--speculate` on two executors of one core each, processes of their own, and a task that takes
-longer than others is done again on the other one while it goes on.
+With a master on two executors of one core each, on two workers of its cluster: a task that takes
+long is then done again on the other one while it goes on.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
@@ -19,7 +20,7 @@ from vdl.pipeline import register
 from vdl.pipeline.jars import find_jars
 from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.runner import BatchReport, Runner
-from vdl.pipeline.session import make_session
+from vdl.pipeline.session import LOOPBACK, make_session
 
 SPECULATING = {
     "spark.speculation": "true",
@@ -28,25 +29,30 @@ SPECULATING = {
     "spark.speculation.multiplier": "1.2",
     "spark.speculation.quantile": "0.5",
     # Of a stage of so few tasks that there is nothing to compare with.
-    "spark.speculation.task.duration.threshold": "2s",
+    "spark.speculation.task.duration.threshold": "1s",
     "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+    "spark.cores.max": "2",
 }
 SCHEDULER = "org.apache.spark.scheduler.TaskSetManager"
 """Whose log says at level INFO which tasks are done again."""
 
 
-def main(arguments: list[str]) -> int:
-    once = "--once" in arguments
-    jobs = [load_job(Path(name)) for name in arguments if not name.startswith("--")]
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--once", action="store_true")
+    parser.add_argument("--master", default="")
+    parser.add_argument("jobs", type=Path, nargs="+")
+    options = parser.parse_args()
+    jobs = [load_job(file) for file in options.jobs]
     needs_jars = any(job.source.kind == "kafka" for job in jobs)
-    speculates = "--speculate" in arguments
     spark = make_session(
         "jobs",
-        master="local-cluster[2,1,1024]" if speculates else "",
-        settings=SPECULATING if speculates else {},
+        master=options.master,
+        settings={**LOOPBACK, **SPECULATING} if options.master else {},
         jars=find_jars() if needs_jars else (),
     )
-    if speculates:
+    if options.master:
         log = spark._jvm.org.apache.logging.log4j
         log.core.config.Configurator.setLevel(SCHEDULER, log.Level.INFO)
 
@@ -60,7 +66,7 @@ def main(arguments: list[str]) -> int:
         register(session)
         try:
             with contextlib.closing(Runner(job, session, on_batch)) as runner:
-                runner.run(once=once)
+                runner.run(once=options.once)
         except BaseException:  # noqa: BLE001 - the process ends with whatever it is
             traceback.print_exc()
             # The others end with it: the supervisor starts all of them again.
@@ -76,4 +82,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +18,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="needs the `spark` extra")
 
+from tests.pipeline.standalone import START_SECONDS_MAX, Cluster
 from tests.pipeline.test_reading import create
 from tests.pipeline.test_spark import BROKEN, COUNT, fill, job_of
 
@@ -31,8 +28,6 @@ pytestmark = [
         "VDL_SPARK_CLUSTER" not in os.environ, reason="five JVMs: set VDL_SPARK_CLUSTER=1"
     ),
 ]
-START_SECONDS_MAX = 240
-
 DRIVER = """
 import json, sys
 from pathlib import Path
@@ -54,63 +49,10 @@ spark.stop()
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    port, ui = free_port(), free_port()
-    environment = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_LOCAL_HOSTNAME": "127.0.0.1",
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_NO_DAEMONIZE": "1",
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    url = f"spark://127.0.0.1:{port}"
-    deploy = "org.apache.spark.deploy"
-    commands = [
-        ["Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(ui)],
-        *[
-            ["Worker", "--cores", "1", "--memory", "1g", "--host", "127.0.0.1", "--webui-port",
-             str(free_port()), "--work-dir", str(tmp_path / f"work-{n}"), url]
-            for n in range(2)
-        ],
-    ]  # fmt: skip
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for role, *arguments in commands:
-            kind = f"{deploy}.{role.lower()}.{role}"
-            with (tmp_path / f"{role}-{len(processes)}.log").open("wb") as log:
-                processes.append(
-                    subprocess.Popen(
-                        [home / "bin" / "spark-class", kind, *arguments],
-                        env=environment, stdout=log, stderr=log, start_new_session=True,
-                    )
-                )  # fmt: skip
-        deadline = time.monotonic() + START_SECONDS_MAX
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{ui}/json/", timeout=5) as answer:
-                    if len(json.load(answer)["workers"]) == 2:
-                        break
-            except (OSError, ValueError):
-                pass
-            assert time.monotonic() < deadline, (tmp_path / "Master-0.log").read_text()[-2000:]
-            time.sleep(0.5)
-        yield url
-    finally:
-        for process in processes:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with Cluster(tmp_path) as cluster:
+        yield cluster.url
 
 
 def test_job_on_two_workers_has_every_record_once(

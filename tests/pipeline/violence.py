@@ -8,10 +8,10 @@ process that runs the jobs, one for each sink, is killed with all its children (
 random moments and started again; Spark's checkpoints are deleted once; the server that leads a
 partition is killed and started again. A zombie is suspended instead of killed, and goes on when its
 successor has committed to each table: it must end by itself. With `--speculate` executors are
-frozen for seconds, so that Spark does their tasks again elsewhere and both go on. At the end the
-jobs run to the end of the topic, and every
-number that was acknowledged must be in each table once, every broken record in each table of dead
-letters once.
+frozen for seconds, again and again, so that Spark does their tasks a second time elsewhere, and go
+on: a run in which no task was overtaken by its copy is none. At the end the jobs run to the end of
+the topic, and every number that was acknowledged must be in each table once, every broken record in
+each table of dead letters once.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -28,7 +29,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
@@ -38,6 +39,7 @@ from confluent_kafka import Producer
 
 from tests.chaos.harness.replica_set import ReplicaSet
 from tests.pipeline.objects import make_bucket, object_server
+from tests.pipeline.standalone import Cluster, signal_all, tree
 from vdl.pipeline.job import load_job
 from vdl.pipeline.open_table import dead_table, rows_table, storage_settings
 from vdl.pipeline.options import parse
@@ -51,9 +53,14 @@ BROKEN_EVERY = 500
 START_SECONDS_MAX = 300
 ZOMBIE_SECONDS_MAX = 120
 FREEZE_SECONDS = 5.0
-EXECUTOR = b"CoarseGrainedExecutorBackend"
+THAW_SECONDS_MAX = 8.0
+"""Between two freezes: what was frozen goes on, and ends its task or is told that it came late."""
 REFUSED = "another run of this job is writing the same table"
-SPECULATED = " as speculatable "
+MARKED = re.compile(r"Marking task (\d+) in stage (\S+) .*as speculatable")
+STARTED = re.compile(r"Starting task (\d+)\.(\d+) in stage (\S+) ")
+OVERTAKEN = re.compile(r"Killing attempt \d+ for task (\d+)\.\d+ in stage (\S+) .*succeeded on")
+"""What Spark says when it wants a task done again, when an attempt begins, and when one has ended
+while another one goes on."""
 RATE = 300
 """Records a second: so many that the jobs are never at their end for long."""
 
@@ -153,8 +160,11 @@ class Outcome:
     zombies: list[str] = field(default_factory=list)
     """What each said when it ended; "" where it had to be killed, as one that had not opened its
     tables yet: that is a second run like any other."""
-    speculated: int = 0
-    """Tasks that Spark did again while they went on."""
+    copies: int = 0
+    """Tasks that Spark began again while they went on, with `speculates`."""
+    overtaken: int = 0
+    """Those of which one attempt ended while the other one went on."""
+    speculates: bool = False
     commits: dict[str, int] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     twice: dict[str, int] = field(default_factory=dict)
@@ -165,6 +175,7 @@ class Outcome:
     def is_good(self) -> bool:
         return (
             bool(self.commits)
+            and (self.overtaken > 0 or not self.speculates)
             and not any(self.lost.values())
             and not any(self.twice.values())
             and not any(self.dead_twice.values())
@@ -175,10 +186,12 @@ class Outcome:
 class Jobs:
     """The process of all jobs, one after the other; each has a log of its own."""
 
-    def __init__(self, files: list[Path], folder: Path, *, speculate: bool) -> None:
+    def __init__(self, files: list[Path], folder: Path, cluster: Cluster | None) -> None:
+        """On a cluster, where tasks are done twice, or in a process of their own."""
         self._files = files
         self._folder = folder
-        self._speculate = speculate
+        self._cluster = cluster
+        self._of_zombies: set[int] = set()
         self._logs: list[Path] = []
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -186,7 +199,7 @@ class Jobs:
         # Behind the servers: a machine of two cores has not enough for all.
         command = ["nice", "-n", "5", sys.executable, "-m", "tests.pipeline.jobs_process"]
         command += ["--once"] if once else []
-        command += ["--speculate"] if self._speculate else []
+        command += ["--master", self._cluster.url] if self._cluster else []
         self._logs.append(self._folder / f"jobs-{len(self._logs)}.log")
         with self._logs[-1].open("ab") as log:
             self._process = subprocess.Popen(
@@ -199,12 +212,13 @@ class Jobs:
         """By the last process."""
         return self._logs[-1].read_text(errors="replace")
 
-    def count(self, text: str) -> int:
-        """How often all have said it."""
-        return sum(log.read_text(errors="replace").count(text) for log in self._logs)
-
     def batches(self) -> int:
-        return self.count(" batch ")
+        return sum(log.read_text(errors="replace").count(" batch ") for log in self._logs)
+
+    def done_twice(self) -> tuple[int, int]:
+        """By all: tasks that were begun again while they went on, those of which one was late."""
+        found = [done_twice(log.read_text(errors="replace")) for log in self._logs]
+        return sum(copies for copies, _ in found), sum(late for _, late in found)
 
     def ensure(self) -> None:
         """Start it again where it ended by itself, as a supervisor would."""
@@ -215,40 +229,38 @@ class Jobs:
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL, the process and everything below it."""
+        """SIGKILL, the process and everything below it. Executors on a cluster are not: they end
+        when they see it."""
         assert self._process is not None
         kill_tree(self._process)
 
     def suspend(self) -> Zombie:
         """As a machine that hangs: it is not ours any more, and knows nothing of it."""
         assert self._process is not None
-        found = Zombie(self._process, self._logs[-1])
+        executors = self.executors()
+        self._of_zombies.update(executors)
+        found = Zombie(self._process, executors, self._logs[-1])
         self._process = None
         return found
 
     def executors(self) -> list[int]:
-        if self._process is None:
-            return []
-        found = []
-        for pid in _tree(self._process.pid):
-            with contextlib.suppress(OSError):
-                if EXECUTOR in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(pid)
-        return found
+        """Those on a cluster that are no zombie's."""
+        found = [] if self._cluster is None else self._cluster.executors()
+        return [pid for pid in found if pid not in self._of_zombies]
 
 
 class Zombie:
     """A process of all jobs that does nothing until `resume`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], executors: list[int], log: Path) -> None:
         self._process = process
         self._log = log
-        self._pids = _tree(process.pid)
-        _signal(self._pids, signal.SIGSTOP)
+        self._pids = [pid for root in (process.pid, *executors) for pid in tree(root)]
+        signal_all(self._pids, signal.SIGSTOP)
 
     def resume(self) -> str:
         """Let it go on; why it ended, or "" where it did not."""
-        _signal(self._pids, signal.SIGCONT)
+        signal_all(self._pids, signal.SIGCONT)
         try:
             self._process.wait(ZOMBIE_SECONDS_MAX)
         except subprocess.TimeoutExpired:
@@ -258,34 +270,30 @@ class Zombie:
 
     def kill(self) -> None:
         kill_tree(self._process)
+        # An executor that is suspended would hold its place for ever.
+        signal_all(self._pids[1:], signal.SIGCONT)
 
 
-def _tree(root: int) -> list[int]:
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                rest = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(rest[1])
-    found = [root]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found
+def done_twice(log: str) -> tuple[int, int]:
+    """Of Spark's log at level INFO: copies of tasks that went on, and attempts that came late."""
+    marked: set[tuple[str, str]] = set()
+    copied: set[tuple[str, str]] = set()
+    late = 0
+    for line in log.splitlines():
+        if found := MARKED.search(line):
+            marked.add((found[1], found[2]))
+        elif (found := STARTED.search(line)) and found[2] != "0":
+            copied |= {(found[1], found[3])} & marked
+        elif found := OVERTAKEN.search(line):
+            late += (found[1], found[2]) in copied
+    return len(copied), late
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
     """If it has not ended by itself."""
     if process.poll() is None:
-        _signal(reversed(_tree(process.pid)), signal.SIGKILL)
+        signal_all(reversed(tree(process.pid)), signal.SIGKILL)
         process.wait()
-
-
-def _signal(pids: Iterable[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 def _freeze(jobs: Jobs, rng: random.Random) -> None:
@@ -293,12 +301,32 @@ def _freeze(jobs: Jobs, rng: random.Random) -> None:
     found = jobs.executors()
     if not found:
         return
-    pids = _tree(rng.choice(found))
-    _signal(pids, signal.SIGSTOP)
+    pids = tree(rng.choice(found))
+    signal_all(pids, signal.SIGSTOP)
     try:
         time.sleep(FREEZE_SECONDS)
     finally:
-        _signal(pids, signal.SIGCONT)
+        signal_all(pids, signal.SIGCONT)
+
+
+class Freezer:
+    """Freezes executors now and then, where that is wanted."""
+
+    def __init__(self, jobs: Jobs, rng: random.Random, *, is_wanted: bool) -> None:
+        self._jobs = jobs
+        self._rng = rng
+        self._is_wanted = is_wanted
+        self._next = 0.0
+
+    def maybe(self) -> None:
+        if self._is_wanted and time.monotonic() >= self._next:
+            _freeze(self._jobs, self._rng)
+            self._next = time.monotonic() + self._rng.uniform(1, THAW_SECONDS_MAX)
+
+    def maybe_at_the_end(self) -> None:
+        """So that a kill comes when a late attempt has just gone on, every other time."""
+        if self._is_wanted and self._rng.random() < 0.5:
+            _freeze(self._jobs, self._rng)
 
 
 def _let_go_on(zombie: Zombie, jobs: Jobs, files: list[Path]) -> str:
@@ -324,10 +352,10 @@ def violate(
     servers: ReplicaSet,
     sinks: Sequence[str] = ("parquet", "delta"),
     zombies: int = 0,
-    speculate: bool = False,
+    cluster: Cluster | None = None,
     rate: int = RATE,
 ) -> Outcome:
-    """Run it all; `servers` must be up."""
+    """Run it all; `servers` must be up, and `cluster`, on which tasks are done twice."""
     rng = random.Random(seed)
     topic_command = Topics(parse({"bootstrap": servers.bootstrap, "topics": TOPIC}))
     from examples.flights import create_topic
@@ -344,9 +372,10 @@ def violate(
         )  # fmt: skip
         file.write_text(text)
         files.append(file)
-    jobs = Jobs(files, folder, speculate=speculate)
+    jobs = Jobs(files, folder, cluster)
     load = Load(servers.bootstrap, rate)
-    outcome = Outcome(kills=kills)
+    freezer = Freezer(jobs, rng, is_wanted=cluster is not None)
+    outcome = Outcome(kills=kills, speculates=cluster is not None)
     leader_kills = set(rng.sample(range(kills), min(kills, leaders)))
     # The last one is killed: what it leaves behind is what the end begins with.
     others = sorted(set(range(kills - 1)) - leader_kills)
@@ -362,21 +391,21 @@ def violate(
                 zombie.kill()
                 zombie = None
             # Most often while batches are committed, now and then before the first one.
-            wanted = seen + rng.choice([0, 1, 2, 3, 5])
+            wanted = seen + rng.choice([0, 1, 2, 3, 5]) * (len(files) if cluster else 1)
             # A zombie knows where its tables end.
             wanted = max(wanted, seen + 1) if number in suspended else wanted
             deadline = time.monotonic() + START_SECONDS_MAX
             while jobs.batches() < wanted and time.monotonic() < deadline:
                 time.sleep(0.05)
                 jobs.ensure()
+                freezer.maybe()
             if number in leader_kills:
                 leader = _leader(servers)
                 print(f"  kill server {leader}", flush=True)
                 servers.kill(leader)
                 time.sleep(rng.uniform(0, 2))
             time.sleep(rng.uniform(0, 1.5) if wanted > seen else rng.uniform(1, 15))
-            if speculate:
-                _freeze(jobs, rng)
+            freezer.maybe_at_the_end()
             if number in suspended:
                 zombie = jobs.suspend()
             else:
@@ -396,10 +425,14 @@ def violate(
             jobs.kill()
     process = jobs.start(once=True)
     try:
-        assert process.wait(2 * START_SECONDS_MAX) == 0, jobs.told()[-3000:]
+        deadline = time.monotonic() + 2 * START_SECONDS_MAX
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+            freezer.maybe()
+        assert process.poll() == 0, jobs.told()[-3000:]
     finally:
         kill_tree(process)
-    outcome.speculated = jobs.count(SPECULATED)
+    outcome.copies, outcome.overtaken = jobs.done_twice()
     outcome.produced, outcome.broken = len(load.acknowledged), load.broken
     _count(files, load, outcome, topic_command.ids())
     return outcome
@@ -450,13 +483,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sinks", default="parquet,delta", help=f"some of {', '.join(SINKS)}")
     parser.add_argument("--zombies", type=int, default=0, help="kills that only suspend")
-    parser.add_argument("--speculate", action="store_true", help="on two executors, which freeze")
+    parser.add_argument(
+        "--speculate", action="store_true", help="on a cluster of two, which freeze"
+    )
     parser.add_argument("--rate", type=int, default=RATE, help="records a second")
     options = parser.parse_args()
     sinks = options.sinks.split(",")
     if not set(sinks) <= set(SINKS):
         parser.error(f"--sinks: some of {', '.join(SINKS)}")
+    # Ended by others it still ends what it has started.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
     with contextlib.ExitStack() as more:
+        os.environ["PYTHONPATH"] = str(ROOT)
         if any(sink.endswith("-s3") for sink in sinks):
             address = more.enter_context(object_server())
             os.environ |= {
@@ -467,18 +505,25 @@ def main() -> int:
         return run(options, sinks)
 
 
+def _cluster(folder: Path) -> Cluster:
+    """With room for a run, a zombie, and what is left of one that was killed."""
+    made = folder / "cluster"
+    made.mkdir()
+    return Cluster(made, ("127.0.0.2", "127.0.0.3"), cores=4, memory="4g")
+
+
 def run(options: argparse.Namespace, sinks: Sequence[str]) -> int:
     folder = Path(mkdtemp(prefix="vdl-violence-"))
     servers = ReplicaSet(3)
-    servers.up()
-    try:
+    with contextlib.ExitStack() as more:
+        more.callback(servers.close)
+        servers.up()
+        cluster = more.enter_context(_cluster(folder)) if options.speculate else None
         outcome = violate(
             source=options.source, kills=options.kills, leaders=options.leaders,
             seed=options.seed, folder=folder, servers=servers, sinks=sinks,
-            zombies=options.zombies, speculate=options.speculate, rate=options.rate,
+            zombies=options.zombies, cluster=cluster, rate=options.rate,
         )  # fmt: skip
-    finally:
-        servers.close()
     print(outcome)
     if outcome.is_good:
         shutil.rmtree(folder)
