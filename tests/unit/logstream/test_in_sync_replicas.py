@@ -26,6 +26,28 @@ def errors(fates: list[Appended]) -> list[ErrorCode]:
     return [fate.error for fate in fates]
 
 
+def lose(cluster: Any, server: int, group_id: int, *, away_ms: int = 0) -> None:
+    """The server finds, when it is back, that its replica of the group lost durable data."""
+    node = cluster.nodes[server]
+    node.crash()
+    cluster.run(away_ms)
+    for state in node.store.image.logs.values():
+        state.lost = state.group_id == group_id
+    node.start()
+
+
+def until_replaced(cluster: Any, stream: LogStream, server: int) -> set[tuple[int, ...]]:
+    """Run until the leader's catalog lists a successor; all that it told meanwhile."""
+    host, told_of = cluster.nodes[stream.leader_server].host, set()
+    for _ in range(5_000):
+        told_of.add(host.in_sync_of(stream.group_id))
+        if server << 16 | 2 in stream.group.listed:
+            break
+        cluster.run(1)
+    assert server << 16 | 2 in stream.group.listed
+    return told_of
+
+
 def whole(cluster: Any) -> LogStream:
     """The leader of a topic of which all replicas are in sync."""
     group_id = cluster.create_topic()
@@ -90,16 +112,8 @@ def test_replica_that_is_to_be_replaced_leaves_at_once_in_what_peers_are_sent(
     the peers are sent, and who counts for `min.insync.replicas`."""
     stream = whole(cluster)
     leader, lost = cluster.nodes[stream.leader_server].host, followers_of(stream)[0]
-    node = cluster.nodes[lost]
-    node.crash()
-    for state in node.store.image.logs.values():
-        state.lost = state.group_id == stream.group_id
-    node.start()
-    for _ in range(5_000):
-        if lost << 16 | 2 in stream.group.listed:
-            break
-        cluster.run(1)
-    assert lost << 16 | 2 in stream.group.listed
+    lose(cluster, lost, stream.group_id)
+    until_replaced(cluster, stream, lost)
     assert lost << 16 | 1 in stream.group.members, "it is removed afterwards"
     in_sync = leader.in_sync_of(stream.group_id)
     assert set(in_sync) == ALL - {lost}
@@ -107,6 +121,20 @@ def test_replica_that_is_to_be_replaced_leaves_at_once_in_what_peers_are_sent(
     assert not leader.in_sync[stream.group_id].is_whole
     fates = cluster.append(stream, copies=3)
     assert errors(fates) == [ErrorCode.NOT_ENOUGH_REPLICAS]
+
+
+def test_replica_that_was_lost_while_its_server_was_away_does_not_rejoin(cluster: Any) -> None:
+    """The server is heard of again, and what its replica held before is all there is: only an
+    answer of the replica itself says that it still does."""
+    stream = whole(cluster)
+    leader, lost = cluster.nodes[stream.leader_server].host, followers_of(stream)[0]
+    lose(cluster, lost, stream.group_id, away_ms=4_000)
+    told_of = until_replaced(cluster, stream, lost)
+    assert lost in leader.alive_servers()
+    assert told_of == {leader.in_sync_of(stream.group_id)}
+    assert lost not in leader.in_sync_of(stream.group_id)
+    cluster.run(4_000)
+    assert told(cluster, stream.group_id) == [ALL] * 3, "its successor is"
 
 
 def test_new_leader_begins_with_those_who_proved_what_they_have(cluster: Any) -> None:

@@ -11,6 +11,8 @@ Rules:
   term and was caught up lately; it leaves when it lags for too long, or when its server is silent
   for longer than two election timeouts. A refused connection proves a dead process: it leaves at
   once. Between the bounds of joining (`JOIN_NS`) and of leaving the list does not change.
+* A replica whose link was lost does not join by what it held before, only once it answers again:
+  its server may have come back without that.
 * Learners, and replicas that are to be replaced, are not in sync. One that leaves is, while it is
   a voter: what was acknowledged may depend on it.
 * How many copies an entry has does not follow from this list but from the voters' durable match
@@ -25,6 +27,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
 from ids import NO_INDEX, GroupId, Index, NodeId, ServerId
+from raft.progress import PROBE
 from raft.quorum import copied_index
 from vdl.clock import MS, Clock
 from vdl.logstream.group.group import Group
@@ -122,7 +125,8 @@ class InSync:
             if is_heard(group, replica):
                 follower.heard_ns = now_ns
                 follower.is_gone = False
-            if self._is_in_sync(replica, follower, now_ns, match=progress.match):
+            match = NO_INDEX if progress.state is PROBE else progress.match
+            if self._is_in_sync(replica, follower, now_ns, match=match):
                 found.append(replica)
         before, self.replicas = self.replicas, frozenset(found)
         return before != self.replicas
