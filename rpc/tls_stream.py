@@ -175,8 +175,9 @@ class TlsStream(OwnedStream):
 
     def limit_unsent(self, bytes_max: int) -> None:
         """See `Stream.limit_unsent`."""
-        self._part_bytes = max(RECORD_BYTES, min(bytes_max, _PART_BYTES))
-        self._inner.limit_unsent(bytes_max)
+        # What waits here comes on top of what the stream below holds.
+        self._part_bytes = max(RECORD_BYTES, min(bytes_max // 2, _PART_BYTES))
+        self._inner.limit_unsent(bytes_max - self._part_bytes)
 
     def close(self) -> None:
         """See `Stream.close`."""

@@ -16,10 +16,14 @@ from vdl.sim.run import Summary, run_seeds, summarize
 SEEDS = 60
 PROCESSES = 2
 AGAIN = (7, 21)
-ONCE_FAILED = (20_279, 2_894_814_156_700, 48, 55, 20_000_863, 920_306, 920_014)
+ONCE_FAILED = (
+    20_279, 2_894_814_156_700, 48, 55, 20_000_863, 920_306, 920_014,
+    930_147,
+)  # fmt: skip
 """What they found is fixed: a checkpoint that was refused once; meta read before it was durable;
 two full servers that refused one another; a header that a flush lost; damage behind damage; damage
-that a log compacted further could not repair; a lost replica that was told of as in sync."""
+that a log compacted further could not repair; a lost replica that was told of as in sync; full
+links that were encrypted."""
 
 _RUN = "import sys; from vdl.sim.run import summarize; print(summarize(int(sys.argv[1])).hash)"
 

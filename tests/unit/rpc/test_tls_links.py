@@ -8,6 +8,7 @@ import random
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -18,7 +19,7 @@ from rpc.peer import FrameType
 from rpc.reader import Buffer
 from rpc.streams import Stream, StreamOwner
 from rpc.tls_context import LinkEncryption, TlsContext, TlsFiles
-from rpc.tls_stream import LinkSecurity, handshake_at_once
+from rpc.tls_stream import EngineMaker, LinkSecurity, TlsStream, handshake_at_once
 from rpc.transport import SocketTransport
 from tests.unit.rpc.test_transport import LOOPBACK, until
 from tests.unit.rpc.world import Recorder, hello_of
@@ -285,3 +286,60 @@ def test_first_bytes_tell_in_pieces_of_any_size_and_none_is_lost(data: bytes, pi
         at += len(part)
     assert above.read == data
     assert bool(secured) is is_handshake(data) is (b"handshake" in data)
+
+
+class Narrow(Scripted):
+    """A stream that takes as much as it may hold, and sends nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bytes_max = self._held = 0
+
+    def write(self, buffers: Sequence[Buffer]) -> int:
+        taken = min(sum(map(len, buffers)), self._bytes_max - self._held)
+        self._held += taken
+        return taken
+
+    def unsent_bytes(self) -> int:
+        return self._held
+
+    def limit_unsent(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+
+
+class Clear:
+    """The engine of a handshake that is done: it encrypts nothing."""
+
+    is_open, is_closed = True, False
+
+    def __init__(self) -> None:
+        self._output = b""
+
+    def write(self, buffers: Sequence[Buffer], bytes_max: int) -> int:
+        self._output += b"".join(buffers)[:bytes_max]
+        return len(self._output)
+
+    def take_output(self) -> bytes:
+        output, self._output = self._output, b""
+        return output
+
+
+class Clearing:
+    """Makes such engines, and knows of nobody who was revoked."""
+
+    new_engine = Clear
+
+    def revokes(self, certificate: bytes) -> bool:
+        return not certificate
+
+
+@pytest.mark.parametrize("bytes_max", [64 << 10, 75_000, 1 << 20, 16 << 20])
+def test_what_waits_over_tls_is_no_more_than_without(bytes_max: int) -> None:
+    """Ciphertext that the socket has not taken waits too, and heartbeats wait behind both: a server
+    whose links were full was elected away from."""
+    inner, maker = Narrow(), Clearing()
+    stream = TlsStream(inner, security(authority().server(1)), cast(EngineMaker, maker))
+    stream.limit_unsent(bytes_max)
+    taken = stream.write([bytes(1 << 20) for _ in range(40)])
+    assert bytes_max // 2 < stream.unsent_bytes() <= bytes_max
+    assert taken == stream.unsent_bytes()
