@@ -24,6 +24,8 @@ BACKLOG_BYTES_FIRST: Final = 256 << 10
 
 _KEPT = 3  # of four parts of the rate known, when a lower one is measured
 _PARTS = 4
+_TOLD = 4
+"""Of what the stream may hold, the part that has to leave before the time it took says anything."""
 
 
 class Backlog:
@@ -49,14 +51,18 @@ class Backlog:
 
     def drained(self, unsent_bytes: int, now_ns: int) -> None:
         """The stream takes bytes again; so much has not left yet."""
-        if not unsent_bytes:
+        left = self._unsent_bytes - unsent_bytes
+        if not self._unsent_bytes:
+            pass  # it was not full but not open yet, as before a handshake is done
+        elif not unsent_bytes:
             self.ran_dry()
-        elif self._since_ns >= 0 and now_ns > self._since_ns:
-            left = self._unsent_bytes - unsent_bytes
-            measured = max(0, left) * BACKLOG_NS // (now_ns - self._since_ns)
+        elif self._since_ns >= 0 and now_ns > self._since_ns and left >= self.bytes_max // _TOLD:
+            measured = left * BACKLOG_NS // (now_ns - self._since_ns)
             if measured < self.bytes_max:
                 # One stall, as TCP has them after a loss, is not a slow link.
                 measured = (_KEPT * self.bytes_max + measured) // _PARTS
+            # Nor does a link become fast at once: bytes leave in lumps.
+            measured = min(measured, 2 * self.bytes_max)
             self.bytes_max = min(max(measured, BACKLOG_BYTES_MIN), BACKLOG_BYTES_MAX)
         self._since_ns = -1
 
