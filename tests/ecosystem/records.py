@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
     NewTopic,
+    OffsetSpec,
     ResourceType,
 )
 
 TIMEOUT_SECONDS = 60.0
 BATCH_MAX, BATCH_SECONDS = 10_000, 0.3
+COUNT_SECONDS_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -138,6 +148,25 @@ class Topics:
         known = self._admin.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic]
         return int(known.partitions[partition].leader)
 
+    def has_open_transaction(self, topic: str) -> bool:
+        """Whether a record of a transaction that has not ended is in the topic."""
+        # In this order: what ends in between counts as ended.
+        high_watermarks = self._ends(topic, IsolationLevel.READ_UNCOMMITTED)
+        stable = self._ends(topic, IsolationLevel.READ_COMMITTED)
+        return any(stable[number] < end for number, end in high_watermarks.items())
+
+    def _ends(self, topic: str, isolation: IsolationLevel) -> dict[int, int]:
+        """Partition → the end that readers of this isolation level are told."""
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = dict.fromkeys(self._partitions(topic), latest)
+        answers = self._admin.list_offsets(
+            asked, isolation_level=isolation, request_timeout=TIMEOUT_SECONDS
+        )
+        return {
+            partition.partition: answer.result(TIMEOUT_SECONDS).offset
+            for partition, answer in answers.items()
+        }
+
     def _partitions(self, topic: str) -> list[TopicPartition]:
         known = self._admin.list_topics(topic, timeout=TIMEOUT_SECONDS).topics[topic].partitions
         assert known, f"{topic} is not there"
@@ -160,9 +189,12 @@ class Followed:
         self._consumer.close()
 
     def count(self) -> int:
-        """How many there are by now."""
+        """How many there are by now; of a topic that grows all the time, after a while."""
+        deadline = time.monotonic() + COUNT_SECONDS_MAX
         while found := self._consumer.consume(BATCH_MAX, timeout=BATCH_SECONDS):
             self.records += [_record(one) for one in found if one.error() is None]
+            if time.monotonic() > deadline:
+                break
         return len(self.records)
 
 

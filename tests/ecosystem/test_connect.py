@@ -1,7 +1,8 @@
 """Kafka Connect, distributed: a file becomes a topic, the topic another file; and exactly once over
 kill -9 of workers and one that stands still.
 
-VDL_CONNECT_LINES and VDL_CONNECT_KILLS say how much of the last, and how often a worker is killed.
+VDL_CONNECT_LINES and VDL_CONNECT_KILLS say how much of the last at least, and how often a worker is
+killed.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ import urllib.error
 import urllib.request
 from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from tests.ecosystem.programs import Program, free_port, java, libraries
-from tests.ecosystem.records import Topics
+from tests.ecosystem.records import Followed, Topics
 
 LINES = 5_000
 ONCE_LINES = int(os.environ.get("VDL_CONNECT_LINES", "20000"))
 KILLS = int(os.environ.get("VDL_CONNECT_KILLS", "1"))
 LINES_AT_ONCE, WRITE_PAUSE_SECONDS = 20, 0.01
 """How the file of the exactly-once source grows."""
+LINES_AHEAD_MAX, LINES_MAX = 5_000, ONCE_LINES + 1_000_000
+PAUSES_MAX = 20
+SETTLE_SECONDS = 2.0
+"""What a worker has sent when it is suspended may be under way, and end its transaction. Shorter
+than `session.timeout.ms`: a pause that was in vain costs it nothing."""
 HTTP_SECONDS_MAX = 60
 INTERNAL = ("connect-configs", "connect-offsets", "connect-status")
 ONCE_SETTINGS = """exactly.once.source.support=enabled
@@ -109,12 +115,11 @@ def test_connect_source_writes_each_line_exactly_once_over_kills_and_a_zombie(
     topics: Topics, tmp_path: Path, log: Path
 ) -> None:
     """`exactly.once.source.support`: workers are killed in the middle of their transactions, which
-    have lines and the place in the file. Then one stands still until another has its work, and is
-    fenced when it goes on. Who reads what is committed reads each line once, in order."""
+    have lines and the place in the file. Then one stands still in the middle of a transaction until
+    another has its work, and is fenced when it goes on. Who reads what is committed reads each line
+    once, in order."""
     source = tmp_path / "once.txt"
     topics.create("once", partitions=1)
-    lines = [f"line {number}" for number in range(ONCE_LINES)]
-    parts = KILLS + 3
     settings = tmp_path / "once.properties"
     config = _connector("Source", source) | {
         "topic": "once",
@@ -123,15 +128,6 @@ def test_connect_source_writes_each_line_exactly_once_over_kills_and_a_zombie(
         "transaction.boundary.interval.ms": "200",
         "batch.size": "50",
     }
-    writers: list[Thread] = []
-
-    def add(part: int) -> None:
-        """A part of the lines, little by little: a transaction is always open meanwhile."""
-        for before in writers:
-            before.join()
-        first, end = ONCE_LINES * part // parts, ONCE_LINES * (part + 1) // parts
-        writers.append(Thread(target=_write_slowly, args=(source, lines[first:end])))
-        writers[-1].start()
 
     def start(number: int) -> tuple[Program, Worker]:
         port = free_port()
@@ -147,46 +143,94 @@ def test_connect_source_writes_each_line_exactly_once_over_kills_and_a_zombie(
         program.wait_for("the worker is up", worker.is_up)
         return program, worker
 
-    with topics.follow("once") as written:
+    with topics.follow("once") as written, GrowingFile(source, written) as lines:
 
-        def wait(program: Program, parts_done: float) -> None:
-            enough = ONCE_LINES * parts_done / parts
-            program.wait_for("lines are there", lambda: written.count() >= enough)
+        def wait(program: Program, count: float) -> None:
+            program.wait_for("lines are there", lambda: written.count() >= count)
 
-        add(0)
         for number in range(KILLS):
             program, worker = start(number)
             with program:
                 if number == 0:
                     assert worker.ask("PUT", "/connectors/once/config", config)
-                add(number + 1)
-                wait(program, number + 1.5)
+                wait(program, ONCE_LINES * (number + 1) / (KILLS + 2))
                 program.kill()
         zombie, worker = start(KILLS)
         with zombie:
-            add(KILLS + 1)
-            wait(zombie, KILLS + 1.5)
-            zombie.pause()
+            if not KILLS:
+                assert worker.ask("PUT", "/connectors/once/config", config)
+            wait(zombie, ONCE_LINES * (KILLS + 1) / (KILLS + 2))
+            _pause_in_a_transaction(zombie, topics, written)
+            before, said = written.count(), zombie.log.stat().st_size
             successor, worker = start(KILLS + 1)
             with successor:
-                wait(successor, KILLS + 2)
-                add(KILLS + 2)
+                wait(successor, before + 1)
                 zombie.resume()
-                successor.wait_for("the zombie is fenced", partial(_is_fenced, zombie))
-                wait(successor, parts)
-                assert written.count() == ONCE_LINES
-    assert [record.value for record in written.records] == [line.encode() for line in lines]
+                successor.wait_for("the zombie is fenced", partial(_is_fenced, zombie, said))
+                # The file goes on: the source keeps the last lines until more come behind them.
+                wait(successor, max(ONCE_LINES, lines.count))
+    assert [record.value for record in written.records] == [
+        b"line %d" % number for number in range(len(written.records))
+    ]
 
 
-def _write_slowly(file: Path, lines: list[str]) -> None:
-    for first in range(0, len(lines), LINES_AT_ONCE):
-        with file.open("a") as stream:
-            stream.writelines(line + "\n" for line in lines[first : first + LINES_AT_ONCE])
-        time.sleep(WRITE_PAUSE_SECONDS)
+class GrowingFile:
+    """A file that gets one line after the other, little by little, within a `with`."""
+
+    def __init__(self, path: Path, written: Followed) -> None:
+        """`written`: where the lines come out. The file is not much ahead of it."""
+        self._path = path
+        self._written = written
+        self._count = 0
+        self._is_ending = Event()
+        self._thread = Thread(target=self._grow)
+
+    def __enter__(self) -> GrowingFile:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._is_ending.set()
+        self._thread.join()
+
+    @property
+    def count(self) -> int:
+        """How many lines there are; more will come."""
+        assert self._thread.is_alive(), f"{self._count} lines were too few"
+        return self._count
+
+    def _grow(self) -> None:
+        while not self._is_ending.wait(WRITE_PAUSE_SECONDS) and self._count < LINES_MAX:
+            if self._count - len(self._written.records) < LINES_AHEAD_MAX:
+                added = range(self._count, self._count + LINES_AT_ONCE)
+                with self._path.open("a") as stream:
+                    stream.writelines(f"line {number}\n" for number in added)
+                self._count = added.stop
 
 
-def _is_fenced(program: Program) -> bool:
-    text = program.log.read_text(errors="replace")
+def _pause_in_a_transaction(program: Program, topics: Topics, written: Followed) -> None:
+    """Suspend it in the middle of a transaction: between two of them it has nothing that it could
+    be fenced for."""
+
+    def is_open() -> bool:
+        written.count()  # or the file would not grow for long
+        return topics.has_open_transaction("once")
+
+    for _ in range(PAUSES_MAX):
+        program.wait_for("a transaction is open", is_open)
+        program.pause()
+        time.sleep(SETTLE_SECONDS)
+        if topics.has_open_transaction("once"):
+            return
+        program.resume()
+        enough = written.count() + 1
+        program.wait_for("it goes on", lambda: written.count() >= enough)  # noqa: B023
+    raise AssertionError(f"in none of {PAUSES_MAX} pauses a transaction was open")
+
+
+def _is_fenced(program: Program, said: int) -> bool:
+    """Whether it says so behind the first `said` bytes of what it prints."""
+    text = program.log.read_bytes()[said:].decode(errors="replace")
     return any(word in text for word in FENCED)
 
 
