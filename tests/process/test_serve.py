@@ -229,6 +229,26 @@ def test_server_outlives_a_metrics_port_without_descriptors(tmp_path):
     assert log.read_bytes().count(b"out_of_file_descriptors") == 1
 
 
+def test_requests_are_counted_also_while_no_client_is_connected(tmp_path):
+    """Who looks every minute would see nothing of those that came and went."""
+    port, metrics = free_port(), free_port()
+    command = serve(tmp_path, port, http=f"127.0.0.1:{metrics}")
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def numbers():
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=10) as page:
+            return page.read().decode().splitlines()
+
+    with contextlib.ExitStack() as ends:
+        ends.callback(server.wait, 30)
+        ends.callback(server.send_signal, signal.SIGKILL)
+        reachable(port)
+        with KafkaClient("127.0.0.1", port) as client:
+            client.request(METADATA, metadata.MetadataRequest())
+        wait_for(lambda: "vdl_server_client_connections 0.0" in numbers(), server)
+        assert 'vdl_kafka_requests_total{api="Metadata"} 1.0' in numbers()
+
+
 def wait_for(condition, server):
     """Until it is met; the server may not end before."""
     for _ in range(400):

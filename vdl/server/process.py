@@ -372,17 +372,26 @@ class Process:
         sources = (
             Source("store", lambda: store_numbers(store.stats())),
             Source("server", server.numbers),
-            Source("kafka", lambda: api_samples(server.frontend.stats) if server.frontend else ()),
+            # Not by their truth: without a connection, or a handshake, their length is 0.
+            Source(
+                "kafka",
+                lambda: () if server.frontend is None else api_samples(server.frontend.stats),
+            ),
             Source(
                 "client",
                 lambda: (
-                    client_samples(server.frontend.context.client_metrics, server.clock.now_ns())
-                    if server.frontend
-                    else ()
+                    ()
+                    if server.frontend is None
+                    else client_samples(
+                        server.frontend.context.client_metrics, server.clock.now_ns()
+                    )
                 ),
             ),
             Source("peer", lambda: peer_samples(server.links.links())),
-            Source("tls", lambda: tls_samples(one.tls for one in self._listeners if one.tls)),
+            Source(
+                "tls",
+                lambda: tls_samples(one.tls for one in self._listeners if one.tls is not None),
+            ),
         )
         routes = operations_routes(sources, lambda: _health(server))
         self._http = HttpServer(routes, self._log)

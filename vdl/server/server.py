@@ -522,13 +522,13 @@ class Server:
 
     def _permission_numbers(self, context: Context) -> dict[str, float]:
         authorizer, audit, quotas = context.authorizer, context.audit, context.quotas
-        return {
+        numbers = {
             "quota_entities": len(context.host.catalog.quotas),
-            "quota_buckets": len(quotas) if quotas else 0,
-            "quota_buckets_evicted_total": quotas.evicted if quotas else 0,
-            "requests_throttled_total": quotas.throttled if quotas else 0,
-            "throttle_seconds_total": quotas.throttled_ms / 1_000 if quotas else 0,
-            "client_connections_over_quota_total": quotas.connections_refused if quotas else 0,
+            "quota_buckets": 0,
+            "quota_buckets_evicted_total": 0,
+            "requests_throttled_total": 0,
+            "throttle_seconds_total": 0.0,
+            "client_connections_over_quota_total": 0,
             "acls": len(context.host.catalog.acls),
             "acl_bytes": context.host.catalog.acls.bytes,
             "authorizer_decisions_total": authorizer.decisions if authorizer else 0,
@@ -536,6 +536,15 @@ class Server:
             "audit_lines_total": audit.lines if audit else 0,
             "audit_lines_left_out_total": audit.lines_left_out if audit else 0,
         }
+        if quotas is not None:
+            numbers |= {
+                "quota_buckets": len(quotas),
+                "quota_buckets_evicted_total": quotas.evicted,
+                "requests_throttled_total": quotas.throttled,
+                "throttle_seconds_total": quotas.throttled_ms / 1_000,
+                "client_connections_over_quota_total": quotas.connections_refused,
+            }
+        return numbers
 
     def numbers(self) -> dict[str, float]:
         """Counters and gauges of the log-stream layer and the front end, for `/metrics`."""
