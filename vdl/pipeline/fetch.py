@@ -2,12 +2,14 @@
 
 A client library makes an object of every record, which costs more than all else a task does with
 it. Here a Fetch answer's batches become columns as they are (`columns.py`), as those of segment
-files do. It is a reader for the good case only: one connection to the partition's leader, nothing
-repeated. Whatever is not as it should be ends it (`FAILURES`): a leader that moved, an offset that
-is gone, a transaction's batch, an answer with nothing in it. What was not read yet is then had with
-librdkafka (`source.py`), which knows what to do about it. It does not know what to do about a batch
-whose CRC holds and whose records are garbage: it waits for ever, or goes on behind it and says
-nothing. So such a batch is named here, by its offsets (`BatchUnreadable`).
+files do. Small ranges are had from a leader with one Fetch for many: each answer costs a moment,
+and a task may have a thousand partitions with a record each. It is a reader for the good case only:
+one connection to the partition's leader, nothing repeated. Whatever is not as it should be ends it
+(`FAILURES`): a leader that moved, an offset that is gone, a transaction's batch, an answer with
+nothing in it. What was not read yet is then had with librdkafka (`source.py`), which knows what to
+do about it. It does not know what to do about a batch whose CRC holds and whose records are
+garbage: it waits for ever, or goes on behind it and says nothing. So such a batch is named here, by
+its offsets (`BatchUnreadable`).
 
 Must not know: Spark, what comes after a failure.
 """
@@ -27,12 +29,16 @@ from vdl.pipeline.columns import Gathered, open_lane
 from vdl.pipeline.errors import BatchUnreadable, PipelineError, UndecodableBatch
 from vdl.pipeline.inflated import Inflated
 from vdl.pipeline.positions import OffsetRange
-from vdl.records.batch import CorruptBatch, crc_matches, split_batches
+from vdl.records.batch import Buffer, CorruptBatch, crc_matches, split_batches
 
 METADATA_KEY, FETCH_KEY = 3, 1
 KAFKA_PORT = 9092
 CLIENT_ID = "vdl-pipeline"
 FETCH_BYTES = 8 << 20
+TOGETHER_RANGES = 128
+"""Ranges that are read ahead with one Fetch to each leader: 64 KiB of the answer for each."""
+TOGETHER_OFFSETS_MAX = 256
+"""A longer range is read by itself."""
 WAIT_MS = 500
 TIMEOUT_SECONDS = 10.0
 ISOLATION = {"read_uncommitted": 0, "read_committed": 1}
@@ -58,6 +64,8 @@ class Leaders:
         self._open = ExitStack()
         self._topics: dict[str, tuple[bytes, dict[int, tuple[str, int]]]] = {}
         self._clients: dict[tuple[str, int], KafkaClient] = {}
+        self._ahead: dict[tuple[str, int, int], Buffer] = {}
+        """(topic, partition, offset) → batches from there on; at most one answer of each leader."""
 
     def __enter__(self) -> Leaders:
         return self
@@ -77,8 +85,56 @@ class Leaders:
             self._clients[place] = self._open.enter_context(connect(*place))
         return topic_id, self._clients[place]
 
+    def read_ahead(self, ranges: Sequence[OffsetRange], *, isolation: str) -> None:
+        """Have the beginnings of TOGETHER_RANGES at most; what was had before is dropped. What is
+        no good case is left to who reads the range."""
+        self._ahead.clear()
+        wanted: dict[int, tuple[KafkaClient, dict[str, FetchTopic]]] = {}
+        names: dict[bytes, str] = {}
+        offsets: dict[tuple[str, int], int] = {}
+        each = FETCH_BYTES // TOGETHER_RANGES
+        try:
+            for one in ranges[:TOGETHER_RANGES]:
+                if one.end - one.start > TOGETHER_OFFSETS_MAX:
+                    continue
+                try:
+                    topic_id, client = self.of(one)
+                except NotFetched:
+                    continue
+                names[topic_id] = one.topic
+                offsets[one.topic, one.partition] = one.start
+                _, topics = wanted.setdefault(id(client), (client, {}))
+                topic = topics.setdefault(
+                    one.topic, FetchTopic(topic=one.topic, topic_id=topic_id, partitions=[])
+                )
+                topic.partitions.append(
+                    FetchPartition(
+                        partition=one.partition, fetch_offset=one.start, partition_max_bytes=each
+                    )
+                )
+            for client, topics in wanted.values():
+                answer = client.request(
+                    FETCH_KEY, _request(list(topics.values()), ISOLATION[isolation])
+                )
+                for found in answer.responses:
+                    name = found.topic or names[found.topic_id]
+                    for row in found.partitions:
+                        place = name, row.partition_index
+                        if row.error_code or not row.records or place not in offsets:
+                            continue
+                        records = _joined(row)
+                        if split_batches(memoryview(records)):
+                            self._ahead[*place, offsets[place]] = records
+        except FAILURES:
+            self.forget()
+
+    def taken(self, wanted: OffsetRange, position: int) -> Buffer | None:
+        """What was read ahead of the partition from this offset on, once."""
+        return self._ahead.pop((wanted.topic, wanted.partition, position), None)
+
     def forget(self) -> None:
         """After a failure: ask anew, over new connections."""
+        self._ahead.clear()
         self._open.close()
         self._topics.clear()
         self._clients.clear()
@@ -95,7 +151,10 @@ def read_batches(
     try:
         while chunk.position < wanted.end:
             asked = chunk.position
-            for batch in _fetch(client, wanted, topic_id, asked, ISOLATION[isolation]):
+            records = leaders.taken(wanted, asked)
+            if records is None:
+                records = _fetch(client, wanted, topic_id, asked, ISOLATION[isolation])
+            for batch in _whole(records, wanted):
                 chunk.add(batch)
                 if chunk.is_enough:
                     yield from chunk.take()
@@ -227,24 +286,37 @@ def _leaders(topic: str, bootstrap: str) -> tuple[bytes, dict[int, tuple[str, in
     raise NotFetched(f"there is no topic {topic}")
 
 
+def _request(topics: list[FetchTopic], isolation: int) -> FetchRequest:
+    return FetchRequest(
+        max_wait_ms=WAIT_MS, min_bytes=1, max_bytes=FETCH_BYTES, isolation_level=isolation,
+        topics=topics,
+    )  # fmt: skip
+
+
 def _fetch(
     client: KafkaClient, wanted: OffsetRange, topic_id: bytes, position: int, isolation: int
-) -> list[memoryview]:
-    """Batches from the one with `position` on; at least one."""
+) -> Buffer:
+    """Batches from the one with `position` on."""
     asked = FetchPartition(
         partition=wanted.partition, fetch_offset=position, partition_max_bytes=FETCH_BYTES
     )
-    request = FetchRequest(
-        max_wait_ms=WAIT_MS, min_bytes=1, max_bytes=FETCH_BYTES, isolation_level=isolation,
-        topics=[FetchTopic(topic=wanted.topic, topic_id=topic_id, partitions=[asked])],
-    )  # fmt: skip
-    answer = client.request(FETCH_KEY, request)
+    topic = FetchTopic(topic=wanted.topic, topic_id=topic_id, partitions=[asked])
+    answer = client.request(FETCH_KEY, _request([topic], isolation))
     found: list[PartitionData] = [row for topic in answer.responses for row in topic.partitions]
     if answer.error_code or len(found) != 1 or found[0].error_code or not found[0].records:
         raise NotFetched(f"{wanted.topic} {wanted.partition} from {position}")
-    records = found[0].records
-    if isinstance(records, list):
-        records = b"".join(records)
+    return _joined(found[0])
+
+
+def _joined(row: PartitionData) -> Buffer:
+    """Its records, of which there are some, in one buffer."""
+    records = row.records
+    assert records is not None, row
+    return b"".join(records) if isinstance(records, list) else records
+
+
+def _whole(records: Buffer, wanted: OffsetRange) -> list[memoryview]:
+    """The batches; at least one. What is left of a last one is dropped."""
     batches = split_batches(memoryview(records))
     if not batches:
         raise NotFetched(f"{wanted.topic} {wanted.partition}: a batch larger than {FETCH_BYTES}")

@@ -121,12 +121,15 @@ def read_ranges(task: BrokerTask, options: ReadOptions) -> Iterator[Any]:
     import pyarrow as pa
 
     from vdl.pipeline.columns import CHUNK_BYTES, CHUNK_RECORDS
-    from vdl.pipeline.fetch import Leaders
+    from vdl.pipeline.fetch import TOGETHER_RANGES, Leaders
 
     small: list[Any] = []
     rows = size = 0
     with Leaders(options.bootstrap) as leaders:
-        for wanted in task.pieces:
+        for number, wanted in enumerate(task.pieces):
+            if number % TOGETHER_RANGES == 0 and len(task.pieces) > 1 and not options.client:
+                together = task.pieces[number : number + TOGETHER_RANGES]
+                leaders.read_ahead(together, isolation=options.isolation)
             for batch in read_over(leaders, wanted, options):
                 small.append(batch)
                 rows, size = rows + batch.num_rows, size + batch.nbytes
