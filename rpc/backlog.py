@@ -50,13 +50,14 @@ class Backlog:
         self._unsent_bytes = unsent_bytes
 
     def drained(self, unsent_bytes: int, now_ns: int) -> None:
-        """The stream takes bytes again; so much has not left yet."""
+        """The stream takes bytes again; so much has not left yet. That says nothing without `full`
+        before, as where it was not open yet."""
         left = self._unsent_bytes - unsent_bytes
-        if not self._unsent_bytes:
-            pass  # it was not full but not open yet, as before a handshake is done
-        elif not unsent_bytes:
+        if self._since_ns < 0:
+            return
+        if not unsent_bytes:
             self.ran_dry()
-        elif self._since_ns >= 0 and now_ns > self._since_ns and left >= self.bytes_max // _TOLD:
+        elif now_ns > self._since_ns and left >= self.bytes_max // _TOLD:
             measured = left * BACKLOG_NS // (now_ns - self._since_ns)
             if measured < self.bytes_max:
                 # One stall, as TCP has them after a loss, is not a slow link.

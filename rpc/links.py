@@ -141,13 +141,14 @@ class _Connection:
             if engine.unsent_bytes:
                 self.blocked = written < sum(map(len, buffers))
             if self.blocked or written >= self.notable_bytes:
-                self._look()
+                self._look(written)
 
-    def _look(self) -> None:
+    def _look(self, written: int) -> None:
         """Much was written: what of it has left tells how fast the link is."""
         unsent = self.stream.unsent_bytes()
         if self.blocked:
-            self.backlog.full(unsent, self.links.now_ns())
+            if written or unsent:  # else it was not full: its handshake is not done
+                self.backlog.full(unsent, self.links.now_ns())
         elif not unsent:
             self.backlog.ran_dry()
             self._bound()

@@ -66,12 +66,19 @@ def test_backlog_survives_a_stall() -> None:
     assert Backlog().bytes_max == BACKLOG_BYTES_FIRST
 
 
-def test_stream_that_was_not_open_tells_nothing() -> None:
-    """Before its handshake is done it takes nothing, and has nothing to send."""
+def test_stream_that_was_not_full_tells_nothing() -> None:
+    """As before its handshake is done, when it takes nothing."""
+    backlog = Backlog()
+    backlog.drained(0, SECOND_NS)
+    assert backlog.bytes_max == BACKLOG_BYTES_FIRST
+
+
+def test_stream_that_is_empty_when_it_takes_no_more_is_not_what_bounds_the_link() -> None:
+    """All was sent, and waits for the other end to read: what may be under way is bounded then."""
     backlog = Backlog()
     backlog.full(0, 1)
     backlog.drained(0, SECOND_NS)
-    assert backlog.bytes_max == BACKLOG_BYTES_FIRST
+    assert backlog.bytes_max == 2 * BACKLOG_BYTES_FIRST
 
 
 def test_bytes_that_leave_in_a_lump_are_no_fast_link() -> None:
