@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from vdl.pipeline.errors import CommitConflict
 from vdl.pipeline.open_table import open_place
 from vdl.pipeline.positions import OffsetRange, Positions, TopicPositions
-from vdl.pipeline.storage import resolved_settings, storage_of
+from vdl.pipeline.storage import Storage, resolved_settings, storage_of
 from vdl.pipeline.table import Commit, DataFile, Place, TableSink
 from vdl.pipeline.table_columns import schema_lines
 
@@ -39,6 +39,20 @@ def table_of(kind: str, path: str, catalog: str) -> TableSink:
     return open_place(place, "job")
 
 
+def commit_next(table: TableSink, storage: Storage, run: str, first: int) -> int:
+    """A batch of the numbers from `first` on; returns the one behind."""
+    end = first + ROWS
+    name = f"{table.staging(run)}/job-{run}-{first}-0.parquet"
+    numbers = list(range(first, end))
+    with storage.create(name) as file:
+        pq.write_table(pa.table([numbers, [0] * ROWS, numbers], schema=COLUMNS), file)
+    span = (OffsetRange("t", 0, first, end),)
+    found = DataFile(name, ROWS, storage.finish(name), span)
+    lines = schema_lines(COLUMNS)
+    table.commit(Commit("job", run, 0, at(first), at(end), ROWS, 0, (found,), lines), COLUMNS)
+    return end
+
+
 def commit_all(kind: str, path: str, catalog: str, commits: int) -> None:
     storage = storage_of(path, resolved_settings(path, {}))
     while True:
@@ -47,18 +61,8 @@ def commit_all(kind: str, path: str, catalog: str, commits: int) -> None:
         first = table.open(TOPICS).offset("t", 0) or 0
         try:
             while first < commits * ROWS:
-                end = first + ROWS
-                name = f"{table.staging(run)}/job-{run}-{first}-0.parquet"
-                numbers = list(range(first, end))
-                with storage.create(name) as file:
-                    pq.write_table(pa.table([numbers, [0] * ROWS, numbers], schema=COLUMNS), file)
-                span = (OffsetRange("t", 0, first, end),)
-                found = DataFile(name, ROWS, storage.finish(name), span)
-                lines = schema_lines(COLUMNS)
-                batch = Commit("job", run, 0, at(first), at(end), ROWS, 0, (found,), lines)
-                table.commit(batch, COLUMNS)
-                print(end, flush=True)
-                first = end
+                first = commit_next(table, storage, run, first)
+                print(first, flush=True)
         except CommitConflict:
             print("conflict", flush=True)
             continue

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,10 @@ pytest.importorskip("pyiceberg", reason="needs the `spark` extra")
 
 import pyarrow.parquet as pq
 
-from tests.pipeline.committer import ROWS, TOPICS, at, table_of
+from tests.pipeline.committer import ROWS, TOPICS, at, commit_next, table_of
 from tests.pipeline.objects import make_bucket, object_server
+from vdl.pipeline import delta_table
+from vdl.pipeline.errors import CommitConflict
 from vdl.pipeline.storage import resolved_settings, storage_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,3 +75,25 @@ def test_rows_are_there_once_after_kills_with_two_who_commit(
         paths = table.files()
         rows = [n for one in paths for n in pq.read_table(storage.open(one))["n"].to_pylist()]
         assert sorted(rows) == list(range(commits * ROWS))
+
+
+def test_run_that_is_not_the_one_to_make_the_table_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen that there is none. It is no error of the library's to whom it is told."""
+    path, catalog = str(tmp_path / "t"), str(tmp_path / "catalog.db")
+    storage = storage_of(path, resolved_settings(path, {}))
+    quicker, slower = [table_of("delta", path, catalog) for _ in range(2)]
+    for table in (quicker, slower):
+        assert not table.open(TOPICS).offset("t", 0)
+    make = delta_table.create_table_with_add_actions
+
+    def make_late(*arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr(delta_table, "create_table_with_add_actions", make)
+        assert commit_next(quicker, storage, "a" * 12, 0) == ROWS
+        make(*arguments, **named)
+
+    monkeypatch.setattr(delta_table, "create_table_with_add_actions", make_late)
+    with pytest.raises(CommitConflict):
+        commit_next(slower, storage, "b" * 12, 0)
+    assert table_of("delta", path, catalog).open(TOPICS).offset("t", 0) == ROWS

@@ -349,18 +349,8 @@ class DeltaSink:
                 self._check_unchanged()
             try:
                 if self._table is None:
-                    # A table for upserts begins without rows, and is not the job's yet.
-                    create_table_with_add_actions(
-                        self.path,
-                        schema,
-                        actions,
-                        mode="error",
-                        commit_properties=None if self._key else properties,
-                        storage_options=self._options,
-                        partition_by=self._partitions() or None,
-                        configuration=PROPERTIES,
-                    )
-                    self._table = self._load()
+                    if not self._create(actions, schema, properties):
+                        continue
                     if not self._key:
                         return
                 assert self._table is not None, self.path
@@ -384,6 +374,32 @@ class DeltaSink:
                 continue
             return
         raise CommitConflict(self.path, f"{ATTEMPTS} commits came to nothing")
+
+    def _create(
+        self, actions: list[AddAction], schema: Schema, properties: CommitProperties
+    ) -> bool:
+        """Make the table with a first commit; False: another run was quicker. A table for upserts
+        begins without rows, and is not the job's yet."""
+        try:
+            create_table_with_add_actions(
+                self.path,
+                schema,
+                actions,
+                mode="error",
+                commit_properties=None if self._key else properties,
+                storage_options=self._options,
+                partition_by=self._partitions() or None,
+                configuration=PROPERTIES,
+            )
+        except CommitFailedError:
+            return False
+        except DeltaError:
+            # What is there already is no error of its own.
+            if self._load() is None:
+                raise
+            return False
+        self._table = self._load()
+        return True
 
     def _fit_columns(self, table: DeltaTable, schema: Schema) -> None:
         """Add columns that the table does not have yet. Raises SinkInconsistent."""
