@@ -153,8 +153,10 @@ def read_batches(
             asked = chunk.position
             records = leaders.taken(wanted, asked)
             if records is None:
-                records = _fetch(client, wanted, topic_id, asked, ISOLATION[isolation])
-            for batch in _whole(records, wanted):
+                batches = _fetch(client, wanted, topic_id, asked, ISOLATION[isolation])
+            else:
+                batches = _whole(records, wanted)
+            for batch in batches:
                 chunk.add(batch)
                 if chunk.is_enough:
                     yield from chunk.take()
@@ -295,8 +297,8 @@ def _request(topics: list[FetchTopic], isolation: int) -> FetchRequest:
 
 def _fetch(
     client: KafkaClient, wanted: OffsetRange, topic_id: bytes, position: int, isolation: int
-) -> Buffer:
-    """Batches from the one with `position` on."""
+) -> list[memoryview]:
+    """Batches from the one with `position` on; at least one."""
     asked = FetchPartition(
         partition=wanted.partition, fetch_offset=position, partition_max_bytes=FETCH_BYTES
     )
@@ -305,7 +307,7 @@ def _fetch(
     found: list[PartitionData] = [row for topic in answer.responses for row in topic.partitions]
     if answer.error_code or len(found) != 1 or found[0].error_code or not found[0].records:
         raise NotFetched(f"{wanted.topic} {wanted.partition} from {position}")
-    return _joined(found[0])
+    return _whole(_joined(found[0]), wanted)
 
 
 def _joined(row: PartitionData) -> Buffer:
