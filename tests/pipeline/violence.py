@@ -50,8 +50,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TOPIC = "numbers"
 PARTITIONS = 3
 BROKEN_EVERY = 500
-START_SECONDS_MAX = 300
-ZOMBIE_SECONDS_MAX = 120
+START_SECONDS_MAX = 900
+ZOMBIE_SECONDS_MAX = 600
 FREEZE_SECONDS = 5.0
 THAW_SECONDS_MAX = 8.0
 """Between two freezes: what was frozen goes on, and ends its task or is told that it came late."""
