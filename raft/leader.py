@@ -494,7 +494,7 @@ def read_index(raft: Raft, requester: NodeId, context: bytes) -> None:
     """Find an index that is safe to read at (§8)."""
     if not raft.own_term_committed:
         # Earlier terms' entries may be committed without this leader knowing (§8).
-        raft.pending_reads.postponed.append((requester, context))
+        raft.pending_reads.postpone(requester, context)
     elif raft.membership.is_singleton and raft.is_voter:
         _answer_read(raft, requester, context, raft.log.committed)
     else:

@@ -302,7 +302,7 @@ class RawNode:
         """Ask for an index safe to read at; the answer is a `ReadState` with this context.
 
         Returns False if there is no leader to ask. A request may get no answer when leadership
-        changes: the host gives up on it then.
+        changes, or when too many wait behind it: the host gives up on it then.
         """
         raft = self.raft
         if raft.state is LEADER:

@@ -6,14 +6,21 @@ heartbeat sent afterwards. Requests wait in one queue; a heartbeat carries the n
 round, and its answers confirm that request and all older ones. A round is named by who asked and
 the context it asked with: two who happen to use equal contexts are two requests.
 
+No more than `WAITING_MAX` wait: a leader whose peers are alive, and do not answer, leads on. The
+oldest gives way, and gets no answer: it was asked longest ago.
+
 `PendingReads` is that queue and nothing else; who sends what is the leader's business.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from ids import Index, NodeId
+
+WAITING_MAX: Final = 10_000
+"""Requests that wait for a round, and as many for the term's first commit."""
 
 
 @dataclass(slots=True)
@@ -50,8 +57,17 @@ class PendingReads:
         """A request arrived; its round. One of the same requester with a context already waiting is
         the same request again."""
         name = requester.to_bytes(8, "big") + context
-        self._queue.setdefault(name, PendingRead(context, requester, index))
+        queue = self._queue
+        queue.setdefault(name, PendingRead(context, requester, index))
+        if len(queue) > WAITING_MAX:
+            del queue[next(iter(queue))]
         return name
+
+    def postpone(self, requester: NodeId, context: bytes) -> None:
+        """A request arrived before the term's first commit."""
+        self.postponed.append((requester, context))
+        if len(self.postponed) > WAITING_MAX:
+            del self.postponed[0]
 
     def acknowledge(self, peer: NodeId, name: bytes) -> dict[NodeId, bool]:
         """`peer` answered the heartbeat of a round; everyone who has, {} if none waits."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from ids import NodeId
 from raft.errors import DropReason, InvalidConfig, ProposalDropped
 from raft.membership import encode_conf_change
 from raft.messages import MsgHeartbeat, MsgTimeoutNow, MsgTransferLeader, MsgVoteResp
+from raft.reads import WAITING_MAX, PendingReads
 from raft.types import (
     ConfChange,
     ConfChangeSingle,
@@ -40,6 +42,31 @@ def test_read_at_a_follower_is_forwarded() -> None:
     assert network.node(3).read_index(b"r1")
     network.settle()
     assert network.hosts[3].read_states == [ReadState(leader.commit, b"r1")]
+
+
+def test_reads_that_nobody_answers_do_not_pile_up() -> None:
+    """Hosts prove that the peers are alive, so the leader leads on, for as long as it takes. The
+    newest requests are answered in the end."""
+    network = Network()
+    leader = network.elect(1)
+    asked = WAITING_MAX + 10
+    for number in range(asked):
+        leader.read_index(number.to_bytes(8, "big"))
+    network.collect(1)
+    network.messages.clear()
+    leader.tick(leader.raft.heartbeat_ticks)
+    network.settle()
+    answered = network.hosts[1].read_states
+    assert [int.from_bytes(state.context, "big") for state in answered] == [*range(10, asked)]
+
+
+def test_reads_that_wait_for_a_first_commit_do_not_pile_up() -> None:
+    """It may never come: the newest ones wait for it."""
+    reads = PendingReads()
+    for number in range(WAITING_MAX + 10):
+        reads.postpone(NodeId(1), number.to_bytes(8, "big"))
+    assert len(reads.postponed) == WAITING_MAX
+    assert reads.postponed[0] == (1, (10).to_bytes(8, "big"))
 
 
 def test_equal_contexts_of_two_requesters_are_two_reads() -> None:
