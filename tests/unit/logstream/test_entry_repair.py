@@ -23,7 +23,7 @@ from tests.unit.logstream.conftest import make_state
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import Outbox, replica_id_of
 from vdl.logstream.options import HostOptions
-from vdl.logstream.peers.entry_repair import HOPELESS_REFUSALS, EntryRepair
+from vdl.logstream.peers.entry_repair import HOPELESS_REFUSALS, PATIENCE_NS, EntryRepair
 from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.sim.clock import NodeClock, VirtualTime
@@ -148,6 +148,32 @@ def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
         repair.answer_received(2, memoryview(frame))
     assert wire.servers[:3] == [2, 3, 2]
     assert refusing.warnings.count("repair_refused") == HOPELESS_REFUSALS
+
+
+def test_copies_are_requested_one_at_a_time_however_long_the_disk_takes() -> None:
+    """Each would be kept until those before it are written."""
+    under_way: list[Any] = []
+
+    class Slow(Refusing):
+        def repair(self, _log: Any, _entries: Any, done: Any, *, compacted_upto: int = 0) -> None:
+            under_way.append(done)
+
+    replica, wire, slow, time = Replica(), Wire(), Slow(), VirtualTime()
+    replica.log.damaged = ((4, 5),)
+    repair = repair_of(
+        replica, wire, alive={2: None, 3: None}, store=slow, log=slow, clock=NodeClock(time),
+    )  # fmt: skip
+    for _ in range(10):
+        repair.look_around()
+        request = decode_range(memoryview(wire.frames[-1])).request
+        copy = Entry(term=1, index=4, data=b"x")
+        frame = b"".join(map(bytes, encode_answer(GROUP, RangeAnswer(request, 3, [copy]), 0)))
+        repair.answer_received(2, memoryview(frame))
+        time.run_until(time.now_ns + PATIENCE_NS)
+    (done,) = under_way
+    done(CorruptRecord("copy of an entry", 4))
+    repair.look_around()
+    assert len(wire.frames) == 2
 
 
 def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:

@@ -79,6 +79,9 @@ class EntryRepair:
         self._status = status
         self._requests = 0
         self._pending: Request | None = None
+        self._is_repairing = False
+        """Copies are being written, which may take as long as the disk likes: others would wait
+        behind them."""
         self._answering = 0
         self._turn = 0
         self._refusals: dict[tuple[GroupId, Index], int] = {}
@@ -99,7 +102,7 @@ class EntryRepair:
             incomplete, [group.group_id for group in damaged if group.is_whole]
         )
         request, now_ns = self._pending, self._state.clock.now_ns()
-        if request is not None and now_ns < request.until_ns:
+        if self._is_repairing or (request is not None and now_ns < request.until_ns):
             return
         self._pending = None
         reachable: list[tuple[Group, tuple[Index, Index], list[ServerId]]] = []
@@ -166,7 +169,7 @@ class EntryRepair:
             entry.data = bytes(entry.data)  # the frame's memory is used again
 
         def repaired(error: storage.StorageError | None) -> None:
-            self._pending = None
+            self._is_repairing = False
             if error is not None:
                 if self._refusals.get((group.group_id, request.first), 0) < HOPELESS_REFUSALS:
                     self._state.log.warning("repair_refused", **_named(group), error=str(error))
@@ -179,6 +182,7 @@ class EntryRepair:
         owner = group.owner
         decided = owner.state.compact_upto if isinstance(owner, LogStream) else NO_INDEX
         upto = max(decided, answer.compacted_upto)
+        self._pending, self._is_repairing = None, True
         self._state.store.repair(group.log, entries, repaired, compacted_upto=upto)
 
     def _does_without(self, group: Group, request: Request, answer: RangeAnswer) -> bool:
