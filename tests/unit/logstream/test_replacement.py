@@ -15,6 +15,7 @@ from vdl.errors import ErrorCode
 from vdl.logstream.elections.quiescence import REST_TICKS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import replica_id_of, server_of
+from vdl.logstream.group.snapshots import DecodeError
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.membership.replacement import (
     PARTITIONS_MAX,
@@ -832,6 +833,29 @@ def test_state_that_comes_in_the_turn_of_a_snapshot_is_refused(
     node.step(MsgSnap(node.id, node.lead, node.term, far))
     assert node.raft.log.snapshot is not None
     assert not group.take_state(past, lambda: None)
+
+
+def test_state_with_members_that_cannot_be_is_refused(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A faulty peer's, in place of damaged entries: refused before anything of it is taken."""
+    cluster.create_topic("a")
+    cluster.run(300)
+    present = cluster.nodes[1].host.groups[CATALOG_GROUP]._snapshot()
+    cluster.nodes[3].crash()
+    patch = unreadable(monkeypatch, CATALOG_GROUP)
+    cluster.nodes[3].start()
+    cluster.run(1_000)
+    patch.undo()
+    host = cluster.nodes[3].host
+    group = host.groups[CATALOG_GROUP]
+    voters = present.conf_state.voters
+    conf_state = replace(present.conf_state, learners=voters[:1])
+    with pytest.raises(DecodeError):
+        group.take_state(replace(present, conf_state=conf_state), lambda: None)
+    host._outbox.note_staged(group)
+    cluster.run(300)
+    assert group.node.voters() == frozenset(voters)
 
 
 def test_state_that_was_taken_is_acted_on_once_its_commit_index_is_durable(

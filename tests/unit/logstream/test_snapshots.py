@@ -56,6 +56,13 @@ def test_snapshot_that_cannot_be_read_is_refused(data: bytes) -> None:
         decode_snapshot(data)
 
 
+def test_snapshot_with_members_that_cannot_be_is_refused() -> None:
+    """It would be kept, and no start would get past it."""
+    data = encode_snapshot(Members(7, (1, 2, 3), learners=(3,)), [])
+    with pytest.raises(DecodeError):
+        decode_snapshot(data)
+
+
 def test_snapshot_too_large_for_a_journal_record_is_refused() -> None:
     """A peer's may not be larger than what the store takes."""
     rng = random.Random(1)

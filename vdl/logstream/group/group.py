@@ -47,6 +47,7 @@ from vdl.logstream.group.snapshots import (
     Items,
     Members,
     SnapshotState,
+    check_members,
     decode_snapshot,
     encode_members,
     encode_snapshot,
@@ -554,6 +555,7 @@ class Group:
         possible now. Until the next checkpoint it is in memory only: a crash in between leaves
         what there was, and a commit index that tells how much was acted on. Hence it is taken, and
         `taken` called, only once that is durable. Raises DecodeError."""
+        check_members(snapshot.conf_state)
         state = decode_snapshot(snapshot.data)
         if not self._may_take(snapshot, state):
             return False

@@ -24,7 +24,8 @@ import cramjam
 import msgspec
 
 from ids import Index, NodeId
-from raft.membership import decode_conf_change
+from raft.errors import InvalidConfChange
+from raft.membership import decode_conf_change, restored
 from raft.types import CONF_CHANGE_KINDS, ConfState, Entry
 from segments.api import INSTALLED_STATE_BYTES_MAX
 
@@ -152,6 +153,14 @@ class SnapshotWriter:
         self._compressor.compress(plain)
 
 
+def check_members(conf_state: ConfState) -> None:
+    """Raises DecodeError for members that cannot be."""
+    try:
+        restored(conf_state)
+    except InvalidConfChange as error:
+        raise DecodeError(str(error)) from error
+
+
 def decode_snapshot(data: bytes | bytearray | memoryview) -> SnapshotState:
     """Nothing in the result points into `data`. Raises DecodeError."""
     length = _LENGTH.unpack_from(data)[0] if len(data) >= _LENGTH.size else STATE_BYTES_MAX + 1
@@ -162,7 +171,9 @@ def decode_snapshot(data: bytes | bytearray | memoryview) -> SnapshotState:
         cramjam.zstd.decompress_into(memoryview(data)[_LENGTH.size :], plain)
     except cramjam.DecompressionError as error:
         raise DecodeError(str(error)) from error
-    return _SNAPSHOT.decode(plain)
+    state = _SNAPSHOT.decode(plain)
+    check_members(state.members.conf_state)
+    return state
 
 
 def split_members(items: Items, initial: Members) -> tuple[Members, Items]:
