@@ -433,6 +433,8 @@ class Host:
         self._alive[server] = hello
         self.state.silent.discard(server)
         self.time.linked(server)
+        for group in self.in_sync.server_linked(server, hello.incarnation):
+            self.liveness.in_sync_changed(group)
         for frame_type, buffers in self.liveness.link_up(server):
             self.state.transport.send(server, frame_type, buffers)
         tick = self.loop_time.tick()

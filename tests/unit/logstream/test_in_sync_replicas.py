@@ -123,18 +123,35 @@ def test_replica_that_is_to_be_replaced_leaves_at_once_in_what_peers_are_sent(
     assert errors(fates) == [ErrorCode.NOT_ENOUGH_REPLICAS]
 
 
-def test_replica_that_was_lost_while_its_server_was_away_does_not_rejoin(cluster: Any) -> None:
+@pytest.mark.parametrize("away_ms", [4_000, 0], ids=["seen to be gone", "back at once"])
+def test_replica_that_was_lost_while_its_server_was_away_does_not_rejoin(
+    cluster: Any, away_ms: int
+) -> None:
     """The server is heard of again, and what its replica held before is all there is: only an
-    answer of the replica itself says that it still does."""
+    answer of the replica itself says that it still does. That its process is another one proves
+    what a refused connection would have."""
     stream = whole(cluster)
     leader, lost = cluster.nodes[stream.leader_server].host, followers_of(stream)[0]
-    lose(cluster, lost, stream.group_id, away_ms=4_000)
+    lose(cluster, lost, stream.group_id, away_ms=away_ms)
+    cluster.run(50)
     told_of = until_replaced(cluster, stream, lost)
     assert lost in leader.alive_servers()
     assert told_of == {leader.in_sync_of(stream.group_id)}
     assert lost not in leader.in_sync_of(stream.group_id)
     cluster.run(4_000)
     assert told(cluster, stream.group_id) == [ALL] * 3, "its successor is"
+
+
+def test_replica_of_a_server_that_is_back_at_once_rejoins_when_it_answers(cluster: Any) -> None:
+    """It has lost nothing: a moment later all are in sync as before."""
+    stream = whole(cluster)
+    leader, back = cluster.nodes[stream.leader_server].host, followers_of(stream)[0]
+    cluster.nodes[back].crash()
+    cluster.nodes[back].start()
+    cluster.run(50)
+    assert set(leader.in_sync_of(stream.group_id)) == ALL - {back}
+    cluster.run(3_000)
+    assert told(cluster, stream.group_id) == [ALL] * 3
 
 
 def test_new_leader_begins_with_those_who_proved_what_they_have(cluster: Any) -> None:

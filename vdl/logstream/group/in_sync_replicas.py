@@ -9,8 +9,9 @@ Rules:
 
 * A new leader begins with itself. Another voter joins once it holds an entry of the leader's own
   term and was caught up lately; it leaves when it lags for too long, or when its server is silent
-  for longer than two election timeouts. A refused connection proves a dead process: it leaves at
-  once. Between the bounds of joining (`JOIN_NS`) and of leaving the list does not change.
+  for longer than two election timeouts. A refused connection proves a dead process, and so does
+  one to a process that began later: it leaves at once. Between the bounds of joining (`JOIN_NS`)
+  and of leaving the list does not change.
 * A replica whose link was lost does not join by what it held before, only once it answers again:
   its server may have come back without that.
 * Learners, and replicas that are to be replaced, are not in sync. One that leaves is, while it is
@@ -200,6 +201,8 @@ class InSyncReplicas:
         self._round: list[InSync] = []
         """Still to be looked at in this second."""
         self._round_size = 0
+        self._incarnations: dict[ServerId, int] = {}
+        """Of the process of each server that was last linked."""
 
     def __getitem__(self, group_id: GroupId) -> InSync:
         return self._led[group_id]
@@ -262,6 +265,14 @@ class InSyncReplicas:
             and group.node.term == one.term
             and one.look(now_ns, is_heard)
         )
+
+    def server_linked(self, server_id: ServerId, incarnation: int) -> list[Group]:
+        """There is a link to that server. If its process is another one than the last, that one is
+        gone, with all that was not durable, or was lost since. The groups whose list is another
+        one."""
+        before = self._incarnations.get(server_id, incarnation)
+        self._incarnations[server_id] = incarnation
+        return [] if before == incarnation else self.server_gone(server_id)
 
     def server_gone(self, server_id: ServerId) -> list[Group]:
         """The process of that server is gone. The groups whose list is another one."""
