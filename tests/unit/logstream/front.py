@@ -15,6 +15,8 @@ class ChosenFront(NoFront):
         self.retention: RetentionPolicy = KEEP
         self.compaction: CompactionPolicy | None = None
         self.wait_ns = 0
+        self.asked = 0
+        """How often it was asked how a log is to be compacted."""
 
     def request_wait_ns(self) -> int:
         return self.wait_ns
@@ -25,4 +27,5 @@ class ChosenFront(NoFront):
 
     def compaction_policy(self, stream: LogStream) -> CompactionPolicy | None:
         del stream
+        self.asked += 1
         return self.compaction

@@ -256,6 +256,29 @@ def test_markers_are_kept_for_as_long_as_asked(make_cluster: Callable[..., Any])
     topic.check()
 
 
+@pytest.mark.parametrize("policy", [ALWAYS, FOREVER_KEPT])
+def test_log_that_is_compacted_is_not_looked_at_each_second(
+    make_cluster: Callable[..., Any], policy: CompactionPolicy
+) -> None:
+    """With thousands of them that would be all that a server at rest does. The next decision finds
+    it all the same."""
+    cluster = make_cluster(compaction_check_ms=1_000)
+    topic = Topic(cluster, policy)
+    for _ in range(3):
+        topic.write(20)
+        topic.settle()
+    follower = next(stream for stream in topic.streams() if not stream.is_leader)
+    front = next(n.front for n in topic.live() if n.host.stream(topic.group_id) is follower)
+    asked = front.asked
+    cluster.run(60_000)
+    assert front.asked - asked <= 4
+    upto = follower.group.log.compaction.upto
+    topic.write(20)
+    topic.settle()
+    assert follower.group.log.compaction.upto > upto > 0
+    topic.check()
+
+
 def test_replica_that_begins_behind_what_was_compacted_waits_for_nothing(
     make_cluster: Callable[..., Any],
 ) -> None:

@@ -31,6 +31,10 @@ from vdl.records.compaction import BatchCleaner
 TELL_AGAIN_NS = 30_000 * MS
 """How often leaders are told what has not changed: a frame may be lost with its link."""
 
+NOTE_AGAIN_NS = 15_000 * MS
+"""Marks are that far apart at least where deletion markers are kept for long. One that is noted
+later lets markers go later."""
+
 RETRY_NS = 5_000 * MS
 """How long a log rests that could not be compacted: its newest segment has to end, it has damage,
 or the disk is full."""
@@ -52,8 +56,8 @@ class _Replica:
     """What is known of the compaction of one partition's replica here, and of its peers'."""
 
     __slots__ = (
-        "due_ns", "group", "last", "marks", "repeat_due_ns", "repeat_ns", "reported", "told",
-        "told_ns", "waiting",
+        "due_ns", "group", "last", "marks", "note_due_ns", "repeat_due_ns", "repeat_ns", "reported",
+        "settled", "told", "told_ns", "upto", "waiting",
     )  # fmt: skip
 
     def __init__(self, group: Group, now_ns: int) -> None:
@@ -73,6 +77,13 @@ class _Replica:
         self.told_ns = 0
         self.due_ns = 0
         """It is not tried again before."""
+        self.upto = NO_INDEX
+        """See `_compacted`: when this was last looked at."""
+        self.settled: tuple[Index, Index, storage.Compaction, Index] | None = None
+        """`_progress` then, if all that was decided was done: of thousands of logs at rest nothing
+        more is asked."""
+        self.note_due_ns = NEVER
+        """When it is looked at all the same, because `marks` could not take `upto` yet."""
 
 
 class LogCompaction:
@@ -117,12 +128,17 @@ class LogCompaction:
             if not stream.state.compact_upto:
                 continue
             replica = self._replica(stream)
+            progress = _progress(stream)
+            if replica.settled == progress and now_ns < replica.note_due_ns:
+                continue
             policy = self._state.front.compaction_policy(stream) or CompactionPolicy()
-            upto = _compacted(stream)
+            upto = replica.upto = _compacted(stream)
             replica.marks.note(upto, policy.delete_retention_ms, now_ns)
             if is_due(stream) and now_ns >= replica.due_ns:
                 due.append(stream)
             is_unstored = is_unstored or upto < stream.state.compact_upto > _applied(stream)
+            replica.settled = progress if _is_done(stream) else None
+            replica.note_due_ns = NEVER if replica.marks.newest >= upto else now_ns + NOTE_AGAIN_NS
         self._see_to_checkpoint(now_ns, is_needed=is_unstored)
         self._forget_gone()
         self._tell(now_ns)
@@ -202,8 +218,8 @@ class LogCompaction:
         state = self._state
         rows: dict[ServerId, list[Compacted]] = {}
         for group_id, replica in self._replicas.items():
-            group, stream = replica.group, state.streams[group_id]
-            leader, upto = server_of(group.node.lead), _compacted(stream)
+            group, upto = replica.group, replica.upto
+            leader = server_of(group.node.lead)
             is_told = replica.told == (leader, upto) and now_ns - replica.told_ns < TELL_AGAIN_NS
             if not upto or is_told or not self._understands(leader) or leader not in state.alive:
                 continue
@@ -341,10 +357,21 @@ class LogCompaction:
 
 def is_due(stream: LogStream) -> bool:
     """Whether a decision that is applied here is to be done to the log here."""
+    has_stored = stream.state.compact_upto <= _applied(stream)
+    return has_stored and not stream.group.log.installed_state and not _is_done(stream)
+
+
+def _is_done(stream: LogStream) -> bool:
+    """Whether nothing is left to do of what was decided: it is done, or was cut off the log."""
     state, log = stream.state, stream.group.log
     wanted = storage.Compaction(state.compact_upto, state.markers_upto)
-    has_stored = state.compact_upto <= _applied(stream) and not log.installed_state
-    return wanted != log.compaction and has_stored and state.compact_upto >= log.first_index
+    return wanted == log.compaction or state.compact_upto < log.first_index
+
+
+def _progress(stream: LogStream) -> tuple[Index, Index, storage.Compaction, Index]:
+    """All that `_is_done` and `_compacted` follow from."""
+    state, log = stream.state, stream.group.log
+    return state.compact_upto, state.markers_upto, log.compaction, log.first_index
 
 
 def _compacted(stream: LogStream) -> Index:

@@ -93,6 +93,11 @@ class CompactedMarks:
         self._marks: deque[tuple[Index, int]] = deque()
         """(index, monotonic ns), oldest first. Invariant: both rise; at most `PARTS` + 2."""
 
+    @property
+    def newest(self) -> Index:
+        """Up to where the replica is known to be compacted; 0: nothing is."""
+        return self._marks[-1][0] if self._marks else NO_INDEX
+
     def note(self, upto: Index, retention_ms: int, now_ns: int) -> None:
         """All entries up to `upto` are compacted."""
         marks = self._marks
