@@ -107,6 +107,16 @@ def test_stable_group_is_described_whole(cluster: Cluster, version: int) -> None
         assert group.authorized_operations == 3_400, "as Kafka without an authorizer"
 
 
+def test_group_is_described_as_often_as_it_is_named_up_to_a_bound(cluster: Cluster) -> None:
+    """As Kafka, but a request of a million names makes no answer of gigabytes."""
+    stable_group(cluster)
+    request = describe_wire.DescribeGroupsRequest([GROUP] * 100 + ["other"])
+    groups = cluster.call(DESCRIBE, 5, request).response.groups
+    assert [len(g.members) for g in groups] == [2] * 11 + [0] * 90
+    assert [g.error_code for g in groups[11:]] == [ErrorCode.INVALID_REQUEST] * 89 + [0]
+    assert groups[-1].group_state == "Dead"
+
+
 def test_group_in_a_rebalance_is_described_without_assignments(cluster: Cluster) -> None:
     """Half a generation says nothing."""
     (first, _), _ = stable_group(cluster)

@@ -117,6 +117,35 @@ def test_offset_committed_in_any_version_is_fetched_in_any(cluster: Cluster, ver
             assert found.committed_leader_epoch == (3 if version >= 6 else -1)
 
 
+@pytest.mark.parametrize("version", [7, 9, 10])
+def test_position_that_is_named_a_million_times_makes_no_answer_of_gigabytes(
+    cluster: Cluster, version: int
+) -> None:
+    """Four bytes of request stand for four kilobytes of text. Named twice it is answered twice."""
+    assert commit_error(commit(cluster, 42, metadata="m" * 4_000)) is ErrorCode.NONE
+    twice = fetch(cluster, version=version, topics={"t": [0, 0]}).response
+    topics = twice.groups[0].topics if version >= 8 else twice.topics
+    assert [p.committed_offset for p in topics[0].partitions] == [42, 42]
+    response = fetch(cluster, version=version, topics={"t": [0] * 5_000}).response
+    topics = response.groups[0].topics if version >= 8 else response.topics
+    found = topics[0].partitions
+    refused = [p for p in found if p.error_code == ErrorCode.INVALID_REQUEST]
+    assert (len(found), len(refused)) == (5_000, 3_999)
+    assert {(p.committed_offset, p.metadata) for p in refused} == {(-1, "")}
+
+
+def test_all_positions_of_a_group_are_answered_as_often_as_it_is_named_up_to_a_bound(
+    cluster: Cluster,
+) -> None:
+    """As Kafka, but a request of a million names makes no answer of gigabytes."""
+    assert commit_error(commit(cluster, 42)) is ErrorCode.NONE
+    asked = [fetch_wire.OffsetFetchRequestGroup(GROUP, topics=None) for _ in range(100)]
+    request = fetch_wire.OffsetFetchRequest(groups=asked)
+    groups = cluster.call(FETCH, 9, request).response.groups
+    assert [g.error_code for g in groups] == [0] * 11 + [ErrorCode.INVALID_REQUEST] * 89
+    assert [len(g.topics) for g in groups] == [1] * 11 + [0] * 89
+
+
 def test_partition_without_a_position_is_unknown_in_version_0(cluster: Cluster) -> None:
     """Where ZooKeeper had no node; from v1 on it is no error."""
     for version, code in ((0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (1, ErrorCode.NONE)):

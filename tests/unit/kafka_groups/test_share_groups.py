@@ -240,6 +240,17 @@ def test_offsets_are_described_and_set_where_nobody_is() -> None:
     assert offsets(made, group="nobody").error_code == ErrorCode.GROUP_ID_NOT_FOUND
 
 
+def test_all_offsets_are_described_as_often_as_a_group_is_named_up_to_a_bound() -> None:
+    """A request of a million names makes no answer of gigabytes."""
+    made = cluster()
+    join(made, "a")
+    asked = [describe_wire.DescribeShareGroupOffsetsRequestGroup(GROUP, None) for _ in range(100)]
+    request = describe_wire.DescribeShareGroupOffsetsRequest(asked)
+    groups = made.call(DESCRIBE_OFFSETS, 1, request).response.groups
+    assert [len(group.topics) for group in groups] == [1] * 11 + [0] * 89
+    assert [g.error_code for g in groups] == [0] * 11 + [ErrorCode.INVALID_REQUEST] * 89
+
+
 def test_partitions_beside_those_that_were_set_begin_where_the_setting_says() -> None:
     """Kafka makes all of them without an offset, but for those that AlterShareGroupOffsets names.
     What the topic gets afterwards is read from its beginning, also in such a group."""

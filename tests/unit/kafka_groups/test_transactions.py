@@ -711,6 +711,17 @@ def test_transaction_is_described_by_its_coordinator(cluster: Cluster) -> None:
     assert describe(cluster, X, server=2).error_code == ErrorCode.NOT_COORDINATOR
 
 
+def test_transaction_is_described_as_often_as_it_is_named_up_to_a_bound(cluster: Cluster) -> None:
+    """As Kafka, but a request of a million names makes no answer of gigabytes."""
+    init(cluster)
+    add(cluster, 0, 2)
+    request = describe_wire.DescribeTransactionsRequest([X] * 100 + ["y"])
+    states = cluster.call(DESCRIBE, 0, request).response.transaction_states
+    assert [len(state.topics) for state in states] == [1] * 11 + [0] * 90
+    refused = [ErrorCode.INVALID_REQUEST] * 89
+    assert [s.error_code for s in states[11:]] == [*refused, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND]
+
+
 def test_transactions_are_listed_by_what_is_asked_for(cluster: Cluster) -> None:
     for name in ("x", "y1", "y2"):
         init(cluster, name=name)

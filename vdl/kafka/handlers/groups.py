@@ -29,6 +29,7 @@ from vdl.kafka.answer import Gathering, Later, Response
 from vdl.kafka.context import RequestContext
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.groups.led_coordinator import Joined, Synced
+from vdl.kafka.limits.repeats import Repeats
 from vdl.kafka.lookup import endpoint
 from vdl.kafka.wire import delete_groups as delete_wire
 from vdl.kafka.wire import describe_groups as describe_wire
@@ -388,8 +389,9 @@ def describe_groups(
     describe: Callable[[Description, Coordinator], None],
 ) -> Response | Later:
     """What the handler returns. Each of the answer's groups is described, after a quorum confirmed
-    its coordinator, or has an error; one that has an error already is left as it is."""
-    groups = group_coordinator(ctx)
+    its coordinator, or has an error; one that has an error already is left as it is. What is named
+    again and again is INVALID_REQUEST."""
+    groups, repeats = group_coordinator(ctx), Repeats()
 
     def read(target: Description, error: ErrorCode, machine: Coordinator | None) -> None:
         if machine is None:
@@ -399,9 +401,13 @@ def describe_groups(
         parts.arrived()
 
     for target in targets:
-        if target.error_code == ErrorCode.NONE:
-            parts.expect()
-            groups.read(target.group_id, parts.later.step(partial(read, target)))
+        if target.error_code != ErrorCode.NONE:
+            continue
+        if repeats.refuses(target.group_id):
+            target.error_code = ErrorCode.INVALID_REQUEST
+            continue
+        parts.expect()
+        groups.read(target.group_id, parts.later.step(partial(read, target)))
     return parts.result()
 
 

@@ -29,6 +29,7 @@ Must not know: who may commit (the state machine decides that), group membership
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 
 from ids import NO_OFFSET, Offset
@@ -36,6 +37,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.groups import group_coordinator
+from vdl.kafka.limits.repeats import Repeats
 from vdl.kafka.lookup import find_topic
 from vdl.kafka.wire import offset_commit as commit_wire
 from vdl.kafka.wire import offset_delete as delete_wire
@@ -47,6 +49,8 @@ from vdl.state.offsets import CommittedOffset, Offsets
 _GROUP_NOT_FOUND_FROM = 9
 _MEMBER_EPOCHS_FROM = 9
 _TOPIC_IDS_FROM = 10
+_REPEATED_PLACES_MAX = 1_000
+"""Each has `offset.metadata.max.bytes` of text at most."""
 
 # --- OffsetCommit --------------------------------------------------------------------------------
 
@@ -176,10 +180,11 @@ def position_of(
 def handle_offset_fetch(
     ctx: RequestContext, request: fetch_wire.OffsetFetchRequest
 ) -> fetch_wire.OffsetFetchResponse | Later:
-    """The committed positions; -1 where there is none."""
+    """The committed positions; -1 where there is none. What is named again and again is
+    INVALID_REQUEST."""
     if ctx.api_version >= 8:
         return _fetch_groups(ctx, request)
-    later = Later()
+    later, repeats = Later(), Repeats(_REPEATED_PLACES_MAX)
     asked = _asked(request.topics)
 
     def read(error: ErrorCode, machine: Coordinator | None) -> None:
@@ -192,6 +197,13 @@ def handle_offset_fetch(
             response.topics.append(topic)
             for index in indexes:
                 place = request.group_id, name, index
+                if repeats.refuses(place):
+                    topic.partitions.append(
+                        fetch_wire.OffsetFetchResponsePartition(
+                            index, NO_OFFSET, error_code=ErrorCode.INVALID_REQUEST
+                        )
+                    )
+                    continue
                 found = _current(ctx, machine.offsets, *place)
                 partition = fetch_wire.OffsetFetchResponsePartition(
                     index, found.offset, found.leader_epoch, found.metadata
@@ -244,6 +256,7 @@ def _fetch_groups(
     """v8+: each group from its own coordinator, here or not."""
     groups = group_coordinator(ctx)
     parts = Gathering(fetch_wire.OffsetFetchResponse())
+    whole_groups, places = Repeats(), Repeats(_REPEATED_PLACES_MAX)
 
     def read(
         target: fetch_wire.OffsetFetchResponseGroup,
@@ -256,87 +269,96 @@ def _fetch_groups(
         target.error_code = error
         if machine is not None and error is ErrorCode.NONE:
             fill = _fill_group_by_id if ctx.api_version >= _TOPIC_IDS_FROM else _fill_group
-            fill(ctx, target, machine, group.topics, requires_stable=request.require_stable)
+            repeats = Repeats() if group.topics is None else places
+            group_id = group.group_id
+            positions = _Positions(ctx, machine, group_id, repeats, request.require_stable)
+            fill(ctx, target, positions, group.topics)
         parts.arrived()
 
     for group in request.groups:
         target = fetch_wire.OffsetFetchResponseGroup(group_id=group.group_id)
         parts.response.groups.append(target)
+        if group.topics is None and whole_groups.refuses(group.group_id):
+            target.error_code = ErrorCode.INVALID_REQUEST
+            continue
         parts.expect()
         groups.read(group.group_id, parts.later.step(partial(read, target, group)))
     return parts.result()
 
 
+@dataclass(frozen=True, slots=True)
+class _Positions:
+    """The positions of a group, as one request asks for them."""
+
+    ctx: RequestContext
+    machine: Coordinator
+    group_id: str
+    repeats: Repeats
+    requires_stable: bool
+
+    def wanted(self, asked: list[tuple[str, list[int]]] | None) -> list[tuple[str, list[int]]]:
+        """(topic, partitions) to be answered; `asked`: None for all."""
+        return _wanted(self.ctx, self.machine.offsets, self.group_id, asked)
+
+    def of(self, name: str, indexes: list[int]) -> list[fetch_wire.OffsetFetchResponsePartitions]:
+        """The answers for partitions of a topic."""
+        return [self._of(name, index) for index in indexes]
+
+    def _of(self, name: str, index: int) -> fetch_wire.OffsetFetchResponsePartitions:
+        place = self.group_id, name, index
+        if self.repeats.refuses(place):
+            return _without_position(index, ErrorCode.INVALID_REQUEST)
+        if self.requires_stable and self.machine.pending.is_unstable(*place):
+            return _without_position(index, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        found = _current(self.ctx, self.machine.offsets, *place)
+        return fetch_wire.OffsetFetchResponsePartitions(
+            index, found.offset, found.leader_epoch, found.metadata
+        )
+
+
+def _without_position(index: int, code: ErrorCode) -> fetch_wire.OffsetFetchResponsePartitions:
+    return fetch_wire.OffsetFetchResponsePartitions(index, NO_OFFSET, error_code=code)
+
+
 def _fill_group(
     ctx: RequestContext,
     target: fetch_wire.OffsetFetchResponseGroup,
-    machine: Coordinator,
+    positions: _Positions,
     topics: list[fetch_wire.OffsetFetchRequestTopics] | None,
-    *,
-    requires_stable: bool,
 ) -> None:
-    for name, indexes in _wanted(ctx, machine.offsets, target.group_id, _asked(topics)):
-        topic = fetch_wire.OffsetFetchResponseTopics(name=name)
-        target.topics.append(topic)
-        _fill_topic(ctx, target.group_id, topic, machine, name, indexes, requires_stable)
+    del ctx
+    target.topics = [
+        fetch_wire.OffsetFetchResponseTopics(name=name, partitions=positions.of(name, indexes))
+        for name, indexes in positions.wanted(_asked(topics))
+    ]
 
 
 def _fill_group_by_id(
     ctx: RequestContext,
     target: fetch_wire.OffsetFetchResponseGroup,
-    machine: Coordinator,
+    positions: _Positions,
     topics: list[fetch_wire.OffsetFetchRequestTopics] | None,
-    *,
-    requires_stable: bool,
 ) -> None:
     """v10+. Of all positions, those in topics that this server does not know have no id to name."""
     if topics is None:
-        for name, indexes in _wanted(ctx, machine.offsets, target.group_id, None):
+        for name, indexes in positions.wanted(None):
             known = find_topic(ctx, name)
             if known is not None:
                 topic = fetch_wire.OffsetFetchResponseTopics(topic_id=known.topic_id)
+                topic.partitions = positions.of(name, indexes)
                 target.topics.append(topic)
-                _fill_topic(ctx, target.group_id, topic, machine, name, indexes, requires_stable)
         return
     for asked in topics:
         topic = fetch_wire.OffsetFetchResponseTopics(topic_id=asked.topic_id)
         target.topics.append(topic)
         known = find_topic(ctx, asked.topic_id)
-        if known is not None:
-            indexes = asked.partition_indexes
-            _fill_topic(ctx, target.group_id, topic, machine, known.name, indexes, requires_stable)
-            continue
-        topic.partitions = [
-            fetch_wire.OffsetFetchResponsePartitions(
-                index, NO_OFFSET, error_code=ErrorCode.UNKNOWN_TOPIC_ID
-            )
-            for index in asked.partition_indexes
-        ]
-
-
-def _fill_topic(
-    ctx: RequestContext,
-    group_id: str,
-    topic: fetch_wire.OffsetFetchResponseTopics,
-    machine: Coordinator,
-    name: str,
-    indexes: list[int],
-    requires_stable: bool,
-) -> None:
-    for index in indexes:
-        if requires_stable and machine.pending.is_unstable(group_id, name, index):
-            topic.partitions.append(
-                fetch_wire.OffsetFetchResponsePartitions(
-                    index, NO_OFFSET, error_code=ErrorCode.UNSTABLE_OFFSET_COMMIT
-                )
-            )
-            continue
-        found = _current(ctx, machine.offsets, group_id, name, index)
-        topic.partitions.append(
-            fetch_wire.OffsetFetchResponsePartitions(
-                index, found.offset, found.leader_epoch, found.metadata
-            )
-        )
+        if known is None:
+            topic.partitions = [
+                _without_position(index, ErrorCode.UNKNOWN_TOPIC_ID)
+                for index in asked.partition_indexes
+            ]
+        else:
+            topic.partitions = positions.of(known.name, asked.partition_indexes)
 
 
 _NONE = CommittedOffset(

@@ -21,6 +21,7 @@ from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.handlers.share_fetch import share_groups_enabled
+from vdl.kafka.limits.repeats import Repeats
 from vdl.kafka.lookup import Topic, find_topic
 from vdl.kafka.wire.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequest,
@@ -64,7 +65,8 @@ def _why(code: ErrorCode, group_id: str) -> str | None:
 def handle_describe_share_group_offsets(
     ctx: RequestContext, request: DescribeShareGroupOffsetsRequest
 ) -> DescribeShareGroupOffsetsResponse | Later:
-    """Start offsets of the share-partitions that were named, or of all."""
+    """Start offsets of the share-partitions that were named, or of all. All of a group again and
+    again are INVALID_REQUEST."""
     if not share_groups_enabled(ctx):
         return fail_describe_share_group_offsets(
             request, ctx.api_version, ErrorCode.UNSUPPORTED_VERSION
@@ -87,9 +89,13 @@ def handle_describe_share_group_offsets(
             target.topics = _describe(ctx, asked, machine)
         parts.arrived()
 
+    repeats = Repeats()
     for asked in request.groups:
         target = DescribeShareGroupOffsetsResponseGroup(asked.group_id)
         parts.response.groups.append(target)
+        if asked.topics is None and repeats.refuses(asked.group_id):
+            target.error_code = ErrorCode.INVALID_REQUEST
+            continue
         parts.expect()
         groups.read(asked.group_id, parts.later.step(partial(read, asked, target)))
     return parts.result()

@@ -29,6 +29,7 @@ from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.handlers.offsets import position_of
+from vdl.kafka.limits.repeats import Repeats
 from vdl.kafka.lookup import find_topic, is_internal
 from vdl.kafka.transactions.led_transactions import LedTransactions
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
@@ -482,7 +483,8 @@ def fail_write_txn_markers(
 def handle_describe_transactions(
     ctx: RequestContext, request: describe_wire.DescribeTransactionsRequest
 ) -> describe_wire.DescribeTransactionsResponse | Later:
-    """Each transactional id from its own coordinator, after a quorum confirmed that it leads."""
+    """Each transactional id from its own coordinator, after a quorum confirmed that it leads. What
+    is named again and again is INVALID_REQUEST."""
     transactions = transaction_coordinator(ctx)
     parts = Gathering(describe_wire.DescribeTransactionsResponse())
 
@@ -496,10 +498,12 @@ def handle_describe_transactions(
             _describe(ctx, target, known)
         parts.arrived()
 
+    repeats = Repeats()
     for name in request.transactional_ids:
         target = describe_wire.TransactionState(transactional_id=name)
         parts.response.transaction_states.append(target)
-        led = transactions.find(name) if name else ErrorCode.INVALID_REQUEST
+        is_wrong = not name or repeats.refuses(name)
+        led = ErrorCode.INVALID_REQUEST if is_wrong else transactions.find(name)
         if isinstance(led, ErrorCode):
             target.error_code = led
         else:
