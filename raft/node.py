@@ -34,8 +34,10 @@ from raft.messages import (
     MsgAppResp,
     MsgCommit,
     MsgHeartbeat,
+    MsgHeartbeatResp,
     MsgPreVote,
     MsgPreVoteResp,
+    MsgReadIndexResp,
     MsgSnap,
     MsgStorageAppend,
     MsgStorageAppendResp,
@@ -70,6 +72,18 @@ of a faulty peer must not use up the terms that a group has, for there is no way
 
 _FROM_LEADERS: Final = frozenset((MsgApp, MsgHeartbeat, MsgCommit, MsgSnap))
 """Whoever sends one leads its term."""
+
+_OF_A_TERM: Final = _FROM_LEADERS | {
+    MsgAppResp,
+    MsgVote,
+    MsgVoteResp,
+    MsgPreVote,
+    MsgHeartbeatResp,
+    MsgTimeoutNow,
+    MsgReadIndexResp,
+}
+"""Between peers; whoever sends one is in a term. A new replica may refuse a pre-vote before it is
+in any."""
 
 _ANY_ROLE: Final[dict[type[Message], Callable[..., None]]] = {
     MsgVote: candidate.handle_vote,
@@ -134,8 +148,12 @@ class RawNode:
         if msg.from_ not in raft.progress and kind in RESPONSES and msg.from_ != raft.id:
             raise StepPeerNotFound(msg.from_)
         term = msg.term
-        if term not in (raft.term, 0) and not self._admit_other_term(msg):
-            return
+        if term != raft.term:
+            if term == NO_TERM:
+                if kind in _OF_A_TERM:
+                    raise Contradiction(f"{kind.__name__} of no term")
+            elif not self._admit_other_term(msg):
+                return
         handler = _HANDLERS[raft.state].get(kind)
         if handler is not None:
             handler(raft, msg)

@@ -308,7 +308,8 @@ class LeaderListReceiver:
         for _, term, replica, _ in rows:
             if replica and replica >> REPLICA_NUMBER_BITS != peer:
                 raise MalformedFrame(f"leader list of server {peer} with replica {replica}")
-            if term > TERM_MAX:  # whoever really leads would never be believed again
+            # Above: whoever really leads would never be believed again. In none nobody leads.
+            if term > TERM_MAX or (replica and not term):
                 raise MalformedFrame(f"leader list of server {peer} with term {term}")
         changes: list[LeaderChange] = []
         if whole:

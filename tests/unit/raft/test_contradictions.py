@@ -21,7 +21,9 @@ from raft.messages import (
     MsgHeartbeatResp,
     MsgPreVote,
     MsgPreVoteResp,
+    MsgReadIndexResp,
     MsgSnap,
+    MsgTimeoutNow,
     MsgVote,
     MsgVoteResp,
 )
@@ -61,6 +63,16 @@ def leader() -> RawNode:
     for peer in (2, 3):
         node.step(MsgVoteResp(1, peer, node.term))
     assert node.is_leader
+    return node
+
+
+def candidate() -> RawNode:
+    node = follower()
+    node.raft.lead = 0
+    node.campaign()
+    node.step(MsgPreVoteResp(1, 2, node.term + 1))
+    node.step(MsgPreVoteResp(1, 1, node.term + 1))
+    assert node.state is StateType.CANDIDATE
     return node
 
 
@@ -155,6 +167,33 @@ def test_term_that_nobody_can_have_reached_is_not_entered(
         one.leader_heard(0, lead=3, term=term)
         assert shape(one) == before
     one.step(make(one.term + TERM_LEAP_MAX))
+
+
+OF_A_TERM: list[Message] = [
+    MsgApp(1, 2, 0, 3, 4, [], 2),
+    MsgAppResp(1, 2, 0, 4),
+    MsgVote(1, 2, 0, 9, 9, transfer=True),
+    MsgVoteResp(1, 2, 0),
+    MsgPreVote(1, 2, 0, 9, 9, transfer=True),
+    MsgHeartbeat(1, 2, 0, 2),
+    MsgHeartbeatResp(1, 2, 0),
+    MsgCommit(1, 2, 0, 2),
+    MsgSnap(1, 2, 0, Snapshot(9, 1, CONF)),
+    MsgTimeoutNow(1, 2, 0),
+    MsgReadIndexResp(1, 2, 0, 2, b"r1"),
+]
+
+
+@pytest.mark.parametrize("message", OF_A_TERM, ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize("make", [follower, candidate, leader])
+def test_message_of_no_term_is_refused(make: Callable[[], RawNode], message: Message) -> None:
+    """Requests that are passed on have none; votes and acknowledgements without one would count in
+    any, and a leader without one lead it."""
+    node = make()
+    before, votes = shape(node), node.raft.ballots
+    with pytest.raises(Contradiction):
+        node.step(message)
+    assert (shape(node), node.raft.ballots) == (before, votes)
 
 
 def test_nobody_campaigns_beyond_the_last_term() -> None:

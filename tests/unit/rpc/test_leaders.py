@@ -219,6 +219,14 @@ def test_leaders_listing_another_servers_replica_is_malformed() -> None:
         deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 1), 1)
 
 
+def test_leaders_listing_a_leader_of_no_term_is_malformed() -> None:
+    """It would be taken for a heartbeat that is not bound to one."""
+    lists = linked(ONE, TWO)
+    lists[ONE].sender.set(9, 0, replica(ONE))
+    with pytest.raises(MalformedFrame):
+        deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 1), 1)
+
+
 def test_leaders_cut_frames_are_malformed() -> None:
     """Every truncation is noticed."""
     lists = linked(ONE, TWO)
