@@ -20,6 +20,7 @@ from hashlib import sha256
 import msgspec
 
 from ids import DirectoryId, ServerId
+from vdl.state.table import decode_value
 
 COORDINATOR_GROUPS = 8
 """How many coordinator groups a new cluster gets. In the birth record: it can never change."""
@@ -49,7 +50,7 @@ def encode_record(record: BirthRecord) -> bytes:
 
 def decode_record(data: bytes | memoryview) -> BirthRecord:
     """Raises msgspec.DecodeError (ValidationError among them)."""
-    return msgspec.msgpack.decode(data, type=BirthRecord)
+    return decode_value(bytes(data), BirthRecord)
 
 
 def configuration_digest(seeds: dict[ServerId, str]) -> bytes:

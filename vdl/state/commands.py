@@ -23,6 +23,7 @@ import msgspec
 
 from ids import DirectoryId, GroupId, Offset, ReplicaNumber, ServerId
 from vdl.state.modern.partitions import Partitions
+from vdl.state.table import decoded
 
 
 class Command(
@@ -797,7 +798,7 @@ def encode(envelope: Envelope) -> bytes:
 
 def decode(data: bytes | bytearray | memoryview) -> Envelope:
     """Nothing in the result points into `data`. Raises msgspec.DecodeError."""
-    return _DECODER.decode(data)
+    return decoded(_DECODER, data)
 
 
 def encode_command(command: Command) -> bytes:
@@ -807,4 +808,4 @@ def encode_command(command: Command) -> bytes:
 
 def decode_command(data: bytes | bytearray | memoryview) -> Command:
     """Nothing in the result points into `data`. Raises msgspec.DecodeError."""
-    return _COMMAND_DECODER.decode(data)
+    return decoded(_COMMAND_DECODER, data)

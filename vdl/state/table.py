@@ -35,7 +35,18 @@ def encode_value(value: Any) -> bytes:
 
 def decode_value(data: bytes, kind: type[Value]) -> Value:
     """Raises msgspec.DecodeError: the stored value is not of this shape."""
-    return msgspec.msgpack.decode(data, type=kind)
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from error
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[Value], data: bytes | bytearray | memoryview) -> Value:
+    """What the decoder makes of it. Raises msgspec.DecodeError, also for text that is none."""
+    try:
+        return decoder.decode(data)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 class Stored(Protocol):

@@ -1,5 +1,8 @@
 """A cluster comes into being exactly once, whoever was wiped and whoever is alone."""
 
+import msgspec
+import pytest
+
 from vdl.logstream.bootstrap import (
     Birth,
     BirthRecord,
@@ -91,3 +94,9 @@ def test_single_server_founds_at_once() -> None:
 
 def test_record_survives_encoding() -> None:
     assert decode_record(encode_record(record())) == record()
+
+
+def test_record_with_text_that_is_none_is_refused() -> None:
+    """A faulty peer's, like any other that cannot be read."""
+    with pytest.raises(msgspec.DecodeError):
+        decode_record(encode_record(record()).replace(b"cluster", b"cluste\x96"))

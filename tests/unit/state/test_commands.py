@@ -137,6 +137,18 @@ def test_command_that_no_replica_could_apply_is_refused() -> None:
         commands.decode(data)
 
 
+def test_command_with_text_that_is_none_is_refused() -> None:
+    """A faulty peer's, like any other that cannot be read."""
+    command = commands.DeleteTopics(["name"])
+    envelope = commands.encode(commands.Envelope(1, 1, 1, 1, command))
+    for decode, data in (
+        (commands.decode, envelope),
+        (commands.decode_command, commands.encode_command(command)),
+    ):
+        with pytest.raises(commands.DecodeError):
+            decode(data.replace(b"name", b"nam\x96"))
+
+
 def test_dict_order_does_not_reach_the_bytes() -> None:
     """Equal commands are equal bytes, whatever order a dict was filled in."""
     one = commands.NewTopic("t", b"i" * 16, configs={"a": "1", "b": "2"})
