@@ -2,10 +2,10 @@
 copies.
 
 It goes through the segments of all logs in order, entry by entry through their Idx, and checks
-every CRC. A step is a mebibyte in the pool; a rate in bytes a second is kept; behind the last log
-it begins again. The newest segment is read as far as it was durable when the pass came to its log,
-because some logs never fill one. What it finds is added to the log's damaged ranges. To repair them
-is the owner's business.
+every CRC. A step is a mebibyte in the pool; a rate in bytes a second is kept; some time behind the
+last log it begins again. The newest segment is read as far as it was durable when the pass came to
+its log, because some logs never fill one. What it finds is added to the log's damaged ranges. To
+repair them is the owner's business.
 
 Must not know: the tail, who repairs.
 """
@@ -22,7 +22,12 @@ from segments.log.log import DiskLog
 
 STEP_BYTES = 1 << 20
 PAUSE_MS = 10_000
-"""Between two passes."""
+"""Between two passes, at least."""
+LOG_MS = 100
+"""What each log takes of the time from one pass to the next, at least. A small one is read in a
+moment, and costs a millisecond all the same: with a thousand of them a server at rest would do
+little else."""
+NS_PER_MS = 1_000_000
 
 
 class Scrubber:
@@ -48,6 +53,9 @@ class Scrubber:
         self._end = NO_INDEX
         """Where the log that is read ended when its turn came."""
         self._pass_bytes = 0
+        self._pass_logs = 0
+        """Of this pass, those that have segments."""
+        self._pass_began_ns = 0
         self.is_stopped = False
         self.bytes = 0
         self.errors = 0
@@ -102,6 +110,7 @@ class Scrubber:
         """The log to read on in, with `_index` set to its first entry not read in this pass."""
         if not self._log_id:
             self._ids.extend(sorted(self._logs))
+            self._pass_logs, self._pass_began_ns = 0, self._now_ns()
         while True:
             log = self._logs.get(self._log_id)
             if log is not None:
@@ -112,7 +121,9 @@ class Scrubber:
                 return None
             self._log_id, self._index = self._ids.popleft(), NO_INDEX
             log = self._logs.get(self._log_id)
-            self._end = log.flushed_index + 1 if log is not None and log.segments else NO_INDEX
+            has_segments = log is not None and len(log.segments) > 0
+            self._end = log.flushed_index + 1 if log is not None and has_segments else NO_INDEX
+            self._pass_logs += has_segments
 
     def _note(self, log: DiskLog, count: int, bad: list[tuple[Index, Index]]) -> None:
         self.bytes += count
@@ -128,4 +139,5 @@ class Scrubber:
         self.last_pass_ns = self._now_ns()
         self.last_pass_bytes, self._pass_bytes = self._pass_bytes, 0
         self._log_id, self._index = LogId(0), NO_INDEX
-        self._wait(PAUSE_MS)
+        took_ms = (self.last_pass_ns - self._pass_began_ns) // NS_PER_MS
+        self._wait(max(PAUSE_MS, self._pass_logs * LOG_MS - took_ms))

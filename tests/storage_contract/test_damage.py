@@ -340,6 +340,24 @@ def test_scrubber_sorts_the_logs_once_a_pass(make_harness, tmp_path, monkeypatch
     engine.crash()
 
 
+def test_scrubber_rests_after_many_small_logs(make_harness, tmp_path):
+    """At its rate alone it would read a thousand of them again and again, a hundred a second."""
+    engine = make_harness("disk", tmp_path, SMALL)
+    for group_id in range(9, 309):
+        log = engine.new_log(group_id)
+        engine.store.append(log, [StoredEntry(1, 1, 0, bytes(300), 0, 1, 1)])
+        engine.store.set_hard_state(log, HardState(1, 1, 1))
+    engine.submit()
+    engine.checkpoint()
+    while not engine.store.stats()["scrub_passes"]:
+        engine.workers.advance(100)
+    engine.workers.advance(29_000)
+    assert engine.store.stats()["scrub_passes"] == 1
+    engine.workers.advance(10_000)
+    assert engine.store.stats()["scrub_passes"] == 2
+    engine.crash()
+
+
 def test_scrubber_keeps_to_its_rate(make_harness, tmp_path):
     """A slow one takes its time; trimmed and deleted logs do not trouble it."""
     options = replace(SMALL, scrub_bytes_per_second=1000)
