@@ -154,6 +154,29 @@ def test_leader_that_dies_at_any_time_leaves_all_that_was_acknowledged(six: Any)
     assert offsets(six, group_id) == dict.fromkeys((4, 5, 6), acknowledged)
 
 
+def test_only_server_of_the_target_that_dies_takes_nobody_with_it(six: Any) -> None:
+    """Those that are about to go are all that is left of the group. They stand for leader in some
+    order, though none of them is preferred, and the move ends when the other one is back."""
+    group_id = six.create_topic(TOPIC)
+    append(six, group_id, 3)
+    leader = server_of(six.leader(group_id).group.replica_id)
+    others = {1, 2, 3} - {leader}
+    assert move(six, [leader]) is ErrorCode.NONE
+    for _ in range(1_000):
+        if any(len(group_on(six, group_id, server).placement) == 1 for server in others):
+            break
+        six.run(1)
+    six.nodes[leader].crash()
+    six.run(3_000)
+    assert not any(six.nodes[server].clock.stopped for server in others)
+    six.nodes[leader].start()
+    until(six, lambda: settled(six, group_id))
+    six.run(1_000)
+    assert voters(six, group_id) == {leader}
+    assert holders(six, group_id) == [leader]
+    assert offsets(six, group_id) == {leader: 3}
+
+
 def test_nobody_leaves_while_one_that_comes_is_down(six: Any) -> None:
     """And nobody votes who came alone: the group needs no more votes than before."""
     group_id = six.create_topic()

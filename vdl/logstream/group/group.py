@@ -416,7 +416,10 @@ class Group:
         node.leader_heard(0)
         node.forget_leader()
         alive = [replica for replica in self.placement if server_of(replica) in servers]
-        last = len(alive) - 1
+        if not alive:
+            # The replicas that are there are about to be moved away, and not gone yet.
+            alive = [replica for replica in self.members if server_of(replica) in servers]
+        last = max(0, len(alive) - 1)
         turn = alive.index(self.replica_id) if self.replica_id in alive else last
         spread = max(
             options.failover_ticks_max - options.failover_ticks_min,
