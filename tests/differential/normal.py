@@ -113,6 +113,7 @@ KEYS: tuple[tuple[str, ...], ...] = (
     ("index",),
     ("batch_index",),
     ("api_key",),
+    ("mechanism",),
 )
 """What identifies a struct in a list: the first of these that it has and that say something. Lists
 are compared by it and not in their order, because Kafka's own is often that of a hash map. Of

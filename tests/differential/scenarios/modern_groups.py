@@ -224,6 +224,14 @@ def share_offsets(side: Side) -> None:
     alter("unknown topic", group, (unknown, 0, 1))
     alter("partition that is not there", group, (topic, 9, 1))
     alter("good", group, (topic, 0, 1))
+
+    def is_lag_known() -> bool:
+        row = DescribeShareGroupOffsetsRequestTopic(topic, [0])
+        asked = DescribeShareGroupOffsetsRequestGroup(group, [row])
+        answer = side.quiet(DescribeShareGroupOffsetsRequest([asked]), to=at)
+        return bool(answer.groups[0].topics[0].partitions[0].lag == 1)
+
+    side.settle(is_lag_known, "the coordinator knows where the topic ends")
     describe("altered", group, (topic, [0]))
     delete("unknown topic", group, unknown)
     delete("good", group, topic)
