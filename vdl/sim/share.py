@@ -84,7 +84,8 @@ class ShareMember:
         self._latest: dict[tuple[TopicPartition, int], int] = {}
         """The count of each record's last delivery. An acknowledgement names no delivery: what it
         has to say of an earlier one it must not say any more."""
-        self._is_over = False
+        self.is_over = False
+        """It has left or crashed; its client closes soon."""
         client.want([topic])
         self._beat()
         self._look()
@@ -92,7 +93,7 @@ class ShareMember:
     # --- membership --------------------------------------------------------------------------
     def _again(self, delay_ms: int, step: Callable[[], None]) -> None:
         def due() -> None:
-            if not self._is_over and not self.client.closed:
+            if not self.is_over and not self.client.closed:
                 step()
 
         self.client.clock.call_later(delay_ms * MS, due)
@@ -330,7 +331,7 @@ class ShareMember:
     # --- the end -----------------------------------------------------------------------------
     def leave(self) -> None:
         """Close the sessions, and leave the group."""
-        self._is_over = True
+        self.is_over = True
         for node, session in sorted(self._sessions.items()):
             if session.epoch and not session.is_asking:
                 self._acknowledge(node, session, epoch=-1)
@@ -343,7 +344,7 @@ class ShareMember:
 
     def crash(self) -> None:
         """Say nothing more."""
-        self._is_over = True
+        self.is_over = True
 
 
 def _fate(code: int) -> int:
@@ -430,7 +431,7 @@ class ShareLoad:
 
     def stop(self) -> None:
         """Come to rest: read everything there is to its end."""
-        if self._member is None or self._member.client.closed:
+        if self._member is None or self._member.is_over or self._member.client.closed:
             self._join()
         self._stopped = True
         if self._member is not None:
