@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -221,6 +222,41 @@ def test_acknowledgements_count_before_the_fetch_that_brings_them() -> None:
     answer = member.fetch(acks={0: [(2, 2, [ACCEPT])]})
     assert acquired(answer) == []
     assert share.state().start_offset == 4
+
+
+@pytest.mark.parametrize("how", ["at once", "after a wait", "errors", "nothing", "acknowledge"])
+def test_what_a_fetch_held_is_free_without_a_collection_of_garbage(how: str) -> None:
+    """A server looks for cycles among old objects every ten minutes. Until then records that were
+    given out would stay in memory."""
+    share = Share()
+    member = Member(share)
+
+    def ask() -> None:
+        if how == "after a wait":
+            member.send([0])
+            share.world.run(50)
+        if how in ("at once", "after a wait", "acknowledge"):
+            first = share.stream.high_watermark
+            fill(share.stream, 3)
+            share.world.run(50)
+        if how == "after a wait":
+            assert member.client.answers()
+        elif how == "errors":
+            member.fetch([7])
+        else:
+            member.fetch([0])
+        if how == "acknowledge":
+            member.acknowledge({0: [(first, first + 2, [ACCEPT])]})
+
+    ask()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            ask()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_acknowledgements_by_themselves() -> None:
