@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -685,6 +686,24 @@ def test_offsets_are_refused_by_whoever_does_not_coordinate_the_group(cluster: C
 
 
 # --- administration ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [3, 5])
+def test_offsets_of_a_transaction_leave_nothing_for_the_collector_of_garbage(
+    cluster: Cluster, version: int
+) -> None:
+    """It looks at old objects every ten minutes, and a producer may commit a thousand times a
+    second."""
+    init(cluster)
+    assert commit_offsets(cluster, 1) == 0  # adds the group to the transaction, too
+    gc.collect()
+    gc.disable()
+    try:
+        for offset in range(2, 5):
+            assert commit_offsets(cluster, offset, version=version) == 0
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def describe(cluster: Cluster, name: str, *, server: int = 1) -> Any:

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from ids import GroupId
+from ids import NO_INDEX, GroupId
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
+from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.handlers.offsets import position_of
 from vdl.kafka.limits.repeats import Repeats
@@ -289,46 +290,94 @@ def handle_txn_offset_commit(
                 waiting.append(partition)
                 offsets.append(found)
 
-    def answer(code: ErrorCode) -> commit_wire.TxnOffsetCommitResponse:
-        for partition in waiting:
-            partition.error_code = code
-        return response
-
+    commit = _OffsetsCommit(ctx, request, response, waiting, offsets)
     if not offsets:
         return response
     if not request.group_id:
-        return answer(ErrorCode.INVALID_GROUP_ID)
+        return commit.answer(ErrorCode.INVALID_GROUP_ID)
     if not request.transactional_id:
-        return answer(ErrorCode.INVALID_REQUEST)
+        return commit.answer(ErrorCode.INVALID_REQUEST)
     if sum(len(offset.metadata) for offset in offsets) > ctx.server.config.message_max_bytes:
-        return answer(ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
-    groups = group_coordinator(ctx)
-    led = groups.find(request.group_id)
+        return commit.answer(ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
+    led = group_coordinator(ctx).find(request.group_id)
     if isinstance(led, ErrorCode):
-        return answer(led)
-    later = Later()
-    names_nobody = (
-        request.generation_id_or_member_epoch == -1
-        and not request.member_id
-        and request.group_instance_id is None
-    )
-    attempts_left = _ATTEMPTS
+        return commit.answer(led)
+    return commit.begin(led)
 
-    def committed(number: int, error: ErrorCode, result: CommitAnswer | None) -> None:
-        code = error if result is None else result.error
-        if names_nobody and code in _MEMBER_MOVED and attempts_left:
-            propose(number)
-            return
-        if code is ErrorCode.MESSAGE_TOO_LARGE:
-            code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-        later.complete(answer(code))
 
-    def propose(number: int) -> None:
-        nonlocal attempts_left
-        attempts_left -= 1
+class _OffsetsCommit:
+    """The valid positions of one TxnOffsetCommit. It is held by those who are to call it, and holds
+    none of them: when it is answered, nothing is left for the collector of garbage."""
+
+    __slots__ = (
+        "_asked_at", "_attempts_left", "_ctx", "_later", "_led", "_names_nobody", "_offsets",
+        "_request", "_response", "_waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        ctx: RequestContext,
+        request: commit_wire.TxnOffsetCommitRequest,
+        response: commit_wire.TxnOffsetCommitResponse,
+        waiting: list[commit_wire.TxnOffsetCommitResponsePartition],
+        offsets: list[commands.OffsetCommit],
+    ) -> None:
+        """`waiting`: the parts of the response that are about `offsets`."""
+        self._ctx = ctx
+        self._request = request
+        self._response = response
+        self._waiting = waiting
+        self._offsets = offsets
+        self._later = Later()
+        self._led: LedCoordinator | None = None
+        self._asked_at: int = NO_INDEX
+        """Where the group's coordinator was when the transaction's was asked."""
+        self._names_nobody = (
+            request.generation_id_or_member_epoch == -1
+            and not request.member_id
+            and request.group_instance_id is None
+        )
+        self._attempts_left = _ATTEMPTS
+
+    def answer(self, code: ErrorCode) -> commit_wire.TxnOffsetCommitResponse:
+        """The response, with `code` for all of them."""
+        for partition in self._waiting:
+            partition.error_code = code
+        return self._response
+
+    def begin(self, led: LedCoordinator) -> Later:
+        """Ask the transaction's coordinator, and go on when it has answered."""
+        ctx, request = self._ctx, self._request
+        adds = ctx.api_version >= _BUMPS_EPOCH_FROM
+        self._led, self._asked_at = led, led.machine.index
+        transaction_coordinator(ctx).add_participants(
+            commands.AddToTransaction(
+                request.transactional_id,
+                request.producer_id,
+                request.producer_epoch,
+                [ctx.server.host.coordinator_group(request.group_id)],
+                verify_only=not adds,
+                version=SECOND_VERSION if adds else FIRST_VERSION,
+            ),
+            self._later.step(self._added),
+        )
+        return self._later
+
+    def _added(self, verdict: CommandAnswer | None) -> None:
+        code = ErrorCode.COORDINATOR_NOT_AVAILABLE if verdict is None else verdict.error
+        if verdict is None or code is not ErrorCode.NONE:
+            self._later.complete(self.answer(_of_participant(code, self._ctx.api_version)))
+        else:
+            self._propose(int.from_bytes(verdict.data))
+
+    def _propose(self, number: int) -> None:
+        """`number`: of the transaction."""
+        assert self._led is not None, "`begin` was called"
+        self._attempts_left -= 1
+        request = self._request
         epoch, member_id = request.generation_id_or_member_epoch, request.member_id
-        if names_nobody:
-            epoch, member_id = _anybody(led.machine, request.group_id)
+        if self._names_nobody:
+            epoch, member_id = _anybody(self._led.machine, request.group_id)
         command = commands.CommitTransactionOffsets(
             group_id=request.group_id,
             generation=epoch,
@@ -337,33 +386,21 @@ def handle_txn_offset_commit(
             producer_id=request.producer_id,
             producer_epoch=request.producer_epoch,
             number=number,
-            offsets=offsets,
-            asked_at=asked_at,
+            offsets=self._offsets,
+            asked_at=self._asked_at,
         )
-        done = later.step(partial(committed, number))
+        done = self._later.step(partial(self._committed, number))
+        groups = group_coordinator(self._ctx)
         groups.propose(request.group_id, command, done, member_id=request.member_id)
 
-    def added(verdict: CommandAnswer | None) -> None:
-        code = ErrorCode.COORDINATOR_NOT_AVAILABLE if verdict is None else verdict.error
-        if verdict is None or code is not ErrorCode.NONE:
-            later.complete(answer(_of_participant(code, version)))
-        else:
-            propose(int.from_bytes(verdict.data))
-
-    adds = version >= _BUMPS_EPOCH_FROM
-    asked_at = led.machine.index
-    transaction_coordinator(ctx).add_participants(
-        commands.AddToTransaction(
-            request.transactional_id,
-            request.producer_id,
-            request.producer_epoch,
-            [ctx.server.host.coordinator_group(request.group_id)],
-            verify_only=not adds,
-            version=SECOND_VERSION if adds else FIRST_VERSION,
-        ),
-        lambda verdict: later.run(lambda: added(verdict)),
-    )
-    return later
+    def _committed(self, number: int, error: ErrorCode, result: CommitAnswer | None) -> None:
+        code = error if result is None else result.error
+        if self._names_nobody and code in _MEMBER_MOVED and self._attempts_left:
+            self._propose(number)
+            return
+        if code is ErrorCode.MESSAGE_TOO_LARGE:
+            code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        self._later.complete(self.answer(code))
 
 
 def _anybody(machine: Coordinator, group_id: str) -> tuple[int, str]:
