@@ -130,34 +130,56 @@ def handle_describe_producers(
         response.topics.append(TopicResponse(topic.name, partitions))
         left += [(topic.name, partition) for partition in partitions]
     left.reverse()
-    later = Later()
-    told = 0
-    # The partition that is described, and its producers that are not in the answer yet.
-    target = PartitionResponse()
-    producers: Iterator[ActiveProducer] = iter(())
+    describing = _Describing(ctx, response, left)
+    describing.step()
+    return describing.later
 
-    def step() -> None:
-        nonlocal told, target, producers
+
+class _Describing:
+    """One DescribeProducers under way. Nothing in it leads back to it: the answer may be large, and
+    must not wait for the collector of garbage."""
+
+    __slots__ = ("_ctx", "_left", "_producers", "_response", "_target", "_told", "later")
+
+    def __init__(
+        self,
+        ctx: RequestContext,
+        response: DescribeProducersResponse,
+        left: list[tuple[str, PartitionResponse]],
+    ) -> None:
+        """`left`: (topic, part of the response), the last one first."""
+        self.later = Later()
+        self._ctx = ctx
+        self._response = response
+        self._left = left
+        self._told = 0
+        self._target = PartitionResponse()
+        """The partition that is described."""
+        self._producers: Iterator[ActiveProducer] = iter(())
+        """Its producers that are not in the answer yet."""
+
+    def step(self) -> None:
+        """Go on, as far as one turn allows."""
         room = _PRODUCERS_PER_STEP
         while room > 0:
-            some = list(islice(producers, room))
-            target.active_producers += map(_described, some)
-            told += len(some)
+            some = list(islice(self._producers, room))
+            self._target.active_producers += map(_described, some)
+            self._told += len(some)
             room -= len(some) + 1
             if room < 0:
                 break  # there may be more
-            if not left:
-                later.complete(response)
+            if not self._left:
+                self.later.complete(self._response)
                 return
-            name, target = left.pop()
+            name, self._target = self._left.pop()
+            target = self._target
             try:
-                producers = _active_producers(ctx, name, target.partition_index, told)
+                self._producers = _active_producers(
+                    self._ctx, name, target.partition_index, self._told
+                )
             except KafkaError as error:
                 target.error_code, target.error_message = error.code, error.message
-        ctx.server.clock.call_soon(lambda: later.run(step))
-
-    step()
-    return later
+        self._ctx.server.clock.call_soon(lambda: self.later.run(self.step))
 
 
 def fail_describe_producers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -44,6 +45,24 @@ def test_producers_of_a_partition_are_described() -> None:
         ProducerState(9, 0, 0, -1, -1, -1),
     ]
     assert found[1][1].active_producers == []
+
+
+def test_description_leaves_nothing_for_the_collector_of_garbage() -> None:
+    """It may have megabytes, and old objects are looked at every ten minutes."""
+    world = World()
+    (stream,) = world.topic("t")
+    stream.active_producers = [ActiveProducer(n, 0, 0, -1, -1, -1) for n in range(5_000)]
+    client = world.client()
+    request = DescribeProducersRequest([TopicRequest("t", [0, 9])])
+    client.ask(DESCRIBE_PRODUCERS, 0, request)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            client.ask(DESCRIBE_PRODUCERS, 0, request)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_producers_of_what_is_not_here_are_refused() -> None:
