@@ -226,16 +226,17 @@ def handle_alter_share_group_offsets(
 def handle_delete_share_group_offsets(
     ctx: RequestContext, request: DeleteShareGroupOffsetsRequest
 ) -> DeleteShareGroupOffsetsResponse | Later:
-    """Forget topics of a group without members."""
+    """Forget topics of a group without members. As in Kafka, what is named twice is one topic: each
+    is looked for in all that the group has, on every replica."""
     if not share_groups_enabled(ctx):
         return DeleteShareGroupOffsetsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     if not request.group_id:
         return DeleteShareGroupOffsetsResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     response = DeleteShareGroupOffsetsResponse()
     targets: list[DeleteShareGroupOffsetsResponseTopic] = []
-    for asked in request.topics:
-        topic = find_topic(ctx, asked.topic_name)
-        target = DeleteShareGroupOffsetsResponseTopic(asked.topic_name)
+    for name in dict.fromkeys(asked.topic_name for asked in request.topics):
+        topic = find_topic(ctx, name)
+        target = DeleteShareGroupOffsetsResponseTopic(name)
         response.responses.append(target)
         if topic is None:
             target.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
