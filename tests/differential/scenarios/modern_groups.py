@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from tests.differential.batches import batch
@@ -55,6 +56,26 @@ def _join(group: str, *topics: str, **fields: Any) -> ConsumerGroupHeartbeatRequ
     return _heartbeat(group, **fields)
 
 
+def _until_known(side: Side, topic: str, at: int) -> None:
+    """The coordinators on a server know the topic: in a group of its own somebody is given it.
+    Kafka does not assign twice within a second, so it is no group that is compared."""
+    names = (f"{side.prefix}.first{number}" for number in itertools.count())
+    group = next(name for name in names if side.coordinator(name) == at)
+    version = side.versions(68)[-1]
+    joined = side.quiet(_join(group, topic), version=version, to=at)
+
+    def is_assigned() -> bool:
+        nonlocal joined
+        if joined.assignment is not None and joined.assignment.topic_partitions:
+            return True
+        goes_on = _heartbeat(group, member_epoch=joined.member_epoch)
+        joined = side.quiet(goes_on, version=version, to=at)
+        return False
+
+    side.settle(is_assigned, f"a member of {group} has {topic}")
+    side.quiet(_heartbeat(group, member_epoch=LEAVE), version=version, to=at)
+
+
 def heartbeat_refused(side: Side) -> None:
     """What no group takes."""
     topic = side.topic("read")
@@ -94,9 +115,10 @@ def one_member(side: Side) -> None:
     def ask(label: str, request: ConsumerGroupHeartbeatRequest) -> Any:
         return side.ask(label, request, version=version, to=at)
 
-    def describe(label: str, *groups: str) -> None:
-        side.each(f"describe: {label}", ConsumerGroupDescribeRequest(list(groups)), to=at)
+    def describe(label: str, *groups: str, to: int = at) -> None:
+        side.each(f"describe: {label}", ConsumerGroupDescribeRequest(list(groups)), to=to)
 
+    _until_known(side, topic, at)
     joined = ask("joins", _join(group, topic))
     ask("joins again", _join(group, topic))
     describe("one member", group)
@@ -111,7 +133,8 @@ def one_member(side: Side) -> None:
     ask("leaves", _heartbeat(group, member_epoch=LEAVE))
     ask("leaves again", _heartbeat(group, member_epoch=LEAVE))
     describe("empty", group)
-    describe("unknown", f"{side.prefix}.none")
+    unknown = f"{side.prefix}.none"
+    describe("unknown", unknown, to=side.coordinator(unknown))
     describe("no name", "")
     describe("nothing")
 
@@ -125,6 +148,7 @@ def static_member(side: Side) -> None:
     def ask(label: str, request: ConsumerGroupHeartbeatRequest) -> None:
         side.ask(label, request, version=version, to=at)
 
+    _until_known(side, topic, at)
     ask("joins", _join(group, topic, instance_id="i"))
     ask("the place is taken", _join(group, topic, member_id=OTHER, instance_id="i"))
     ask(
