@@ -41,6 +41,8 @@ from ids import (
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 INSTALLED_STATE_BYTES_MAX = 8 << 20
+ENTRY_FRAME_BYTES = 48
+"""What each entry takes besides its data, in memory and on disk."""
 
 
 class StorageError(Exception):

@@ -25,9 +25,9 @@ import struct
 from crc32c import crc32c
 
 from ids import GroupId, Index, Offset, Term
-from segments.api import Buffer, CorruptRecord, StoredEntry
+from segments.api import ENTRY_FRAME_BYTES, Buffer, CorruptRecord, StoredEntry
 
-FRAME_BYTES = 48
+FRAME_BYTES = ENTRY_FRAME_BYTES
 FRAME_VERSION = 1
 
 HEADER = struct.Struct("<IIIIBBHIQQq")

@@ -42,6 +42,7 @@ from raft.messages import (
     PeerMessage,
 )
 from raft.types import Entry
+from segments.api import ENTRY_FRAME_BYTES
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import SERVER_SHIFT, server_of
@@ -123,7 +124,7 @@ class Inbox:
         self._store = state.store
         self._unflushed_max = state.unflushed_bytes_max
         self._taken_bytes = 0
-        """Of entries that are not staged yet: since turn `_taken_turn`."""
+        """Of entries that are not staged yet, with their frames: since turn `_taken_turn`."""
         self._taken_turn = -1
         self._tell_ns = 0
         """Before which no contradiction is told of again."""
@@ -228,7 +229,7 @@ class Inbox:
             self._taken_bytes = 0
             self._flushable_bytes = -1
         entries = message.entries
-        size = payload_bytes(entries)
+        size = payload_bytes(entries) + ENTRY_FRAME_BYTES * len(entries)
         store = self._store
         if store.unflushed_bytes + self._taken_bytes + size <= self._unflushed_max:
             self._taken_bytes += size
@@ -243,10 +244,10 @@ class Inbox:
             if entry.index > message.commit:
                 count = len(entries)
                 break
-            room -= len(entry.data)
+            room -= len(entry.data) + ENTRY_FRAME_BYTES
             count += 1
         taken = entries[:count]
-        self._taken_bytes += payload_bytes(taken)
+        self._taken_bytes += payload_bytes(taken) + ENTRY_FRAME_BYTES * count
         return taken
 
     def _without_entries(self, message: MsgApp, group: Group) -> PeerMessage:
