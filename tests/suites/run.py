@@ -51,7 +51,7 @@ class Expected:
     fails: dict[str, str] = field(default_factory=dict)
     """Fails always. One that passes is an error of this list."""
     may_fail: dict[str, str] = field(default_factory=dict)
-    """Fails at times, on Kafka as well."""
+    """Fails at times; on Kafka as well where its reason says so."""
 
 
 @dataclass(slots=True)
