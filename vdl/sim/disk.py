@@ -13,7 +13,8 @@ but each operation is also a *step*: what it made durable becomes so only when t
 and when the process or the machine dies in between, the steps from a random point on are taken back
 as if they had never been issued. So "write, sync, rename" is cut anywhere, but never reordered.
 The step that was under way had been issued and had not returned: what it did can be read, and is as
-volatile as what was never synced, so that a power cut tears a durable write like any other.
+volatile as what was never synced, so that a power cut tears a durable write like any other. A step
+that another job's sync has made durable had been issued too, and stays.
 
 A failed sync behaves as Linux does: the pages are marked clean though they never reached the disk,
 so a second sync succeeds and the data is gone after a power cut.
@@ -232,9 +233,9 @@ class SimDisk:
         self._cost_ns += self.profile.operation_ns + length * 1000 // self.profile.bytes_per_us
 
         def undo() -> None:
-            data[position : position + len(old)] = old
-            if len(data) > old_size:
-                _resize(data, old_size)
+            if _is_dirty(inode, written):
+                data[position : position + len(old)] = old
+                _take_back_growth(inode, old_size)
 
         if not durable:
             self.step(None, undo)
@@ -282,14 +283,18 @@ class SimDisk:
         # Pages that are cut off go back; should the file grow again, it gets others.
         gone = {(bad, n) for bad, n in self.bad_pages if bad is inode and n * PAGE_BYTES >= length}
         self.bad_pages -= gone
+        # Should the file grow again before a sync, these bytes are zeros here, not there.
+        cut_off = Range(length, old_size)
         if length < old_size:
-            # Should the file grow again before a sync, these bytes are zeros here, not there.
-            inode.dirty.append(Range(length, old_size))
+            inode.dirty.append(cut_off)
 
         def undo() -> None:
-            _resize(data, old_size)
-            data[length:] = tail if length < old_size else b""
-            self.bad_pages |= gone
+            if length >= old_size:
+                _take_back_growth(inode, old_size)
+            elif _is_dirty(inode, cut_off):
+                _resize(data, old_size)
+                data[length:] = tail
+                self.bad_pages |= gone
 
         self._cost_ns += self.profile.operation_ns
         self.step(None, undo)
@@ -353,8 +358,9 @@ class SimDisk:
         self._cost_ns += self.profile.operation_ns
 
         def undo() -> None:
-            if change in self._name_changes:
-                self._name_changes.remove(change)
+            if change not in self._name_changes:
+                return  # a sync of the directory that another job asked for had found it done
+            self._name_changes.remove(change)
             for directory, name, node in before:
                 if node is None:
                     directory.entries.pop(name, None)
@@ -418,20 +424,25 @@ class SimDisk:
     # --- death --------------------------------------------------------------------------------
     def cut_jobs(self, jobs: Sequence[list[Step]]) -> None:
         """The process died while these jobs ran: each got to a random step, and no further."""
-        for steps in jobs:
-            self.cut_job(steps, reached=self.rng.randint(0, len(steps)))
-        self.locks.clear()
+        self._cut([(steps, self.rng.randint(0, len(steps))) for steps in jobs])
 
     def cut_job(self, steps: Sequence[Step], *, reached: int) -> None:
         """The process died during this job: `reached` steps are complete, the next one was under
         way, and none was issued after it."""
-        for step in steps[:reached]:
-            if step.harden is not None:
-                step.harden()
-        # steps[reached] had been issued and not completed: what it wrote stays volatile.
-        for step in reversed(steps[reached + 1 :]):
-            if step.undo is not None:
-                step.undo()
+        self._cut([(steps, reached)])
+
+    def _cut(self, jobs: Sequence[tuple[Sequence[Step], int]]) -> None:
+        """Cut each job off at the step that it has reached."""
+        # All that is complete first: what is taken back must see what others have made durable.
+        for steps, reached in jobs:
+            for step in steps[:reached]:
+                if step.harden is not None:
+                    step.harden()
+        # The next step had been issued and not completed: what it wrote stays volatile.
+        for steps, reached in jobs:
+            for step in reversed(steps[reached + 1 :]):
+                if step.undo is not None:
+                    step.undo()
         self.locks.clear()
 
     def power_cut(self) -> None:
@@ -483,6 +494,19 @@ def _resize(data: bytearray, length: int) -> None:
         del data[length:]
     else:
         data.extend(bytes(length - len(data)))
+
+
+def _is_dirty(inode: Inode, written: Range) -> bool:
+    """Whether no sync has covered it: one that another job asked for had found it done."""
+    return any(dirty is written for dirty in inode.dirty)
+
+
+def _take_back_growth(inode: Inode, old_size: int) -> None:
+    """Cut the file off where it once ended. What others made durable beyond it stays: their sync
+    had found the file that long."""
+    end = max(old_size, len(inode.durable))
+    if end < len(inode.data):
+        del inode.data[end:]
 
 
 def _forget(dirty: list[Range], done: list[Range]) -> None:

@@ -16,6 +16,19 @@ from vdl.sim.workers import SimWorkers
 SEEDS = range(60)
 
 
+class _Rolls(Random):
+    """Draws these whole numbers."""
+
+    def __init__(self, rolls: list[int]) -> None:
+        super().__init__(1)
+        self._rolls = rolls
+
+    def randint(self, a: int, b: int) -> int:
+        roll = self._rolls.pop(0)
+        assert a <= roll <= b
+        return roll
+
+
 def a_disk(seed: int) -> tuple[SimDisk, SimFileSystem]:
     disk = SimDisk(Random(seed), DiskProfile())
     return disk, SimFileSystem(disk)
@@ -236,6 +249,54 @@ def test_cut_job_leaves_what_was_complete_and_what_was_under_way() -> None:
             assert not any(letters[reached + 1 :])
             under_way.add(letters[reached : reached + 1])
         assert under_way == ({b"\0", b"abc"[reached : reached + 1]} if reached < 3 else {b""})
+
+
+def test_killed_job_keeps_what_the_sync_of_another_made_durable() -> None:
+    """The sync found it done, whatever the job itself had heard of it: bytes, length and name."""
+    disk, fs = a_disk(1)
+    file = fs.open("f", create=True)
+    fs.sync_directory("")
+
+    def writes() -> None:
+        file.pwrite([b"a" * 100], 0, durable=True)
+        file.pwrite([b"a" * 100], 100, durable=True)
+        fs.rename("f", "g")
+
+    def syncs() -> None:
+        file.pwrite([b"b" * 50], 200)
+        file.sync()
+        fs.sync_directory("")
+
+    jobs = [disk.run_job(writes)[1], disk.run_job(syncs)[1]]
+    disk.rng = _Rolls([0, len(jobs[1])])
+    disk.cut_jobs(jobs)
+    assert fs.open("g").pread(250, 0) == b"a" * 200 + b"b" * 50
+    disk.rng = Random(1)
+    disk.power_cut()
+    assert fs.open("g").pread(250, 0) == b"a" * 200 + b"b" * 50
+
+
+def test_killed_job_keeps_the_length_that_another_relies_on() -> None:
+    """It grew the file and dies; behind its end another has written and synced."""
+    for grow in (
+        lambda file: file.pwrite([b"a" * 100], 0),
+        lambda file: file.truncate(100),
+    ):
+        disk, fs = a_disk(1)
+        file = fs.open("f", create=True)
+        fs.sync_directory("")
+
+        def grows(file: SimFile = file, grow: Callable[[SimFile], object] = grow) -> None:
+            file.pwrite([b"a"], 0)
+            grow(file)
+
+        jobs = [
+            disk.run_job(grows)[1],
+            disk.run_job(lambda file=file: file.pwrite([b"b" * 50], 100, durable=True))[1],  # type: ignore[misc]
+        ]
+        disk.rng = _Rolls([0, 1])
+        disk.cut_jobs(jobs)
+        assert file.pread(50, 100) == b"b" * 50
 
 
 def test_synced_meta_survives_only_where_the_sync_was_reached() -> None:
