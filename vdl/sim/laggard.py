@@ -54,13 +54,16 @@ class Laggard:
         self._on_fetched = on_fetched
         self._left = set(ends)
         piece = ingest_bytes_per_second(options) // (2 * options.partitions_max)
+        # A batch larger than what it asks for comes only as the first of an answer, and is else
+        # read for nothing: it would pay for it twice.
+        piece = max(_BYTES_MIN, options.batch_bytes_max, piece)
         self._consumer = Consumer(
             client,
             SubscriptionState(ResetStrategy.EARLIEST),
             self._fetched,
             ConsumerOptions(
                 max_wait_ms=50,
-                partition_bytes_max=max(_BYTES_MIN, min(piece, READ_BYTES_MAX)),
+                partition_bytes_max=min(piece, READ_BYTES_MAX),
             ),
         )
         self.consumer.assign(sorted(ends))

@@ -40,6 +40,8 @@ COMPACTED = 0.5
 PLACING = 0.5
 PLACE_BYTES = (100, 4_000)
 """In so many worlds appends are placed, from sizes in this range on."""
+BATCH_OVERHEAD, RECORD_OVERHEAD = 200, 50
+"""More than a batch and a record take beside a record's value, in bytes."""
 BY_EPOCHS = 0.3
 """How often there are members of a group whose coordinator assigns (KIP-848)."""
 CROWDED = 0.005
@@ -258,6 +260,11 @@ class Options:
     def partitions_max(self) -> int:
         """How many the topic has in the end."""
         return self.partitions + self.growth
+
+    @property
+    def batch_bytes_max(self) -> int:
+        """How large a batch of its producers may be, about."""
+        return BATCH_OVERHEAD + self.records_max * (RECORD_OVERHEAD + self.record_bytes_max)
 
     @property
     def ages(self) -> bool:

@@ -111,8 +111,6 @@ REST_NS = 3 * S
 """Without elections: leaderships do not move any more."""
 FLOOD_NS = 4 * S
 POLL_NS = 50 * MS
-BATCH_OVERHEAD, RECORD_OVERHEAD = 200, 50
-"""More than a batch and a record take beside a record's value, in bytes."""
 CLIENT_HOSTS = ("c1", "c2")
 REQUEST_BYTES_MAX = 512 << 10
 REQUEST_MEMORY_MAX = 5 << 18
@@ -1054,8 +1052,12 @@ class Drain:
 def sent_bytes_max(options: Options) -> int:
     """What all producers together may have on its way at one time."""
     producers = options.idempotent_producers + options.plain_producers
-    batch = BATCH_OVERHEAD + options.records_max * (RECORD_OVERHEAD + options.record_bytes_max)
-    return producers * options.partitions_max * ProducerOptions().in_flight_max * batch
+    return (
+        producers
+        * options.partitions_max
+        * ProducerOptions().in_flight_max
+        * options.batch_bytes_max
+    )
 
 
 def fed_in_ns(options: Options, batches: int) -> int:
@@ -1064,8 +1066,7 @@ def fed_in_ns(options: Options, batches: int) -> int:
     of the largest size."""
     if not options.catch_up_kib:
         return 0
-    batch = BATCH_OVERHEAD + options.records_max * (RECORD_OVERHEAD + options.record_bytes_max)
-    return batches * batch * S // (options.catch_up_kib << 10)
+    return batches * options.batch_bytes_max * S // (options.catch_up_kib << 10)
 
 
 def server_config(server_id: ServerId, options: Options) -> Config:
