@@ -11,7 +11,7 @@ noted in `broadcast_due` and leaves with the next Ready.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from typing import Final
 
 from ids import NO_INDEX, Index, NodeId, Term
@@ -106,8 +106,21 @@ def _keep_quorum(raft: Raft) -> bool:
     }
     for _, progress in raft.peers:
         progress.recent_active = False
+    return _is_quorum(raft, active)
+
+
+def peers_silent(raft: Raft, silent: Container[NodeId]) -> bool:
+    """Step down if those that are not silent are no quorum (thesis §6.2); whether it has."""
+    heard = {node: node == raft.id or node not in silent for node in raft.progress}
+    if not raft.check_quorum or _is_quorum(raft, heard):
+        return False
+    become_follower(raft, raft.term, NONE)
+    return True
+
+
+def _is_quorum(raft: Raft, heard: Mapping[NodeId, bool]) -> bool:
     membership = raft.membership
-    return joint_vote(membership.incoming, membership.outgoing, active) is VoteResult.WON
+    return joint_vote(membership.incoming, membership.outgoing, heard) is VoteResult.WON
 
 
 def ticks_until_due(raft: Raft, never: int) -> int:

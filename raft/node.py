@@ -12,7 +12,7 @@ type to the role that is held. What the roles do is in `raft.follower`, `raft.ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -354,6 +354,11 @@ class RawNode:
         progress = self.raft.progress.get(peer)
         if progress is not None:
             progress.recent_active = True
+
+    def peers_silent(self, silent: Container[NodeId]) -> bool:
+        """Nothing at all was heard of these peers for an election timeout: check-quorum need not
+        wait until its period ends. True: a leader stepped down."""
+        return self.raft.state is LEADER and leader.peers_silent(self.raft, silent)
 
     def report_unreachable(self, peer: NodeId) -> None:
         """Messages to a peer, a snapshot included, were lost."""

@@ -57,6 +57,7 @@ from vdl.logstream.membership.replicas import (
     replica_ids,
 )
 from vdl.logstream.membership.transfers import Transfers
+from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.commit_propagation import CommitPropagation
 from vdl.logstream.peers.entry_repair import EntryRepair
 from vdl.logstream.peers.follower_reads import FollowerReads
@@ -95,6 +96,8 @@ class Host:
         self.leader_lost_ns = 0
         """When any group here last lost its leader together with the leader's server (monotonic
         ns); 0: never."""
+        self._unheard: set[ServerId] = set()
+        """Servers of which nothing has come for an election timeout."""
         self._responses = DurableResponses(state.store)
         self.liveness = Liveness(state)
         self._commits = CommitPropagation(state)
@@ -525,12 +528,31 @@ class Host:
             self._replacement.number_received(decode_answer(payload)[1])
 
     def beat(self) -> None:
-        """Send the list heartbeats, and let leaders speak to peers that are out of step."""
+        """Send the list heartbeats; leaders that no majority can be heard of step down."""
         if self._outbox.is_closed:
             return
+        self._look_at_links()
         for server in sorted(self._alive):
             for frame_type, buffers in self.liveness.beat(server):
                 self.state.transport.send(server, frame_type, buffers)
+
+    def _look_at_links(self) -> None:
+        """A server of which no byte has come for an election timeout is silent. When one becomes
+        so, each leader is told at once: its own look, once in an election timeout, may have just
+        been, and until the next its clients would wait for what cannot be committed."""
+        within_ns = self.options.election_ticks * TICK_NS
+        links = self.state.transport.links()
+        silent = {link.server_id for link in links if link.silent_ns >= within_ns}
+        is_news = not silent <= self._unheard
+        self._unheard = silent
+        if not is_news:
+            return
+        for group in list(self._groups.values()):
+            node = group.node
+            if node.is_leader and node.peers_silent(
+                [replica for replica in group.members if server_of(replica) in silent]
+            ):
+                self._outbox.mark_dirty(group)
 
     def _leader_frame(
         self, server_id: ServerId, frame_type: FrameType, payload: memoryview

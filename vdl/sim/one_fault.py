@@ -19,8 +19,9 @@ Paused, or not heard: a follower's timer is due `LATEST` after it last heard the
 question is refused by one who has heard it later, and whose own timer is due by then: no more is
 added. Where two campaign at one time and the third does not answer, neither has lost: their timers
 decide, drawn anew.
-Hears nobody: once in an election timeout a leader looks who was heard since it looked before
-(check-quorum): it leads for up to two, says so, and its followers' timers begin anew at the latest.
+Hears nobody: a leader is told when no byte has come from a majority for an election timeout, at the
+second of its heartbeats after that (check-quorum). It says so, and its followers' timers begin anew
+at the latest.
 Slow disk, narrow link: it leads on, and nobody else comes to lead.
 A server that comes back gets its groups back, some each second (`transfers`); a hand-over that
 fails is tried again after two. Then nothing may move any more.
@@ -114,7 +115,7 @@ BOUNDS = {
     "pause": Bound(_pause, HEARTBEAT_NS + LATEST_NS, 2, splits=True),
     "cut": Bound(_cut, HEARTBEAT_NS + LATEST_NS, 2, splits=True),
     "mute": Bound(_mute, HEARTBEAT_NS + LATEST_NS, 2, splits=True),
-    "deaf": Bound(_deafen, 2 * HEARTBEAT_NS + 2 * EARLIEST_NS + LATEST_NS, 2),
+    "deaf": Bound(_deafen, 3 * HEARTBEAT_NS + EARLIEST_NS + LATEST_NS, 2),
     "slow disk": Bound(_slow, 0, 0),
     "narrow link": Bound(_narrow, 0, 0),
 }

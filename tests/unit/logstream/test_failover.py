@@ -79,6 +79,30 @@ def test_survivor_campaigns_when_a_leader_that_hears_nobody_gives_up(cluster: An
         assert serving[0].host.groups[group_id].node.term == terms[group_id] + 1
 
 
+@pytest.mark.parametrize("phase_ms", range(0, 600, 100))
+def test_leader_that_hears_nobody_leads_no_longer_than_an_election_timeout(
+    cluster: Any, phase_ms: int
+) -> None:
+    """And two heartbeats. Producers are at work, so the others were heard of until the end, and in
+    whatever part of a period of check-quorum that is."""
+    group_id = cluster.create_topic("t")
+    leader, others = survivors(cluster, group_id)
+    group = leader.host.groups[group_id]
+
+    def produces(milliseconds: int) -> None:
+        for _ in range(milliseconds // 10):
+            cluster.append(leader.host.stream(group_id), ms=10)
+            cluster.run(10)
+
+    produces(1_000 + phase_ms)
+    for other in others:
+        cluster.network.cut(other.id, leader.id)
+    produces(490)  # the last byte may have come a tenth of a second before
+    assert group.node.is_leader
+    produces(330)
+    assert not group.node.is_leader
+
+
 def test_election_timer_that_was_nearly_due_is_nobodys_turn(cluster: Any) -> None:
     """Lists prove that a leader lives, and are looked at only when a timer is due: it may be, for
     all who are left, in the tick in which the leader dies."""

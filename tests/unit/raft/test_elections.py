@@ -393,6 +393,19 @@ def test_leader_that_hears_a_quorum_stays() -> None:
     assert network.node(1).is_leader
 
 
+@pytest.mark.parametrize(("silent", "leads"), [({3}, True), ({2, 3}, False)])
+def test_leader_that_is_told_of_silence_steps_down_before_its_period_ends(
+    silent: set[int], leads: bool
+) -> None:
+    """Thesis §6.2: an election timeout without a majority is one, whenever it began."""
+    network = Network(check_quorum=True)
+    network.elect(1)
+    assert network.node(1).peers_silent(silent) is not leads
+    assert network.node(1).is_leader is leads
+    assert network.node(1).term == 1
+    assert not network.node(2).peers_silent({1, 3})
+
+
 def test_voter_with_a_live_leader_ignores_candidates() -> None:
     """Thesis §4.2.3: within the minimum election timeout of hearing a leader, no vote, no term."""
     network = Network(check_quorum=True)
