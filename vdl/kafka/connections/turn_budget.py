@@ -130,8 +130,8 @@ class StartBudget:
     Turns are given out by a clock of its own that goes on as much as each of those that wait has
     been served. `shared_until_ns` of a connection: up to when, by that clock, it has used its
     share; whoever was away has nothing in hand. `share_ns`: what it used when it was served last,
-    and is expected to use again. Who is expected to be done first, by that clock, is served
-    next."""
+    and is expected to use again, but for what was more than `SHARE_NS`. Who is expected to be done
+    first, by that clock, is served next."""
 
     __slots__ = (
         "_clock",
@@ -207,7 +207,9 @@ class StartBudget:
         self._waiting[starter] = self._number, since_ns
         if is_small:
             self._small.append((self._number, starter))
-        heappush(self._queue, (starter.shared_until_ns + starter.share_ns, self._number, starter))
+        # More than it may have it had by an accident: a long request, a process that stood still.
+        expected_ns = min(starter.share_ns, SHARE_NS)
+        heappush(self._queue, (starter.shared_until_ns + expected_ns, self._number, starter))
         if not self._end_ns:
             self.until_ns = 0  # who comes now waits behind this one
             self._arm()

@@ -390,6 +390,36 @@ def test_who_has_used_less_than_its_share_is_served_first(costly: CostlyWorld) -
     assert len(costly.started) - before <= 100 * 2 * (2 * SHARE_NS // COST_NS)
 
 
+class _Backlog:
+    """A connection that uses its whole share whenever it is served."""
+
+    def __init__(self, name: str, time: VirtualTime, served: list[str], *, share_ns: int) -> None:
+        self._name = name
+        self._time = time
+        self._served = served
+        self.shared_until_ns = 0
+        self.share_ns = share_ns
+
+    def resume_starting(self) -> None:
+        self._served.append(self._name)
+        self._time.now_ns += SHARE_NS
+
+
+def test_who_once_took_longer_than_a_share_is_not_served_last(costly: CostlyWorld) -> None:
+    """While it was served its process stood still. It pays for that once, and is not expected to
+    need as much again."""
+    budget = StartBudget(costly.clock)
+    served: list[str] = []
+    unlucky = _Backlog("unlucky", costly.time, served, share_ns=4 * SHARE_NS)
+    others = [_Backlog("other", costly.time, served, share_ns=SHARE_NS) for _ in range(20)]
+    assert budget.may_start(others[0], 0)  # this turn has begun
+    for starter in (unlucky, *others):
+        assert not budget.may_start(starter, 0)
+    costly.run(1_000)
+    assert len(served) == 21
+    assert served[0] == "unlucky"
+
+
 def test_small_requests_do_not_wait_for_a_crowd_that_is_as_new(
     costly: CostlyWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
