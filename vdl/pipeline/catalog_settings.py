@@ -12,10 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from vdl.pipeline.client_secrets import PLACE, looked_up
 
-SECRET = re.compile(r"(?i)password|secret|token|credential|access-key|account-key|sas")
+SECRET = re.compile(
+    r"(?i)password|secret|token|credential|authorization|access-key|account-key|sas"
+)
 WITH_PASSWORD = re.compile(r"[A-Za-z0-9+.-]+://[^/@]*:[^/@]+@")
 NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
 """Of a table: its namespace, which may have parts, and itself."""
@@ -48,3 +51,15 @@ def resolved_catalog(settings: Mapping[str, str]) -> dict[str, str]:
         name: looked_up(name, value) if SECRET.search(name) or name == "uri" else value
         for name, value in settings.items()
     }
+
+
+def secrets_of(settings: Mapping[str, str]) -> list[str]:
+    """The secrets in resolved settings, the longest first; of `id:secret` also what is behind the
+    colon, and of a URI its password."""
+    found = set()
+    for name, value in settings.items():
+        if SECRET.search(name):
+            found |= {value, value.partition(":")[2]}
+        elif WITH_PASSWORD.match(value):
+            found.add(urlsplit(value).password or "")
+    return sorted(found - {""}, key=len, reverse=True)

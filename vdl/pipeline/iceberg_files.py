@@ -2,7 +2,8 @@
 
 A catalog names a metadata file, which names manifests. PyIceberg leaves it to the file system when
 these are written to the disk, so after a power cut a catalog may name what is empty. Here each is
-synced before its writer goes on, and so are their names before a catalog is told.
+synced before its writer goes on, and so are their names before a catalog is told. (A REST catalog
+writes metadata files itself; what is said here of them is its own business then.)
 
 Must not know: Spark, Kafka, how commits are made.
 """
@@ -20,8 +21,8 @@ from vdl.pipeline.table import sync_folder
 
 IMPLEMENTATION = f"{__name__}.SyncedFileIO"
 
-
-METADATA = ".metadata.json"
+METADATA, LIST = ".metadata.json", "snap-"
+"""How the name of a metadata file ends, and that of a snapshot's list of manifests begins."""
 
 
 class SyncedFileIO(PyArrowFileIO):
@@ -64,8 +65,9 @@ class _Stream:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        # Written last, and beside all that it names: their names are made durable with its own.
-        if self._path.name.endswith(METADATA):
+        # Each of them is written behind all that it names, and beside it: their names are made
+        # durable with its own.
+        if self._path.name.endswith(METADATA) or self._path.name.startswith(LIST):
             sync_folder(self._path.parent)
 
     def __enter__(self) -> _Stream:
@@ -76,5 +78,7 @@ class _Stream:
 
 
 def local_path(location: str) -> str:
-    """Of a location in a folder; of one in an object store, itself."""
-    return location.removeprefix("file://")
+    """Of a location in a folder, also as Java has it (`file:/…`); of one in an object store,
+    itself."""
+    path = location.removeprefix("file:")
+    return location if path == location else f"/{path.lstrip('/')}"

@@ -13,6 +13,10 @@ again: by itself it would put a commit that is late behind the one that was quic
 tried again here, after a look at the property: where it is as this run left it the other one was of
 another writer, a compaction maybe, and has done no harm. Where it is not, this run is over.
 
+**Lost answers.** A commit whose answer is lost may be made, may never be, or may be made later. The
+property says which: it is this commit's own, or it is not, and then the commit is tried again on
+the same snapshot, so that of the two at most one is taken. What one of them may have named stays.
+
 Files have no field ids, so readers find columns by the table's name mapping, which is in every
 commit as it has to be. Manifests are merged as the table's properties say, so that a commit does
 not become slower with the number of those before it; the oldest snapshots are dropped by `vacuum`.
@@ -22,23 +26,21 @@ Must not know: Spark, Kafka.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
-    CommitStateUnknownException,
     NamespaceAlreadyExistsError,
     NoSuchNamespaceError,
     NoSuchTableError,
-    RESTError,
     TableAlreadyExistsError,
     ValidationException,
 )
@@ -49,11 +51,19 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
-from sqlalchemy.exc import SQLAlchemyError
 
 from vdl.pipeline.account import Account
 from vdl.pipeline.compaction import Compacted, bins, rewrite
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
+from vdl.pipeline.iceberg_catalog import (
+    UNCLEAR,
+    WAITS_SECONDS,
+    Attempt,
+    catalog_of,
+    in_words,
+    patiently,
+    text_of,
+)
 from vdl.pipeline.iceberg_files import IMPLEMENTATION, local_path
 from vdl.pipeline.iceberg_rules import IcebergRefused, check_not_null, check_rules, columns_of
 from vdl.pipeline.iceberg_upsert import Merge
@@ -133,11 +143,7 @@ class IcebergSink:
             settings = {**self._place.catalog, **iceberg_options(self._place.storage)}
             if not is_url(self.path):
                 settings.setdefault("py-io-impl", IMPLEMENTATION)
-            name = settings.pop("name", "default")
-            try:
-                self._known_catalog = load_catalog(name, **settings)
-            except Exception as error:
-                raise PipelineError(f"sink.catalog: {error}") from error
+            self._known_catalog = catalog_of(settings)
         return self._known_catalog
 
     def window_folder(self) -> str:
@@ -171,10 +177,18 @@ class IcebergSink:
     def _load(self) -> Table | None:
         if not is_url(self.path) and self._has_no_file():
             return None
+        with self._in_words():
+            return self._found()
+
+    def _found(self) -> Table | None:
+        """Raises what is UNCLEAR, too."""
         try:
             return self._catalog.load_table(self._place.name)
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
+
+    def _in_words(self) -> AbstractContextManager[None]:
+        return in_words(self.path, self._place.catalog)
 
     def _has_no_file(self) -> bool:
         """Whether the catalog is a file of SQLite that is not there: who only asks makes none."""
@@ -183,14 +197,16 @@ class IcebergSink:
 
     def _state(self) -> dict[str, Any] | None:
         """What the table says of this job. Raises SinkInconsistent."""
-        if self._table is None:
-            return None
-        text = self._table.properties.get(f"{STATE}{self._job}")
+        text = self._text()
         try:
             state: dict[str, Any] | None = None if text is None else json.loads(text)
         except ValueError as error:
             raise SinkInconsistent(f"{self.path}: {STATE}{self._job}: {error}") from None
         return state
+
+    def _text(self) -> str | None:
+        """The same, as it was written."""
+        return None if self._table is None else self._table.properties.get(f"{STATE}{self._job}")
 
     def staging(self, run: str) -> str:
         del run
@@ -226,7 +242,10 @@ class IcebergSink:
             outdated = self._window_files.others(commit.windows)
         if commit.files and not self._key:
             self._storage.sync_names([f"{self._root}/data"])
-        self._write(commit, arrow_schema, sequence, _state_text(commit, sequence, account), merge)
+        with self._in_words():
+            self._write(
+                commit, arrow_schema, sequence, _state_text(commit, sequence, account), merge
+            )
         if commit.windows is not None:
             self._window_files.show_late(sequence, commit.windows)
         self._window_files_remove(outdated)
@@ -254,50 +273,76 @@ class IcebergSink:
     def _write(
         self, commit: Commit, arrow_schema: Any, sequence: int, state: str, merge: Merge | None
     ) -> None:
-        """Commit, again where another writer was quicker since the last look. Raises
-        CommitConflict."""
+        """Commit, again where another writer was quicker since the last look, and where an answer
+        was lost. Raises CommitConflict, PipelineError."""
         if self._table is None:
             self._table = self._create(arrow_schema)
             self._check_unchanged()
             check_rules(self.path, self._table, self._fields)
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                self._check_unchanged()
-                check_rules(self.path, self._table, self._fields)
+        doubt: Exception | None = None
+        for seconds in WAITS_SECONDS:
+            attempt = self._attempt(self._table, commit, arrow_schema, sequence, state, merge)
             try:
-                self._append(self._table, commit, arrow_schema, sequence, state, merge)
+                attempt.commit()
+                return
             except CommitFailedException:
+                # Also an earlier try may be what was quicker.
+                doubt = None
+            except UNCLEAR as error:
+                doubt = error
                 if merge is not None:
-                    merge.forget()
-                continue
-            except CommitStateUnknownException as error:
-                # Whoever opens the table next finds out.
-                raise PipelineError(f"{self.path}: a commit may have been made or not") from error
-            return
-        raise CommitConflict(self.path, f"{ATTEMPTS} commits came to nothing")
+                    merge.leave()
+                time.sleep(seconds)
+            self._refresh()
+            if self._text() == state:
+                return
+            if doubt is None:
+                attempt.clean()
+            if merge is not None:
+                merge.forget()
+            self._check_sequence()
+            check_rules(self.path, self._table, self._fields)
+        if doubt is not None:
+            # It may be made later. Whoever opens the table next finds out, or is refused.
+            what = f"a commit may have been made or not: {text_of(doubt, self._place.catalog)}"
+            raise PipelineError(f"{self.path}: {what}") from doubt
+        raise CommitConflict(self.path, f"{len(WAITS_SECONDS)} commits came to nothing")
 
     def _create(self, arrow_schema: Any) -> Table:
-        """The table, without rows. Another run may have been quicker."""
-        namespace = Catalog.namespace_from(self._place.name)
-        try:
-            self._catalog.create_namespace(namespace)
-        except NamespaceAlreadyExistsError:
-            pass
-        location = self.path if is_url(self.path) else f"file://{self.path}"
-        try:
-            transaction = self._catalog.create_table_transaction(
-                self._place.name, arrow_schema, location=location, properties=PROPERTIES
-            )
-            if self._fields:
-                with transaction.update_spec() as update:
-                    for field in self._fields:
-                        update.add_field(field.column, field.iceberg)
-            transaction.commit_transaction()
-        except (TableAlreadyExistsError, CommitFailedException):
-            pass
-        return self._catalog.load_table(self._place.name)
+        """The table, without rows. Another run may have been quicker. Raises PipelineError."""
+        reason = "it is gone again"
+        for seconds in WAITS_SECONDS:
+            try:
+                self._ask_for_table(arrow_schema)
+            except (TableAlreadyExistsError, CommitFailedException):
+                pass
+            except UNCLEAR as error:
+                reason = text_of(error, self._place.catalog)
+                time.sleep(seconds)
+            found = patiently(self._found)
+            if found is not None:
+                return found
+        raise PipelineError(f"{self.path}: the table is not made: {reason}")
 
-    def _append(
+    def _ask_for_table(self, arrow_schema: Any) -> None:
+        """Of the catalog, with its namespace, which who may write to it may have no right to make:
+        it is asked for only where it is missing."""
+        namespace = Catalog.namespace_from(self._place.name)
+        for end in range(1, len(namespace) + 1):
+            if not self._catalog.namespace_exists(namespace[:end]):
+                with suppress(NamespaceAlreadyExistsError):
+                    self._catalog.create_namespace(namespace[:end])
+        location = self.path if is_url(self.path) else f"file://{self.path}"
+        transaction = self._catalog.create_table_transaction(
+            self._place.name, arrow_schema, location=location, properties=PROPERTIES
+        )
+        if self._fields:
+            with transaction.update_spec() as update:
+                for field in self._fields:
+                    update.add_field(field.column, field.iceberg)
+        transaction.commit_transaction()
+
+    def _attempt(
         self,
         table: Table,
         commit: Commit,
@@ -305,8 +350,8 @@ class IcebergSink:
         sequence: int,
         state: str,
         merge: Merge | None,
-    ) -> None:
-        """One commit on the table as it was seen last. Raises CommitFailedException.
+    ) -> Attempt:
+        """One commit on the table as it was seen last.
 
         That of an upsert has two snapshots, as those of PyIceberg's own: one without the files that
         are replaced, and the new ones on that. A reader of the table sees the last.
@@ -333,7 +378,7 @@ class IcebergSink:
         with transaction.update_snapshot(snapshot_properties=facts).merge_append() as append:
             for path, partition in files:
                 append.append_data_file(self._data_file(table, transaction, path, partition))
-        transaction.commit_transaction()
+        return Attempt(transaction)
 
     def _data_file(
         self, table: Table, transaction: Transaction, path: str, partition: Sequence[Any]
@@ -378,11 +423,20 @@ class IcebergSink:
         return change
 
     def _check_unchanged(self) -> None:
-        """That nobody has committed for this job since. Raises CommitConflict."""
-        if self._table is None:
-            self._table = self._load()
-        else:
-            self._table.refresh()
+        """That nobody has committed for this job since. Raises CommitConflict, PipelineError."""
+        self._refresh()
+        self._check_sequence()
+
+    def _refresh(self) -> None:
+        """Look at the table anew, or for it. Raises PipelineError."""
+        with self._in_words():
+            if self._table is not None:
+                patiently(self._table.refresh)
+            elif is_url(self.path) or not self._has_no_file():
+                self._table = patiently(self._found)
+
+    def _check_sequence(self) -> None:
+        """Of what was seen last. Raises CommitConflict."""
         state = self._state()
         found = 0 if state is None else int(state["sequence"])
         if found != self._sequence:
@@ -438,14 +492,6 @@ class IcebergSink:
         with self._in_words():
             return self._compact(bytes_target)
 
-    @contextlib.contextmanager
-    def _in_words(self) -> Iterator[None]:
-        """What catalogs and files say of a failure, as PipelineError: a job goes on behind it."""
-        try:
-            yield
-        except (OSError, RESTError, SQLAlchemyError) as error:
-            raise PipelineError(f"{self.path}: {error}") from error
-
     def _compact(self, bytes_target: int) -> Compacted:
         table = self._load()
         if table is None or table.current_snapshot() is None:
@@ -487,13 +533,17 @@ class IcebergSink:
                         overwrite.append_data_file(
                             self._data_file(table, transaction, file.path, key)
                         )
-                transaction.commit_transaction()
+                attempt = Attempt(transaction)
+                attempt.commit()
+            except ValidationException as error:
+                # Others have taken some of the files out of the table.
+                raise PipelineError(f"{self.path}: {error}") from error
             except CommitFailedException:
                 table.refresh()
-                check_rules(self.path, table, self._fields)
-                continue
-            except (CommitStateUnknownException, ValidationException) as error:
-                raise PipelineError(f"{self.path}: {error}") from error
+                if not attempt.is_in(table):
+                    attempt.clean()
+                    check_rules(self.path, table, self._fields)
+                    continue
             return Compacted(before=len(old), after=len(files))
         raise CommitConflict(self.path, f"{ATTEMPTS} compactions came to nothing")
 

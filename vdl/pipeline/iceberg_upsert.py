@@ -86,6 +86,10 @@ class Merge:
                 merged.new.append((self._put(iter([pa.Table.from_batches([part])])), partition))
         return merged
 
+    def leave(self) -> None:
+        """Not remove what was written: a commit that names it may have been made, or be made."""
+        self._written.clear()
+
     def forget(self) -> None:
         """Remove what was written, as of a commit that came to nothing."""
         for path in self._written:
