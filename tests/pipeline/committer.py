@@ -2,8 +2,9 @@
 
     python -m tests.pipeline.committer KIND PATH CATALOG COMMITS
 
-It goes on where the table ends, up to COMMITS batches in all, and where another run was quicker it
-begins again, as a supervised job does. A batch has ROWS numbers, those of its offsets.
+CATALOG is a file of SQLite or the address of a REST catalog. It goes on where the table ends, up to
+COMMITS batches in all, and where another run was quicker it begins again, as a supervised job does.
+A batch has ROWS numbers, those of its offsets.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def at(offset: int) -> Positions:
 
 def table_of(kind: str, path: str, catalog: str) -> TableSink:
     """As a job has it, with the store's settings from the environment."""
-    settings = {"name": "vdl", "type": "sql", "uri": f"sqlite:///{catalog}"}
+    settings = {"name": "vdl", "type": "rest", "uri": catalog}
+    if "://" not in catalog:
+        settings |= {"type": "sql", "uri": f"sqlite:///{catalog}"}
     place = Place(
         kind, path, resolved_settings(path, {}), settings if kind == "iceberg" else {}, "default.t"
     )
