@@ -6,6 +6,7 @@ The server is Iceberg's own, from Maven Central, fetched once; without it the te
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ from tests.pipeline.rest_catalog import Gate, catalog_server
 from tests.pipeline.test_iceberg import between
 from tests.pipeline.test_job_file import GOOD, write
 from tests.pipeline.test_tables import COLUMNS, TOPICS, at
-from vdl.pipeline import iceberg_table
+from vdl.pipeline import iceberg_catalog, iceberg_table
 from vdl.pipeline.compaction import BYTES_TARGET, Compacted
 from vdl.pipeline.errors import CommitConflict, JobInvalid, PipelineError
 from vdl.pipeline.iceberg_table import IcebergSink
@@ -191,10 +192,13 @@ def test_commit_of_another_writer_is_not_in_the_way(
     assert any_lake.sink().open(TOPICS) == at(7, 0)
 
 
-def test_commit_whose_answer_is_lost_is_in_the_table_once(lake: Lake, gate: Gate) -> None:
+def test_commit_whose_answer_is_lost_is_in_the_table_once(
+    lake: Lake, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever is in the way: the run looks, and goes on."""
+    monkeypatch.setattr(iceberg_catalog, "TIMEOUTS_SECONDS", (5, 1))
     table = lake.sink()
-    hows = ["cut", "cut before", "twice", "late", "500", "502", "503", "504", "507", "200"]
+    hows = ["cut", "cut before", "twice", "late", "hang", "500", "502", "503", "507", "200"]
     for n, how in enumerate(hows):
         gate.lose("", how) if n == 0 else gate.lose(how)
         lake.write(table, n, n + 1)
@@ -264,6 +268,30 @@ def test_partitions_and_columns_come_with_rows(lake: Lake) -> None:
     found = lake.loaded().scan().to_arrow().sort_by("n").to_pylist()
     assert [row["more"] for row in found] == [None, None, 2, 3]
     assert lake.sink().open(TOPICS) == at(4, 0)
+
+
+def test_table_that_others_have_made_in_words_of_java_is_written(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`file:/`, as Hadoop's paths are. What a commit names is on the disk before the catalog, which
+    writes its own file of metadata, is asked."""
+    synced = set()
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    catalog = load_catalog("other", **lake.catalog)
+    catalog.create_namespace(lake.name.partition(".")[0])
+    catalog.create_table(lake.name, COLUMNS, location=f"file:{lake.path}")
+    table = lake.sink()
+    lake.write(table, 0, 3)
+    assert lake.numbers() == [0, 1, 2]
+    assert [Path(path).parent for path in table.files()] == [Path(lake.path, "data")]
+    metadata = Path(lake.path, "metadata")
+    assert {str(metadata), *map(str, metadata.glob("*.avro"))} <= synced
 
 
 def test_table_is_compacted_and_its_snapshots_forgotten(

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import AVAILABLE_CATALOGS, Catalog, CatalogType, load_catalog
 from pyiceberg.catalog.rest import SNAPSHOT_LOADING_MODE, RestCatalog
 from pyiceberg.exceptions import (
     CommitStateUnknownException,
@@ -66,15 +66,27 @@ def catalog_of(settings: Mapping[str, str]) -> Catalog:
     found = dict(settings)
     name = found.pop("name", "default")
     try:
-        catalog = load_catalog(name, **found)
+        return load_catalog(name, **found)
     except Exception as error:
         raise PipelineError(f"sink.catalog: {text_of(error, settings)}") from error
-    if isinstance(catalog, RestCatalog):
-        session: Any = catalog._session
+
+
+class BoundedRestCatalog(RestCatalog):
+    """One that does not wait for ever, and loads all snapshots, whatever the server wants."""
+
+    def __init__(self, name: str, **properties: str) -> None:
+        super().__init__(name, **properties)
+        # A server's settings come first in PyIceberg, so this one comes behind.
+        self.properties[SNAPSHOT_LOADING_MODE] = "all"
+
+    def _config_headers(self, session: Any) -> None:
+        # Of each new session this is asked before it is used, also for a token.
         session.request = functools.partial(session.request, timeout=TIMEOUTS_SECONDS)
-        # Behind what the server wants: its settings come first in PyIceberg.
-        catalog.properties[SNAPSHOT_LOADING_MODE] = "all"
-    return catalog
+        super()._config_headers(session)
+
+
+# Where PyIceberg looks when it knows that a catalog is of this type, by whatever of its settings.
+AVAILABLE_CATALOGS[CatalogType.REST] = lambda name, settings: BoundedRestCatalog(name, **settings)
 
 
 def text_of(error: Exception, settings: Mapping[str, str]) -> str:
