@@ -51,8 +51,9 @@ def catalog_server(folder: Path, s3: str = "") -> Iterator[int]:
 
 class Gate:
     """Use in a `with`. `address`: where clients go; `token`: who comes without it is refused;
-    `seen`: the tokens that came; `paths`: what was asked; `commits`: how many were asked for;
-    `lost`: one was, by `lose`; `holds`: what is late comes only with `carry_out`."""
+    `seen`: the tokens that came; `paths`: what was asked; `commits`: how many were asked for, and
+    `updates`: what they change; `lost`: one was, by `lose`; `holds`: what is late comes only with
+    `carry_out`."""
 
     def __init__(self, port: int) -> None:
         self.token = ""
@@ -60,6 +61,7 @@ class Gate:
         self.seen: set[str] = set()
         self.paths: list[str] = []
         self.commits = 0
+        self.updates: list[dict[str, Any]] = []
         self.holds = False
         self.lost = threading.Event()
         self._port = port
@@ -132,6 +134,7 @@ class Gate:
         if request.command != "POST" or not COMMIT.fullmatch(path):
             return self._answer(request, *forward())
         self.commits += 1
+        self.updates += json.loads(body)["updates"]
         how = self._hows.pop(0) if self._hows else ""
         if how != "cut before" and not self.holds:
             self.carry_out()

@@ -312,11 +312,28 @@ def test_table_is_compacted_and_its_snapshots_forgotten(
     later = time.time() + 48 * 3600
     monkeypatch.setattr(iceberg_table.time, "time", lambda: later)
     assert table.vacuum(24).removed > 3
+    gone = [one["snapshot-ids"] for one in gate.updates if one["action"] == "remove-snapshots"]
+    assert [len(ids) for ids in gone] == [1] * 5
     assert len(any_lake.loaded().metadata.snapshots) == 1
     monkeypatch.undo()
     any_lake.write(table, 4, 6)
     assert any_lake.numbers() == list(range(6))
     assert any_lake.sink().open(TOPICS) == at(6, 0)
+
+
+def test_old_metadata_is_gone_and_nobody_is_warned(
+    any_lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server removes it, and PyIceberg tries to."""
+    table = any_lake.sink()
+    any_lake.write(table, 0, 1)
+    with any_lake.loaded().transaction() as change:
+        change.set_properties({"write.metadata.previous-versions-max": "1"})
+    for n in range(1, 3):
+        any_lake.write(table, n, n + 1)
+    entries = storage_of(any_lake.path, any_lake.store).entries(f"{any_lake.path}/metadata")
+    assert len([one for one in entries if one.path.endswith(".metadata.json")]) == 2
+    assert "Failed to delete" not in caplog.text
 
 
 def test_all_snapshots_are_asked_for(lake: Lake, gate: Gate) -> None:

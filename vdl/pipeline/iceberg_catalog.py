@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -35,6 +35,7 @@ from pyiceberg.exceptions import (
     TooManyRequestsError,
 )
 from pyiceberg.table import Table, Transaction
+from pyiceberg.table.update import RemoveSnapshotsUpdate
 from requests import RequestException
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -83,6 +84,35 @@ class BoundedRestCatalog(RestCatalog):
         # Of each new session this is asked before it is used, also for a token.
         session.request = functools.partial(session.request, timeout=TIMEOUTS_SECONDS)
         super()._config_headers(session)
+
+    def commit_table(self, table: Any, requirements: Any, updates: Any) -> Any:
+        return super().commit_table(table, requirements, tuple(_one_by_one(updates)))
+
+    @staticmethod
+    def _delete_old_metadata(io: Any, base: Any, metadata: Any) -> None:
+        # Most servers have done it by now, and PyIceberg would warn at every commit.
+        RestCatalog._delete_old_metadata(_Removing(io), base, metadata)
+
+
+def _one_by_one(updates: Iterable[Any]) -> Iterator[Any]:
+    """Servers that are built on an older Iceberg (1.7) want one for each snapshot that goes."""
+    for update in updates:
+        if isinstance(update, RemoveSnapshotsUpdate):
+            for one in sorted(update.snapshot_ids):
+                yield RemoveSnapshotsUpdate(snapshot_ids=[one])
+        else:
+            yield update
+
+
+class _Removing:
+    """What of a FileIO removes files, also those that are gone."""
+
+    def __init__(self, io: Any) -> None:
+        self._io = io
+
+    def delete(self, location: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._io.delete(location)
 
 
 # Where PyIceberg looks when it knows that a catalog is of this type, by whatever of its settings.
