@@ -96,8 +96,6 @@ class Host:
         self.leader_lost_ns = 0
         """When any group here last lost its leader together with the leader's server (monotonic
         ns); 0: never."""
-        self._unheard: set[ServerId] = set()
-        """Servers of which nothing has come for an election timeout."""
         self._responses = DurableResponses(state.store)
         self.liveness = Liveness(state)
         self._commits = CommitPropagation(state)
@@ -543,8 +541,8 @@ class Host:
         within_ns = self.options.election_ticks * TICK_NS
         links = self.state.transport.links()
         silent = {link.server_id for link in links if link.silent_ns >= within_ns}
-        is_news = not silent <= self._unheard
-        self._unheard = silent
+        is_news = not silent <= self.state.unheard
+        self.state.unheard = silent
         if not is_news:
             return
         for group in list(self._groups.values()):

@@ -47,7 +47,7 @@ class HostState:
         "alive", "cache_bytes_max", "catalog", "catalog_group", "clock", "front", "gaps", "groups",
         "in_sync", "log", "loop_time", "lost", "options", "outbox", "record", "rng",
         "server_id", "silent", "state_groups", "stats", "store", "streams", "system_groups", "time",
-        "transport",
+        "transport", "unheard",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +109,8 @@ class HostState:
         self.silent: set[ServerId] = set()
         """Servers whose link was lost, and that were neither linked nor refused since: they may be
         alive. Invariant: none of them is in `alive`."""
+        self.unheard: set[ServerId] = set()
+        """Servers of which no byte has come for an election timeout, linked or not."""
         self.in_sync = InSyncReplicas(options, clock, self.alive)
         """Of the groups led here: which replicas have all of the log, about."""
 

@@ -103,6 +103,19 @@ def test_leader_that_hears_nobody_leads_no_longer_than_an_election_timeout(
     assert not group.node.is_leader
 
 
+def test_late_acknowledgements_cost_quiet_groups_no_leader(cluster: Any) -> None:
+    """What servers tell one another is late by more than half an election timeout each way, as
+    between loops that have too much to do. All of it comes, and nobody is replaced for it."""
+    groups = [cluster.create_topic(f"t{n}") for n in range(10)]
+    cluster.run(1_000)
+    terms = {group_id: cluster.leader(group_id).term for group_id in groups}
+    for delay_ms in range(0, 320, 20):
+        cluster.network.delay_ns = lambda source, target, size, ms=delay_ms: ms * MS
+        cluster.run(1_000)
+    cluster.run(20_000)
+    assert {group_id: cluster.leader(group_id).term for group_id in groups} == terms
+
+
 def test_election_timer_that_was_nearly_due_is_nobodys_turn(cluster: Any) -> None:
     """Lists prove that a leader lives, and are looked at only when a timer is due: it may be, for
     all who are left, in the tick in which the leader dies."""

@@ -20,6 +20,10 @@ from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import HostState
 
+LATE_TIMEOUTS = 5
+"""Election timeouts for which a list's acknowledgement speaks for a peer that is heard of
+otherwise. It passes through two turns of each server; both may be overloaded."""
+
 
 class LeaderProofs:
     """See the module."""
@@ -53,24 +57,33 @@ class LeaderProofs:
     def report_peers(self, group: Group) -> bool:
         """Report to a node that leads which peers are there; whether they are most, with itself.
 
-        A list's acknowledgement is a server's; it speaks for the replica that the catalog lists
-        there, not for one that went with its directory."""
+        A peer is there while bytes come from it, and it has acknowledged not long ago that this
+        server leads. An acknowledgement alone would be too late in overload: each leader of a quiet
+        group would be replaced by another that is as late."""
+        unheard = self._state.unheard
+        within_ns = LATE_TIMEOUTS * self._within_ns
         heard = 1
         for replica in group.listed:
-            if self.is_heard(group, replica):
+            is_there = server_of(replica) not in unheard
+            if is_there and self._has_acknowledged(group, replica, within_ns):
                 group.node.peer_heard(replica)
                 heard += 1
         return heard * 2 > len(group.listed)
 
     def is_heard(self, group: Group, replica: NodeId) -> bool:
-        """Whether a group's leader heard from the server of that replica, in the directory the
-        replica is in, within an election timeout."""
+        """Whether the server of that replica has acknowledged within an election timeout that this
+        one leads the group."""
+        return self._has_acknowledged(group, replica, self._within_ns)
+
+    def _has_acknowledged(self, group: Group, replica: NodeId, within_ns: int) -> bool:
+        """A list's acknowledgement is a server's; it speaks for the replica that the catalog lists
+        there, not for one that went with its directory."""
         server = server_of(replica)
         hello = self._state.alive.get(server)
         return (
             hello is not None
             and hello.directory_id == self._state.catalog.directory_of(server)
-            and self._liveness.is_peer_heard(server, group.group_id, within_ns=self._within_ns)
+            and self._liveness.is_peer_heard(server, group.group_id, within_ns=within_ns)
         )
 
     def look_at_in_sync(self, now_ns: int, *, share: int) -> None:
