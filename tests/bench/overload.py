@@ -54,6 +54,8 @@ LOOK_SECONDS = 0.5
 ANSWER_SECONDS_MAX = 0.5
 """To a question for health, once all is quiet."""
 QUIET_SECONDS_MAX = 90.0
+HOME_SECONDS = 5.0
+"""Without an election: the leaders are where they belong."""
 STATUS_SECONDS_MAX = 30.0
 REPORT_SECONDS_MAX = 120.0
 
@@ -91,6 +93,7 @@ def run(options: argparse.Namespace) -> Figures:
         create_led_topic(servers.bootstrap, TOPIC, options.partitions)
         send(throughput_producer(servers.bootstrap), TOPIC, options.partitions, FETCHED_MEGABYTES)
         groups = servers.groups()
+        _wait_home(servers)
         won, used = _elections(servers), cpu_seconds(servers.pids())
         with _watched(servers) as looks, _status(servers, options.seconds / 2) as status:
             seconds, taken, failed = loads[options.load](servers, options)
@@ -183,6 +186,18 @@ def _wait_quiet(servers: Servers, groups: int) -> float:
             return now
         assert now < deadline, f"{leading} of {groups} groups are led; {states}"
         time.sleep(LOOK_SECONDS / 5)
+
+
+def _wait_home(servers: Servers) -> None:
+    """Leaders that were elected elsewhere at the beginning are handed back, some each second: they
+    are no elections for the load."""
+    deadline = time.monotonic() + QUIET_SECONDS_MAX
+    won, since = _elections(servers), time.monotonic()
+    while (now := time.monotonic()) - since < HOME_SECONDS:
+        time.sleep(LOOK_SECONDS)
+        if (newly := _elections(servers)) != won:
+            assert now < deadline, "leaders do not come to rest"
+            won, since = newly, now
 
 
 def _elections(servers: Servers) -> float:
