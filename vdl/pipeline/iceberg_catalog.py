@@ -69,7 +69,10 @@ def catalog_of(settings: Mapping[str, str]) -> Catalog:
     try:
         return load_catalog(name, **found)
     except Exception as error:
-        raise PipelineError(f"sink.catalog: {text_of(error, settings)}") from error
+        text = f"sink.catalog: {text_of(error, settings)}"
+        if shown(error, settings) is None:
+            raise PipelineError(text) from None
+        raise PipelineError(text) from error
 
 
 class BoundedRestCatalog(RestCatalog):
@@ -133,7 +136,12 @@ def in_words(path: str, settings: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except (OSError, RESTError, NoSuchTableError, *UNCLEAR) as error:
-        raise PipelineError(f"{path}: {text_of(error, settings)}") from error
+        raise PipelineError(f"{path}: {text_of(error, settings)}") from shown(error, settings)
+
+
+def shown(error: Exception, settings: Mapping[str, str]) -> Exception | None:
+    """An error where it may be in a traceback, because it has no secrets."""
+    return error if text_of(error, settings) == str(error) else None
 
 
 def patiently(ask: Callable[[], Answer]) -> Answer:

@@ -62,6 +62,7 @@ from vdl.pipeline.iceberg_catalog import (
     catalog_of,
     in_words,
     patiently,
+    shown,
     text_of,
 )
 from vdl.pipeline.iceberg_files import IMPLEMENTATION, local_path
@@ -304,8 +305,9 @@ class IcebergSink:
             check_rules(self.path, self._table, self._fields)
         if doubt is not None:
             # It may be made later. Whoever opens the table next finds out, or is refused.
-            what = f"a commit may have been made or not: {text_of(doubt, self._place.catalog)}"
-            raise PipelineError(f"{self.path}: {what}") from doubt
+            settings = self._place.catalog
+            what = f"a commit may have been made or not: {text_of(doubt, settings)}"
+            raise PipelineError(f"{self.path}: {what}") from shown(doubt, settings)
         raise CommitConflict(self.path, f"{len(WAITS_SECONDS)} commits came to nothing")
 
     def _create(self, arrow_schema: Any) -> Table:
