@@ -24,7 +24,8 @@ from hashlib import blake2b
 from struct import Struct
 
 from ids import GroupId, Index, NodeId
-from segments.api import Buffer, StorageError, StoredEntry
+from segments.api import Buffer, EntriesDamaged, StorageError, StoredEntry
+from vdl.clock import MS, Clock
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.host import Host
@@ -39,6 +40,9 @@ COMMANDS_BYTES = 16 << 10
 UNCOMMITTED_FACTOR = 2
 _ENTRY = Struct("<QQBQQ")
 _EVERYTHING = 1 << 30
+REPAIR_NS = 500 * MS
+REPAIRS_MAX = 20
+"""How often a replica's log is read again where a read met damage, after such a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +313,9 @@ class Watch:
                     for other in self._hosts()
                     if group_id in other.groups
                 )
-                _read_log(group, first, digests.setdefault(group_id, {}), machine, one_read)
+                _read_log(
+                    group, first, digests.setdefault(group_id, {}), machine, host.clock, one_read
+                )
         one_read()
 
     def _report(self, name: str, found: Mapping[int, Mapping[str, object]]) -> None:
@@ -334,13 +340,16 @@ def _read_log(
     first: Index,
     digests: dict[str, tuple[int, str]],
     machine: Machine,
+    clock: Clock,
     done: Callable[[], None],
 ) -> None:
-    """Hash the group's entries from `first` up to what is committed now, a piece at a time."""
+    """Hash the group's entries from `first` up to what is committed now, a piece at a time. What
+    turns out to be damaged must be repaired soon, as by any other read."""
     log = group.log
     end = log.commit_index + 1
     running = blake2b(digest_size=8)
     position = [first]
+    repairs = [0]
 
     def read_on() -> None:
         if position[0] >= end:
@@ -350,6 +359,11 @@ def _read_log(
         group.store.entries_cold(log, position[0], end, _EVERYTHING, found)
 
     def found(entries: list[StoredEntry] | StorageError) -> None:
+        if isinstance(entries, EntriesDamaged) and repairs[0] < REPAIRS_MAX:
+            # Nobody may have read it before; whoever does has it repaired.
+            repairs[0] += 1
+            clock.call_later(REPAIR_NS, read_on)
+            return
         if isinstance(entries, StorageError):
             digests[machine.name] = (first, f"unreadable: {entries!r}")
             done()
