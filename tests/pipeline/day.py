@@ -6,7 +6,8 @@ A commit has one small file. Every `--compact-every` commits the table is compac
 a job with `run.compact_every` does. Commits come as fast as they can, so an hour of a Delta table's
 log is shortened as time is: `--seconds` is how long a second of the day takes. Each line is of an
 equal part of the day: processor and wall time of a commit and of the compactions, live files, files
-of the log. At the end the table is opened anew and its rows are counted.
+of the log. At the end the table is opened anew and its rows are counted. `--plot FILE.svg` draws
+them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from vdl.pipeline import delta_table
 from vdl.pipeline.compaction import BYTES_TARGET, RETAIN_HOURS
@@ -101,12 +104,34 @@ def live(kind: str, commits: int, compact_every: int, folder: Path) -> list[Part
     return parts
 
 
+def draw(parts: list[Part], path: Path) -> None:
+    """What a commit costs, and how many files there are, over the day."""
+    commits = [part.commits for part in parts]
+    figure = Figure(figsize=(8.0, 3.2))
+    cost, files = figure.subplots(1, 2)
+    cost.plot(commits, [part.cpu for part in parts])
+    cost.set_ylabel("CPU-ms a commit")
+    files.plot(commits, [part.live for part in parts], label="of the table")
+    files.plot(commits, [part.log for part in parts], label="of its log")
+    files.set_ylabel("files")
+    files.legend(frameon=False)
+    for axes in (cost, files):
+        axes.set_xlabel("commits")
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(linewidth=0.4)
+    # Without a date and random names, the same figures make the same file.
+    with rc_context({"svg.hashsalt": path.stem}):
+        figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="A day of one-second commits.")
     parser.add_argument("--kind", choices=["delta", "iceberg"], default="delta")
     parser.add_argument("--commits", type=int, default=86_400)
     parser.add_argument("--compact-every", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=0.05)
+    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     kept = max(1, round(3600 * options.seconds))
     delta_table.PROPERTIES = {"delta.logRetentionDuration": f"interval {kept} seconds"}
@@ -115,6 +140,8 @@ def main() -> int:
         parts = live(options.kind, options.commits, options.compact_every, folder)
     finally:
         shutil.rmtree(folder)
+    if options.plot:
+        draw(parts, options.plot)
     half = len(parts) // 2
     early = sorted(part.cpu for part in parts[1:half])[len(parts[1:half]) // 2]
     late = sorted(part.cpu for part in parts[half:])[len(parts[half:]) // 2]
