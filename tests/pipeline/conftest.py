@@ -6,7 +6,9 @@ the pipeline knows of positions, options, filters and jobs is tested everywhere.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,3 +44,17 @@ def servers(request: pytest.FixtureRequest) -> Iterator[ReplicaSet]:
 @pytest.fixture(scope="session")
 def bootstrap(servers: ReplicaSet) -> str:
     return servers.bootstrap
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The files and folders that were synced, as they come."""
+    paths: set[str] = set()
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        paths.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return paths

@@ -248,17 +248,9 @@ def test_table_that_asks_for_more_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_metadata_is_on_the_disk_before_the_catalog_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: set[str]
 ) -> None:
     """Or a power cut leaves a table whose metadata file is empty."""
-    synced = set()
-    sync = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        synced.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
     between(monkeypatch, lambda: None)
     grown(tmp_path, 1)
     metadata = tmp_path / "t" / "metadata"

@@ -6,7 +6,6 @@ The server is Iceberg's own, from Maven Central, fetched once; without it the te
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
 import sys
 import time
@@ -272,18 +271,10 @@ def test_partitions_and_columns_come_with_rows(lake: Lake) -> None:
 
 
 def test_table_that_others_have_made_in_words_of_java_is_written(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, synced: set[str]
 ) -> None:
     """`file:/`, as Hadoop's paths are. What a commit names is on the disk before the catalog, which
     writes its own file of metadata, is asked."""
-    synced = set()
-    sync = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        synced.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
     catalog = load_catalog("other", **lake.catalog)
     catalog.create_namespace(lake.name.partition(".")[0])
     catalog.create_table(lake.name, COLUMNS, location=f"file:{lake.path}")
