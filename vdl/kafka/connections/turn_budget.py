@@ -207,7 +207,7 @@ class StartBudget:
         self._waiting[starter] = self._number, since_ns
         if is_small:
             self._small.append((self._number, starter))
-        # More than it may have it had by an accident: a long request, a process that stood still.
+        # If it had more than a share, a request was long, or the process stood still. That is over.
         expected_ns = min(starter.share_ns, SHARE_NS)
         heappush(self._queue, (starter.shared_until_ns + expected_ns, self._number, starter))
         if not self._end_ns:

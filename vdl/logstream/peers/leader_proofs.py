@@ -76,8 +76,9 @@ class LeaderProofs:
         return self._has_acknowledged(group, replica, self._within_ns)
 
     def _has_acknowledged(self, group: Group, replica: NodeId, within_ns: int) -> bool:
-        """A list's acknowledgement is a server's; it speaks for the replica that the catalog lists
-        there, not for one that went with its directory."""
+        """Whether the replica's server has acknowledged within that time that this one leads the
+        group. A server acknowledges a whole list; that speaks for the replica that the catalog
+        lists there, not for one that went with its directory."""
         server = server_of(replica)
         hello = self._state.alive.get(server)
         return (
