@@ -20,7 +20,7 @@ not other pieces. All but the last have at least `PIECE_BYTES_MIN`. They are joi
 
 Bytes are received into 64 KiB chunks; small frames are views into the chunk they arrived in. A
 frame that does not fit in its chunk gets a bytearray of its own into which the socket then reads
-directly. No byte is ever overwritten after it was handed out: a view stays valid for as long as it
+directly. No byte is ever overwritten while it is handed out: a view stays valid for as long as it
 is referenced. A small view pins at most one chunk.
 
 Must not know: frame types, sockets, time.
@@ -56,6 +56,11 @@ _CHECKED_BYTES = _HEAD_CHECKED.size
 # at least this large, else into the next chunk.
 _OWN_BUFFER_BYTES = CHUNK_BYTES // 4
 
+_SPARE_BYTES_MIN = 256 << 10
+_SPARE_BYTES_MAX = 2 << 20
+_SPARES_MAX = 2
+"""Buffers of such frames are used again: clearing a new one costs as much as copying into it."""
+
 
 def frame_head(frame_type: int, length: int, payload_crc: int, flags: int = WHOLE) -> bytes:
     """The 16 bytes before a payload."""
@@ -72,7 +77,7 @@ class FrameReader:
 
     __slots__ = (
         "_chunk", "_crc", "_end", "_flags", "_length", "_own", "_own_end", "_pieces",
-        "_pieces_bytes", "_pieces_type", "_start", "_type", "frame_bytes_max",
+        "_pieces_bytes", "_pieces_type", "_spares", "_start", "_type", "frame_bytes_max",
     )  # fmt: skip
 
     def __init__(self, *, frame_bytes_max: int) -> None:
@@ -89,6 +94,7 @@ class FrameReader:
         self._pieces: list[memoryview] = []  # of a frame whose last piece is still to come
         self._pieces_bytes = 0
         self._pieces_type = 0
+        self._spares: list[bytearray] = []  # oldest first; perhaps with views of them
 
     def get_buffer(self) -> memoryview:
         """Where the next received bytes go; never empty."""
@@ -190,11 +196,33 @@ class FrameReader:
             self._next_chunk()
             return
         have = self._end - self._start
-        self._own = memoryview(bytearray(self._length))
+        self._own = memoryview(self._memory())[: self._length]
         # The one copy of a large payload: what of it had arrived together with its head.
         self._own[:have] = self._chunk[self._start : self._end]
         self._own_end = have
         self._start = self._end
+
+    def _memory(self) -> bytearray:
+        """For the payload of the frame being read: at least so long."""
+        length = self._length
+        if not _SPARE_BYTES_MIN <= length <= _SPARE_BYTES_MAX:
+            return bytearray(length)
+        spares = self._spares
+        for memory in spares:
+            if len(memory) < length:
+                continue
+            try:
+                # A bytearray refuses to change its length while a view of it exists.
+                memory.pop()
+            except BufferError:
+                continue
+            memory.append(0)
+            return memory
+        if len(spares) == _SPARES_MAX:
+            spares.pop(0)
+        memory = bytearray(-(-length // CHUNK_BYTES) * CHUNK_BYTES)
+        spares.append(memory)
+        return memory
 
     def _next_chunk(self) -> None:
         have = self._end - self._start

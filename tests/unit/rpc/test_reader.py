@@ -59,6 +59,32 @@ def test_reader_any_cut_of_the_stream_gives_the_same_frames(step: int) -> None:
         assert not view.readonly
 
 
+def test_reader_memory_of_a_large_frame_is_used_again_once_nobody_holds_it() -> None:
+    """As many as wanted may be held; what is held is not written to."""
+    reader = FrameReader(frame_bytes_max=4 << 20)
+    payloads = [payload_of(size) for size in (300_000, 1 << 20, 299_999, 1_000_000, 2 << 20)] * 4
+    held: list[tuple[bytes, memoryview]] = []
+    memories: list[object] = []  # held, so that each has an identity of its own
+    for number, payload in enumerate(payloads):
+        [(_, view)] = feed(reader, frame(7, payload), step=CHUNK_BYTES)
+        assert view == payload
+        memories.append(view.obj)
+        if number % 3 == 0:
+            held.append((payload, view[1:-1].toreadonly()))
+        view.release()
+        for kept, part in held:
+            assert part == kept[1:-1]
+    assert len({id(memory) for memory in memories}) < len(payloads)
+    for _, part in held:
+        part.release()
+    before = len({id(memory) for memory in memories})
+    for _ in range(10):
+        [(_, view)] = feed(reader, frame(7, payload_of(1 << 20)), step=CHUNK_BYTES)
+        memories.append(view.obj)
+        view.release()
+    assert len({id(memory) for memory in memories}) <= before + 1
+
+
 def test_reader_large_frame_is_received_into_its_own_buffer() -> None:
     """Of a large payload only what came with its head is copied; the rest is read in place."""
     payload = payload_of(1 << 20)
