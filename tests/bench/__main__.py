@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -84,6 +85,9 @@ def parse(arguments: Sequence[str]) -> tuple[str, Measurement, argparse.Namespac
 
 def main(arguments: Sequence[str]) -> int:
     name, measurement, options = parse(arguments)
+    # Servers that may keep no bytecode compile their modules at each start, for seconds in a thread
+    # beside what is measured. Who has installed them has it.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # As ^C does: what was started is stopped, and its data removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     around = memory_in_use() if options.memory_in_use else nullcontext(lambda: None)
