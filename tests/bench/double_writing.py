@@ -1,7 +1,7 @@
-"""What writing twice costs: this build, one that writes all of it twice, and two that leave out.
+"""What writing twice costs: this build, one that writes large appends once, and two that leave out.
 
-Small appends are written to the journal and later to a segment, large ones to their segment alone;
-`twice` is the same servers with `storage.place_bytes` 0. Beside them stand two variants of these
+Every record is written to the journal and later to a segment; `placed` is the same servers with
+`storage.place_bytes` set, which write large appends once. Beside them stand two variants
 (tests/bench/variants.py says what each leaves out): `journal_only` is the most that could be won if
 segments cost nothing; `segments_only` is the design without a journal, at its best.
 
@@ -26,10 +26,8 @@ from tests.bench.servers import COUNT, Servers
 from tests.bench.topics import create_topic
 
 BASELINE = "as_it_is"
-TWICE = "twice"
-VARIANTS = ("journal_only", "segments_only")
-RUNS = (BASELINE, TWICE, *VARIANTS)
-NONE_PLACED = "[storage]\nplace_bytes = 0\n"
+SETTINGS = {"placed": '[storage]\nplace_bytes = "256KiB"\n'}
+RUNS = (BASELINE, *SETTINGS, "journal_only", "segments_only")
 WARM_UP_MB = 300
 """Until the journal goes round in the files it has, instead of filling new ones with zeros."""
 TOPIC = "written"
@@ -50,8 +48,9 @@ def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
     yield Comparison(runs, options.only[0])
 
 
-def run(name: str, megabytes: int, partitions: int) -> Figures:
-    servers = Servers(name if name in VARIANTS else "", "" if name == BASELINE else NONE_PLACED)
+def run(variant: str, megabytes: int, partitions: int) -> Figures:
+    settings = SETTINGS.get(variant)
+    servers = Servers(variant) if settings is None else Servers(settings=settings)
     try:
         servers.up()
         create_topic(servers.bootstrap, TOPIC, partitions)
