@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from segments.format.block import BLOCK_HEADER_BYTES, RECORD_BYTES, padded
+from segments.format.block import BLOCK_HEADER_BYTES, DETAIL, PLACED, RECORD_BYTES, padded
 from segments.journal.marks import frame_bytes, marks_behind
 from segments.log.log import Batch
+
+_KIND_AT = 8
+"""In a record."""
 
 
 def block_bytes(batch: Batch) -> int:
@@ -37,6 +40,7 @@ def split(batch: Batch, room: int) -> tuple[Batch, Batch]:
         frames += frame
         count += 1
     assert count < len(batch.records), (count, room)
+    count = _before_run(batch.records, count)
     first.records, rest.records = batch.records[:count], batch.records[count:]
     taken = 0
     for buffer in batch.buffers:
@@ -65,3 +69,14 @@ def split(batch: Batch, room: int) -> tuple[Batch, Batch]:
     rest.entries = batch.entries
     assert rest.records, (room, len(batch.records), batch.bytes)
     return first, rest
+
+
+def _before_run(records: list[bytes], count: int) -> int:
+    """Where a cut before record `count` may be. Records of placed entries go by the PLACE before
+    them: once the first file has gone, nothing would say where these lie. A run that is longer than
+    a file is cut nevertheless; once the first file may go, a segment is known to hold all of it,
+    unless a start came between."""
+    begin = count
+    while begin and records[begin][_KIND_AT] in (DETAIL, PLACED):
+        begin -= 1
+    return begin or count

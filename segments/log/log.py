@@ -474,6 +474,9 @@ class DiskLog:
             layout, self.tail, self.files, self.last, self.segments[-1]
         )
         batch.placed.append((self, self.generation, self.last))
+        if placement.begun:
+            # What said where these segments begin may have been cut off, and its file replaced.
+            self._stage_places_before(layout.runs[0][0], batch)
         for begins, segment, position in layout.runs:
             if begins < first:  # among those that go along; the others follow with their places
                 self.stage_state(batch, PLACE, segment, begins, position)

@@ -55,6 +55,7 @@ from segments.format.block import (
     DETAIL_RECORD,
     ENTRY,
     FILE_HEADER_BYTES,
+    FLUSHED,
     FRAMED,
     INSTALL,
     MARK_INSTALLED,
@@ -260,7 +261,7 @@ class _Replayer:
         finally:
             file.close()
         for log in self._logs.values():
-            if not (log.lost or log.suspect or log.is_whole):
+            if not (log.lost or log.suspect or log.misses_places or log.is_whole):
                 self._miss(
                     file_path(self._directory, previous),
                     f"entries of log {log.log_id:08x} lie there, or in one before it",
@@ -488,7 +489,7 @@ class _Replayer:
     def _has_payloads(self, block: Block) -> bool:
         """Whether the frames are there that the block says are in segments. Of those that it cuts
         off again, or whose log was deleted, none need be: once the block was durable, others may
-        have taken their place."""
+        have taken their place. Nor of those that it says are flushed: they may be trimmed."""
         places: dict[int, tuple[int, int]] = {}
         wanted: dict[LogId, list[tuple[int, int, int, int, int]]] = {}
         for n in range(0, len(block.table), RECORD_BYTES):
@@ -503,6 +504,8 @@ class _Replayer:
                 places[log_id] = segment, position + length
             elif kind == TRUNCATE and log_id in wanted:
                 wanted[log_id] = [frame for frame in wanted[log_id] if frame[0] < index]
+            elif kind == FLUSHED and log_id in wanted:
+                wanted[log_id] = [frame for frame in wanted[log_id] if frame[0] > index]
             elif kind in (RESET, INSTALL):
                 wanted.pop(log_id, None)
         reader = _SegmentReader(self._fs, self._directory.rpartition("/")[0])

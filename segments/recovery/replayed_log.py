@@ -71,6 +71,8 @@ class ReplayedLog:
     """Of the last reset, when a state came with it."""
     place: tuple[int, int, int] = (0, 0, 0)
     """(entry, segment, position) of the frame that the next PLACED speaks of."""
+    misses_places: bool = False
+    """Of some entry it is told that it was placed, and not where."""
     begun: dict[int, int] = field(default_factory=dict)
     """Segments that a PLACE has begun, by their first entry; of some that are flushed, too."""
     detail: tuple[int, int, Offset, int] = (0, 0, Offset(0), 0)
@@ -101,10 +103,7 @@ class ReplayedLog:
             self.first_index, self.prev_term, self.start_offset = index, term, Offset(value)
         elif kind == PLACE:
             self.place = index, term, value
-            # It says where everything from that entry on lies.
-            self.begun = {n: begun for n, begun in self.begun.items() if n < index}
-            if value == SEGMENT_HEADER_BYTES:
-                self.begun[index] = term
+            self._begins(index)
 
     def add_placed(
         self, index: Index, term: Term, value: int, sequence: int, position: int
@@ -112,12 +111,28 @@ class ReplayedLog:
         """An entry whose frame lies in a segment; `position` is that of its record."""
         follows, segment, place = self.place
         if follows != index:
-            self.lost = True  # its block is good, and one before it was not
+            # What said so was in a file that has gone, or in a damaged block. Where no segment is
+            # known to hold the entry, the log is not whole.
+            if (held := self.frames.get(index)) is not None and held.term != term:
+                self.cut(index)
+            self.frames.pop(index, None)
+            self.last_index = max(self.last_index, index)
+            self.misses_places = True
             return
         length, crc = value & 0xFFFFFFFF, value >> 32
+        self._begins(index)
         self.place = index + 1, segment, place + length
         placed = Placed(segment, place, crc, *self.detail)
         self.add(index, FrameRef(sequence, position, length, term, placed))
+
+    def _begins(self, index: Index) -> None:
+        """Note whether the entry, which `place` speaks of, begins a segment. Of those behind it
+        that is as it was: the block may be the first part of a batch that tells of them again."""
+        _, segment, position = self.place
+        if position == SEGMENT_HEADER_BYTES:
+            self.begun[index] = segment
+        else:
+            self.begun.pop(index, None)
 
     def add(self, index: Index, ref: FrameRef) -> None:
         """An entry. One already held with the same term was written again, nothing else."""

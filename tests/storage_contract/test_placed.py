@@ -12,9 +12,11 @@ import pytest
 
 from segments.api import EntriesDamaged, HardState, StoredEntry
 from segments.checkpoint import scheduler
-from segments.format.block import PLACED, RECORD_BYTES
+from segments.format.block import PLACE, PLACED, RECORD_BYTES
 from segments.journal.allocation import Room
+from segments.log.segment_header import SEGMENT_HEADER_BYTES
 from segments.recovery import start
+from segments.recovery.replayed_log import ReplayedLog
 from segments.tool import Directory, verify
 from tests.storage_contract.conftest import PLACING, SMALL, DiskHarness, SimHarness
 from vdl.sim.damage import _blocks, _files
@@ -659,3 +661,181 @@ def test_blocks_tell_of_placed_entries_by_records_alone(sim):
     table = _blocks(inode, header)[-1].table
     kinds = [table[at + 8] for at in range(0, len(table), RECORD_BYTES)]
     assert kinds.count(PLACED) == 8
+
+
+ROOMY = replace(
+    PLACING,
+    segment_bytes=256 << 10,
+    cache_bytes_max=1 << 20,
+    checkpoint_bytes=1 << 30,
+    checkpoint_entries=10**6,
+    index_segment_entries=64,
+)
+"""Files of the journal stay small: a batch may be larger."""
+
+
+def staged_across_files(sim):
+    """A batch that no journal file takes whole; the first one ends among placed entries' records.
+    Returns the other log of it."""
+    other = sim.new_log()
+    sim.store.append(other, entries_from(other, 1, 30, 1, 1400))
+    append(sim, 300, size=20)
+    assert sim.store._queue.batch.payloads
+    sim.submit()
+    return other
+
+
+def test_cut_batch_keeps_placed_entries_with_the_record_of_their_place(monkeypatch):
+    """The first file goes, as all in it is flushed; the second one must do without it."""
+    monkeypatch.setattr(scheduler, "FLUSH_BYTES_MIN", 1)
+    sim = settled(SimHarness(ROOMY))
+    other = staged_across_files(sim)
+    for log in (sim.log, other):
+        sim.store.set_hard_state(log, HardState(1, 0, log.last_index))
+    sim.submit()
+    proved(sim)
+    held = sim.all_entries(sim.log)
+    sim.checkpoint()
+    sim.submit()
+    proved(sim)
+    sim.workers.advance(30_000)
+    sim.crash()
+    sim.start()
+    assert not sim.log.lost
+    assert sim.all_entries(sim.log) == held
+
+
+def test_run_of_placed_entries_that_no_file_takes_whole_outlives_its_beginning(monkeypatch):
+    """Nothing says where those behind the cut were placed; that they are flushed is enough."""
+    monkeypatch.setattr(scheduler, "FLUSH_BYTES_MIN", 1)
+    sim = settled(SimHarness(ROOMY))
+    append(sim, 1_200, size=20)
+    sim.submit()
+    assert len(sim.store._journal.chain.paths) > 1
+    commit(sim)
+    sim.submit()
+    proved(sim)
+    held = sim.all_entries(sim.log)
+    sim.checkpoint()
+    sim.submit()
+    proved(sim)
+    sim.workers.advance(30_000)
+    sim.crash()
+    sim.start()
+    assert not sim.log.lost
+    assert sim.all_entries(sim.log) == held
+
+
+def test_cut_batch_whose_second_part_is_not_committed_outlives_the_first_file(monkeypatch):
+    """As above, but a start comes between, and what is behind the cut is only in the journal."""
+    monkeypatch.setattr(scheduler, "FLUSH_BYTES_MIN", 1)
+    sim = settled(SimHarness(ROOMY))
+    other = staged_across_files(sim)
+    proved(sim)
+    sim.store.set_hard_state(other, HardState(1, 0, other.last_index))
+    sim.submit()
+    sim.checkpoint()
+    sim.submit()
+    proved(sim)
+    sim.crash()
+    sim.start()
+    log, held = sim.log, sim.all_entries(sim.log)
+    sim.store.set_hard_state(log, HardState(1, 0, log.runs[0].last))
+    sim.submit()
+    sim.checkpoint()
+    sim.submit()
+    proved(sim)
+    sim.crash()
+    sim.start()
+    assert not sim.log.lost
+    assert sim.all_entries(sim.log) == held
+
+
+def test_block_that_says_that_its_placed_entries_are_flushed_needs_no_frames():
+    """It repeats them, for an old file's sake; they are committed, flushed and trimmed before it is
+    written. Others' appends are in it, and acknowledged."""
+    sim = settled(SimHarness(PLACING))
+    log, other = sim.log, sim.new_log()
+    append(sim, 7, size=500)
+    sim.submit()
+    behind = log.placement.begun[-1].first_index
+    proved(sim)
+    log.restage(log.oldest_run(), sim.store._queue.batch, with_tail=True)  # as a checkpoint does
+    commit(sim)
+    sim.store.checkpoint()
+    sim.workers.pump()
+    assert log.flushed_index == log.last_index
+    sim.store.append(other, entries_from(other, 1, 3, 1, 20))
+    sim.store.trim_log(log, first_index=behind)
+    sim.submit()
+    held = sim.all_entries(other)
+    sim.crash()
+    sim.start()
+    assert not sim.log.lost
+    assert sim.all_entries(sim.store.logs[other.log_id]) == held
+
+
+def test_begin_of_a_segment_is_told_again_once_its_file_was_replaced():
+    """What said it stood with entries that were cut off, in a file that a full disk had replaced;
+    the entries before them are in an older one, and lie in that segment."""
+    sim = settled(SimHarness(PLACING))
+    log, other = sim.log, sim.new_log()
+    sim.store.append(other, entries_from(other, 1, 40, 1, 1400))
+    sim.submit()
+    for _ in range(5):
+        append(sim, 1)
+        sim.submit()
+    small, kept = log.last_index, log.runs[-1].sequence
+
+    def vote():
+        sim.store.set_hard_state(other, HardState(other.hard_state.term + 1, 0, 0))
+        sim.submit()
+
+    while sim.store._journal.current_sequence == kept:
+        vote()
+    append(sim, 2)
+    sim.submit()
+    began = log.placement.begun[0].first_index
+    assert began <= small
+    append(sim, 2, first=small + 1, term=2)
+    sim.submit()
+    sim.disk.room = 0
+    sim.store._allocation.room = Room.FULL
+    while not sim.store._journal.chain.replaced:
+        vote()
+    proved(sim)
+    sim.disk.room = None
+    sim.workers.advance(5_000)
+    assert not sim.store.disk_full
+    sim.store.set_hard_state(log, HardState(2, 0, began - 2))
+    sim.submit()
+    sim.checkpoint()
+    sim.submit()
+    append(sim, 2, term=2)
+    assert sim.store._queue.batch.payloads
+    sim.submit()
+    proved(sim)
+    held = sim.all_entries(log)
+    sim.power_cut()
+    sim.start()
+    assert not sim.log.lost
+    assert sim.all_entries(sim.log) == held
+
+
+def test_second_telling_that_was_cut_short_forgets_no_segment():
+    """A batch repeats where entries lie; its first part is on disk, the rest is not. The segment
+    that the rest would have told of again is still known."""
+    log = ReplayedLog(1, 1, 0, 0, 0, 0, 0, 0)
+
+    def tell(first, segment, position, count):
+        log.apply(PLACE, segment, first, position)
+        for index in range(first, first + count):
+            log.add_placed(index, 1, 100, 1, 0)
+
+    tell(1, 1, SEGMENT_HEADER_BYTES, 5)
+    tell(6, 2, SEGMENT_HEADER_BYTES, 5)
+    tell(3, 1, SEGMENT_HEADER_BYTES + 200, 3)
+    assert log.begun == {1: 1, 6: 2}
+    assert log.is_whole
+    tell(3, 1, SEGMENT_HEADER_BYTES + 200, 8)
+    assert log.begun == {1: 1}, "all of them lie in the first one"
