@@ -129,8 +129,5 @@ def test_start_finds_what_was_acknowledged_in_crowded_files(seed, monkeypatch):
     if seed % 2:
         monkeypatch.setattr(scheduler, "FLUSH_BYTES_MIN", 1)
     lives = CrowdedLives(seed)
-    for _ in range(lives.rng.randint(3, 8)):
-        for _ in range(lives.rng.randint(10, 150)):
-            lives.step()
-        lives.die()
+    lives.run(150)
     lives.settle()

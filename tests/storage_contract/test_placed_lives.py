@@ -52,6 +52,13 @@ class Lives:
     def copy(self):
         return {log_id: dict(entries) for log_id, entries in self.staged.items()}
 
+    def run(self, steps_max):
+        """Some lives, one after the other."""
+        for _ in range(self.rng.randint(3, 8)):
+            for _ in range(self.rng.randint(10, steps_max)):
+                self.step()
+            self.die()
+
     def step(self):
         """Something is done to one of the logs, or one job runs."""
         rng, engine = self.rng, self.engine
@@ -168,10 +175,7 @@ class Lives:
 def test_start_finds_what_was_acknowledged_and_nothing_else(seed):
     """Whatever is placed, cut off, flushed or rolled meanwhile."""
     lives = Lives(seed)
-    for _ in range(lives.rng.randint(3, 8)):
-        for _ in range(lives.rng.randint(10, 80)):
-            lives.step()
-        lives.die()
+    lives.run(80)
     lives.settle()
     lives.engine.power_cut()
     lives.engine.start()
