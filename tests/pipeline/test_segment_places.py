@@ -114,6 +114,35 @@ def test_plan_looks_at_a_log_again_only_when_it_has_another_file(
     assert len(looked) == 2
 
 
+def test_plan_sees_a_segment_begin_in_a_file_that_was_there(directory: Path) -> None:
+    """Room for large appends: the next file has zeros until a segment begins in it."""
+    logs = Path(log_directory(str(directory), LOG))
+    room = logs / f"{4:010d}.log"
+    room.write_bytes(bytes(4096))
+    seen: Seen = {}
+    assert planned(directory, seen)[-1] == BrokerTask((OffsetRange("t", 0, 100, 150),))
+    index = IndexWriter(LogFiles(RealFileSystem(), str(logs), LOG, GROUP, INDEX_ENTRIES))
+    for entry in range(101, 141):
+        index.add(entry, entry - 1, -1, 64, 48, 3, 1, 1, 0)
+    index.flush()
+    index.close()
+    with room.open("r+b") as file:
+        file.write(encode_segment_header(SegmentInfo(4, 141, 140), LOG, GROUP))
+    assert planned(directory, seen)[-1] == BrokerTask((OffsetRange("t", 0, 140, 150),))
+    assert planned(directory, seen) == planned(directory)
+
+
+def test_plan_with_room_for_large_appends_looks_at_a_log_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The room is there most of the time."""
+    (Path(log_directory(str(directory), LOG)) / f"{4:010d}.log").write_bytes(bytes(4096))
+    seen: Seen = {}
+    first = planned(directory, seen)
+    monkeypatch.setattr(LogFiles, "segments", None)
+    assert planned(directory, seen) == first
+
+
 def test_plan_leaves_segments_that_no_flush_has_come_to(directory: Path) -> None:
     """A large append may have begun the one behind before what lies in it was committed."""
     logs = Path(log_directory(str(directory), LOG))

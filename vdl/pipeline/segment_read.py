@@ -33,7 +33,7 @@ from ids import NO_INDEX, GroupId, Index, LogId, Offset
 from segments.api import CorruptRecord, StorageError, StoreOptions
 from segments.directory.identity import read_identity
 from segments.format.meta_pages import item_at
-from segments.format.names import log_directory, sequence_of
+from segments.format.names import log_directory, segment_number, sequence_of
 from segments.io.fs import RealFileSystem
 from segments.log.segment import LogFiles
 from segments.log.segment_header import SEGMENT_HEADER_BYTES, SegmentInfo, decode_segment_header
@@ -89,8 +89,9 @@ class SegmentTask:
         return sum(piece.wanted.count for piece in self.pieces)
 
 
-Seen = dict[str, tuple[tuple[str, ...], list[SealedSegment]]]
-"""Directory of a log → names of its files, and what was found in them."""
+Seen = dict[str, tuple[tuple[str, ...], int, list[SealedSegment]]]
+"""Directory of a log → names of its files, the newest segment that had begun, and what was found.
+"""
 
 
 def find(
@@ -98,7 +99,7 @@ def find(
 ) -> dict[int, list[SealedSegment]]:
     """Partition → its sealed segments in one data directory, by offset; nothing of partitions that
     have no good replica there. The server may be running. `seen`: of earlier calls, so that a log
-    without a new file is not looked at again. Raises StorageError, OSError."""
+    in which no segment has begun since is not looked at again. Raises StorageError, OSError."""
     fs = RealFileSystem()
     identity = read_identity(fs, directory)
     if identity is None:
@@ -160,8 +161,10 @@ def _sealed(
     if not fs.exists(path):
         return []
     names = tuple(sorted(fs.list(path)))
-    if seen is not None and path in seen and seen[path][0] == names:
-        return seen[path][1]
+    if seen is not None and path in seen:
+        before, newest, found = seen[path]
+        if before == names and not _has_begun(files, names, newest):
+            return found
     infos, _ = files.segments(flushed_index=NO_INDEX)  # a bad header is nothing to a reader
     pairs = list(pairwise(infos))
     count = len(pairs)
@@ -179,8 +182,25 @@ def _sealed(
         and after.first_index > info.first_index
     ]  # fmt: skip
     if seen is not None and len(pairs) == count:
-        seen[path] = names, found
+        newest = sequence_of(infos[-1].number) if infos else 0
+        seen[path] = names, newest, found
     return found
+
+
+def _has_begun(files: LogFiles, names: Sequence[str], newest: int) -> bool:
+    """Whether a segment behind `newest` has begun: its file may have been there as room for large
+    appends, without a header."""
+    for name in names:
+        kind, number = segment_number(name) or ("", 0)
+        if kind != "log" or sequence_of(number) <= newest:
+            continue
+        try:
+            with Path(files.directory, name).open("rb") as file:
+                decode_segment_header(file.read(SEGMENT_HEADER_BYTES), files.log_id)
+        except (CorruptRecord, OSError):
+            continue
+        return True
+    return False
 
 
 def _is_indexed(files: LogFiles, segment: int, last: Index) -> bool:
