@@ -90,6 +90,9 @@ class File(Protocol):
         Nothing is durable by this: neither the file's length nor where its blocks lie. Raises
         SyncFailed."""
 
+    def begin_write_back(self, length: int, position: int) -> None:
+        """The same without waiting for the medium. Raises SyncFailed."""
+
     def uncache(self) -> None:
         """Let the system give up what it has in memory of the file, which is synced."""
 
@@ -189,7 +192,8 @@ def _find_sync_file_range() -> Any:
 
 
 _sync_file_range = _find_sync_file_range()
-_WAIT_WRITE_WAIT = 1 | 2 | 4
+_WRITE = 2
+_WAIT_WRITE_WAIT = 1 | _WRITE | 4
 
 
 class RealFile:
@@ -239,15 +243,23 @@ class RealFile:
             raise SyncFailed(error) from error
 
     def write_back(self, length: int, position: int) -> None:
-        if _sync_file_range is None:
+        if not self._write_back(length, position, _WAIT_WRITE_WAIT):
             self.sync()
-        elif _sync_file_range(self._fd, position, length, _WAIT_WRITE_WAIT) != 0:
+
+    def begin_write_back(self, length: int, position: int) -> None:
+        self._write_back(length, position, _WRITE)  # where there is none, the sync writes it all
+
+    def _write_back(self, length: int, position: int, flags: int) -> bool:
+        """False: the C library, or a sandbox's kernel, does not offer it. Raises SyncFailed."""
+        if _sync_file_range is None:
+            return False
+        if _sync_file_range(self._fd, position, length, flags) != 0:
             code = ctypes.get_errno()
-            if code == errno.ENOSYS:  # a sandbox's kernel
-                self.sync()
-                return
+            if code == errno.ENOSYS:
+                return False
             # The error is reported once: the sync that follows would know nothing of it.
             raise SyncFailed(OSError(code, os.strerror(code)))
+        return True
 
     def uncache(self) -> None:
         if hasattr(os, "posix_fadvise"):

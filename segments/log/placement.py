@@ -70,8 +70,9 @@ class Payload:
     def bytes(self) -> int:
         return sum(map(len, self.buffers))
 
-    def write(self) -> None:
-        """Write and sync. Blocks. Raises OSError: whatever for, it is a failed sync."""
+    def write(self, *, durable: bool = True) -> None:
+        """Write, and sync unless the caller does. Blocks. Raises OSError: whatever for, it is a
+        failed sync."""
         before = self.position % _PAGE_BYTES
         if before:
             # The page is begun: if the medium cannot read it, it can only be written as a whole.
@@ -81,7 +82,7 @@ class Payload:
             if write_over(self.file, head, self.position):
                 self._mend()
         failpoint.hit("payload.torn")
-        self.file.pwrite(self.buffers, self.position, durable=True)
+        self.file.pwrite(self.buffers, self.position, durable=durable)
 
     def _mend(self) -> None:
         """What lay in the page before is zeros now. Make up for the header, if it was there, and
@@ -257,12 +258,22 @@ class Placement:
 
 
 def write_payloads(payloads: Sequence[Payload]) -> int:
-    """Write and sync them all; how many bytes. Blocks. Raises OSError."""
+    """Write and sync them all; how many bytes. Blocks. Raises OSError.
+
+    Of several, all are on their way before the first sync waits. The medium works on them side by
+    side then, and the file system commits for many at once.
+    """
     failpoint.hit("payload.before_sync")
+    is_one = len(payloads) == 1
     total = 0
     for payload in payloads:
-        payload.write()
+        payload.write(durable=is_one)
         total += payload.bytes
+        if not is_one:
+            payload.file.begin_write_back(payload.bytes, payload.position)
+    if not is_one:
+        for file in dict.fromkeys(payload.file for payload in payloads):
+            file.sync()
     failpoint.hit("payload.after_sync")
     return total
 

@@ -13,6 +13,7 @@ import pytest
 from segments.api import EntriesDamaged, HardState, StoredEntry
 from segments.checkpoint import scheduler
 from segments.format.block import PLACE, PLACED, RECORD_BYTES
+from segments.io.fs import RealFile
 from segments.journal.allocation import Room
 from segments.log.segment_header import SEGMENT_HEADER_BYTES
 from segments.recovery import start
@@ -20,6 +21,7 @@ from segments.recovery.replayed_log import ReplayedLog
 from segments.tool import Directory, verify
 from tests.storage_contract.conftest import PLACING, SMALL, DiskHarness, SimHarness
 from vdl.sim.damage import _blocks, _files
+from vdl.sim.disk import SimDisk
 from vdl.sim.filesystem import SimFileSystem
 
 
@@ -172,6 +174,102 @@ def test_failed_payload_is_the_end(engine):
     engine.workers.advance(1000)
     assert len(engine.fatal) == 1
     assert engine.store.durable_token == durable
+
+
+def two_logs(harness, **where):
+    """(an engine whose log has room, another log that has)."""
+    engine = settled(harness(replace(PLACING, segment_bytes=64 << 10), **where))
+    other = engine.new_log()
+    for _ in range(2):
+        for log in (engine.log, other):
+            engine.store.append(log, entries_from(log, log.last_index + 1, 4, 1, 300))
+            engine.store.set_hard_state(log, HardState(1, 0, log.last_index))
+        engine.submit()
+        engine.checkpoint()
+        engine.submit()
+    return engine, other
+
+
+def append_to_both(engine, other):
+    """Each has one payload in the block, and the first a second one."""
+    append(engine, 4)
+    engine.store.append(other, entries_from(other, other.last_index + 1, 4, 1, 300))
+    append(engine, 2)
+    assert len(engine.store._queue.batch.payloads) == 3
+
+
+def test_payloads_of_a_block_are_all_on_their_way_before_a_sync_waits(tmp_path, monkeypatch):
+    """One file after the other would cost a wait for each; each file is synced once."""
+    engine, other = two_logs(DiskHarness, directory=str(tmp_path / "data"))
+    append_to_both(engine, other)
+    (block, done), payload = jobs(engine)
+    done(block())
+    calls = []
+
+    def watch(name):
+        real = getattr(RealFile, name)
+
+        def watched(file, *args, **more):
+            calls.append((name, file))
+            return real(file, *args, **more)
+
+        monkeypatch.setattr(RealFile, name, watched)
+
+    for name in ("pwrite", "begin_write_back", "sync"):
+        watch(name)
+    engine.workers.payload_jobs.append(payload)
+    engine.workers.run_one(engine.workers.payload_jobs)
+    monkeypatch.undo()
+    first = next(n for n, (name, _) in enumerate(calls) if name == "sync")
+    begun = [file for name, file in calls[:first] if name == "begin_write_back"]
+    assert [name for name, _ in calls[first:]] == ["sync"] * 2
+    assert {file for _, file in calls[first:]} == set(begun)
+    assert len(begun) == 3
+    engine.pump()
+    held = [engine.all_entries(log) for log in engine.store.logs.values()]
+    engine.reopen()
+    assert [engine.all_entries(log) for log in engine.store.logs.values()] == held
+    engine.crash()
+
+
+@pytest.mark.parametrize("nth", range(2))
+def test_failed_sync_of_one_payload_among_several_is_the_end(nth, monkeypatch):
+    """Whichever it is: told once and never tried again, and nothing is acknowledged."""
+    sim, other = two_logs(SimHarness)
+    append_to_both(sim, other)
+    held, durable = sim.all_entries(sim.log)[:-6], sim.store.durable_token
+    block, payload = jobs(sim)
+    block[1](block[0]())
+    synced = []
+
+    def sync(disk, inode, real=SimDisk.sync):
+        synced.append(inode)
+        disk.fail_syncs = int(len(synced) == nth + 1)
+        real(disk, inode)
+
+    monkeypatch.setattr(SimDisk, "sync", sync)
+    sim.workers.payload_jobs.append(payload)
+    sim.pump()
+    sim.workers.advance(1000)
+    assert len(synced) == nth + 1
+    assert len(sim.fatal) == 1
+    assert sim.store.durable_token == durable
+    monkeypatch.undo()
+    sim.power_cut()
+    sim.start()
+    assert not sim.log.lost
+    assert sim.all_entries(sim.log)[: len(held)] == held
+
+
+def test_payloads_of_several_logs_are_on_the_disk_when_acknowledged():
+    """Each of them, when the power goes."""
+    sim, other = two_logs(SimHarness)
+    append_to_both(sim, other)
+    sim.submit()
+    held = [sim.all_entries(log) for log in sim.store.logs.values()]
+    sim.power_cut()
+    sim.start()
+    assert [sim.all_entries(log) for log in sim.store.logs.values()] == held
 
 
 def test_payload_that_nothing_proves_is_written_again_at_a_start(sim):

@@ -39,6 +39,9 @@ class SimFile:
     def write_back(self, length: int, position: int) -> None:
         """What is not synced may or may not be there after a power cut, whatever is done here."""
 
+    def begin_write_back(self, length: int, position: int) -> None:
+        """As `write_back`."""
+
     def uncache(self) -> None:
         """Nothing is cached."""
 
