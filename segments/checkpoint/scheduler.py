@@ -419,11 +419,12 @@ class CheckpointScheduler:
         return self._journal.is_full or self._is_crowded or is_long
 
     def flushable_bytes(self) -> int:
-        """What is committed and in no segment yet, a flush that is under way included."""
+        """What is committed and in no segment yet. What a flush under way has is included, and what
+        one has to leave until a payload, or a cut's record, is durable: that is soon."""
         return sum(
             chunk.ends[stop - 1] - chunk.start_of(start)
             for log in self._logs.values()
-            if log.unflushed and log.hard.commit > log.flushed_index and _can_flush(log)
+            if log.unflushed and log.hard.commit > log.flushed_index and _is_flushed(log)
             for chunk, start, stop in log.tail.spans(log.flushed_index + 1, log.hard.commit + 1)
         )
 
@@ -624,8 +625,13 @@ class CheckpointScheduler:
         self._journal.release(needed)
 
 
+def _is_flushed(log: DiskLog) -> bool:
+    """What is committed of the log goes to segments, now or when the disk is done."""
+    return not (log.flush_blocked or log.is_lost)
+
+
 def _can_flush(log: DiskLog) -> bool:
-    if log.flush_blocked or log.is_lost or log.placement.rewind_token:
+    if not _is_flushed(log) or log.placement.rewind_token:
         return False
     return log.flush_last > log.flushed_index
 

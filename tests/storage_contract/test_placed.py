@@ -431,6 +431,47 @@ def test_commit_ahead_of_the_payload_flushes_nothing(sim):
     assert sim.log.flushed_index == sim.log.last_index
 
 
+def committed_ahead(sim):
+    """(jobs of a block whose entries are committed, bytes of these): nothing else is unflushed."""
+    settle_all(sim)
+    append(sim, 8)
+    commit(sim)
+    return jobs(sim), sim.store.unflushed_bytes
+
+
+def test_what_is_committed_ahead_of_its_payload_is_soon_flushed(sim):
+    """Who is short of room takes no more of it than of what a flush has begun with."""
+    both, size = committed_ahead(sim)
+    assert sim.store.flushable_bytes == size > 0
+    for job, done in both:
+        done(job())
+    assert sim.store.flushable_bytes == size
+    settle_all(sim)
+    assert sim.store.flushable_bytes == 0
+
+
+def test_what_is_committed_ahead_of_a_cut_is_soon_flushed(sim):
+    """The record of the cut is with the disk: a flush follows it."""
+    append(sim, 8)
+    sim.submit()
+    first = sim.log.last_index - 3
+    append(sim, 8, first=first, term=2)
+    commit(sim)
+    assert sim.log.placement.rewind_token
+    assert sim.store.flushable_bytes == sim.store.unflushed_bytes > 0
+
+
+def test_payload_of_what_was_committed_has_a_checkpoint_follow(sim):
+    """Nothing could be flushed before, and no append follows."""
+    both, _ = committed_ahead(sim)
+    sim.workers.advance(60_000)
+    assert sim.log.flushed_index < sim.log.commit_index
+    for job, done in both:
+        done(job())
+    sim.workers.advance(60_000)
+    assert sim.log.flushed_index == sim.log.commit_index
+
+
 def test_trimmed_ahead_of_a_payload_under_way(sim):
     """What is durable here is below the log's first entry: the flush waits for the payload."""
     log = sim.log
