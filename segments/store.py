@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 from types import MappingProxyType
@@ -91,6 +92,8 @@ class DiskStore:
         self.collect_meta: Callable[[Sequence[Log]], list[MetaBatch]] = lambda logs: []
         self.strays: Sequence[str] = ()
         """Paths that the start found in the directory and that are not the store's."""
+        self.writes_in_place = True
+        """False: the file system does not, or it is not known, and so nothing is placed."""
         self._fs = fs
         self._directory = directory
         workers: Workers = jobs
@@ -118,7 +121,7 @@ class DiskStore:
         self._allocation = journal.allocation
         self._checkpoints = CheckpointScheduler(
             workers, options, logs, journal, meta, cache, registry, self,
-            spread=recovered.identity.directory_id[0],
+            spread=recovered.identity.directory_id[0], has_places=has_places,
         )  # fmt: skip
         self._pulse = self._checkpoints.pulse
         """Of removals too: one of either runs at a time."""
@@ -155,6 +158,10 @@ class DiskStore:
         sync_names_above(fs, directory)
         lock = fs.lock(f"{directory}/lock")
         jobs = Jobs(workers)
+        writes_in_place = fs.writes_in_place(directory)
+        if not writes_in_place:
+            # A payload could meet a full disk where it has room.
+            options = replace(options, place_bytes_min=0)
         meta: Meta | None = None
         journal: Journal | None = None
         try:
@@ -165,6 +172,8 @@ class DiskStore:
             failpoint.hit("open.recovered")
             store._open_journal()
             store.strays = start.finish(fs, directory, recovered)
+            store.writes_in_place = writes_in_place
+            store._checkpoints.opened()
             failpoint.hit("open.done")
         except BaseException:
             # What was handed over before it failed may be at the files still.
@@ -277,6 +286,7 @@ class DiskStore:
         log.generation += 1
         self._checkpoints.dirty.pop(log_id, None)
         self._checkpoints.pending.forget(log_id)
+        self._checkpoints.rooms.forget(log_id)
         self._cache.unflushed -= log.unflushed
         self._cache.release(log.tail)
         self._registry.remove(log_id)
@@ -293,6 +303,8 @@ class DiskStore:
         place_bytes_min = 0 if self.disk_full else self._place_bytes_min
         log.stage(entries, self._queue.batch, place_bytes_min=place_bytes_min, limits=self._limits)
         failpoint.hit("truncate.staged" if is_cut else "append.staged")
+        if is_cut and log.placement.rewind_token:
+            self._checkpoints.rooms.note_cut(log)
         self._checkpoints.arm()
 
     def set_hard_state(self, log: Log, state: HardState) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from ids import NO_INDEX, Index, LogId, Offset
 from segments.api import CorruptRecord, EntryLike, SegmentLimits
+from segments.checkpoint.rooms import SPACE_TIMES, cut_behind, free_bytes, give_back
 from segments.io import failpoint
 from segments.io.fs import (
     File,
@@ -96,6 +97,10 @@ class FlushPlan:
     """For so many bytes of payloads room is made behind that."""
     rooms: dict[int, Room] = field(default_factory=dict)
     """What room there is."""
+    space_kept: int = 0
+    """Bytes of the disk that are not for room."""
+    gives_back: bool = False
+    """What is allocated behind the log's end goes back."""
     rewinds: int = 0
     """Of the log's placement, when this was planned."""
 
@@ -115,6 +120,8 @@ class FlushResult:
     sealed: list[Sealed] = field(default_factory=list)
     rooms: dict[int, Room] = field(default_factory=dict)
     """Room for payloads that was made, durably, by segment."""
+    has_given_back: bool = False
+    """What was allocated behind the end went back."""
 
 
 def run_flush(plan: FlushPlan) -> FlushResult:
@@ -128,51 +135,84 @@ def run_flush(plan: FlushPlan) -> FlushResult:
         failpoint.hit("flush.done")
     finally:
         writer.close()
-    if plan.room_bytes:
-        try:
+    try:
+        if plan.room_bytes:
             make_room(plan, writer.result)
-        except OSError as error:
-            if not is_refused(error):
-                raise
+        elif plan.gives_back:
+            give_back(plan.files, *_end_of(plan, writer.result))
+            writer.result.has_given_back = True
+    except OSError as error:
+        if not is_refused(error):
+            raise
     return writer.result
 
 
-def make_room(plan: FlushPlan, result: FlushResult) -> None:
-    """Allocate room for payloads in the log's last segment, and in the one after that, durably.
-    Blocks. Raises OSError; what was made until then is in the result."""
-    files, limit = plan.files, plan.limits.bytes
-    segment, position = plan.end
+def _end_of(plan: FlushPlan, result: FlushResult) -> tuple[int, int]:
+    """(segment, position) behind all that has a place."""
     if plan.writes_frames:
-        segment, position = result.cursor.segment, result.cursor.position
+        return result.cursor.segment, result.cursor.position
+    return plan.end
+
+
+def make_room(plan: FlushPlan, result: FlushResult) -> None:
+    """Allocate room for payloads in the log's last segment, and in the one after that, durably, as
+    long as the disk has plenty. Blocks. Raises OSError; what was made until then is in the result,
+    and what was refused has nothing left of it."""
+    files, limit = plan.files, plan.limits.bytes
+    segment, position = _end_of(plan, result)
     room = plan.rooms.get(segment)
     file = room.file if room is not None else files.fs.open(files.segment_path(segment))
     end = min(position + plan.room_bytes, limit)
     if end > position:
+        if not _has_space(plan, end - (position if room is None else room.end)):
+            return
         result.rooms[segment] = _allocated(file, position, end, room)
     left = plan.room_bytes - max(end - position, 0)
     if left <= 0:
         return
-    segment += 1
-    room = plan.rooms.get(segment)
-    path = files.segment_path(segment)
+    end = min(SEGMENT_HEADER_BYTES + left, limit)
+    room = plan.rooms.get(segment + 1)
+    if not _has_space(plan, end - (0 if room is None else room.end)):
+        return
+    path = files.segment_path(segment + 1)
     if room is not None:
         file = room.file
     elif files.fs.exists(path):
         file = files.fs.open(path)
     else:
         file = files.fs.open(path, create=True)
-    next_room = _allocated(file, 0, min(SEGMENT_HEADER_BYTES + left, limit), room)
+    try:
+        next_room = _allocated(file, 0, end, room)
+    except OSError as error:
+        if room is None and is_refused(error):
+            files.fs.unlink(path)
+        raise
     if room is None:
         files.fs.sync_directory(files.directory)  # before anything relies on the name
-    result.rooms[segment] = next_room
+    result.rooms[segment + 1] = next_room
+
+
+def _has_space(plan: FlushPlan, wanted: int) -> bool:
+    """Whether so much more can be had, and leaves others several times as much."""
+    if wanted <= 0:
+        return True
+    free = free_bytes(plan.files.fs, plan.files.directory)
+    return free - plan.space_kept >= SPACE_TIMES * wanted
 
 
 def _allocated(file: File, start: int, end: int, room: Room | None) -> Room:
     """Room from `start` up to `end`, or what is there already: a payload may be on its way to
-    that."""
+    that. Raises OSError; where that is refused the file is as long as before, or to the page."""
     if room is not None and end <= room.end:
         return room
-    file.allocate(end, start=room.end if room is not None else start)
+    if room is not None:
+        start = room.end
+    try:
+        file.allocate(end, start=start)
+    except OSError as error:
+        if is_refused(error):
+            cut_behind(file, start)  # some of it may have been had
+        raise
     failpoint.hit("flush.room")
     file.sync()
     return Room(file, end)

@@ -21,12 +21,14 @@ from typing import Protocol
 from ids import NO_INDEX, LogId, Offset
 from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
 from segments.checkpoint.flusher import FlushPlan, FlushResult, FlushSpan, Pulse, run_flush
+from segments.checkpoint.rooms import Rooms, Surplus, free_bytes, give_back
 from segments.directory.log_registry import LogRegistry
 from segments.format.block import FLUSHED
 from segments.io import failpoint
 from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
 from segments.journal.writer import Journal
 from segments.log.log import DiskLog
+from segments.log.segment import LogFiles
 from segments.log.segment_header import Cursor
 from segments.log.tail_cache import TailCache
 from segments.meta.file import Meta
@@ -48,11 +50,6 @@ JOURNAL_FILES_MIN = 3
 """The file being written, and two that wait for their entries to reach segments. Where many logs
 are dirty, a tail that needs an older one is flushed when its log has its turn, whatever its size.
 """
-ROOM_BYTES_MIN = 1 << 20
-ROOM_TIMES = 2
-"""Room for payloads is made for so many times what a flush has moved on by."""
-ROOMS_MAX = 64
-"""So many logs have room, two open files each: those that were given it last."""
 JOURNAL_FILES_MANY = 5
 """With more, files are let go after each part, and not at a round's end."""
 
@@ -67,6 +64,10 @@ class Outcome:
     meta_lost: frozenset[int] | None = None
     """Logs of which meta keeps nothing until all of their state is written again; None: as before.
     """
+    given_back: set[LogId] = field(default_factory=set)
+    """Logs whose surplus went back."""
+    is_scarce: bool = False
+    """The disk has no space to spare for room."""
 
 
 class CheckpointState(Enum):
@@ -137,9 +138,11 @@ class CheckpointScheduler:
         owner: CheckpointOwner,
         *,
         spread: int,
+        has_places: bool,
     ) -> None:
         """`spread` is a number that the servers of a set most likely do not share, so that they do
-        not flush the same logs at the same time."""
+        not flush the same logs at the same time. `has_places`: logs may have room, from a life
+        before this one, too."""
         self._workers = workers
         self._options = options
         self._logs = logs
@@ -156,8 +159,10 @@ class CheckpointScheduler:
         """Use: the logs that a flush looks at.
         Invariant: has every log with committed entries that no segment holds."""
         self.pending = PendingMeta()
-        self._roomy: dict[LogId, DiskLog] = {}
-        """Logs that have room for payloads, or are to get it; those served last come last."""
+        self.rooms = Rooms(logs.values() if has_places else ())
+        self._space_kept = 2 * (options.journal_file_bytes + options.cache_bytes_max)
+        """Of the disk, not for room: what the journal and the segments may need until room that is
+        given up has gone back."""
         self.pulse = Pulse()
         self.state = CheckpointState.IDLE
         self.is_closing = False
@@ -203,6 +208,15 @@ class CheckpointScheduler:
         return self._queue.durable_token >= self._note_token
 
     # --- when ---------------------------------------------------------------------------------
+    def opened(self) -> None:
+        """The store is open."""
+        self._arm_for_rooms()
+
+    def _arm_for_rooms(self) -> None:
+        """As long as somebody has room there are rounds: who needs none any more may be quiet."""
+        if not self.rooms.is_empty:
+            self.arm()
+
     def arm(self) -> None:
         """Something was appended: a checkpoint follows by time, if not by size."""
         if self._round is None:
@@ -241,6 +255,7 @@ class CheckpointScheduler:
         if not share:
             # Of what came during the round, some came after its log's part.
             self._at_last = max(self._at_last, current.journaled)
+            self.rooms.give_up_unused()
             is_followed = current.is_followed
             self._round = Round(self._journaled, self._parts) if is_followed else None
         if self._round is not None:
@@ -257,7 +272,7 @@ class CheckpointScheduler:
         have outgrown their size."""
         commit = self._take_state(self._of_share(share))
         plans = self._plans_of_share(share)
-        if plans or commit.batches or not share:
+        if plans or commit.batches or self.rooms.has_surplus or not share:
             self._start(plans, commit, is_whole=False, ends_round=not share)
 
     def _try_again(self) -> None:
@@ -323,17 +338,26 @@ class CheckpointScheduler:
     def _start(
         self, plans: list[FlushPlan], commit: MetaCommit, *, is_whole: bool, ends_round: bool
     ) -> None:
+        rooms = self.rooms
+        if self._journal.is_full or self.is_full:
+            rooms.give_up_all()
         self.state = _BEGUN[self.state]
         meta, pulse = self._meta, self.pulse
         pulse.beats += 1
         for plan in plans:
-            if plan.files.log_id not in self._roomy:
+            log_id = plan.files.log_id
+            if not rooms.has(log_id):
                 plan.room_bytes = 0  # those planned after it have all the room there may be
+                plan.gives_back = rooms.take(self._logs[log_id])
+        surplus = rooms.take_due({plan.files.log_id for plan in plans})
+        taken = [plan.files.log_id for plan in plans if plan.gives_back]
+        taken += [found.log_id for found in surplus]
+        space = Space(rooms.any_files(), self._space_kept)
 
         def finished(result: Outcome | BaseException) -> None:
-            self._finished(result, commit, is_whole=is_whole, ends_round=ends_round)
+            self._finished(result, commit, taken, is_whole=is_whole, ends_round=ends_round)
 
-        self._workers.files(lambda: _run(plans, commit, meta, pulse), finished)
+        self._workers.files(lambda: _run(plans, commit, meta, surplus, space, pulse), finished)
 
     # --- what ---------------------------------------------------------------------------------
     def _of_share(self, share: int) -> list[DiskLog]:
@@ -466,32 +490,20 @@ class CheckpointScheduler:
             roll_at=log.roll_at(max(first, placement.index + 1)), placed_last=placement.index,
             begun=[info for info in placement.begun if info.first_index <= last],
             end=(placement.segment, placement.position),
-            room_bytes=self._room_bytes(log, size, limits), rooms=dict(placement.rooms),
-            rewinds=placement.rewinds,
+            room_bytes=self.rooms.bytes_for(log, size, limits, is_full=self._journal.is_full),
+            rooms=dict(placement.rooms), space_kept=self._space_kept, rewinds=placement.rewinds,
         )  # fmt: skip
-
-    def _room_bytes(self, log: DiskLog, size: int, limits: SegmentLimits) -> int:
-        """For how much of this log's payloads there is to be room behind a flush of `size` bytes. A
-        log for which none came since the last flush gives up what it has."""
-        placement = log.placement
-        is_wanted, placement.is_wanted = placement.is_wanted, False
-        self._roomy.pop(log.id, None)
-        if not is_wanted or self._journal.is_full:
-            placement.rooms.clear()
-            return 0
-        self._roomy[log.id] = log
-        while len(self._roomy) > ROOMS_MAX:
-            self._roomy.pop(next(iter(self._roomy))).placement.rooms.clear()
-        return min(max(ROOM_TIMES * size, ROOM_BYTES_MIN), limits.bytes)
 
     def _finished(
         self,
         result: Outcome | BaseException,
         commit: MetaCommit,
+        taken: Sequence[LogId],
         *,
         is_whole: bool,
         ends_round: bool,
     ) -> None:
+        """`taken` are the logs whose surplus the job was to give back."""
         if self.is_closing:
             # The closing block is written: a start finds these entries in the journal.
             self.state = _BEFORE[self.state]
@@ -506,6 +518,12 @@ class CheckpointScheduler:
         self.state = CheckpointState.REFUSED if result.is_full else CheckpointState.IDLE
         for flushed in result.flushed:
             self._apply(flushed)
+        for log_id in taken:
+            if log_id not in result.given_back and log_id in self._logs:
+                self.rooms.put_back(self._logs[log_id])
+        if result.is_scarce:
+            self.rooms.give_up_all()
+        self._arm_for_rooms()
         if result.meta_lost is not None:
             self._note_lost(result.meta_lost)
         if result.is_meta_saved:
@@ -636,14 +654,39 @@ def _can_flush(log: DiskLog) -> bool:
     return log.flush_last > log.flushed_index
 
 
-def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta, pulse: Pulse) -> Outcome:
-    """Write segments and meta. Blocks. Raises OSError, but for a full disk, which may refuse one
-    part and have room for another."""
+@dataclass(frozen=True, slots=True)
+class Space:
+    """How much of the disk is to be left where somebody has room; `files` are a log's that has, or
+    None."""
+
+    files: LogFiles | None
+    kept: int
+
+    @property
+    def is_scarce(self) -> bool:
+        """Blocks."""
+        files = self.files
+        return files is not None and free_bytes(files.fs, files.directory) < self.kept
+
+
+def _run(
+    plans: list[FlushPlan],
+    commit: MetaCommit,
+    meta: Meta,
+    surplus: list[Surplus],
+    space: Space,
+    pulse: Pulse,
+) -> Outcome:
+    """Write segments and meta, and give back room. Blocks. Raises OSError, but for a full disk,
+    which may refuse one part and have room for another."""
     outcome = Outcome()
     failpoint.hit("checkpoint.begun")
     for plan in plans:
         try:
-            outcome.flushed.append(run_flush(plan))
+            flushed = run_flush(plan)
+            outcome.flushed.append(flushed)
+            if flushed.has_given_back:
+                outcome.given_back.add(flushed.log_id)
             pulse.beats += 1
         except OSError as error:
             if not is_refused(error):
@@ -658,4 +701,14 @@ def _run(plans: list[FlushPlan], commit: MetaCommit, meta: Meta, pulse: Pulse) -
             raise
         outcome.is_full = True
     outcome.meta_lost = meta.outdated
+    for found in surplus:
+        try:
+            give_back(found.files, found.segment, found.position)
+        except OSError as error:
+            if not is_refused(error):
+                raise
+            continue  # nothing needs it: it is tried again, and the disk does not count as full
+        outcome.given_back.add(found.log_id)
+        pulse.beats += 1
+    outcome.is_scarce = space.is_scarce
     return outcome

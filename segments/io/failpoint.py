@@ -53,6 +53,8 @@ POINTS: dict[str, str] = {
     "flush.written": "job: frames are written, not synced",
     "flush.sealed": "job: a segment is full and synced",
     "flush.room": "job: a segment has room for payloads, or is begun for them, not durably",
+    "room.removed": "job: a file begun for payloads, that none is in, is gone, not durably",
+    "room.cut": "job: a file is cut behind all that has a place, not durably",
     "flush.done": "job: all of one log's frames are synced",
     "index.created": "job: an index file exists and is empty",
     "index.written": "job: Idx are written, not synced",

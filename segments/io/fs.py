@@ -31,6 +31,10 @@ DISK_FULL_RETRY_MS = 1000
 """How often a full disk is asked again."""
 _PAGE_BYTES = 4096
 """What the system reads and writes at once: who writes a part of a page has it read first."""
+_BLOCK_BYTES = 512
+"""What `st_blocks` counts, whatever the file system's own are."""
+_IN_PLACE = frozenset(("ext2", "ext3", "ext4", "xfs", "tmpfs", "ramfs", "overlay"))
+"""Types of file systems that write new bytes over old ones where they are."""
 
 
 class SyncFailed(OSError):
@@ -104,6 +108,9 @@ class File(Protocol):
         byte of each block and writes it again."""
 
     def size(self) -> int: ...
+    def allocated(self) -> int:
+        """Bytes of the disk that it takes, about: a part without data may take none."""
+
     def close(self) -> None: ...
 
 
@@ -172,6 +179,10 @@ class FileSystem(Protocol):
     def sync_directory(self, path: str) -> None: ...
     def space(self, path: str) -> tuple[int, int]:
         """Bytes of the file system that `path` is on, and how many of them it still takes."""
+
+    def writes_in_place(self, path: str) -> bool:
+        """Whether to write over bytes of a file in that directory needs no room. Others write
+        elsewhere first (copy-on-write). False also where it is not known."""
 
     def lock(self, path: str) -> Lock:
         """Exclusive use of `path`. Raises DirectoryInUse."""
@@ -274,6 +285,9 @@ class RealFile:
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
+    def allocated(self) -> int:
+        return os.fstat(self._fd).st_blocks * _BLOCK_BYTES
+
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -291,6 +305,26 @@ def _sync_directory(path: str) -> None:
         raise SyncFailed(error) from error
     finally:
         os.close(fd)
+
+
+def _type_of_mount(path: str) -> str:
+    """Type of the file system that the directory is on, as the system names it; empty where it
+    does not say. By the mount, not by the device: a subvolume has one that no mount has."""
+    try:
+        fd = os.open(path, _DIRECTORY)
+        try:
+            with open(f"/proc/self/fdinfo/{fd}", encoding="utf-8") as told:
+                ids = [line.split()[1] for line in told if line.startswith("mnt_id:")]
+        finally:
+            os.close(fd)
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+            for line in mounts:
+                mount, _, rest = line.partition(" - ")
+                if mount.split()[0] in ids:
+                    return rest.split()[0]
+    except (OSError, IndexError):
+        pass
+    return ""
 
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -633,6 +667,9 @@ class RealFileSystem:
     def space(self, path: str) -> tuple[int, int]:
         found = os.statvfs(path)
         return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+    def writes_in_place(self, path: str) -> bool:
+        return _type_of_mount(path) in _IN_PLACE
 
     def lock(self, path: str) -> RealLock:
         lock = RealLock()

@@ -456,6 +456,7 @@ class DiskLog:
             return None
         placement = self.placement
         placement.is_wanted = True
+        placement.wishes += 1
         if not placement.rooms or placement.rewind_token or self.has_scrap:
             return None
         limits = self.limits or limits

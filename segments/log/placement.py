@@ -135,6 +135,8 @@ class Placement:
     """By segment: this one, and perhaps the next."""
     is_wanted: bool = False
     """Something came since the last flush that would be placed if there is room."""
+    wishes: int = 0
+    """How often so far. Use: who had none during a round of checkpoints gives its room back."""
     rewind_token: int = 0
     """Use: until that token is durable nothing is written behind `index`; 0: it is.
     Invariant: not below the token of a cut that has taken a place back."""

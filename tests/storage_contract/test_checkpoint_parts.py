@@ -43,9 +43,9 @@ def flushes(monkeypatch):
     jobs = []
     run = checkpoints_module._run
 
-    def counted(plans, commit, meta, pulse):
+    def counted(plans, *others):
         jobs.append([(plan.files.log_id, plan.bytes, plan.last - plan.first + 1) for plan in plans])
-        return run(plans, commit, meta, pulse)
+        return run(plans, *others)
 
     monkeypatch.setattr(checkpoints_module, "_run", counted)
     return jobs

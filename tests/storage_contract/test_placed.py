@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from segments.api import EntriesDamaged, HardState, StoredEntry
-from segments.checkpoint import scheduler
+from segments.checkpoint import rooms, scheduler
 from segments.format.block import PLACE, PLACED, RECORD_BYTES
 from segments.io.fs import RealFile
 from segments.journal.allocation import Room
@@ -692,7 +692,7 @@ def test_room_is_given_up_by_a_log_that_needs_none(engine):
 
 def test_no_more_logs_have_room_than_may(sim, monkeypatch):
     """However many want it in one checkpoint: each holds files open."""
-    monkeypatch.setattr(scheduler, "ROOMS_MAX", 3)
+    monkeypatch.setattr(rooms, "ROOMS_MAX", 3)
     logs = [sim.log, *(sim.new_log() for _ in range(6))]
     for _ in range(2):
         for log in logs:
@@ -707,7 +707,7 @@ def test_no_more_logs_have_room_than_may(sim, monkeypatch):
 def test_room_is_made_beside_a_payload_where_the_system_writes_zeros_for_it(tmp_path, monkeypatch):
     """Where a file system cannot allocate, the C library writes a zero into each block that has
     none but zeros: what a payload has written in between must not be among them."""
-    monkeypatch.setattr(scheduler, "ROOM_BYTES_MIN", 600)
+    monkeypatch.setattr(rooms, "ROOM_BYTES_MIN", 600)
     options = replace(PLACING, segment_bytes=64 << 10)
     engine = settled(DiskHarness(options, directory=str(tmp_path / "data")))
     append(engine, 2, size=250)

@@ -185,6 +185,12 @@ class Process:
         recovery.ended(len(store.logs))
         if store.strays:
             self._warn_of_strays(store.strays)
+        if config.store.place_bytes_min and not store.writes_in_place:
+            self._log.warning(
+                "large_appends_not_placed",
+                meaning="the file system is not known to write over files in place: all is written"
+                " to the journal first",
+            )
         store.on_fatal = self._disk_failed
         store.on_read_refused = self._read_refused
         self.server = server = Server(

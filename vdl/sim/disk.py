@@ -74,9 +74,11 @@ class Range:
 class Inode:
     """The two images of one file."""
 
-    __slots__ = ("data", "dirty", "durable")
+    __slots__ = ("allocated", "data", "dirty", "durable")
 
     def __init__(self) -> None:
+        self.allocated = 0
+        """Up to there it may have blocks. What only made the file longer has none."""
         self.data = bytearray()
         self.durable = bytearray()
         self.dirty: list[Range] = []
@@ -103,6 +105,7 @@ class Inode:
             if end > start:
                 durable[start:end] = data[start:end]
         self.data = bytearray(durable)
+        self.allocated = len(durable)
         self.dirty.clear()
 
 
@@ -168,6 +171,11 @@ class SimDisk:
         self.room: int | None = None
         """Bytes by which files may still grow; None: no end in sight. What is deleted meanwhile
         gives nothing back: others have taken it."""
+        self.returns_room = False
+        """What is cut off or removed gives its bytes back to `room`. For lives that are not cut
+        short: what a crash takes back is not counted again."""
+        self.writes_in_place = True
+        """Whether to write over bytes needs no room, as a file system says of itself."""
         self.cut_at_write = 0
         """Until a durable write of a job is under way that `on_cut` is told of; 0: none."""
         self.on_cut: Callable[[], None] = _nobody
@@ -228,6 +236,7 @@ class SimDisk:
         if position > old_size:
             data.extend(bytes(position - old_size))
         data[position:end] = payload
+        inode.allocated = max(inode.allocated, end)
         written = Range(min(position, old_size), end)
         inode.dirty.append(written)
         self._cost_ns += self.profile.operation_ns + length * 1000 // self.profile.bytes_per_us
@@ -279,7 +288,11 @@ class SimDisk:
         if self.room is not None and growth > 0 and self._take_room(growth) < growth:
             raise _no_space()
         tail = bytes(data[length:])
+        allocated = inode.allocated
         _resize(data, length)
+        inode.allocated = min(allocated, length)
+        if self.returns_room and self.room is not None:
+            self.room += max(-growth, 0)
         # Pages that are cut off go back; should the file grow again, it gets others.
         gone = {(bad, n) for bad, n in self.bad_pages if bad is inode and n * PAGE_BYTES >= length}
         self.bad_pages -= gone
@@ -294,15 +307,23 @@ class SimDisk:
             elif _is_dirty(inode, cut_off):
                 _resize(data, old_size)
                 data[length:] = tail
+                inode.allocated = max(inode.allocated, allocated)
                 self.bad_pages |= gone
 
         self._cost_ns += self.profile.operation_ns
         self.step(None, undo)
 
     def allocate(self, inode: Inode, length: int) -> None:
-        """Grow the file by zeros to `length`, if it is shorter."""
-        if length > len(inode.data):
+        """Grow the file by zeros to `length`, if it is shorter. Where that is refused it has what
+        there was room for, as a real one may."""
+        growth = length - len(inode.data)
+        if self.room is not None and growth > self.room:
+            self.truncate(inode, len(inode.data) + self.room)
+            inode.allocated = len(inode.data)
+            raise _no_space()
+        if growth > 0:
             self.truncate(inode, length)
+        inode.allocated = max(inode.allocated, length)
 
     def _take_room(self, wanted: int) -> int:
         """How many of the wanted bytes there is room for; they are taken."""
@@ -368,6 +389,13 @@ class SimDisk:
                     directory.entries[name] = node
 
         self.step(None, undo)
+
+    def remove_name(self, directory: Directory, name: str) -> None:
+        """The only one of what it stands for."""
+        node = directory.entries[name]
+        self.change_names([(directory, name, None)])
+        if self.returns_room and self.room is not None and isinstance(node, Inode):
+            self.room += len(node.data)
 
     def sync_directory(self, directory: Directory) -> None:
         self._wait_for_any_sync()

@@ -54,6 +54,9 @@ class SimFile:
     def size(self) -> int:
         return len(self._inode.data)
 
+    def allocated(self) -> int:
+        return min(self._inode.allocated, len(self._inode.data))
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -170,7 +173,7 @@ class SimFileSystem:
         directory, name = self._parent(path)
         if name not in directory.entries:
             raise FileNotFoundError(path)
-        self.disk.change_names([(directory, name, None)])
+        self.disk.remove_name(directory, name)
 
     def remove_tree(self, path: str) -> None:
         directory, name = self._parent(path)
@@ -180,7 +183,7 @@ class SimFileSystem:
         if isinstance(node, Directory):
             for child in sorted(node.entries):
                 self.remove_tree(f"{path}/{child}")
-        self.disk.change_names([(directory, name, None)])
+        self.disk.remove_name(directory, name)
 
     def sync_directory(self, path: str) -> None:
         self.disk.sync_directory(self._directory(path))
@@ -189,6 +192,10 @@ class SimFileSystem:
         del path
         room = self.disk.room
         return ENDLESS_BYTES, ENDLESS_BYTES if room is None else room
+
+    def writes_in_place(self, path: str) -> bool:
+        del path
+        return self.disk.writes_in_place
 
     def lock(self, path: str) -> SimLock:
         key = "/".join(_parts(path))

@@ -346,3 +346,33 @@ def test_durable_bytes_are_reported_when_they_become_durable() -> None:
     file.pwrite([b"two"], 3, durable=True)
     file.sync()
     assert durable == [b"two", b"one"]
+
+
+def test_refused_allocation_has_what_there_was_room_for() -> None:
+    """As of a real file system: who asked has to cut it off again."""
+    disk, fs = a_disk(1)
+    file = fs.open("file", create=True)
+    file.pwrite([bytes(100)], 0)
+    disk.room = 1000
+    with pytest.raises(OSError, match="no space") as caught:
+        file.allocate(5000, start=100)
+    assert caught.value.errno == errno.ENOSPC
+    assert (file.size(), file.allocated(), disk.room) == (1100, 1100, 0)
+    disk.returns_room = True
+    file.truncate(100)
+    assert (file.size(), file.allocated(), disk.room) == (100, 100, 1000)
+    fs.unlink("file")
+    assert disk.room == 1100
+
+
+def test_file_that_was_only_made_longer_has_no_blocks_there() -> None:
+    """A power cut may have given it some."""
+    disk, fs = a_disk(1)
+    file = fs.open("file", create=True)
+    file.pwrite([bytes(100)], 0)
+    file.truncate(5000)
+    assert (file.size(), file.allocated()) == (5000, 100)
+    file.sync()
+    fs.sync_directory("")
+    disk.power_cut()
+    assert fs.open("file").allocated() == 5000
