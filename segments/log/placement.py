@@ -23,8 +23,8 @@ from ids import Index
 from segments.api import Buffer, CorruptRecord, EntryLike, SegmentLimits
 from segments.format.frame import FRAME_BYTES
 from segments.io import failpoint
-from segments.io.fs import File, read_whole, write_over
-from segments.log.index import place
+from segments.io.fs import File, is_unreadable, read_whole, write_over
+from segments.log.index import IndexDamaged, place
 from segments.log.segment import LogFiles
 from segments.log.segment_header import (
     SEGMENT_HEADER_BYTES,
@@ -73,33 +73,62 @@ class Payload:
     def write(self, *, durable: bool = True) -> None:
         """Write, and sync unless the caller does. Blocks. Raises OSError: whatever for, it is a
         failed sync."""
-        before = self.position % _PAGE_BYTES
-        if before:
-            # The page is begun: if the medium cannot read it, it can only be written as a whole.
-            head = b""
-            for buffer in self.buffers:
-                head += buffer[: _PAGE_BYTES - before - len(head)]
-            if write_over(self.file, head, self.position):
-                self._mend()
+        start, end = self.position, self.position + self.bytes
+        first, last = start - start % _PAGE_BYTES, end - end % _PAGE_BYTES
+        # Of these two pages a part is written: one that the medium cannot read can only be written
+        # as a whole. What is lost behind the end is of no worth: it was cut off, or never counted.
+        if first < start:
+            self._write_head(self._part(start, first + _PAGE_BYTES))
+        if last < end and last >= start:
+            write_over(self.file, self._part(last, end), last)
         failpoint.hit("payload.torn")
-        self.file.pwrite(self.buffers, self.position, durable=durable)
+        self.file.pwrite(self.buffers, start, durable=durable)
 
-    def _mend(self) -> None:
-        """What lay in the page before is zeros now. Make up for the header, if it was there, and
-        have Idx durable, for nothing can walk over frames that became zeros."""
+    def _part(self, start: int, stop: int) -> Buffer:
+        """The bytes for [start, stop) of the file; fewer where the frames end before."""
+        parts: list[Buffer] = []
+        at = self.position
+        for buffer in self.buffers:
+            parts.append(buffer[max(start - at, 0) : max(stop - at, 0)])
+            at += len(buffer)
+        return b"".join(parts)
+
+    def _write_head(self, data: Buffer) -> None:
+        """Write what lies in the page with others. If it cannot be read, what lay there before
+        becomes zeros: Idx are durable first, for nothing can walk over such frames."""
+        try:
+            self.file.pwrite([data], self.position)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+        else:
+            return
+        self._sync_index()
+        write_over(self.file, data, self.position)
+        if self.position < _PAGE_BYTES:
+            self._mend_header()
+        self.file.sync()
+
+    def _sync_index(self) -> None:
+        """Have the Idx of what is flushed durable."""
+        number, _ = place(self.flushed_index, self.files.index_entries)
+        try:
+            index = self.files.open_index(number, self.flushed_index)
+        except IndexDamaged:
+            return  # the log was reset or deleted meanwhile, or they are rebuilt when missed
+        try:
+            index.sync()
+        finally:
+            index.close()
+
+    def _mend_header(self) -> None:
+        """Write the segment's header again if it became zeros."""
         files = self.files
         try:
             decode_segment_header(read_whole(self.file, SEGMENT_HEADER_BYTES, 0), files.log_id)
         except CorruptRecord:
             header = encode_segment_header(self.info, files.log_id, files.group_id)
-            write_over(self.file, header, 0)
-        self.file.sync()
-        number, _ = place(self.flushed_index, files.index_entries)
-        index = files.open_index(number, self.flushed_index)
-        try:
-            index.sync()
-        finally:
-            index.close()
+            self.file.pwrite([header], 0)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,303 @@
+"""Large appends on a medium that goes bad, or beside files that go: a payload overwrites what
+cannot be read, and needs nothing of a log that is gone.
+"""
+
+import errno
+from dataclasses import replace
+
+import pytest
+
+from segments.api import EntriesDamaged, HardState
+from tests.storage_contract.conftest import PLACING, SimHarness
+from tests.storage_contract.test_placed import (
+    append,
+    commit,
+    jobs,
+    settle_all,
+    settled,
+    written,
+)
+from vdl.sim.disk import SimDisk
+
+PAGE = 4096
+ROOMY = replace(PLACING, segment_bytes=64 << 10, cache_bytes_max=1 << 20, checkpoint_bytes=1 << 30)
+"""Segments of many pages."""
+
+
+def inode_of(sim, path):
+    return sim.store._fs.open(path)._inode
+
+
+def spoil_page(sim, path, page):
+    """It cannot be read any more."""
+    inode = inode_of(sim, path)
+    assert page * PAGE < len(inode.data)
+    sim.disk.bad_pages.add((inode, page))
+
+
+def segment_of(sim):
+    """Path of the segment to which the next payload goes."""
+    return sim.log.files.segment_path(sim.log.placement.segment)
+
+
+def survives(sim):
+    """All that was appended is there, in this life, after a power cut, and from segments."""
+    assert sim.fatal == []
+    held = sim.all_entries(sim.log)
+    sim.power_cut()
+    sim.start()
+    assert not sim.log.lost
+    assert sim.all_entries(sim.log) == held
+    settle_all(sim)
+    sim.power_cut()
+    sim.start()
+    assert sim.all_entries(sim.log) == held
+    assert not sim.log.damaged
+    return held
+
+
+def cut_back(options=ROOMY):
+    """An engine of whose log large appends were cut off that nothing was written over yet."""
+    sim = settled(SimHarness(options))
+    append(sim, 20, size=1000)
+    sim.submit()
+    assert written(sim)
+    append(sim, 1, first=sim.log.flushed_index + 1, term=2, size=20)
+    sim.submit()
+    commit(sim)
+    sim.submit()
+    sim.checkpoint()
+    sim.submit()
+    assert sim.log.placement.rooms
+    return sim
+
+
+@pytest.mark.parametrize("pages", [1, 2, 3])
+def test_page_that_a_payload_ends_in_cannot_be_read(pages):
+    """What was written there before was cut off. The medium takes whole pages, as ever."""
+    sim = cut_back()
+    path, position, last = segment_of(sim), sim.log.placement.position, sim.log.last_index
+    append(sim, 1, term=2, size=pages * PAGE)
+    end = sim.log.placement.position
+    assert end // PAGE > position // PAGE
+    for page in range(position // PAGE + 1, end // PAGE + 1):
+        spoil_page(sim, path, page)
+    sim.submit()
+    assert not sim.disk.bad_pages
+    assert sim.log.placement.durable == last + 1
+    survives(sim)
+
+
+def test_both_pages_that_a_payload_has_a_part_of_cannot_be_read():
+    """What lay in the first one is damage as any other; the payload is whole."""
+    sim = cut_back()
+    path, position, flushed = segment_of(sim), sim.log.placement.position, sim.log.flushed_index
+    append(sim, 1, term=2, size=PAGE)
+    for page in range(position // PAGE, sim.log.placement.position // PAGE + 1):
+        spoil_page(sim, path, page)
+    sim.submit()
+    assert sim.fatal == []
+    assert not sim.disk.bad_pages
+    sim.power_cut()
+    sim.start()
+    log = sim.log
+    assert not log.lost
+    assert len(list(log.entries(flushed + 1, log.last_index + 1, 1 << 20))) == 1
+    with pytest.raises(EntriesDamaged):
+        sim.cold(sim.store.entries_cold, log, flushed, flushed + 1, 1 << 20)
+
+
+def test_payload_of_less_than_a_page_begins_a_segment_that_was_written_before():
+    """Its header and frames are a part of the file's first page, which cannot be read."""
+    sim = settled(SimHarness(replace(PLACING, segment_bytes=2048)))
+    append(sim, 4, size=400)
+    segment = sim.log.placement.begun[-1].number
+    spoil_page(sim, sim.log.files.segment_path(segment), 0)
+    sim.submit()
+    assert not sim.disk.bad_pages
+    survives(sim)
+
+
+def test_last_page_of_a_file_that_ends_in_it_cannot_be_read():
+    """Room ends where a segment does, and that need not be where a page does: then the file ends
+    with the page, and is cut to length as ever."""
+    sim = settled(SimHarness(replace(ROOMY, segment_bytes=9000)))
+    while sim.log.placement.position < 2 * PAGE:
+        append(sim, 3, size=300)
+        commit(sim)
+        sim.submit()
+        sim.checkpoint()
+        sim.submit()
+    append(sim, 2, size=4200)
+    assert 2 * PAGE < sim.log.placement.position <= 9000
+    path = segment_of(sim)
+    assert sim.log.placement.rooms[sim.log.placement.segment].end % PAGE
+    spoil_page(sim, path, 2)
+    sim.submit()
+    assert not sim.disk.bad_pages
+    append(sim, 2, size=4200)
+    sim.submit()
+    survives(sim)
+    for info in sim.log.segments[:-1]:
+        assert len(inode_of(sim, sim.log.files.segment_path(info.number)).data) <= 9000
+
+
+def test_two_payloads_of_one_block_share_a_page_that_cannot_be_read():
+    """The first one ends in it, the second begins there."""
+    sim = cut_back()
+    path = segment_of(sim)
+    append(sim, 1, term=2, size=PAGE)
+    shared = sim.log.placement.position // PAGE
+    append(sim, 1, term=2, size=PAGE)
+    assert len(sim.store._queue.batch.payloads) == 2
+    for page in (shared, shared + 1):
+        spoil_page(sim, path, page)
+    sim.submit()
+    assert not sim.disk.bad_pages
+    survives(sim)
+
+
+def test_payload_written_again_by_a_start_ends_in_a_page_that_goes_bad(monkeypatch):
+    """It was read, and cannot be any more when it is written."""
+    sim = cut_back()
+    path = segment_of(sim)
+    append(sim, 1, term=2, size=2 * PAGE)
+    page = sim.log.placement.position // PAGE
+    inode = inode_of(sim, path)
+    for job, _ in jobs(sim):
+        job()
+    sim.crash()
+    real_write, seen = SimDisk.write, []
+
+    def write(disk, written_to, buffers, position, *, durable):
+        if written_to is inode and not seen:
+            seen.append(position)
+            disk.bad_pages.add((inode, page))
+        return real_write(disk, written_to, buffers, position, durable=durable)
+
+    monkeypatch.setattr(SimDisk, "write", write)
+    sim.start()
+    assert seen
+    assert not sim.disk.bad_pages
+    survives(sim)
+
+
+def test_written_bytes_are_those_of_the_frames():
+    """Whatever of them was written twice for a page's sake."""
+    sim = cut_back()
+    before = written(sim)
+    path = segment_of(sim)
+    append(sim, 1, term=2, size=2 * PAGE)
+    spoil_page(sim, path, sim.log.placement.position // PAGE)
+    sim.submit()
+    assert written(sim) - before == 2 * PAGE + 48
+
+
+def spoiled_head(sim):
+    """A payload is under way, and the page where it begins cannot be read; (block's, its) job."""
+    path, position = segment_of(sim), sim.log.placement.position
+    assert position % PAGE
+    append(sim, 8)
+    made = jobs(sim)
+    spoil_page(sim, path, position // PAGE)
+    return made
+
+
+def ends(sim, block, payload):
+    for job, done in (payload, block):
+        try:
+            done(job())
+        except Exception as error:  # noqa: BLE001 - as a worker hands it on
+            done(error)
+
+
+def test_payload_of_a_deleted_log_needs_no_idx():
+    """Files went before it was written: it goes to one without a name, and matters to nobody."""
+    sim = settled(SimHarness(PLACING))
+    other = sim.new_log()
+    log_id = sim.log.log_id
+    block, payload = spoiled_head(sim)
+    sim.store._fs.remove_tree(sim.log.files.directory)
+    sim.store.delete_log(log_id)
+    ends(sim, block, payload)
+    sim.pump()
+    assert sim.fatal == []
+    sim.store.set_hard_state(other, HardState(3, 1, 0))
+    sim.submit()
+    sim.reopen()
+    assert list(sim.store.logs) == [other.log_id]
+
+
+def test_payload_is_written_where_the_index_is_missing():
+    """Idx are rebuilt when they are missed: a payload needs none."""
+    sim = settled(SimHarness(PLACING))
+    block, payload = spoiled_head(sim)
+    sim.store._fs.unlink(sim.log.files.index_path(0))
+    ends(sim, block, payload)
+    sim.pump()
+    assert sim.fatal == []
+    assert sim.log.placement.durable == sim.log.last_index
+    sim.crash()
+
+
+def test_payload_that_finds_no_descriptor_for_the_index_changes_nothing(monkeypatch):
+    """It is the end of the process, before frames that cannot be read become zeros: a power cut
+    would take the Idx, without which nothing can walk over them."""
+    sim = settled(SimHarness(PLACING))
+    block, payload = spoiled_head(sim)
+    bad = set(sim.disk.bad_pages)
+    durable, flushed = sim.store.durable_token, sim.log.flushed_index
+    fs = type(sim.store._fs)
+    real_open = fs.open
+
+    def refuse(self, path, *, create=False):
+        if path.endswith(".index"):
+            raise OSError(errno.EMFILE, path)
+        return real_open(self, path, create=create)
+
+    monkeypatch.setattr(fs, "open", refuse)
+    ends(sim, block, payload)
+    monkeypatch.undo()
+    assert len(sim.fatal) == 1
+    assert sim.store.durable_token == durable
+    assert sim.disk.bad_pages == bad
+    sim.crash()
+    sim.start()
+    assert not sim.log.lost
+    assert sim.log.last_index == flushed
+
+
+def test_failed_sync_of_the_index_is_the_end(monkeypatch):
+    """As any failed sync."""
+    sim = settled(SimHarness(PLACING))
+    block, payload = spoiled_head(sim)
+    durable = sim.store.durable_token
+    index = inode_of(sim, sim.log.files.index_path(0))
+    real_sync = SimDisk.sync
+
+    def sync(disk, inode):
+        if inode is index:
+            raise OSError(errno.EIO, "sync")
+        real_sync(disk, inode)
+
+    monkeypatch.setattr(SimDisk, "sync", sync)
+    ends(sim, block, payload)
+    assert len(sim.fatal) == 1
+    assert sim.store.durable_token == durable
+    sim.crash()
+
+
+def test_header_that_cannot_be_read_is_left_alone_by_a_payload_elsewhere():
+    """To write it would make zeros of frames beside it that may only be unreadable today."""
+    sim = cut_back()
+    while sim.log.placement.position < PAGE:
+        append(sim, 3, term=2, size=600)
+        settle_all(sim)
+    path = segment_of(sim)
+    spoil_page(sim, path, 0)
+    bad = next(iter(sim.disk.bad_pages))
+    spoil_page(sim, path, sim.log.placement.position // PAGE)
+    append(sim, 8, term=2)
+    sim.submit()
+    assert sim.fatal == []
+    assert sim.disk.bad_pages == {bad}
