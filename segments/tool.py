@@ -37,7 +37,7 @@ from segments.log.segment import LogFiles
 from segments.log.segment_header import SegmentInfo
 from segments.recovery.replay import Replay, replay_journal
 from segments.recovery.replayed_log import ReplayedLog
-from segments.recovery.tail import JournalReader, entries_or_damage
+from segments.recovery.tail import JournalReader, entries_or_damage, placed_entries
 
 INDEX_ENTRIES = StoreOptions().index_segment_entries
 
@@ -149,6 +149,26 @@ class Directory:
         end = max(replayed.flushed_index, min(replayed.commit, replayed.last_index)) + 1
         if wanted < end:
             yield DamagedRange(wanted, end, None)
+
+    def lost_ahead(self, known: LogIdentity) -> list[DamagedRange]:
+        """What cannot be read of placed entries of which the journal does not say that they are
+        committed: they may have been acknowledged, and are to be had from nobody."""
+        replayed, files = self.replay.logs[known.log_id], self.files(known)
+        first = max(replayed.flushed_index, replayed.commit, replayed.applied) + 1
+        found: list[DamagedRange] = []
+        for index in indexes(first, replayed.last_index + 1):
+            ref = replayed.frames.get(index)
+            if ref is None or ref.placed is None:
+                continue  # in the journal, where replay has looked at it
+            try:
+                placed_entries(files, [ref.placed], ref.length)
+            except (CorruptRecord, FileNotFoundError):
+                if found and found[-1].end == index:
+                    begins = found.pop()
+                    found.append(DamagedRange(begins.first, index + 1, begins.position))
+                else:
+                    found.append(DamagedRange(index, index + 1, ref.placed.position))
+        return found
 
     def _found(
         self, known: LogIdentity, replayed: ReplayedLog
@@ -264,6 +284,11 @@ def _verify_one(directory: Directory) -> list[LogReport]:
                     _check_idx(directory, known, found, report)
         except (CorruptRecord, FileNotFoundError) as error:
             report.problems.append(f"behind {report.entries_read} entries: {error}")
+        for lost in directory.lost_ahead(known):
+            report.problems.append(
+                f"{lost}, and not known to be committed: the replica is lost, unless a checkpoint "
+                "has applied them"
+            )
         if report.lost:
             report.problems.append("the journal lost records of this log")
     return reports
