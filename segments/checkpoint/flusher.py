@@ -368,7 +368,7 @@ class _Writer:
             failpoint.hit("flush.created")
             self._begin(info, SEGMENT_HEADER_BYTES)
         assert self._file is not None, "no segment is open"
-        self._file.pwrite([encode_segment_header(info, files.log_id, files.group_id)], 0)
+        write_over(self._file, encode_segment_header(info, files.log_id, files.group_id), 0)
         self._behind = SEGMENT_HEADER_BYTES
         self._has_frames = self._new_names = True
 

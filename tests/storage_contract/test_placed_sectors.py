@@ -301,3 +301,17 @@ def test_header_that_cannot_be_read_is_left_alone_by_a_payload_elsewhere():
     sim.submit()
     assert sim.fatal == []
     assert sim.disk.bad_pages == {bad}
+
+
+def test_first_page_of_a_file_that_was_made_as_room_cannot_be_read():
+    """Small appends come to it: the flush begins the segment all the same."""
+    sim = settled(SimHarness(ROOMY))
+    segment = sim.log.placement.segment + 1
+    assert segment in sim.log.placement.rooms
+    spoil_page(sim, sim.log.files.segment_path(segment), 0)
+    for _ in range(250):
+        append(sim, 1)
+    settle_all(sim)
+    assert sim.fatal == []
+    assert sim.log.segments[-1].number == segment
+    survives(sim)
