@@ -28,7 +28,6 @@ from segments.io import failpoint
 from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
 from segments.journal.writer import Journal
 from segments.log.log import DiskLog
-from segments.log.segment import LogFiles
 from segments.log.segment_header import Cursor
 from segments.log.tail_cache import TailCache
 from segments.meta.file import Meta
@@ -352,12 +351,18 @@ class CheckpointScheduler:
         surplus = rooms.take_due({plan.files.log_id for plan in plans})
         taken = [plan.files.log_id for plan in plans if plan.gives_back]
         taken += [found.log_id for found in surplus]
-        space = Space(rooms.any_files(), self._space_kept)
+        roomy, space_kept = rooms.any_files(), self._space_kept
+
+        def job() -> Outcome:
+            outcome = _run(plans, commit, meta, surplus, pulse)
+            if roomy is not None:
+                outcome.is_scarce = free_bytes(roomy.fs, roomy.directory) < space_kept
+            return outcome
 
         def finished(result: Outcome | BaseException) -> None:
             self._finished(result, commit, taken, is_whole=is_whole, ends_round=ends_round)
 
-        self._workers.files(lambda: _run(plans, commit, meta, surplus, space, pulse), finished)
+        self._workers.files(job, finished)
 
     # --- what ---------------------------------------------------------------------------------
     def _of_share(self, share: int) -> list[DiskLog]:
@@ -443,8 +448,8 @@ class CheckpointScheduler:
         return self._journal.is_full or self._is_crowded or is_long
 
     def flushable_bytes(self) -> int:
-        """What is committed and in no segment yet. What a flush under way has is included, and what
-        one has to leave until a payload, or a cut's record, is durable: that is soon."""
+        """What is committed and in no segment yet. Also what a flush under way has, and what none
+        can take yet: it waits for a payload, or the record of a cut, to be durable."""
         return sum(
             chunk.ends[stop - 1] - chunk.start_of(start)
             for log in self._logs.values()
@@ -654,27 +659,11 @@ def _can_flush(log: DiskLog) -> bool:
     return log.flush_last > log.flushed_index
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
-    """How much of the disk is to be left where somebody has room; `files` are a log's that has, or
-    None."""
-
-    files: LogFiles | None
-    kept: int
-
-    @property
-    def is_scarce(self) -> bool:
-        """Blocks."""
-        files = self.files
-        return files is not None and free_bytes(files.fs, files.directory) < self.kept
-
-
 def _run(
     plans: list[FlushPlan],
     commit: MetaCommit,
     meta: Meta,
     surplus: list[Surplus],
-    space: Space,
     pulse: Pulse,
 ) -> Outcome:
     """Write segments and meta, and give back room. Blocks. Raises OSError, but for a full disk,
@@ -710,5 +699,4 @@ def _run(
             continue  # nothing needs it: it is tried again, and the disk does not count as full
         outcome.given_back.add(found.log_id)
         pulse.beats += 1
-    outcome.is_scarce = space.is_scarce
     return outcome

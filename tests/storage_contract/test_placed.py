@@ -44,27 +44,35 @@ def commit(engine, index=0):
     engine.store.set_hard_state(log, HardState(term, 0, index or log.last_index))
 
 
-def settled(engine):
+def settle_all(engine):
+    """Everything is committed, flushed and noted."""
+    commit(engine)
+    engine.submit()
+    engine.checkpoint()
+    engine.submit()
+
+
+def settled(engine, size=300):
     """An engine whose log has room for payloads."""
     engine.start()
     engine.new_log()
     for _ in range(2):
-        append(engine)
-        commit(engine)
-        engine.submit()
-        engine.checkpoint()
-        engine.submit()
+        append(engine, size=size)
+        settle_all(engine)
     assert engine.log.placement.rooms
     return engine
 
 
+def harness(kind, tmp_path, options):
+    """On a real disk or a simulated one."""
+    if kind == "disk":
+        return DiskHarness(options, directory=str(tmp_path / "data"))
+    return SimHarness(options)
+
+
 @pytest.fixture(params=["disk", "sim"])
 def engine(request, tmp_path):
-    if request.param == "disk":
-        made = DiskHarness(PLACING, directory=str(tmp_path / "data"))
-    else:
-        made = SimHarness(PLACING)
-    settled(made)
+    made = settled(harness(request.param, tmp_path, PLACING))
     yield made
     made.crash()
 
@@ -520,14 +528,6 @@ def begun(sim):
     first = sim.log.placement.begun[-1].first_index
     assert first <= sim.log.last_index
     return first
-
-
-def settle_all(sim):
-    """Everything is committed, flushed and noted."""
-    commit(sim)
-    sim.submit()
-    sim.checkpoint()
-    sim.submit()
 
 
 def test_segment_of_which_all_was_cut_off_is_not_the_log_s(sim):

@@ -18,9 +18,11 @@ from tests.storage_contract.test_placed import (
     append,
     commit,
     entries_from,
+    harness,
     jobs,
     magic,
     settle_all,
+    settled,
     written,
 )
 from vdl.sim.disk import DiskProfile, SimDisk
@@ -42,31 +44,27 @@ ROUNDS_MS = 5_000
 """Several rounds of checkpoints."""
 
 
-def settled(engine):
-    """An engine whose log has room for payloads."""
-    engine.start()
-    engine.new_log()
-    for _ in range(2):
-        append(engine, 4, size=SIZE)
-        settle_all(engine)
-    assert engine.log.placement.rooms
-    return engine
-
-
 @pytest.fixture(params=["disk", "sim"])
 def engine(request, tmp_path):
-    if request.param == "disk":
-        made = DiskHarness(LARGE, directory=str(tmp_path / "data"))
-    else:
-        made = SimHarness(LARGE)
-    settled(made)
+    made = settled(harness(request.param, tmp_path, LARGE), SIZE)
     yield made
     made.crash()
 
 
 @pytest.fixture
 def sim():
-    return settled(SimHarness(LARGE))
+    return settled(SimHarness(LARGE), SIZE)
+
+
+def settle_twice(sim, logs):
+    """All of them want room the first time, and use it the second."""
+    for _ in range(2):
+        for log in logs:
+            sim.store.append(log, entries_from(log, log.last_index + 1, 4, 1, SIZE))
+            sim.store.set_hard_state(log, HardState(1, 0, log.last_index))
+        sim.submit()
+        sim.checkpoint()
+        sim.submit()
 
 
 def disk_bytes(engine, log):
@@ -153,7 +151,8 @@ def test_log_whose_entries_are_never_committed_gives_its_room_back(engine):
 def test_next_file_that_nothing_is_in_goes(tmp_path):
     """The segment ends before the room does."""
     engine = settled(
-        DiskHarness(replace(LARGE, segment_bytes=64 << 10), directory=str(tmp_path / "d"))
+        DiskHarness(replace(LARGE, segment_bytes=64 << 10), directory=str(tmp_path / "d")),
+        SIZE,
     )
     log = engine.log
     following = Path(log.files.segment_path(log.placement.segment + 1))
@@ -201,13 +200,7 @@ def test_start_of_many_logs_looks_at_some_at_a_time(sim, monkeypatch):
     """All have their turn."""
     monkeypatch.setattr(rooms, "LOOKS_MAX", 2)
     logs = [sim.log, *(sim.new_log() for _ in range(9))]
-    for _ in range(2):
-        for log in logs:
-            sim.store.append(log, entries_from(log, log.last_index + 1, 4, 1, SIZE))
-            sim.store.set_hard_state(log, HardState(1, 0, log.last_index))
-        sim.submit()
-        sim.checkpoint()
-        sim.submit()
+    settle_twice(sim, logs)
     sim.reopen()
     sim.workers.advance(ROUNDS_MS)
     assert all(is_small(sim, log) for log in sim.store.logs.values())
@@ -218,13 +211,7 @@ def test_log_whose_turn_others_need_gives_its_room_back(sim, monkeypatch):
     """At once, and not a round later."""
     monkeypatch.setattr(rooms, "ROOMS_MAX", 2)
     logs = [sim.log, *(sim.new_log() for _ in range(5))]
-    for _ in range(2):
-        for log in logs:
-            sim.store.append(log, entries_from(log, log.last_index + 1, 4, 1, SIZE))
-            sim.store.set_hard_state(log, HardState(1, 0, log.last_index))
-        sim.submit()
-        sim.checkpoint()
-        sim.submit()
+    settle_twice(sim, logs)
     sim.workers.advance(400)
     assert sum(bool(log.placement.rooms) for log in logs) == 2
     assert all(is_small(sim, log) for log in logs if not log.placement.rooms)
@@ -271,7 +258,7 @@ def test_what_was_cut_off_goes_back_too(sim):
 def test_segments_of_which_all_was_cut_off_go_back_too(tmp_path):
     """Before a flush comes: what follows may be too little for one."""
     options = replace(LARGE, segment_bytes=64 << 10)
-    engine = settled(DiskHarness(options, directory=str(tmp_path / "data")))
+    engine = settled(DiskHarness(options, directory=str(tmp_path / "data")), SIZE)
     log = engine.log
     for _ in range(3):
         append(engine, 5, size=SIZE)
@@ -337,7 +324,7 @@ def refuse(*_):
 
 def test_unreadable_end_is_left_alone(tmp_path, monkeypatch):
     """The file stays as long as it is; nobody is asked again and again."""
-    engine = settled(DiskHarness(LARGE, directory=str(tmp_path / "data")))
+    engine = settled(DiskHarness(LARGE, directory=str(tmp_path / "data")), SIZE)
 
     def unreadable(self, length):
         raise OSError(errno.EIO, "bad sector")
@@ -362,7 +349,7 @@ def test_failed_sync_of_names_is_the_end(engine, request):
 def test_room_that_was_refused_leaves_nothing(tmp_path, monkeypatch, at):
     """The system may have had a part of it when the disk was full, in this file or the next."""
     options = replace(LARGE, segment_bytes=64 << 10)
-    engine = settled(DiskHarness(options, directory=str(tmp_path / "data")))
+    engine = settled(DiskHarness(options, directory=str(tmp_path / "data")), SIZE)
     engine.workers.advance(ROUNDS_MS)
     log = engine.log
     allocate, calls = os.posix_fallocate, []
