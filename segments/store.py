@@ -366,8 +366,8 @@ class DiskStore:
 
     # --- what the rooms ask and tell: JournalOwner ----------------------------------------------
     def journal_written(self, batch: Batch | None) -> None:
+        self._checkpoints.journaled(0 if batch is None else batch.entries)
         if batch is not None:
-            self._checkpoints.journaled(batch.entries)
             self.on_durable(self._queue.durable_token)
         # Before the next checkpoint: under load there is always one that could begin.
         self._next_removal()

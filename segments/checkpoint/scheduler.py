@@ -185,12 +185,15 @@ class CheckpointScheduler:
         self._at_last = (0, 0)
         """Bytes and entries journaled: what was due of them is in segments."""
         self._note_token = 0
-        """Use: journal files go, and files of segments, once this token is durable; 0: no note is
-        awaited.
+        """Use: what files are needed is looked at, and files of segments go, once this token is
+        durable; 0: no note is awaited.
         Invariant: not below the token of any batch with a note of the last checkpoint, or with a
         reset that was staged since."""
         self._releases = False
         """Files may go then: before a round's end it is not worth a look at all logs."""
+        self._awaiting_proof = (0, 0)
+        """(token, sequence): journal files before that one go once this token is proved durable;
+        0: none are to."""
 
     @property
     def is_running(self) -> bool:
@@ -287,7 +290,7 @@ class CheckpointScheduler:
                 self._try_again()  # a removal has the files: nothing else would come back to it
 
     def journaled(self, entries: int) -> None:
-        """A batch with so many entries is durable."""
+        """A block with so many entries is durable, or with the end of a batch that has them."""
         self._entries += entries
         self.release_files()
 
@@ -627,12 +630,21 @@ class CheckpointScheduler:
 
     def hold_files(self) -> None:
         """What is staged just now ends a need for journal files: none goes before it is durable."""
-        if self._note_token:
+        if self._note_token or self._awaiting_proof[0]:
+            self._releases = self._releases or bool(self._awaiting_proof[0])
+            self._awaiting_proof = (0, 0)
             self._note_token = self._queue.batch.token
 
     def release_files(self) -> None:
-        """Once the notes of the last checkpoint are durable, let go of journal files below the
-        oldest that is still needed. A log that was deleted needs its own until nothing lists it."""
+        """Once the notes of the last checkpoint are durable, journal files below the oldest that is
+        still needed are to go. A log that was deleted needs its own until nothing lists it.
+
+        They go when a block behind the notes says that these are durable. The last block of all may
+        be damaged without a trace: then a start would miss the files."""
+        token, sequence = self._awaiting_proof
+        if token and self._queue.proved_token >= token:
+            self._awaiting_proof = (0, 0)
+            self._journal.release(sequence)
         if not self._note_token or self._queue.durable_token < self._note_token:
             return
         if self._journal.partly_written or self._registry.lists_removed:
@@ -645,7 +657,9 @@ class CheckpointScheduler:
         for log in self._logs.values():
             if not log.is_lost:
                 needed = min(needed, log.oldest_needed() or needed)
-        self._journal.release(needed)
+        self._awaiting_proof = self._queue.durable_token, needed
+        if self._queue.proved_token >= self._queue.durable_token:
+            self.release_files()
 
 
 def _is_flushed(log: DiskLog) -> bool:

@@ -15,7 +15,7 @@ from segments.log.log import Batch
 class Queue:
     """The batches that are not on disk yet, and how far the disk has come."""
 
-    __slots__ = ("batch", "durable_token", "is_closing", "is_wanted", "rest")
+    __slots__ = ("batch", "durable_token", "is_closing", "is_wanted", "proved_token", "rest")
 
     def __init__(self) -> None:
         self.batch = Batch(1)
@@ -27,6 +27,10 @@ class Queue:
         self.durable_token = 0
         """Use: what may be acknowledged.
         Invariant: every batch up to this token is on disk as a whole. It never sinks."""
+        self.proved_token = 0
+        """Use: what may be relied on where a damaged block would cost more than what it says.
+        Invariant: a block behind every batch up to this token that needs a proof is on disk and
+        says that it is, or was refused by a full disk. It never sinks."""
         self.is_wanted = False
         """Use: `batch` is to be written next, even when it is empty: somebody waits for it, or for
         the proof of the block before."""

@@ -380,6 +380,8 @@ class Journal:
         self.chain.crc = write.crc_before
         self._become(WriterState.IDLE)
         self._unproved = True
+        # It must not keep the files whose room it would need.
+        self.queue.proved_token = self.queue.durable_token
         if self._armed_at is None and not self.queue.is_closing:
             self._arm_idle()
         self._under_way_bytes = 0
@@ -396,9 +398,12 @@ class Journal:
         self._become(WriterState.IDLE)
         self._under_way_bytes = 0
         self._advance(file, end)
+        queue.proved_token = queue.durable_token
         if batch is not None:
             batch.note_placed()
             queue.durable_token = batch.token
+            if not batch.needs_proof:
+                queue.proved_token = batch.token
         elif queue.rest is not None:
             failpoint.hit("journal.partly")
         if queue.rest is not None or queue.is_wanted:
