@@ -270,7 +270,7 @@ class StoreOptions:
     checkpoint_entries: int = 100_000
     checkpoint_interval_ms: int = 10_000
     idle_block_ms: int = 50
-    place_bytes_min: int = 0
+    place_bytes_min: int = 256 << 10
     """An append of at least so many bytes is written to its segment at once, and only told of in
     the journal; 0: none is."""
     meta_map_bytes: int = 1 << 30

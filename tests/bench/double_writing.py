@@ -1,7 +1,7 @@
-"""What writing twice costs: this build, one that writes large appends once, and two that leave out.
+"""What writing twice costs: this build, one that writes all of it twice, and two that leave out.
 
-Every record is written to the journal and later to a segment; `placed` is the same servers with
-`storage.place_bytes` set, which write large appends once. Beside them stand two variants
+Small appends are written to the journal and later to a segment, large ones to their segment alone;
+`twice` is the same servers with `storage.place_bytes` 0. Beside them stand two variants of these
 (tests/bench/variants.py says what each leaves out): `journal_only` is the most that could be won if
 segments cost nothing; `segments_only` is the design without a journal, at its best.
 
@@ -26,8 +26,10 @@ from tests.bench.servers import COUNT, Servers
 from tests.bench.topics import create_topic
 
 BASELINE = "as_it_is"
-SETTINGS = {"placed": '[storage]\nplace_bytes = "256KiB"\n'}
-RUNS = (BASELINE, *SETTINGS, "journal_only", "segments_only")
+TWICE = "twice"
+VARIANTS = ("journal_only", "segments_only")
+RUNS = (BASELINE, TWICE, *VARIANTS)
+NONE_PLACED = "[storage]\nplace_bytes = 0\n"
 WARM_UP_MB = 300
 """Until the journal goes round in the files it has, instead of filling new ones with zeros."""
 TOPIC = "written"
@@ -48,9 +50,8 @@ def prepared(options: argparse.Namespace) -> Iterator[Comparison]:
     yield Comparison(runs, options.only[0])
 
 
-def run(variant: str, megabytes: int, partitions: int) -> Figures:
-    settings = SETTINGS.get(variant)
-    servers = Servers(variant) if settings is None else Servers(settings=settings)
+def run(name: str, megabytes: int, partitions: int) -> Figures:
+    servers = Servers(name if name in VARIANTS else "", "" if name == BASELINE else NONE_PLACED)
     try:
         servers.up()
         create_topic(servers.bootstrap, TOPIC, partitions)

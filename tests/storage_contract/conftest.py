@@ -28,6 +28,7 @@ SMALL = StoreOptions(
     cache_bytes_max=24 << 10,
     checkpoint_bytes=32 << 10,
     checkpoint_entries=60,
+    place_bytes_min=0,
     meta_map_bytes=1 << 20,
 )
 
