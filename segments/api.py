@@ -265,7 +265,7 @@ class StoreOptions:
     journal_first_file_bytes: int = 8 << 20
     segment_bytes: int = 64 << 20
     index_segment_entries: int = 102_400
-    cache_bytes_max: int = 128 << 20
+    cache_bytes_max: int = 64 << 20
     checkpoint_bytes: int = 32 << 20
     checkpoint_entries: int = 100_000
     checkpoint_interval_ms: int = 10_000
