@@ -34,7 +34,7 @@ from segments.format.names import log_directory, sequence_of
 from segments.io.fs import FileSystem, read_whole
 from segments.log.index import IndexDamaged
 from segments.log.segment import LogFiles
-from segments.log.segment_header import SegmentInfo
+from segments.log.segment_header import SEGMENT_HEADER_BYTES, SegmentInfo
 from segments.recovery.replay import Replay, replay_journal
 from segments.recovery.replayed_log import ReplayedLog
 from segments.recovery.tail import JournalReader, entries_or_damage, placed_entries
@@ -124,10 +124,10 @@ class Directory:
 
     def segments(self, known: LogIdentity) -> list[SegmentInfo]:
         """The log's segments that count. Raises CorruptRecord."""
-        files = self.files(known)
-        if not self.fs.exists(files.directory):
-            return []
-        flushed = self.replay.logs[known.log_id].flushed_index
+        files, replayed = self.files(known), self.replay.logs[known.log_id]
+        if replayed.is_void or not self.fs.exists(files.directory):
+            return []  # what is there belongs to what was dropped
+        flushed = replayed.flushed_index
         return [s for s in files.segments(flushed)[0] if s.first_index <= flushed]
 
     def entries(self, known: LogIdentity) -> Iterator[StoredEntry | DamagedRange]:
@@ -149,6 +149,27 @@ class Directory:
         end = max(replayed.flushed_index, min(replayed.commit, replayed.last_index)) + 1
         if wanted < end:
             yield DamagedRange(wanted, end, None)
+
+    def misses_end(self, known: LogIdentity) -> str:
+        """What is wrong with where the last flushed frame ends; empty if it can be told. What
+        follows goes there: without it the log is lost, though all of these may be trimmed."""
+        replayed, files = self.replay.logs[known.log_id], self.files(known)
+        last = replayed.flushed_index
+        if replayed.is_void:
+            return ""
+        try:
+            segments = self.segments(known)
+        except StorageError as error:
+            return str(error)
+        if not segments or segments[0].first_index > replayed.first_index:
+            return f"segments missing at entry {replayed.first_index}"
+        try:
+            files.idx(last)
+        except IndexDamaged:
+            for found in _walk(files, segments[-1], last + 1):
+                if isinstance(found, DamagedRange) and found.end > last:
+                    return str(found)
+        return ""
 
     def lost_ahead(self, known: LogIdentity) -> list[DamagedRange]:
         """What cannot be read of placed entries of which the journal does not say that they are
@@ -198,17 +219,24 @@ class Directory:
 def _walk(
     files: LogFiles, segment: SegmentInfo, end: Index
 ) -> Iterator[StoredEntry | DamagedRange]:
-    """A segment's entries below `end`; behind a damaged one it goes on where an Idx says."""
-    index, walk = segment.first_index, files.walk(segment, end)
+    """A segment's entries below `end`; behind a damaged one it goes on where its length leads, or
+    an Idx."""
+    index, position = segment.first_index, SEGMENT_HEADER_BYTES
+    walk = files.walk(segment, end, damaged=[])
     while index < end:
+        following, behind = end, position
         try:
-            for entry, _, _ in walk:
+            for entry, at, length in walk:
+                if index < entry.index:
+                    yield DamagedRange(index, entry.index, position)
                 yield entry
-                index = entry.index + 1
+                index, position = entry.index + 1, at + length
         except EntriesDamaged as damage:
-            index, position = _behind(files, segment, damage.first + 1, end)
-            yield DamagedRange(damage.first, index, damage.position)
-            walk = files.walk(segment, end, index=index, position=position)
+            following, behind = _behind(files, segment, damage.first + 1, end)
+            walk = files.walk(segment, end, index=following, position=behind, damaged=[])
+        if index < following:
+            yield DamagedRange(index, following, position)
+        index, position = following, behind
 
 
 def _behind(files: LogFiles, segment: SegmentInfo, index: Index, end: Index) -> tuple[Index, int]:
@@ -284,6 +312,8 @@ def _verify_one(directory: Directory) -> list[LogReport]:
                     _check_idx(directory, known, found, report)
         except (CorruptRecord, FileNotFoundError) as error:
             report.problems.append(f"behind {report.entries_read} entries: {error}")
+        if (what := directory.misses_end(known)) and not report.problems:
+            report.problems.append(what)
         for lost in directory.lost_ahead(known):
             report.problems.append(
                 f"{lost}, and not known to be committed: the replica is lost, unless a checkpoint "

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from segments.api import EntriesDamaged
+from segments.log.index import place
 from segments.tool import Directory, dump, rebuild_index, verify
 from tests.storage_contract.conftest import PLACING, DiskHarness, SimHarness
 from tests.storage_contract.test_placed import append, commit, jobs, proved, settled
@@ -310,6 +311,39 @@ def test_log_that_a_checkpoint_says_is_committed_further(engine):
         assert [found.first for found in directory.lost_ahead(known)] == [last]
         replayed.applied = last
         assert directory.lost_ahead(known) == []
+
+
+def flushed_end(engine):
+    """(path of the segment, position) of the last entry that a flush has come to."""
+    files = engine.log.files
+    idx = files.idx(engine.log.flushed_index)
+    return files.segment_path(idx.segment), idx.position
+
+
+def test_end_of_the_last_flushed_entry_that_nothing_tells(sim):
+    """What follows would be placed there: the replica is lost, though all entries are trimmed."""
+    log, last = sim.log, sim.log.last_index
+    path, position = flushed_end(sim)
+    number, at = place(last, 16)
+    sim.store.trim_log(log, first_index=last + 1)
+    sim.submit()
+    flip(sim, path, position + 2)
+    flip(sim, log.files.index_path(number), at + 3)
+    sim.crash()
+    assert problems(sim)
+    assert start_finds(sim)[0] == LOST
+
+
+def test_damaged_entry_whose_idx_is_gone(sim):
+    """It is passed over, and those behind it are read."""
+    log, (first, *_) = sim.log, sim.log.segments
+    index = first.first_index + 1
+    idx = log.files.idx(index)
+    flip(sim, log.files.segment_path(idx.segment), idx.position + 60)
+    sim.store._fs.unlink(log.files.index_path(place(index, 16)[0]))
+    sim.crash()
+    (said,) = problems(sim)
+    assert said.startswith(f"entries [{index}, {index + 1}) are damaged, at {idx.position}")
 
 
 def test_other_commands_beside_a_damaged_payload(engine):
