@@ -336,6 +336,7 @@ class _Replayer:
             finally:
                 file.close()
         found.sort(key=lambda file: file.sequence)
+        self._leave_out_cut(found)
         return found
 
     def _look(self, file: File, sequence: int, path: str) -> _FoundFile:
@@ -357,8 +358,6 @@ class _Replayer:
             self._check_header(file, path, header)
         is_blank = header is None and not any(data[:FILE_HEADER_BYTES])
         proves = header.start_lsn if header is not None else 0
-        if header is not None and header.replaced and not self._can_stand(file, header):
-            header = None
         return _FoundFile(sequence, path, header, size, is_blank, proves)
 
     def _check_owner(self, path: str, owner: DirectoryId) -> None:
@@ -366,13 +365,31 @@ class _Replayer:
         if owner not in (self._owner, NO_DIRECTORY):
             raise ForeignFile(path, owner)
 
-    def _can_stand(self, file: File, header: FileHeader) -> bool:
-        """Whether the file says all that those said for which it stands. Without its first block
-        these count, which are still there."""
-        block, _ = read_block(file, header, header.bytes, file.size())
-        if block is None or not has_first_block(file, header):
+    def _leave_out_cut(self, found: list[_FoundFile]) -> None:
+        """A file that stands for others, and was cut, does not count: these are still there."""
+        headers = [file.header for file in found if file.header is not None]
+        named = {header.previous: header.begin_lsn for header in headers}
+        for one in found:
+            if one.header is None or not one.header.replaced:
+                continue
+            file = self._fs.open(one.path)
+            try:
+                if not self._can_stand(file, one.header, named.get(one.sequence)):
+                    one.header = None
+            finally:
+                file.close()
+
+    def _can_stand(self, file: File, header: FileHeader, stop_lsn: int | None) -> bool:
+        """Whether the file says all that those said for which it stands, or had been durable and is
+        damaged: they may be gone then. Its table has to be good even so, for the marks say nothing
+        of the entries that the first block repeats."""
+        size = file.size()
+        block, data = read_block(file, header, header.bytes, size)
+        if block is None or block.chain != header.chain:
             return False
-        return not self._is_torn(file, header, block, None)
+        if bad_frames(block, data):
+            return self._is_proved(file, header, block, stop_lsn, size)
+        return not self._is_torn(file, header, block, stop_lsn)
 
     def _check_header(self, file: File, path: str, header: FileHeader) -> None:
         """Note what a header should be of which one page is not what was written, be it that of

@@ -12,7 +12,7 @@ import pytest
 
 from segments.api import EntriesDamaged, HardState, StoredEntry
 from segments.checkpoint import rooms, scheduler
-from segments.format.block import PLACE, PLACED, RECORD_BYTES
+from segments.format.block import BLOCK_HEADER_BYTES, ENTRY, PLACE, PLACED, RECORD_BYTES
 from segments.io.fs import RealFile
 from segments.journal.allocation import Room
 from segments.log.segment_header import SEGMENT_HEADER_BYTES
@@ -20,7 +20,7 @@ from segments.recovery import start
 from segments.recovery.replayed_log import ReplayedLog
 from segments.tool import Directory, verify
 from tests.storage_contract.conftest import PLACING, SMALL, DiskHarness, SimHarness
-from vdl.sim.damage import _blocks, _files
+from vdl.sim.damage import _blocks, _files, _records
 from vdl.sim.disk import SimDisk
 from vdl.sim.filesystem import SimFileSystem
 
@@ -633,6 +633,65 @@ def test_damaged_payload_costs_nothing_that_a_file_stands_for(sim):
     assert sim.log.lost
     assert not sim.store.logs[other.log_id].lost
     assert sim.all_entries(sim.store.logs[other.log_id]) == held
+
+
+def damaged_first_frame(sim):
+    """In the newest journal file that stands for others; the log whose it is."""
+    inode, header = [found for found in _files(sim.disk) if found[1].replaced][-1]
+    block = _blocks(inode, header)[0]
+    at = header.bytes + BLOCK_HEADER_BYTES + len(block.table)
+    inode.durable[at + 10] ^= 1
+    inode.data[at + 10] ^= 1
+    return next(n for n, kind, *_ in _records(block) if kind == ENTRY)
+
+
+@pytest.mark.parametrize("proof", ["block", "file"])
+@pytest.mark.parametrize("damage", ["frame", "payload"])
+def test_damage_where_others_are_stood_for_costs_one_log(sim, proof, damage):
+    """The files are gone for which it stands, so it counts: a later block says that all of its
+    first one had been durable, or the file that goes on behind it does."""
+    log, other = stood_for(sim)
+    full = sim.store.logs[2]
+    sim.disk.room = None
+    if proof == "file":
+        sim.store.append(full, entries_from(full, full.last_index + 1, 40, 1, 1400))
+        sim.submit()
+        assert len(_blocks(*_files(sim.disk)[-2])) == 1
+    proved(sim)
+    assert not sim.store._journal.chain.replaced
+    if damage == "frame":
+        hit = damaged_first_frame(sim)
+        assert hit == other.log_id
+        sim.crash()
+    else:
+        hit = log.log_id
+        spoil(sim, log.last_index)
+    held = {n: sim.all_entries(one) for n, one in sim.store.logs.items() if n != hit}
+    sim.start()
+    assert [n for n, one in sim.store.logs.items() if one.lost] == [hit]
+    assert {n: sim.all_entries(sim.store.logs[n]) for n in held} == held
+
+
+def test_file_that_stands_for_others_needs_no_payload_that_the_next_file_cuts_off(sim):
+    """Others have its place then, and nothing is damaged."""
+    log, other = stood_for(sim)
+    full = sim.store.logs[2]
+    sim.disk.room = None
+    cut = log.last_index
+    append(sim, 1, first=cut, term=2, size=20)
+    sim.store.append(full, entries_from(full, full.last_index + 1, 40, 1, 1400))
+    sim.submit()
+    assert len(_blocks(*_files(sim.disk)[-2])) == 1
+    for _ in range(2):
+        append(sim, 1, term=2)
+        settle_all(sim)
+    assert log.flushed_index > cut
+    held = {n: sim.all_entries(one) for n, one in sim.store.logs.items()}
+    assert other.log_id in held
+    sim.power_cut()
+    sim.start()
+    assert not any(one.lost for one in sim.store.logs.values())
+    assert {n: sim.all_entries(one) for n, one in sim.store.logs.items()} == held
 
 
 def damage_one(engine):
