@@ -35,6 +35,7 @@ from segments.io.fs import FileSystem, read_whole
 from segments.log.index import IndexDamaged
 from segments.log.segment import LogFiles
 from segments.log.segment_header import SEGMENT_HEADER_BYTES, SegmentInfo
+from segments.recovery.placed import cursor_of
 from segments.recovery.replay import Replay, replay_journal
 from segments.recovery.replayed_log import ReplayedLog
 from segments.recovery.tail import JournalReader, entries_or_damage, placed_entries
@@ -164,11 +165,16 @@ class Directory:
         if not segments or segments[0].first_index > replayed.first_index:
             return f"segments missing at entry {replayed.first_index}"
         try:
-            files.idx(last)
-        except IndexDamaged:
-            for found in _walk(files, segments[-1], last + 1):
-                if isinstance(found, DamagedRange) and found.end > last:
-                    return str(found)
+            cursor_of(files, last, {segment.number for segment in segments})
+        except (IndexDamaged, FileNotFoundError):
+            damaged: list[Index] = []  # as when a start writes these Idx again
+            try:
+                for _ in files.walk(segments[-1], last + 1, damaged=damaged):
+                    pass
+            except EntriesDamaged as damage:
+                return str(DamagedRange(damage.first, damage.end, damage.position))
+            if last in damaged:
+                return str(DamagedRange(last, last + 1, None))
         return ""
 
     def lost_ahead(self, known: LogIdentity) -> list[DamagedRange]:
@@ -312,8 +318,10 @@ def _verify_one(directory: Directory) -> list[LogReport]:
                     _check_idx(directory, known, found, report)
         except (CorruptRecord, FileNotFoundError) as error:
             report.problems.append(f"behind {report.entries_read} entries: {error}")
-        if (what := directory.misses_end(known)) and not report.problems:
-            report.problems.append(what)
+        if what := directory.misses_end(known):
+            report.problems.append(
+                f"{what}: nothing tells where the last flushed entry ends, the replica is lost"
+            )
         for lost in directory.lost_ahead(known):
             report.problems.append(
                 f"{lost}, and not known to be committed: the replica is lost, unless a checkpoint "

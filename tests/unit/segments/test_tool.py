@@ -97,9 +97,11 @@ def test_verify_misses_what_is_in_no_file_any_more(bench, tmp_path, lost, says):
         gone.unlink()
     with look(copies[0]) as one, look(copies[1]) as two, look(copies[2]) as three:
         reports, (found,) = verify([one, two, three])
-    ((directory, problem),) = [(r.directory, told) for r in reports for told in r.problems]
+    ((directory, (problem, *rest)),) = [(r.directory, r.problems) for r in reports if r.problems]
     assert directory == str(copies[1])
     assert re.fullmatch(says, problem)
+    is_inside = lost.endswith("3.log")
+    assert ["the replica is lost" in told for told in rest] == [True] * (not is_inside)
     assert found.wrong == [str(copies[1])]
     assert f"entries [{found.index}, " in problem
     bench.open()
