@@ -194,6 +194,10 @@ class _Replayer:
         self._owner = identity.directory_id
         self._header_bytes_max = file_header_bytes(identity.next_log_id)
         self._newest = 0
+        self._proved_lsn = 0
+        """The journal was durable up to there, says the header of a file that does not count."""
+        self._end_chain = 0
+        """CRC of the last block that counts."""
         for log_id in sorted(identity.logs):
             known = identity.logs[log_id]
             last = known.first_index - 1
@@ -223,6 +227,8 @@ class _Replayer:
         assert base is not None, chain[0].path
         for mark in base.marks:
             self._start_from(mark)
+        left_out = [file.proves for file in found if file.sequence > chain[-1].sequence]
+        self._proved_lsn = max(left_out, default=0)
         end_lsn = 0
         for current in chain:
             assert current.header is not None, current.path
@@ -238,6 +244,7 @@ class _Replayer:
             if n and current.header is not None and current.header.replaced:
                 self._replace(current.header.marks)
             end_lsn = self._replay_file(current, stop)
+        result.carried = [c for c in result.carried if c.lsn >= self._proved_lsn]
         self._judge_left_out(found, chain[-1].sequence, end_lsn)
         self._sort(found, chain)
         self._check_oldest(found, chain[0])
@@ -299,7 +306,9 @@ class _Replayer:
         start = first.lsn if first is not None else end_lsn
         result.carried_from = last.sequence, start - header.start_lsn
         result.unproved = last.path, start - header.start_lsn, end_lsn - header.start_lsn
-        if first is None or first.lsn == header.start_lsn + header.bytes:
+        if first is None and header.start_lsn + header.bytes < end_lsn <= self._proved_lsn:
+            result.position = Position(end_lsn, self._end_chain, next_sequence, last.sequence)
+        elif first is None or first.lsn == header.start_lsn + header.bytes:
             # Not even its header is proved: the file before it is the last of the journal.
             result.unproved = last.path, 0, end_lsn - header.start_lsn
             result.live.remove((last.sequence, last.path))
@@ -404,10 +413,14 @@ class _Replayer:
         by_sequence = {file.sequence: file for file in found if file.header is not None}
         chain: list[_FoundFile] = []
         current = by_sequence.get(max(by_sequence, default=0))
+        proved_lsn = 0
         while current is not None and not self._has_begun(current):
             assert current.header is not None, current.path
             if current.header.previous not in by_sequence:
                 break
+            if proved_lsn > current.header.start_lsn + current.header.bytes:
+                break  # a header behind it says that it has
+            proved_lsn = current.proves
             del by_sequence[current.sequence]
             current = by_sequence.get(max(by_sequence))
         while current is not None:
@@ -488,6 +501,7 @@ class _Replayer:
                     continue
                 position += block.padded
                 chain, flags = block.crc, block.flags
+            self._end_chain = chain
             return header.start_lsn + position
         finally:
             file.close()
@@ -538,10 +552,11 @@ class _Replayer:
     def _is_proved(
         self, file: File, header: FileHeader, block: Block, stop_lsn: int | None, size: int
     ) -> bool:
-        """A later block, or a later file, says that this one had been durable."""
-        if stop_lsn is not None:
-            return True
+        """A later block, or a later file, says that this one had been durable; also a file that
+        does not count, because its first block never arrived."""
         end = block.position + block.padded
+        if stop_lsn is not None or header.start_lsn + end <= self._proved_lsn:
+            return True
         return next_block(file, header, end, size, size) is not None
 
     def _apply(self, block: Block, data: memoryview, sequence: int, bad: frozenset[int]) -> None:

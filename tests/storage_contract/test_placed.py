@@ -694,6 +694,58 @@ def test_file_that_stands_for_others_needs_no_payload_that_the_next_file_cuts_of
     assert {n: sim.all_entries(one) for n, one in sim.store.logs.items()} == held
 
 
+def rolled():
+    """A placed append and a small one of another log in the last block of a journal file, and what
+    begins the next: (engine, other log, its entries up to that block, last placed index)."""
+    sim = settled(SimHarness(PLACING))
+    other = sim.new_log()
+    for _ in range(100):
+        settle_all(sim)
+        append(sim)
+        sim.store.append(other, entries_from(other, other.last_index + 1, 2, 1, 100))
+        assert sim.store._queue.batch.payloads
+        sim.submit()
+        last, held = sim.log.last_index, sim.all_entries(other)
+        newest = _files(sim.disk)[-1][1].sequence
+        append(sim, 1, size=20)
+        sim.submit()
+        if _files(sim.disk)[-1][1].sequence > newest:
+            return sim, other, held, last
+    raise AssertionError("no file was begun there")
+
+
+@pytest.mark.parametrize("damage", ["none", "payload", "frame"])
+def test_header_whose_first_block_never_arrived_proves_what_is_before(damage):
+    """A power cut tore the write of both. What is before had been durable, so damage costs the log
+    whose it is, and no other."""
+    sim, other, held, last = rolled()
+    log = sim.log
+    (inode, before), (torn, header) = _files(sim.disk)[-2:]
+    if damage == "payload":
+        spoil(sim, last)
+    sim.crash()
+    for data in (torn.data, torn.durable):
+        data[header.bytes :] = bytes(len(data) - header.bytes)
+    if damage == "frame":
+        block = _blocks(inode, before)[-1]
+        at = block.position + BLOCK_HEADER_BYTES + len(block.table)
+        for data in (inode.data, inode.durable):
+            data[at + 10] ^= 1
+    sim.start()
+    hit = {"payload": {log.log_id}, "frame": {other.log_id}}.get(damage, set())
+    for _ in range(2):
+        assert {n for n, one in sim.store.logs.items() if one.lost} == hit
+        if other.log_id not in hit:
+            assert sim.all_entries(sim.store.logs[other.log_id]) == held
+        if log.log_id not in hit:
+            assert sim.log.last_index == last
+            append(sim, 1, size=20)
+            sim.submit()
+            last += 1
+        sim.power_cut()
+        sim.start()
+
+
 def damage_one(engine):
     """Index of a placed entry whose payload is damaged now, and of the last entry."""
     append(engine, 8)
