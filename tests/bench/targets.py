@@ -67,7 +67,7 @@ def _times_at_most(limit: float) -> tuple[Target, ...]:
 WORKLOADS: Targets = {
     "start_seconds": _at_most(2),
     "rss_idle_mb": _at_most(80),
-    "rss_after_mb": _at_most(300),
+    "rss_after_mb": _at_most(250),
     "produce_1000_bytes_mb_per_second": _times_at_least(1.3),
     "produce_1000_bytes_server_cpu_seconds_per_gb": _at_most(8),
     "produce_100_bytes_mb_per_second": _times_at_least(1),
