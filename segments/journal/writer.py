@@ -307,6 +307,8 @@ class Journal:
             self._become(WriterState.AWAITING_FILE)
             if self.allocation.room is not Room.FULL or self._pieces_wanted():
                 self._prepare()
+            else:
+                self._do_without_proof()
             return
         part, queue.rest = last_part
         crc = self.chain.crc
@@ -371,6 +373,7 @@ class Journal:
             # Only a block that lengthens its file can meet this, before it is written.
             self._become(WriterState.REFUSED)
             self._workers.call_later(DISK_FULL_RETRY_MS, partial(self._hand_over, write))
+            self._do_without_proof()
         else:
             self._take_back(write)
 
@@ -388,6 +391,13 @@ class Journal:
         if self.queue.is_due:
             self._write()
         self._owner.journal_written(None)
+
+    def _do_without_proof(self) -> None:
+        """A full disk has no room for the block that would prove the last one: it must not wait for
+        files that wait for it."""
+        if self.queue.proved_token < self.queue.durable_token:
+            self.queue.proved_token = self.queue.durable_token
+            self._owner.journal_written(None)
 
     def _written(self, file: JournalFile, end: int, batch: Batch | None) -> None:
         """The block up to `end` is on disk, and `batch` with it, unless that is None."""
@@ -518,6 +528,10 @@ class Journal:
         old = self.chain.release(sequence)
         if not old:
             return
+        rest = self.queue.rest
+        if rest is not None and 0 < rest.stands_for < sequence:
+            # It waits for the file that is to stand for others: some of these have gone.
+            rest.stands_for = min(n for n in self.chain.paths if n >= sequence)
         if allocation.room is Room.FULL:
             # Who else is after room must not get what belongs to the reserve.
             allocation.returned += old

@@ -5,7 +5,9 @@ The last block of all may be damaged without a trace: then a start counts as if 
 
 from dataclasses import replace
 
-from tests.storage_contract.conftest import SMALL, SimHarness, put
+from segments.api import HardState
+from segments.format.block import PAGE_BYTES
+from tests.storage_contract.conftest import SMALL, SimHarness, Writer, put
 from vdl.sim.damage import _blocks, _files
 
 RARE = replace(
@@ -56,3 +58,71 @@ def test_start_goes_on_without_the_note_in_a_damaged_last_block(writer):
     assert not engine.log.lost
     assert engine.log.last_index == last - 1, "the entry in that block is gone, as any torn one"
     assert len(engine.all_entries(engine.log)) == last - 1
+
+
+def filled(engine, log, blocks):
+    """On a full disk, until the journal's file has room for so many blocks of a page and no other
+    file is ready; several files before it hold entries."""
+    journal = engine.store._journal
+    for _ in range(20):
+        put(engine, log, Writer, 10, size=300)
+    engine.workers.advance(1000)
+    engine.disk.room = 0
+    while journal.allocation.prepared or _room_left(journal) != blocks * PAGE_BYTES:
+        vote(engine, log)
+        engine.pump()
+    assert len(journal_sequences(engine)) >= 3
+    # What a checkpoint writes has room, and the next file has none.
+    engine.disk.room = 200 << 10
+    engine.store.checkpoint()
+    engine.pump()
+    engine.disk.room = 0
+    engine.submit()
+    assert log.flushed_index == log.last_index
+    assert engine.store._checkpoints._awaiting_proof[0]
+    return journal
+
+
+def _room_left(journal):
+    return journal._current.capacity - journal._current.position
+
+
+def vote(engine, log):
+    hard = log.hard_state
+    engine.store.set_hard_state(log, HardState(hard.term + 1, 0, hard.commit))
+    return engine.store.submit()
+
+
+def test_files_go_while_a_batch_waits_that_is_to_stand_for_them():
+    """The block that proves their release is behind it, and the next file is being made."""
+    engine = SimHarness(RARE)
+    engine.start()
+    log = engine.new_log()
+    journal = filled(engine, log, 2)
+    vote(engine, log)
+    token = vote(engine, log)
+    engine.pump()
+    assert engine.acknowledged == token
+    assert journal.chain.replaced
+    assert sorted(journal.chain.paths) == [*journal.chain.replaced, journal.current_sequence]
+    for _ in range(2):
+        engine.power_cut()
+        engine.start()
+        assert engine.log.hard_state == log.hard_state
+        assert len(engine.all_entries(engine.log)) == 200
+
+
+def test_no_file_waits_for_a_proof_that_waits_for_its_room():
+    """The notes fill the last file, and others have what was in the reserve."""
+    engine = SimHarness(RARE)
+    engine.start()
+    log = engine.new_log()
+    journal = filled(engine, log, 1)
+    assert not _room_left(journal)
+    journal.allocation.files.reserve.free(8)
+    journal.allocation.pieces_left = 0
+    engine.disk.returns_room = True
+    token = vote(engine, log)
+    engine.workers.advance(5000)
+    assert engine.acknowledged == token
+    assert engine.fatal == []
