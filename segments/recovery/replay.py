@@ -196,6 +196,8 @@ class _Replayer:
         self._newest = 0
         self._proved_lsn = 0
         """The journal was durable up to there, says the header of a file that does not count."""
+        self._is_header_needed = False
+        """Of a damaged block only such a header says that it had been durable."""
         self._end_chain = 0
         """CRC of the last block that counts."""
         for log_id in sorted(identity.logs):
@@ -228,7 +230,7 @@ class _Replayer:
         for mark in base.marks:
             self._start_from(mark)
         left_out = [file.proves for file in found if file.sequence > chain[-1].sequence]
-        self._proved_lsn = max(left_out, default=0)
+        self._proved_lsn, self._is_header_needed = max(left_out, default=0), False
         end_lsn = 0
         for current in chain:
             assert current.header is not None, current.path
@@ -305,7 +307,8 @@ class _Replayer:
         first = result.carried[0] if result.carried else None
         start = first.lsn if first is not None else end_lsn
         result.carried_from = last.sequence, start - header.start_lsn
-        result.unproved = last.path, start - header.start_lsn, end_lsn - header.start_lsn
+        if not self._is_header_needed:  # else no file may go before the next one is there
+            result.unproved = last.path, start - header.start_lsn, end_lsn - header.start_lsn
         if first is None and header.start_lsn + header.bytes < end_lsn <= self._proved_lsn:
             result.position = Position(end_lsn, self._end_chain, next_sequence, last.sequence)
         elif first is None or first.lsn == header.start_lsn + header.bytes:
@@ -376,19 +379,18 @@ class _Replayer:
 
     def _leave_out_cut(self, found: list[_FoundFile]) -> None:
         """A file that stands for others, and was cut, does not count: these are still there."""
-        headers = [file.header for file in found if file.header is not None]
-        named = {header.previous: header.begin_lsn for header in headers}
-        for one in found:
-            if one.header is None or not one.header.replaced:
-                continue
-            file = self._fs.open(one.path)
-            try:
-                if not self._can_stand(file, one.header, named.get(one.sequence)):
-                    one.header = None
-            finally:
-                file.close()
+        for one in reversed(found):
+            if one.header is not None and one.header.replaced:
+                file = self._fs.open(one.path)
+                try:
+                    if not self._can_stand(file, one.header):
+                        one.header = None
+                finally:
+                    file.close()
+            # Whether the file counts or not: it was begun when this was durable.
+            self._proved_lsn = max(self._proved_lsn, one.proves)
 
-    def _can_stand(self, file: File, header: FileHeader, stop_lsn: int | None) -> bool:
+    def _can_stand(self, file: File, header: FileHeader) -> bool:
         """Whether the file says all that those said for which it stands, or had been durable and is
         damaged: they may be gone then. Its table has to be good even so, for the marks say nothing
         of the entries that the first block repeats."""
@@ -397,8 +399,8 @@ class _Replayer:
         if block is None or block.chain != header.chain:
             return False
         if bad_frames(block, data):
-            return self._is_proved(file, header, block, stop_lsn, size)
-        return not self._is_torn(file, header, block, stop_lsn)
+            return self._is_proved(file, header, block, None, size)
+        return not self._is_torn(file, header, block, None)
 
     def _check_header(self, file: File, path: str, header: FileHeader) -> None:
         """Note what a header should be of which one page is not what was written, be it that of
@@ -413,14 +415,13 @@ class _Replayer:
         by_sequence = {file.sequence: file for file in found if file.header is not None}
         chain: list[_FoundFile] = []
         current = by_sequence.get(max(by_sequence, default=0))
-        proved_lsn = 0
         while current is not None and not self._has_begun(current):
             assert current.header is not None, current.path
             if current.header.previous not in by_sequence:
                 break
-            if proved_lsn > current.header.start_lsn + current.header.bytes:
+            later = [file.proves for file in found if file.sequence > current.sequence]
+            if max(later, default=0) > current.header.start_lsn + current.header.bytes:
                 break  # a header behind it says that it has
-            proved_lsn = current.proves
             del by_sequence[current.sequence]
             current = by_sequence.get(max(by_sequence))
         while current is not None:
@@ -555,9 +556,11 @@ class _Replayer:
         """A later block, or a later file, says that this one had been durable; also a file that
         does not count, because its first block never arrived."""
         end = block.position + block.padded
-        if stop_lsn is not None or header.start_lsn + end <= self._proved_lsn:
+        if stop_lsn is not None or next_block(file, header, end, size, size) is not None:
             return True
-        return next_block(file, header, end, size, size) is not None
+        is_proved = header.start_lsn + end <= self._proved_lsn
+        self._is_header_needed |= is_proved
+        return is_proved
 
     def _apply(self, block: Block, data: memoryview, sequence: int, bad: frozenset[int]) -> None:
         """Apply a block's records; frames whose number is in `bad` are lost to their logs. Raises

@@ -15,6 +15,7 @@ from segments.checkpoint import rooms, scheduler
 from segments.format.block import BLOCK_HEADER_BYTES, ENTRY, PLACE, PLACED, RECORD_BYTES
 from segments.io.fs import RealFile
 from segments.journal.allocation import Room
+from segments.journal.files import JournalFiles
 from segments.log.segment_header import SEGMENT_HEADER_BYTES
 from segments.recovery import start
 from segments.recovery.replayed_log import ReplayedLog
@@ -635,9 +636,10 @@ def test_damaged_payload_costs_nothing_that_a_file_stands_for(sim):
     assert sim.all_entries(sim.store.logs[other.log_id]) == held
 
 
-def damaged_first_frame(sim):
-    """In the newest journal file that stands for others; the log whose it is."""
-    inode, header = [found for found in _files(sim.disk) if found[1].replaced][-1]
+def damaged_first_frame(sim, sequence=0):
+    """In that journal file, or in the newest that stands for others; the log whose it is."""
+    files = [found for found in _files(sim.disk) if found[1].replaced]
+    inode, header = [found for found in files if sequence in (0, found[1].sequence)][-1]
     block = _blocks(inode, header)[0]
     at = header.bytes + BLOCK_HEADER_BYTES + len(block.table)
     inode.durable[at + 10] ^= 1
@@ -724,8 +726,7 @@ def test_header_whose_first_block_never_arrived_proves_what_is_before(damage):
     if damage == "payload":
         spoil(sim, last)
     sim.crash()
-    for data in (torn.data, torn.durable):
-        data[header.bytes :] = bytes(len(data) - header.bytes)
+    cut_behind_header(torn, header)
     if damage == "frame":
         block = _blocks(inode, before)[-1]
         at = block.position + BLOCK_HEADER_BYTES + len(block.table)
@@ -744,6 +745,56 @@ def test_header_whose_first_block_never_arrived_proves_what_is_before(damage):
             last += 1
         sim.power_cut()
         sim.start()
+
+
+def cut_behind_header(torn, header):
+    """Of the write of header and first block only the header arrived."""
+    for data in (torn.data, torn.durable):
+        data[header.bytes :] = bytes(len(data) - header.bytes)
+
+
+def test_header_that_alone_proves_a_damaged_block_stays_until_the_next_file_is_there(monkeypatch):
+    """Though the reserve is used up: a start that dies leaves the proof to the next one."""
+    sim, other, held, last = rolled()
+    torn, header = _files(sim.disk)[-1]
+    spoil(sim, last)
+    cut_behind_header(torn, header)
+    sim.store._allocation.files.reserve.free(8)
+    make_room = JournalFiles.make_room
+
+    def dies(files, *what):
+        make_room(files, *what)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JournalFiles, "make_room", dies)
+        with pytest.raises(KeyboardInterrupt):
+            sim.start()
+    sim.crash()
+    sim.start()
+    assert [n for n, one in sim.store.logs.items() if one.lost] == [1]
+    assert sim.all_entries(sim.store.logs[other.log_id]) == held
+
+
+def test_header_proves_a_file_that_stands_for_others_though_it_was_to_stand_for_that():
+    sim = settled(SimHarness(PLACING))
+    _, other = stood_for(sim)
+    full, current = sim.store.logs[2], sim.store._journal._current
+    first = current.sequence
+    current.capacity = current.position
+    sim.store.set_hard_state(full, HardState(full.hard_state.term + 1, 0, 0))
+    sim.submit()
+    torn, header = _files(sim.disk)[-1]
+    assert header.replaced
+    assert header.previous < first < header.sequence
+    held = {n: sim.all_entries(one) for n, one in sim.store.logs.items() if n != other.log_id}
+    sim.crash()
+    cut_behind_header(torn, header)
+    assert damaged_first_frame(sim, first) == other.log_id
+    sim.disk.room = None
+    sim.start()
+    assert [n for n, one in sim.store.logs.items() if one.lost] == [other.log_id]
+    assert {n: sim.all_entries(sim.store.logs[n]) for n in held} == held
 
 
 def damage_one(engine):
