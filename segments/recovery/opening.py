@@ -18,7 +18,7 @@ from ids import NO_INDEX, NO_TERM, LogId, NodeId, ReplicaNumber, indexes
 from segments.api import CorruptRecord, StorageError
 from segments.compaction.note import read_note
 from segments.directory.identity import Identity
-from segments.format.block import RECORD_BYTES
+from segments.format.block import FLUSHED, RECORD_BYTES
 from segments.format.names import log_directory, sequence_of
 from segments.io.fs import FileSystem
 from segments.log.log import Batch, DiskLog, Install, Run
@@ -90,6 +90,9 @@ def recover(
                 if not flush_damaged(files, replayed, segments, reader, meta.applied(log_id)):
                     raise
                 log = _open_log(*opened)
+                # Or the file goes that has these entries, and only marks say why it could.
+                log.touch(found.carried)
+                log.stage_state(found.carried, FLUSHED, 0, log.flushed_index, log.flushed_offset)
         except (StorageError, FileNotFoundError):
             log = _open_lost(files, known.replica_number, cache, replayed)
         log.applied = meta.applied(log_id)

@@ -151,6 +151,37 @@ def test_small_append_before_a_large_one_goes_along(engine):
     assert engine.all_entries(engine.log) == held
 
 
+def test_what_a_start_counts_as_flushed_needs_no_journal_file_any_more(sim, monkeypatch):
+    """The file goes that told of it, and the oldest one left is from before that start."""
+    monkeypatch.setattr(scheduler.CheckpointScheduler, "begin_if_pressed", lambda _: None)
+    other = sim.new_log()
+    append(sim, 8)
+    commit(sim)
+    sim.submit()
+    last, told = sim.log.last_index, sim.store._journal.current_sequence
+    assert sim.log.flushed_index < last
+    while sim.store._journal.current_sequence == told:
+        sim.store.append(other, entries_from(other, other.last_index + 1, 10, 1, 300))
+        sim.submit()
+    sim.store.append(other, entries_from(other, other.last_index + 1, 10, 1, 300))
+    sim.submit()
+    proved(sim)
+    assert sim.log.flushed_index < last
+    spoil(sim, last)
+    sim.start()
+    other = sim.store.logs[other.log_id]
+    assert sim.log.flushed_index == last
+    sim.store.set_hard_state(other, HardState(1, 0, other.runs[0].last))
+    sim.submit()
+    sim.checkpoint()
+    proved(sim)
+    assert told < min(sim.store._journal.chain.paths) < sim.store._journal.current_sequence
+    sim.power_cut()
+    sim.start()
+    assert not sim.log.lost
+    assert sim.log.flushed_index == last
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_block_and_payload_count_only_together(sim, which):
     """One of both on the disk is nothing: no token, and after a power cut no entry."""
