@@ -246,9 +246,12 @@ class Reader:
     def _run(
         self, log: DiskLog, job: Callable[[], T], done: Callable[[T | StorageError], None]
     ) -> None:
-        before = _age(log)
+        before, first = _age(log), log.first
 
         def finished(result: T | BaseException) -> None:
+            if isinstance(result, EntriesDamaged) and first == log.first < result.end:
+                # Nothing was trimmed meanwhile. The range may begin in what was before.
+                result = EntriesDamaged(max(result.first, first), result.end, result.position)
             is_gone = isinstance(result, EntriesDamaged) and result.first < log.first
             if isinstance(result, EntriesDamaged | FileNotFoundError) and (
                 is_gone or log.deleted or log.generation != before[0]

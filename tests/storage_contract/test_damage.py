@@ -510,3 +510,28 @@ def test_hole_in_the_newest_segment_does_not_cost_the_log_its_index(make_harness
     assert mend(engine, model, found) is None
     assert read_all(engine, model) == []
     engine.crash()
+
+
+def test_damage_that_begins_in_what_was_trimmed_is_damage(make_harness, tmp_path):
+    """And not told as if the entries had gone: from its range on they can be repaired."""
+    engine, _ = build(make_harness, tmp_path)
+    log = engine.log
+    info, following = next(
+        pair
+        for pair in zip(log.segments[3:], log.segments[4:], strict=False)
+        if pair[1].first_index - pair[0].first_index > 4
+    )
+    bad, first, end = info.first_index + 1, info.first_index + 2, following.first_index
+    idx = log.files.idx(bad)
+    engine.store.trim_log(log, first_index=first)
+    engine.submit()
+    with segment_file(engine, info.number).open("r+b") as file:
+        file.seek(idx.position)
+        file.write(bytes(idx.length))
+    engine.reopen()
+    for index in range(info.first_index, end):
+        index_slot(engine, index)[0].unlink(missing_ok=True)
+    with pytest.raises(EntriesDamaged) as caught:
+        engine.entries(engine.log, first, end)
+    assert (caught.value.first, caught.value.end) == (first, end)
+    assert engine.log.damaged
