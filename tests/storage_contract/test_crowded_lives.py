@@ -123,11 +123,17 @@ def _is_between(found, before, after):
     return all(n in found for n in after if found and n < max(found))
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_start_finds_what_was_acknowledged_in_crowded_files(seed, monkeypatch):
-    """Half of them flush each entry as soon as they may."""
+def live(kind, seed, steps_max, monkeypatch):
+    """Lives of that kind, to their end. Half of them flush each entry as soon as they may."""
     if seed % 2:
         monkeypatch.setattr(scheduler, "FLUSH_BYTES_MIN", 1)
-    lives = CrowdedLives(seed)
-    lives.run(150)
+    lives = kind(seed)
+    lives.run(steps_max)
     lives.settle()
+    return lives
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_start_finds_what_was_acknowledged_in_crowded_files(seed, monkeypatch):
+    """Whatever shares them, and however full the disk is."""
+    live(CrowdedLives, seed, 150, monkeypatch)

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from segments.api import DataMissing, EntriesDamaged, StoredEntry
-from segments.checkpoint import scheduler
 from segments.directory.identity import read_identity
 from segments.format.block import BLOCK_HEADER_BYTES, PLACE, PLACED
 from segments.format.names import log_directory, segment_number
 from segments.io import failpoint
 from segments.recovery.replay import replay_journal
 from segments.tool import Directory, verify
-from tests.storage_contract.test_crowded_lives import CrowdedLives, _is_between
+from tests.storage_contract.test_crowded_lives import CrowdedLives, _is_between, live
 from vdl.sim.damage import _blocks, _files, _find, _records
 from vdl.sim.filesystem import SimFileSystem
 
@@ -476,8 +475,4 @@ def _filled(entries, state):
 @pytest.mark.parametrize("seed", range(SEED, SEED + SEEDS))
 def test_damage_costs_what_it_touched_and_nothing_else(seed, monkeypatch):
     """However a life ended before it, and whatever was under way."""
-    if seed % 2:
-        monkeypatch.setattr(scheduler, "FLUSH_BYTES_MIN", 1)
-    lives = RotLives(seed)
-    lives.run(120)
-    lives.settle()
+    live(RotLives, seed, 120, monkeypatch)

@@ -13,7 +13,7 @@ from segments.checkpoint import rooms, scheduler
 from segments.io import failpoint
 from segments.io.fs import RealFile, RealFileSystem
 from tests.storage_contract.conftest import PLACING, DiskHarness, SimHarness
-from tests.storage_contract.test_crowded_lives import CrowdedLives
+from tests.storage_contract.test_crowded_lives import CrowdedLives, live
 from tests.storage_contract.test_placed import (
     append,
     commit,
@@ -463,13 +463,9 @@ class QuietLives(CrowdedLives):
 @pytest.mark.parametrize("seed", range(40))
 def test_logs_at_rest_have_no_more_than_they_need(seed, monkeypatch):
     """Whatever was placed, cut off, evicted or refused before."""
-    if seed % 2:
-        monkeypatch.setattr(scheduler, "FLUSH_BYTES_MIN", 1)
     if seed % 3:
         monkeypatch.setattr(rooms, "ROOMS_MAX", 1 + seed % 2)
-    lives = QuietLives(seed)
-    lives.run(120)
-    lives.settle()
+    lives = live(QuietLives, seed, 120, monkeypatch)
     lives.rest()
     lives.settle()
 
