@@ -104,6 +104,10 @@ a vote has taken."""
 COMPACTED_NS = 3 * S
 """So long must nothing more have been decided on: several looks of a leader."""
 SETTLE_NS = 60 * S
+COMPACTION_NS = 120 * S
+"""Two decisions, the second about deletion markers. A replica whose newest segment does not end
+does each when it is repeated: 15 seconds after the last of the others was done, of which each may
+wait as long for a checkpoint."""
 DISK_PATIENCE_MS = HostOptions().disk_patience_ms
 CATCH_UP_RATE = HostOptions().catch_up_bytes_per_second
 FLOODED_PATIENCE_MS = 60_000
@@ -642,7 +646,7 @@ class World:
                 since[0] = self.time.now_ns
             return self.time.now_ns - since[0] >= COMPACTED_NS
 
-        if not self.wait(SETTLE_NS, is_at_rest):
+        if not self.wait(COMPACTION_NS, is_at_rest):
             self.watch.violate("not-compacted", keyed.behind())
             return False
         self.note(f"compacted: {keyed.compacted}")
@@ -848,6 +852,9 @@ class World:
         limit_ns = SETTLE_NS + fed_in_ns(self.options, self.recorder.acknowledged)
         if not self.wait(limit_ns, lambda: not self.watch.remembered()):
             self.watch.violate("producers-kept", self.watch.remembered())
+            return False
+        if self.options.min_in_sync > 1 and not self._settles():
+            # Until a replica that was lost is fed again, refusals for want of it are right.
             return False
         loads = [load for load in self._loads if isinstance(load, ProducerLoad)]
         for load in loads:
