@@ -19,6 +19,10 @@ def _everybody(_peer: NodeId) -> bool:
     return True
 
 
+def _just_now(_peer: NodeId) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Settings of a `RawNode`. Raises InvalidConfig."""
@@ -67,6 +71,9 @@ class Config:
     """With `quiet_heartbeats`: whether the host could send to a peer now. Asked when heartbeats are
     due; to others they would be lost, for each group of a server that is gone. When a peer can be
     sent to again, `ticks_until_due` is to be asked anew."""
+    heard_ago: Callable[[NodeId], int] = _just_now
+    """With `quiet_heartbeats`: ticks since the host sent the newest of what it knows that the peer
+    has read. A peer is not asked again before it has read something that was sent later."""
     batch_appends: bool = False
     """Put off MsgApps, and fold acknowledgements, to the next Ready: what one turn proposed and
     committed leaves in one message a peer."""

@@ -89,7 +89,8 @@ def tick(raft: Raft, ticks: int) -> None:
         # The transferee had an election timeout's time; take proposals again (thesis §3.10).
         raft.lead_transferee = NONE
     if raft.heartbeat_elapsed >= raft.heartbeat_ticks:
-        raft.heartbeat_elapsed = 0
+        rounds, raft.heartbeat_elapsed = divmod(raft.heartbeat_elapsed, raft.heartbeat_ticks)
+        raft.heartbeat_rounds += rounds
         context = raft.pending_reads.last_round
         _send_heartbeats(raft, context)
         if context and raft.quiet_heartbeats:
@@ -129,20 +130,29 @@ def ticks_until_due(raft: Raft, never: int) -> int:
     if raft.check_quorum or raft.lead_transferee != NONE:
         due = raft.election_ticks - raft.election_elapsed
     heartbeat = raft.heartbeat_ticks - raft.heartbeat_elapsed
-    if heartbeat < due and _has_heartbeats_to_send(raft):
-        due = heartbeat
+    if heartbeat < due:
+        rounds = _rounds_to_heartbeats(raft)
+        if rounds:
+            due = min(due, heartbeat + (rounds - 1) * raft.heartbeat_ticks)
     # A heartbeat that was not needed when it was due may be needed now.
     return max(due, 1)
 
 
-def _has_heartbeats_to_send(raft: Raft) -> bool:
-    """Whether anybody is sent one when they are due."""
+def _rounds_to_heartbeats(raft: Raft) -> int:
+    """In how many rounds from now on anybody is sent one, at least 1; 0: in none."""
     if not raft.quiet_heartbeats or raft.pending_reads.last_round:
-        return True
+        return 1
+    first = 0
     for node, progress in raft.peers:
         if not is_in_step(raft, progress) and raft.is_linked(node):
-            return True
-    return False
+            rounds = max(progress.ask_round - raft.heartbeat_rounds, 1)
+            first = min(first, rounds) if first else rounds
+    return first
+
+
+def asks(raft: Raft) -> bool:
+    """Whether anybody is sent heartbeats, now or later."""
+    return _rounds_to_heartbeats(raft) > 0
 
 
 def is_in_step(raft: Raft, progress: Progress) -> bool:
@@ -160,11 +170,23 @@ def _send_heartbeats(raft: Raft, context: bytes) -> None:
     # A read's round needs answers from everybody, whatever the host knows of life.
     everybody = not raft.quiet_heartbeats or context != b""
     for node, progress in raft.peers:
-        if everybody or (not is_in_step(raft, progress) and raft.is_linked(node)):
+        if everybody or _is_due_to_ask(raft, node, progress):
             # Not beyond what is known to match: the rest of its log may not be ours.
             commit = min(progress.match, committed)
             raft.msgs.append(MsgHeartbeat(node, raft.id, raft.term, commit, context))
             progress.sent_commit = commit
+
+
+def _is_due_to_ask(raft: Raft, node: NodeId, progress: Progress) -> bool:
+    """Whether it is a replica's turn to be sent a heartbeat because it is out of step. One that
+    may not even have read the last one is not: it is late, and each more would make it later."""
+    rounds = raft.heartbeat_rounds
+    if progress.ask_round > rounds or is_in_step(raft, progress) or not raft.is_linked(node):
+        return False
+    asked_ago = (rounds - progress.asked_round) * raft.heartbeat_ticks
+    asks = not progress.tries or raft.heard_ago(node) < asked_ago
+    progress.tried(rounds, asks=asks)
+    return asks
 
 
 # --- Proposals ---------------------------------------------------------------------------------
@@ -190,7 +212,7 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
     if changes_members:
         _admit_conf_changes(raft, entries)
     raft.uncommitted_bytes += payload
-    if raft.quiet_heartbeats and not _has_heartbeats_to_send(raft):
+    if raft.quiet_heartbeats and not asks(raft):
         # Nobody is waited for: the interval that runs has nothing to end. Those whom these entries
         # put out of step have a whole one for their answers.
         raft.heartbeat_elapsed = 0
@@ -400,6 +422,7 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
     if index > raft.log.last_index:
         raise Contradiction(f"{node} answers to entry {index}, behind the end of this log")
     progress.recent_active = True
+    progress.answered()
     if msg.reject:
         _go_back(raft, node, progress, msg)
         return
@@ -489,6 +512,7 @@ def _on_heartbeat_answer(raft: Raft, msg: MsgHeartbeatResp) -> None:
 
 def _has_come(raft: Raft, node: NodeId, progress: Progress) -> None:
     """A replica answered a heartbeat that travelled behind what was sent to it before."""
+    progress.answered()
     progress.flow_paused = False
     if progress.state is SNAPSHOT and raft.quiet_heartbeats:
         # It has arrived, and either is being installed or was dropped, of which nobody tells a
@@ -616,6 +640,7 @@ def report_unreachable(raft: Raft, node: NodeId) -> None:
     progress = raft.progress.get(node)
     if progress is None:
         return
+    progress.answered()
     if progress.state is REPLICATE:
         progress.become_probe()
     elif progress.state is SNAPSHOT:

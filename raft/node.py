@@ -355,6 +355,11 @@ class RawNode:
         if progress is not None:
             progress.recent_active = True
 
+    @property
+    def asks(self) -> bool:
+        """Whether a leader has heartbeats to send, when they are due."""
+        return leader.asks(self.raft)
+
     def peers_silent(self, silent: Container[NodeId]) -> bool:
         """Nothing at all was heard of these peers for an election timeout: check-quorum need not
         wait until its period ends. True: a leader stepped down."""

@@ -34,6 +34,9 @@ PROBE = ProgressState.PROBE
 REPLICATE = ProgressState.REPLICATE
 SNAPSHOT = ProgressState.SNAPSHOT
 
+ROUNDS_BETWEEN_MAX = 8
+"""Between two turns of a replica that answers no heartbeat."""
+
 
 class Inflights:
     """MsgApps with entries on their way to one peer: (last index, payload bytes), oldest first."""
@@ -80,6 +83,8 @@ class Progress:
     """
 
     __slots__ = (
+        "ask_round",
+        "asked_round",
         "cold_read_first",
         "flow_paused",
         "inflights",
@@ -91,6 +96,7 @@ class Progress:
         "sent_commit",
         "snapshot_answers",
         "state",
+        "tries",
     )
 
     def __init__(self, *, next_index: Index, inflights: Inflights, is_learner: bool) -> None:
@@ -113,6 +119,13 @@ class Progress:
         """No MsgApp until an answer or a heartbeat's answer: a probe is out, or inflights full."""
         self.cold_read_first: Index = NO_INDEX
         """First index of the read from disk the host was asked for; 0: none pending."""
+        self.tries = 0
+        """How often it was its turn to be sent a heartbeat since it last answered. Use:
+        `quiet_heartbeats`."""
+        self.asked_round = 0
+        """In which of the leader's heartbeat rounds it was sent the last one."""
+        self.ask_round = 0
+        """The first of them in which it is its turn again."""
         self.inflights = inflights
         self.is_learner = is_learner
 
@@ -122,6 +135,7 @@ class Progress:
         self.next = next_index
         self.sent_commit = NO_INDEX
         self.recent_active = False
+        self.answered()
         self._enter(PROBE)
 
     @property
@@ -160,6 +174,19 @@ class Progress:
             assert self.state is PROBE, self.state
             if count:
                 self.flow_paused = True
+
+    def tried(self, round_: int, *, asks: bool) -> None:
+        """It was its turn in that round to be sent a heartbeat. While it answers none, its turns
+        come further and further apart."""
+        if asks:
+            self.asked_round = round_
+        self.ask_round = round_ + min(1 << (self.tries >> 1), ROUNDS_BETWEEN_MAX)
+        self.tries += 1
+
+    def answered(self) -> None:
+        """It did, or what it was asked is lost: its next turn is the next round."""
+        self.tries = 0
+        self.ask_round = 0
 
     def can_bump_commit(self, commit: Index) -> bool:
         """Whether sending `commit` could move the replica's commit index."""

@@ -57,7 +57,9 @@ class Raft:
         "durable_campaign",
         "election_elapsed",
         "election_ticks",
+        "heard_ago",
         "heartbeat_elapsed",
+        "heartbeat_rounds",
         "heartbeat_ticks",
         "id",
         "incoming_progress",
@@ -115,7 +117,7 @@ class Raft:
         self.max_inflight_msgs = config.max_inflight_msgs
         self.max_inflight_bytes = config.max_inflight_bytes
         self.quiet_heartbeats = config.quiet_heartbeats
-        self.is_linked = config.is_linked
+        self.is_linked, self.heard_ago = config.is_linked, config.heard_ago
         self.batch_appends = config.batch_appends
         self.commit_apart = config.commit_apart
         self.durable_campaign = config.durable_campaign
@@ -138,7 +140,8 @@ class Raft:
 
         self.election_elapsed = 0
         """Ticks since the leader was heard, a vote was cast, or (leader) check-quorum passed."""
-        self.heartbeat_elapsed = 0
+        self.heartbeat_elapsed = self.heartbeat_rounds = 0
+        """Ticks since heartbeats were due; how often they were."""
         self.randomized_election_timeout = 0
         """Ticks, in [election_ticks, 2 * election_ticks) (§5.2)."""
         self.campaign_due = 0

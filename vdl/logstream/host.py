@@ -108,7 +108,7 @@ class Host:
         self._follower_reads = FollowerReads(state, self.liveness)
         self._repair = EntryRepair(state, self._status)
         self._inbox = Inbox(state, self._status, self._proofs, self._commits)
-        self._opener = ReplicaOpener(state, hosting=self)
+        self._opener = ReplicaOpener(state, self.liveness, hosting=self)
         self._move_limits = MoveLimits(state, self._opener.move_throttle)
         self._replicas = Replicas(state, hosting=self)
         self._transfers = Transfers(state, self._status, self.liveness)

@@ -146,6 +146,59 @@ def test_quiet_leader_sends_no_heartbeats_to_peers_nobody_can_send_to() -> None:
     assert beats(network, 1) == [2, 3], "a read's round asks everybody"
 
 
+def rounds_asked(network: Network, rounds: int, peer: int = 3) -> list[int]:
+    """In which of the next heartbeat rounds of node 1 a peer is sent one."""
+    asked = []
+    for number in range(1, rounds + 1):
+        network.tick(1)
+        if peer in beats(network, 1):
+            asked.append(number)
+    return asked
+
+
+def test_quiet_leader_asks_a_peer_that_does_not_answer_less_and_less_often() -> None:
+    """Thousands of groups would keep a late peer late for ever. It is told in time for each."""
+    network = Network(**QUIET, election_ticks=100)
+    leader = network.elect(1)
+    network.isolate(3)
+    network.propose(b"x")
+    network.settle()
+    assert rounds_asked(network, 38) == [1, 2, 3, 5, 7, 11, 15, 23, 31]
+    assert leader.ticks_until_due() == 1
+    network.tick(1)
+    assert beats(network, 1) == [3]
+    assert leader.ticks_until_due() == 8
+    leader.report_unreachable(3)
+    assert rounds_asked(network, 4) == [1, 2, 3], "a new link: what was asked on the old is lost"
+    network.heal()
+    network.tick(1)
+    network.settle()
+    assert rounds_asked(network, 4) == []
+    network.isolate(3)
+    network.propose(b"y")
+    network.settle()
+    assert rounds_asked(network, 4) == [1, 2, 3], "it has answered since"
+
+
+def test_quiet_leader_does_not_ask_again_what_has_not_been_read() -> None:
+    """A peer that is late answers in its turn."""
+    heard_ago = 1_000
+    network = Network(**QUIET, election_ticks=100, heard_ago=lambda _: heard_ago)
+    leader = network.elect(1)
+    network.isolate(3)
+    network.propose(b"x")
+    network.settle()
+    assert rounds_asked(network, 14) == [1]
+    assert leader.asks
+    heard_ago = 14  # sent in the round of the heartbeat, so perhaps before it
+    network.tick(1)
+    assert beats(network, 1) == []
+    heard_ago = 1
+    assert rounds_asked(network, 8) == [8]
+    assert leader.read_index(b"r")
+    assert beats(network, 1) == [2, 3], "a read's round asks everybody"
+
+
 def test_quiet_leader_gives_a_proposal_a_whole_interval() -> None:
     """Answers that take a while are not asked for again because it was silent for long before."""
     network = Network(**QUIET, heartbeat_ticks=4)

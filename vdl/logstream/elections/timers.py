@@ -96,7 +96,7 @@ class Timers:
             due, _ = group.fall_due(tick)
             may_need_pump = True
             # Not one that has heartbeats to send, or waits for its transferee.
-            is_quiet = due > state.options.heartbeat_ticks and not node.transferring
+            is_quiet = not node.asks and not node.transferring
             may_rest = has_quorum and is_quiet and group.is_settled
         else:
             group.catch_up(tick)

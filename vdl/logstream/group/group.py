@@ -217,6 +217,7 @@ class Group:
         encodings: StateEncodings,
         rng: random.Random,
         is_linked: Callable[[NodeId], bool],
+        heard_ago: Callable[[NodeId], int],
     ) -> None:
         """`placement`: what the members are to be, preferred leader first; `members`: what they
         are, as of `applied`."""
@@ -249,6 +250,7 @@ class Group:
                 applied=applied,
                 rng=rng,
                 is_linked=is_linked,
+                heard_ago=heard_ago,
                 # At a follower no producer waits for records to be committed, for commands somebody
                 # may.
                 commit_apart=owner.entries_are_state,
@@ -910,6 +912,7 @@ def _config(
     applied: Index,
     rng: random.Random,
     is_linked: Callable[[NodeId], bool],
+    heard_ago: Callable[[NodeId], int],
     commit_apart: bool,
 ) -> Config:
     """How every node here runs: writes are asynchronous, votes are durable before they count."""
@@ -927,6 +930,7 @@ def _config(
         step_down_on_removal=True,
         quiet_heartbeats=True,
         is_linked=is_linked,
+        heard_ago=heard_ago,
         batch_appends=True,
         commit_apart=commit_apart,
         durable_campaign=True,

@@ -44,6 +44,7 @@ from vdl.logstream.group.state_encoding import StateEncodings
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.group.storage import as_entry
 from vdl.logstream.membership.replicas import Hosting, Placement
+from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import HostState
 
 REFUSED_RETRY_MS = 1_000
@@ -63,8 +64,9 @@ class Openable(Owner, Protocol):
 class ReplicaOpener:
     """Opens the replicas of one server."""
 
-    def __init__(self, state: HostState, hosting: Hosting) -> None:
+    def __init__(self, state: HostState, liveness: Liveness, hosting: Hosting) -> None:
         self._state = state
+        self._liveness = liveness
         self._hosting = hosting
         self._in_line: deque[Callable[[], None]] = deque()
         self._left = state.options.openings_per_turn
@@ -131,6 +133,7 @@ class ReplicaOpener:
             encodings=self.encodings,
             rng=random.Random(state.rng.getrandbits(64)),
             is_linked=state.is_linked,
+            heard_ago=self._liveness.heard_ago,
         )
         owner.group = group
         self._hosting.opened(group)

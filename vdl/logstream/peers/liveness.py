@@ -18,6 +18,7 @@ from rpc.leaders import LeaderChange, LeaderLists, OutFrame
 from rpc.peer import FrameType
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
+from vdl.logstream.options import TICK_NS
 from vdl.logstream.state import HostState
 
 
@@ -114,6 +115,12 @@ class Liveness:
         lists = self._lists
         confirmed_ns = lists.receiver.confirmed_ns(server_id)
         return self._loop_time.age_ns(max(0, min(confirmed_ns, lists.sender.acked_ns(server_id))))
+
+    def heard_ago(self, replica: NodeId) -> int:
+        """Ticks since this server sent the newest heartbeat that a replica's server has
+        acknowledged: what was sent to it before that has been read there, if it came at all."""
+        acked_ns = self._lists.sender.acked_ns(server_of(replica))
+        return self._loop_time.age_ns(acked_ns) // TICK_NS
 
     # --- proofs ---------------------------------------------------------------------------
     def leader_heard(self, group_id: GroupId) -> tuple[Term, NodeId, int] | None:
