@@ -71,6 +71,18 @@ class EitherStream(OwnedStream):
         self._unsent_max = bytes_max
         (self._chosen or self._inner).limit_unsent(bytes_max)
 
+    def pause_reading(self) -> None:
+        """See `Stream.pause_reading`."""
+        (self._chosen or self._inner).pause_reading()
+
+    def resume_reading(self) -> None:
+        """See `Stream.resume_reading`."""
+        (self._chosen or self._inner).resume_reading()
+
+    def unread_bytes(self) -> int:
+        """See `Stream.unread_bytes`."""
+        return (self._chosen or self._inner).unread_bytes()
+
     def close(self) -> None:
         """See `Stream.close`."""
         if not self._is_closed:
@@ -146,6 +158,15 @@ class _Below:
 
     def limit_unsent(self, bytes_max: int) -> None:
         self._inner.limit_unsent(bytes_max)
+
+    def pause_reading(self) -> None:
+        self._inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._inner.resume_reading()
+
+    def unread_bytes(self) -> int:
+        return self._inner.unread_bytes()
 
     def close(self) -> None:
         self._inner.close()

@@ -57,6 +57,9 @@ GroupMessage = tuple[GroupId, PeerMessage]
 FRAME_PAYLOAD_BYTES_TARGET: Final = 4 << 20
 """`encode_frames` begins a new frame once one holds this much payload."""
 
+FRAME_MESSAGES_MAX: Final = 256
+"""Of `encode_frames`: what the receiver handles without looking at anything else."""
+
 CONTEXT_BYTES_MAX: Final = 1 << 10
 """Longest read index context."""
 
@@ -115,13 +118,14 @@ def encode_frames(
 ) -> Iterator[tuple[int, int, list[Buffer]]]:
     """As `encode_messages`, cut into frames: (start, end, buffers) carries messages [start, end).
 
-    A frame ends with the message that brings it to `payload_bytes`; a message is never split.
+    A frame ends with the message that brings it to `payload_bytes`, or with the last of
+    `FRAME_MESSAGES_MAX`; a message is never split.
     """
     start = 0
     encoder = _Encoder()
     for at, (group, message) in enumerate(messages):
         encoder.add(group, message)
-        if encoder.payload_bytes >= payload_bytes:
+        if encoder.payload_bytes >= payload_bytes or encoder.count == FRAME_MESSAGES_MAX:
             yield start, at + 1, encoder.finish()
             start = at + 1
             encoder = _Encoder()
@@ -310,6 +314,13 @@ _ENCODERS: dict[type, Callable[[_Encoder, GroupId, Any], None]] = {
 
 
 # --- decoding -----------------------------------------------------------------------------------
+def message_count(payload: memoryview) -> int:
+    """How many messages a RAFT frame says that it holds, as far as there is room for so many; 0 of
+    one that is too short to say."""
+    room = len(payload) // _BARE.size
+    return min(room, _PREFIX.unpack_from(payload)[0]) if room else 0
+
+
 def decode_messages(payload: memoryview) -> list[GroupMessage]:
     """The messages of one RAFT frame; entry payloads are views into it.
 

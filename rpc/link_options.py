@@ -25,6 +25,9 @@ class LinkOptions:
     stable_ms: int = 200
     confirm_ms_max: int = 100
     """How long `confirm` waits for a peer that neither answers nor is lost."""
+    turn_messages_max: int = 512
+    """What all links together bring in one turn of the loop, about: what keeps this server busy
+    must leave it time to be heard of."""
     quick_redials_ms: tuple[int, ...] = (1, 4, 16)
     """Pauses before dialling again when a lost peer accepts and then dies before its HELLO."""
     inbound_max: int = 64

@@ -24,7 +24,14 @@ less than `stable_ms` is not dialled again at once: two servers that disagree mu
 **Liveness.** A link that brings no byte for `silent_ms_max` is closed; one that is quiet for
 `ping_idle_ms` is pinged first. When our own loop stood still, everybody gets that time back.
 
-Must not know: Raft, sockets, asyncio.
+**Turns.** What lies unread on a link may be more than this server handles in the time for which it
+may be silent: after a pause, or when thousands of groups have something to say. If it took all of
+that in one turn of the loop, its peers would end their links before it answers, greet it anew, and
+say everything again. So a link brings no more than its part of `turn_messages_max` messages at a
+time; what follows is left where it is until the next turn, which may find that the link is over.
+Who goes by what peers have said must know that more of it lies there: see `unread_ns`.
+
+Must not know: Raft, but for how many messages a frame holds; sockets, asyncio.
 """
 
 from __future__ import annotations
@@ -36,6 +43,7 @@ from functools import partial
 from ids import NO_SERVER, ServerId
 from rpc.backlog import Backlog
 from rpc.errors import RemoteError
+from rpc.frames import message_count
 from rpc.hello import Hello, RejectReason
 from rpc.link_options import DEFAULT_OPTIONS, LinkOptions
 from rpc.peer import (
@@ -62,6 +70,7 @@ from rpc.streams import (
     Timer,
 )
 from rpc.tls_stream import LinkSecurity
+from rpc.turn_share import TurnShare
 
 _MS = 1_000_000
 _NEVER_BYTES = 1 << 62
@@ -80,8 +89,9 @@ class _Connection:
     """One stream and its engine. Owned by `Links`, which knows what it is good for."""
 
     __slots__ = (
-        "backlog", "blocked", "engine", "heard", "heard_ns", "is_closed", "links",
-        "notable_bytes", "opened_ns", "peer", "pinged", "round_trip_ns", "stream", "suspect_ns",
+        "backlog", "blocked", "engine", "heard", "heard_ns", "is_closed", "is_paused", "links",
+        "notable_bytes", "opened_ns", "peer", "pinged", "round_trip_ns", "share", "stream",
+        "suspect_ns",
     )  # fmt: skip
 
     def __init__(self, links: Links, stream: Stream, engine: PeerEngine, now_ns: int) -> None:
@@ -99,6 +109,8 @@ class _Connection:
         self.pinged = False
         self.suspect_ns = -1
         self.round_trip_ns = -1
+        self.is_paused = False  # what is there waits for the next turn
+        self.share = TurnShare(links.part_of_turn(is_busy=False))
         self._bound()
 
     # --- StreamOwner ----------------------------------------------------------------------------
@@ -107,16 +119,57 @@ class _Connection:
 
     def buffer_updated(self, received: int) -> None:
         self.heard = True
-        engine = self.engine
-        engine.buffer_updated(received)
+        self.share.received_bytes += received
+        self.engine.buffer_updated(received)
+        self._take()
+        if self.is_paused:
+            self.stream.pause_reading()
+
+    def _take(self) -> None:
+        """Handle what has been read, or the part of it that is for this turn."""
+        engine, links, share = self.engine, self.links, self.share
         try:
             while not self.is_closed and (event := engine.next_event()) is not None:
-                self.links._event(self, event)
+                links._event(self, event)
+                if share.left <= share.few:
+                    self._see_next_turn()
+                    if share.left <= 0:
+                        self.is_paused = True
+                        break
         except RemoteError as error:
             if not self.is_closed:
-                self.links._broken(self, error)
+                links._broken(self, error)
         if engine.unsent_bytes and not self.blocked and not self.is_closed:
             self.flush()
+
+    def _see_next_turn(self) -> None:
+        if not self.share.is_refill_due:
+            self.share.is_refill_due = True
+            self.links.next_turn(self._next_turn)
+
+    def _next_turn(self) -> None:
+        share = self.share
+        is_busy = self.is_paused or share.mark_ns >= 0
+        share.refill(self.links.part_of_turn(is_busy=is_busy))
+        if self.is_closed or not is_busy:
+            return
+        if self.is_paused:
+            self.heard = True  # what is handled now came earlier
+            self.is_paused = share.left <= 0
+            if not self.is_paused:
+                self._take()
+        self._look_what_is_left()
+
+    def _look_what_is_left(self) -> None:
+        if self.is_closed:
+            return
+        share = self.share
+        unread_bytes = self.stream.unread_bytes()
+        share.look(self.links.now_ns(), unread_bytes=unread_bytes, is_held_up=self.is_paused)
+        if not self.is_paused:
+            self.stream.resume_reading()
+        if share.mark_ns >= 0:
+            self._see_next_turn()
 
     def writable(self) -> None:
         self.blocked = False
@@ -262,16 +315,22 @@ class Links:
         buffers: Sequence[Buffer],
         *,
         urgent: bool = False,
+        more: bool = False,
     ) -> bool:
         """See `Transport.send`. Written at once, unless the stream is full."""
         connection = self._open.get(server_id)
         if connection is None:
             return False
-        if not connection.engine.send(frame_type, buffers, urgent=urgent):
-            return False
-        if not connection.blocked:
+        engine = connection.engine
+        is_taken = engine.send(frame_type, buffers, urgent=urgent)
+        if not connection.blocked and not (more and is_taken):
             connection.flush()
-        return True
+            if not is_taken and not connection.is_closed:
+                # What was kept for this one took its room.
+                is_taken = engine.send(frame_type, buffers, urgent=urgent)
+                if not connection.blocked:
+                    connection.flush()
+        return is_taken
 
     def confirm(self, server_id: ServerId, done: Callable[[bool], None]) -> None:
         """Call `done` once `link_up` and `link_down` have said all there is to say of the peer: it
@@ -296,6 +355,22 @@ class Links:
     def now_ns(self) -> int:
         """The loop's monotonic clock."""
         return self._clock.now_ns()
+
+    def part_of_turn(self, *, is_busy: bool) -> int:
+        """How many messages one link brings in a turn. Those that have more to say than that share
+        what there is; the others have what they could if all had."""
+        links = self._open.values()
+        sharing = sum(link.share.is_refill_due for link in links) if is_busy else len(links)
+        return max(1, self._options.turn_messages_max // max(1, sharing))
+
+    def unread_ns(self) -> int:
+        """See `Transport.unread_ns`."""
+        marks = [link.share.mark_ns for link in self._open.values() if link.share.mark_ns >= 0]
+        return self._clock.now_ns() - min(marks) if marks else 0
+
+    def next_turn(self, fn: Callable[[], None]) -> None:
+        """Call `fn` when others have had their turn."""
+        self._clock.call_later(0, fn)
 
     @property
     def refused(self) -> int:
@@ -489,8 +564,11 @@ class Links:
 
     # --- events of connections ------------------------------------------------------------------
     def _event(self, connection: _Connection, event: Event) -> None:
+        connection.share.left -= 1
         if type(event) is FrameReceived:
             assert connection.peer is not None
+            if event.type is FrameType.RAFT:
+                connection.share.left -= message_count(event.payload)
             self._handler.frame(connection.peer.server_id, event.type, event.payload)
         elif type(event) is HelloReceived:
             if connection.engine.role is Role.ACCEPTOR:

@@ -272,8 +272,8 @@ class MemoryStream:
     """Nothing is proved here."""
 
     __slots__ = (
-        "_in_flight_bytes", "_is_closed", "_is_forgotten", "_is_full", "_is_waiting", "_network",
-        "_owner", "_sent", "other", "source", "target",
+        "_ending", "_in_flight_bytes", "_is_closed", "_is_forgotten", "_is_full", "_is_paused",
+        "_is_waiting", "_network", "_owner", "_sent", "_unread", "other", "source", "target",
     )  # fmt: skip
 
     def __init__(self, network: Network, source: ServerId, target: ServerId) -> None:
@@ -286,6 +286,9 @@ class MemoryStream:
         self._in_flight_bytes = 0
         self._is_full = False  # a write took less than it was offered
         self._is_waiting = False  # for a heal
+        self._is_paused = False
+        self._unread = memoryview(b"")  # arrived while paused
+        self._ending = ""  # why it is over, when that is read
         self._is_closed = False
         self._is_forgotten = False
 
@@ -311,6 +314,18 @@ class MemoryStream:
 
     def limit_unsent(self, bytes_max: int) -> None:
         """There is nothing to limit."""
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        self._read()
+        if self._ending:
+            self._tell_end(self._ending)
+
+    def unread_bytes(self) -> int:
+        return len(self._unread)
 
     def close(self) -> None:
         if not self._is_closed:
@@ -382,13 +397,16 @@ class MemoryStream:
 
     # --- in this end's process --------------------------------------------------------------------
     def _receive(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view and not self._is_closed:
+        self._unread = memoryview(b"".join((self._unread, data)))
+        self._read()
+
+    def _read(self) -> None:
+        while self._unread and not (self._is_closed or self._is_paused):
             assert self._owner is not None
             buffer = self._owner.get_buffer()
-            taken = min(len(view), len(buffer), self._network.chunk_bytes_max)
-            buffer[:taken] = view[:taken]
-            view = view[taken:]
+            taken = min(len(self._unread), len(buffer), self._network.chunk_bytes_max)
+            buffer[:taken] = self._unread[:taken]
+            self._unread = self._unread[taken:]
             self._owner.buffer_updated(taken)
 
     def _tell_writable(self) -> None:
@@ -397,7 +415,9 @@ class MemoryStream:
             self._owner.writable()
 
     def _tell_end(self, cause: str) -> None:
-        if not self._is_closed:
+        if self._unread or self._is_paused:
+            self._ending = cause
+        elif not self._is_closed:
             self._is_closed = True
             assert self._owner is not None
             self._owner.ended(cause)

@@ -76,6 +76,16 @@ class Stream(Protocol):
         """From now on `write` takes about so much beyond what has left, and no more; `writable`
         comes when half of it has left."""
 
+    def pause_reading(self) -> None:
+        """Nothing that arrives is handed over until `resume_reading`; for a turn of the loop or a
+        few. What the buffers below do not hold, the other end keeps."""
+
+    def resume_reading(self) -> None:
+        """What arrives is handed over again. Not from within `buffer_updated`."""
+
+    def unread_bytes(self) -> int:
+        """What has arrived and was not handed over, about."""
+
     def close(self) -> None:
         """End the stream; what `write` took is still delivered if possible. No callback follows."""
 
@@ -194,14 +204,20 @@ class Transport(Protocol):
         buffers: Sequence[Buffer],
         *,
         urgent: bool = False,
+        more: bool = False,
     ) -> bool:
-        """Hand over one frame; `urgent`: before entries and snapshots (`rpc.lanes`). The buffers
-        must not change until written. False, and nothing sent: no link, an unborn one, or the bound
+        """Hand over one frame; `urgent`: before entries and snapshots (`rpc.lanes`); `more`:
+        another one follows at once and is to leave with it. The buffers must not change until
+        written. False, and nothing sent: no link, an unborn one, or the bound
         on unsent bytes is reached: report it unreachable."""
 
     def confirm(self, server_id: ServerId, done: Callable[[bool], None]) -> None:
         """Call `done` when what is known of the link is current; never from within this call. True:
         the peer answered something that was sent now."""
+
+    def unread_ns(self) -> int:
+        """For how long more has come on some link than is handled in a turn, in ns; 0: it does not.
+        What peers have said in the meantime may not be known yet."""
 
     def links(self) -> list[LinkStatus]:
         """Every known peer, by server id."""

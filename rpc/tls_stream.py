@@ -126,8 +126,8 @@ class TlsStream(OwnedStream):
     """See the module."""
 
     __slots__ = (
-        "_engine", "_held_back", "_inner", "_is_busy", "_is_wanted", "_is_writable",
-        "_part_bytes", "_rest", "_security", "identity",
+        "_engine", "_held_back", "_inner", "_is_busy", "_is_paused", "_is_wanted",
+        "_is_writable", "_part_bytes", "_rest", "_security", "identity",
     )  # fmt: skip
 
     def __init__(self, inner: Stream, security: LinkSecurity, maker: EngineMaker) -> None:
@@ -141,6 +141,7 @@ class TlsStream(OwnedStream):
         """The engine is in another thread's hands."""
         self._held_back = bytearray()
         """What arrived meanwhile."""
+        self._is_paused = False
         self._is_writable = True
         """The stream below takes bytes. If not, it says when it does."""
         self._rest = memoryview(b"")
@@ -178,6 +179,23 @@ class TlsStream(OwnedStream):
         # What waits here comes on top of what the stream below holds.
         self._part_bytes = max(RECORD_BYTES, min(bytes_max // 2, _PART_BYTES))
         self._inner.limit_unsent(bytes_max - self._part_bytes)
+
+    def pause_reading(self) -> None:
+        """See `Stream.pause_reading`."""
+        self._is_paused = True
+        self._inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        """See `Stream.resume_reading`. What is here already comes first."""
+        self._is_paused = False
+        if not self._is_closed:
+            self._read()
+        if not (self._is_closed or self._is_paused):
+            self._inner.resume_reading()
+
+    def unread_bytes(self) -> int:
+        """See `Stream.unread_bytes`. What the engine holds is less than it is given at once."""
+        return self._inner.unread_bytes()
 
     def close(self) -> None:
         """See `Stream.close`."""
@@ -285,7 +303,7 @@ class TlsStream(OwnedStream):
         assert owner is not None
         engine = self._engine
         try:
-            while not self._is_closed:
+            while not (self._is_closed or self._is_paused):
                 count = engine.read_into(owner.get_buffer())
                 if not count:
                     break

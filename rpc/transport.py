@@ -21,6 +21,7 @@ import os
 import random
 import socket
 import struct
+import termios
 import time
 from collections.abc import Callable, Sequence
 
@@ -75,7 +76,7 @@ class SocketStream(OwnedStream):
     """TCP proves nothing."""
 
     __slots__ = (
-        "_fd", "_is_writing", "_loop", "_socket", "_unsent_bytes_max",
+        "_fd", "_is_paused", "_is_writing", "_loop", "_socket", "_unsent_bytes_max",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connected: socket.socket) -> None:
@@ -84,6 +85,7 @@ class SocketStream(OwnedStream):
         self._loop = loop
         self._socket = connected
         self._fd = connected.fileno()
+        self._is_paused = False
         self._is_writing = False  # the loop tells us when the socket takes bytes again
         self._unsent_bytes_max = 0
 
@@ -125,6 +127,22 @@ class SocketStream(OwnedStream):
         self._unsent_bytes_max = bytes_max
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, bytes_max)
 
+    def pause_reading(self) -> None:
+        """See `Stream.pause_reading`. The loop goes on telling that there is something to read: to
+        be told no more and then again costs more than to pass it over for a turn."""
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        """See `Stream.resume_reading`."""
+        self._is_paused = False
+
+    def unread_bytes(self) -> int:
+        """See `Stream.unread_bytes`."""
+        if self._is_closed:
+            return 0
+        unread: int = _INT.unpack(fcntl.ioctl(self._fd, termios.FIONREAD, _NO_INT))[0]
+        return unread
+
     def close(self) -> None:
         if self._is_closed:
             return
@@ -138,7 +156,7 @@ class SocketStream(OwnedStream):
         owner = self._owner
         assert owner is not None
         budget = _READ_BYTES_PER_TURN
-        while not self._is_closed and budget > 0:
+        while not (self._is_closed or self._is_paused) and budget > 0:
             buffer = owner.get_buffer()
             try:
                 received = self._socket.recv_into(buffer)

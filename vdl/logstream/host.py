@@ -142,7 +142,8 @@ class Host:
     def start(self, front: Front) -> None:
         """Open every replica this server holds and begin to take part."""
         self.state.front = front
-        self.loop_time.start()
+        self.state.gaps.unread_ns = self.state.transport.unread_ns
+        self.loop_time.start(self.state.transport.unread_ns)
         self.periodic.start()
         self._replicas.open_system()
 
@@ -351,7 +352,10 @@ class Host:
     ) -> None:
         for start, end, buffers in encode_frames(messages):
             self.stats.frames_out += 1
-            if not self.state.transport.send(server, FrameType.RAFT, buffers, urgent=urgent):
+            more = end < len(messages)
+            if not self.state.transport.send(
+                server, FrameType.RAFT, buffers, urgent=urgent, more=more
+            ):
                 self._unreachable(messages[start:end])
 
     def _unreachable(self, messages: Sequence[tuple[GroupId, Message]]) -> None:

@@ -235,8 +235,9 @@ class WatchedLinks(Links):
         buffers: Sequence[Buffer],
         *,
         urgent: bool = False,
+        more: bool = False,
     ) -> bool:
-        sent = super().send(server_id, frame_type, buffers, urgent=urgent)
+        sent = super().send(server_id, frame_type, buffers, urgent=urgent, more=more)
         if sent and frame_type is FrameType.RAFT:
             self.on_raft_frame(memoryview(b"".join(buffers)))
         return sent

@@ -155,6 +155,9 @@ class SimStream:
         self._reading = True
         self._schedule_drain()
 
+    def unread_bytes(self) -> int:
+        return sum(map(len, self._inbox))
+
     def abort(self) -> None:
         """Drop the connection at both ends; nothing that is still on its way arrives."""
         if not self.closed:
@@ -218,7 +221,7 @@ class SimStream:
             if self.peer is not None:
                 self.peer.consumed(count)
             owner.buffer_updated(count)
-        if self._ending and not self._inbox and not self.closed:
+        if self._ending and not self._inbox and self._reading and not self.closed:
             self.closed = True
             owner.ended(self._ending)
 

@@ -56,12 +56,12 @@ class Choked:
         return getattr(self._links, name)
 
     def send(
-        self, server_id: int, frame_type: FrameType, buffers: Sequence[Any], *, urgent: bool = False
+        self, server_id: int, frame_type: FrameType, buffers: Sequence[Any], **lane: bool
     ) -> bool:
         if server_id == 3 and not self.has_room and ZSTD_MAGIC in b"".join(buffers):
             self.refused += 1
             return False
-        return bool(self._links.send(server_id, frame_type, buffers, urgent=urgent))
+        return bool(self._links.send(server_id, frame_type, buffers, **lane))
 
 
 def rename(cluster: Any, times: int) -> None:

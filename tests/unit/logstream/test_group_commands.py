@@ -234,11 +234,11 @@ def test_commands_that_could_not_leave_are_sent_again(
     passes = transport.send
     refused: list[FrameType] = []
 
-    def full(server_id: int, kind: FrameType, buffers: Any, *, urgent: bool = False) -> bool:
+    def full(server_id: int, kind: FrameType, buffers: Any, **lane: bool) -> bool:
         if kind is FrameType.COMMANDS and not refused:
             refused.append(kind)
             return False
-        return bool(passes(server_id, kind, buffers, urgent=urgent))
+        return bool(passes(server_id, kind, buffers, **lane))
 
     monkeypatch.setattr(transport, "send", full, raising=False)
     found = [send(cluster, asker, group_id, CUT, ms=2_000) for _ in range(3)]

@@ -1,5 +1,6 @@
 """After a gap in its loop a server reads nothing before a quorum has answered again (§8)."""
 
+from functools import partial
 from typing import Any
 
 from vdl.clock import MS
@@ -30,6 +31,18 @@ def test_sleep_of_the_machine_is_a_gap() -> None:
     clock.jump_wall(600)
     assert gaps.look() == 1
     assert gaps.look() == 1
+
+
+def test_what_lies_unread_for_the_limit_is_a_gap_again_and_again() -> None:
+    """That others were elected may be in it; and so may the answer that they were not."""
+    time = VirtualTime()
+    gaps = LoopGaps(NodeClock(time), limit_ns=LIMIT_NS)
+    counts = []
+    for unread_ms in (0, 599, *[600] * 13, 900, 900, 0, *[900] * 15, 900):
+        time.now_ns += 100 * MS
+        gaps.unread_ns = partial(int, unread_ms * MS)
+        counts.append(gaps.look())
+    assert counts == [0, 0, *[1] * 12, *[2] * 18, 3, 3]
 
 
 def test_leader_that_others_deposed_during_its_pause_does_not_read_when_it_wakes(

@@ -9,7 +9,7 @@ import pytest
 
 from vdl.clock import MS
 from vdl.logstream.options import TICK_NS
-from vdl.logstream.time.loop_time import BEAT_NS, GRACE_NS, SLOWEST, LoopTime
+from vdl.logstream.time.loop_time import BEAT_NS, GRACE_NS, SLOWEST, UNREAD_NS, LoopTime
 
 
 class LateClock:
@@ -111,6 +111,43 @@ def test_delay_until_a_tick_allows_for_what_was_lost(clock: LateClock, time: Loo
     clock.run(0)
     clock.run(time.delay_ns(tick + 2))
     assert time.tick() == tick + 2
+
+
+def test_loop_that_leaves_more_unread_than_it_handles_is_late(clock: Any) -> None:
+    """Its turns are short, and its beats in time; what its leader said may lie there."""
+    unread_ns = UNREAD_NS - 1
+    time = LoopTime(clock)
+    time.start(lambda: unread_ns)
+    clock.run(4 * BEAT_NS)
+    assert time.lost_ns == time.late_ns == 0, "that was a burst"
+    unread_ns = UNREAD_NS
+    clock.run(BEAT_NS)
+    assert time.late_ns == 0, "it is from now on"
+    began = time.tick()
+    clock.run(8 * BEAT_NS)
+    assert time.tick() - began == 8 * BEAT_NS // SLOWEST // TICK_NS
+    assert time.late_ns == time.late_total_ns == 8 * BEAT_NS
+    unread_ns = 0
+    clock.run(BEAT_NS)
+    began = time.tick()
+    clock.run(8 * BEAT_NS)
+    assert time.tick() - began == 8 * BEAT_NS // TICK_NS
+    assert time.late_total_ns == 9 * BEAT_NS
+
+
+@pytest.mark.parametrize("ticks", [1, 2, 60])
+def test_timer_of_a_loop_that_leaves_things_unread_is_not_set_again_and_again(
+    clock: Any, ticks: int
+) -> None:
+    """Each time a little short of the tick: that ended in timers of a nanosecond, for ever."""
+    time = LoopTime(clock)
+    time.start(lambda: UNREAD_NS)
+    clock.run(BEAT_NS)
+    due, woken = time.tick() + ticks, 0
+    while time.tick() < due:
+        clock.run(time.delay_ns(due))
+        woken += 1
+    assert woken <= 2 + ticks // 4
 
 
 def test_age_leaves_out_what_was_lost_since_and_only_that(clock: LateClock, time: LoopTime) -> None:

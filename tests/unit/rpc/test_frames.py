@@ -31,10 +31,12 @@ from raft.types import ConfState, Entry, EntryKind, Snapshot
 from rpc.errors import MalformedFrame
 from rpc.frames import (
     CONTEXT_BYTES_MAX,
+    FRAME_MESSAGES_MAX,
     GroupMessage,
     decode_messages,
     encode_frames,
     encode_messages,
+    message_count,
 )
 
 u64 = st.integers(0, (1 << 64) - 1)
@@ -218,3 +220,16 @@ def test_frames_are_cut_by_payload_bytes_never_within_a_message() -> None:
     for start, end, buffers in frames:
         assert decode_messages(memoryview(b"".join(buffers))) == batch[start:end]
     assert list(encode_frames([])) == []
+
+
+def test_frames_hold_no_more_messages_than_a_receiver_handles_at_once() -> None:
+    """And their prefix says how many: links go by it."""
+    batch: list[GroupMessage] = [
+        (group, MsgHeartbeat(1, 2, 3, 4)) for group in range(2 * FRAME_MESSAGES_MAX + 1)
+    ]
+    joined_frames = [memoryview(b"".join(buffers)) for _, _, buffers in encode_frames(batch)]
+    counts = [FRAME_MESSAGES_MAX, FRAME_MESSAGES_MAX, 1]
+    assert [message_count(frame) for frame in joined_frames] == counts
+    assert [one for frame in joined_frames for one in decode_messages(frame)] == batch
+    assert message_count(memoryview(b"\x01\0\0\0\0\0\0")) == 0
+    assert message_count(memoryview(b"\xff" * 1_000)) == 1_000 // 33, "one that lies"

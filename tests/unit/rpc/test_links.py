@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from struct import pack
 
 import pytest
 
@@ -51,6 +53,89 @@ def test_links_lower_cannot_dial_takes_the_held_hello() -> None:
     world.run(SETTLED_MS)
     assert world[1].handler.up == {2}
     assert [status.dialed_by_us for status in world[2].links.links()] == [True]
+
+
+def frames_of(count: int, messages: int) -> list[bytes]:
+    """Payloads of RAFT frames that say that they hold so many messages each, and their number."""
+    return [pack("<II", messages, number) + bytes(40 * messages) for number in range(count)]
+
+
+@pytest.mark.parametrize("chunk_bytes_max", [30, 1 << 20])
+def test_links_bring_no_more_than_their_part_in_a_turn(
+    chunk_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is sent more than it handles in time must still be heard, and hear others."""
+    options = LinkOptions(turn_messages_max=20)
+    world = World(3, chunk_bytes_max=chunk_bytes_max, options=options)
+    world.run(SETTLED_MS)
+    turns: list[Callable[[], None]] = []
+    monkeypatch.setattr(world[1].links, "next_turn", turns.append)
+    handler = world[1].handler
+    for payload in frames_of(12, messages=3):
+        assert world[2].send(1, payload)
+        assert world[3].send(1, payload)
+    passed = 0
+    assert world[1].links.unread_ns() == 0
+    while True:
+        world.run(5)
+        assert not 0 < passed < 18 or world[1].links.unread_ns() > 0
+        senders = [server_id for server_id, _, _ in handler.frames[passed:]]
+        # Of four messages each, the frame is one; twenty in the first turn, for no link was open.
+        assert senders.count(2) == senders.count(3) <= (3 if passed else 5)
+        passed = len(handler.frames)
+        if not turns:
+            break
+        now, turns[:] = turns[:], []
+        for go_on in now:
+            go_on()
+    for sender in (2, 3):
+        came = [payload for server_id, _, payload in handler.frames if server_id == sender]
+        assert came == frames_of(12, messages=3)
+    assert handler.up == {2, 3}
+    assert world[1].links.unread_ns() == 0
+
+
+def test_link_that_alone_has_much_to_say_has_the_whole_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After its first part, which is as small as if all had as much to say."""
+    world = World(3, options=LinkOptions(turn_messages_max=20))
+    world.run(SETTLED_MS)
+    turns: list[Callable[[], None]] = []
+    monkeypatch.setattr(world[1].links, "next_turn", turns.append)
+    for payload in frames_of(20, messages=3):
+        assert world[2].send(1, payload)
+    counts, passed = [], 0
+    while passed < 20:
+        world.run(5)
+        counts.append(len(world[1].handler.frames) - passed)
+        passed += counts[-1]
+        now, turns[:] = turns[:], []
+        for go_on in now:
+            go_on()
+    assert counts == [3, 5, 5, 5, 2]
+
+
+def test_links_that_end_bring_nothing_of_what_waits_for_the_next_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was said on a session that is over, and is said again on the next."""
+    world = World(2, options=LinkOptions(turn_messages_max=4))
+    world.run(SETTLED_MS)
+    turns: list[Callable[[], None]] = []
+    monkeypatch.setattr(world[1].links, "next_turn", turns.append)
+    for payload in frames_of(3, messages=3):
+        assert world[2].send(1, payload)
+    world.run(5)
+    assert len(world[1].handler.frames) == 1
+    world.crash(2)
+    world.restart(2)
+    world.run(SETTLED_MS)
+    assert world[1].handler.hellos[2].incarnation == 2
+    for go_on in turns:
+        go_on()
+    assert len(world[1].handler.frames) == 1
+    assert world[1].handler.up == {2}
 
 
 @pytest.mark.parametrize("chunk_bytes_max", [1, 7, 1 << 20])

@@ -252,6 +252,13 @@ class Scripted:
 
     def limit_unsent(self, bytes_max: int) -> None: ...
 
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def unread_bytes(self) -> int:
+        return 0
+
     def close(self) -> None: ...
 
     def get_buffer(self) -> memoryview:
@@ -331,6 +338,58 @@ class Clearing:
 
     def revokes(self, certificate: bytes) -> bool:
         return not certificate
+
+
+class Reading(Clear):
+    """The same, for what comes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._input = bytearray()
+
+    def received(self, data: Buffer) -> None:
+        self._input += data
+
+    def read_into(self, buffer: memoryview) -> int:
+        count = min(len(buffer), len(self._input))
+        buffer[:count] = self._input[:count]
+        del self._input[:count]
+        return count
+
+
+class Gate(Scripted):
+    """A stream that knows whether it is read."""
+
+    is_read = True
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+
+def test_what_is_decrypted_waits_while_nobody_reads_and_comes_before_the_rest() -> None:
+    """Eight bytes at a time here, and the reader pauses after each."""
+    inner, maker = Gate(), Clearing()
+    maker.new_engine = Reading  # type: ignore[assignment]
+    stream = TlsStream(inner, security(authority().server(1)), cast(EngineMaker, maker))
+    above = Scripted()
+    take = above.buffer_updated
+
+    def sip(received: int) -> None:
+        take(received)
+        stream.pause_reading()
+
+    above.buffer_updated = sip  # type: ignore[method-assign]
+    stream.start(above)
+    stream.get_buffer()[:20] = bytes(range(20))
+    stream.buffer_updated(20)
+    for count in (8, 16, 20):
+        assert above.read == bytes(range(count))
+        assert not inner.is_read
+        stream.resume_reading()
+    assert inner.is_read
 
 
 @pytest.mark.parametrize("bytes_max", [64 << 10, 75_000, 1 << 20, 16 << 20])

@@ -95,6 +95,22 @@ def test_transport_frames_of_every_size_arrive_in_order() -> None:
     asyncio.run(scenario())
 
 
+def test_transport_frames_that_wait_for_other_turns_arrive_in_order() -> None:
+    """Of every size, and whether more of them lie in the socket or in the buffer."""
+
+    async def scenario() -> None:
+        async with pair(LinkOptions(turn_messages_max=2)) as (one, _, _, handler_two):
+            rng = random.Random(4)
+            sizes = [rng.choice((0, 8, 100, 30_000, 300_000)) for _ in range(200)]
+            payloads = [rng.randbytes(size) for size in sizes]
+            for payload in payloads:
+                assert one.send(2, FrameType.RAFT, [payload])
+            await until(lambda: len(handler_two.frames) == len(payloads))
+            assert [frame[2] for frame in handler_two.frames] == payloads
+
+    asyncio.run(scenario())
+
+
 def test_transport_full_socket_bounds_what_is_queued() -> None:
     """A peer that does not read costs at most the in-flight bound; then everything arrives."""
 

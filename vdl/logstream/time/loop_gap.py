@@ -10,18 +10,36 @@ A gap is found by whoever looks first. Looks are ten times a second, and before 
 monotonic clock stands while a machine sleeps: then the wall clock has gained on it. If somebody set
 the wall clock, a quorum is asked in vain.
 
+A process that leaves unread what has come for as long as that knows as little: that counts as one
+gap more, again and again while it lasts. A quorum's answer lies there, too, so the next one counts
+after twice the time for which things lie unread.
+
 Must not know: who leads, how a quorum is asked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vdl.clock import MS, Clock
+
+
+def _nothing_unread() -> int:
+    return 0
 
 
 class LoopGaps:
     """The gaps of one server's loop."""
 
-    __slots__ = ("_ahead_ns", "_clock", "_last_ns", "_limit_ns", "count")
+    __slots__ = (
+        "_ahead_ns",
+        "_clock",
+        "_last_ns",
+        "_limit_ns",
+        "_unread_gap_ns",
+        "count",
+        "unread_ns",
+    )
 
     def __init__(self, clock: Clock, *, limit_ns: int) -> None:
         """`limit_ns`: so long a time between two looks is a gap."""
@@ -29,8 +47,12 @@ class LoopGaps:
         self._limit_ns = limit_ns
         self._last_ns = clock.now_ns()
         self._ahead_ns = clock.wall_ms() * MS - self._last_ns
+        self._unread_gap_ns = -1 << 62
+        """When things left unread last counted as a gap."""
         self.count = 0
         """How many there were."""
+        self.unread_ns: Callable[[], int] = _nothing_unread
+        """See `rpc.streams.Transport.unread_ns`. Set once, when the host starts."""
 
     def look(self) -> int:
         """How many gaps there were until now."""
@@ -39,6 +61,11 @@ class LoopGaps:
         passed_ns = now_ns - self._last_ns + max(0, ahead_ns - self._ahead_ns)
         if passed_ns >= self._limit_ns:
             self.count += 1
+        else:
+            unread_ns = self.unread_ns()
+            if unread_ns >= self._limit_ns and now_ns - self._unread_gap_ns >= 2 * unread_ns:
+                self.count += 1
+                self._unread_gap_ns = now_ns
         self._last_ns = now_ns
         self._ahead_ns = ahead_ns
         return self.count

@@ -8,7 +8,9 @@ the most, and a leader that is truly dead is always replaced. While the loop is 
 real ticks. Nothing that must hold depends on either: terms and quorums see to that.
 
 The loop is late from the moment at which a beat of this object should have run until it runs. Beats
-are `BEAT_NS` apart; up to `GRACE_NS` is how long turns may take.
+are `BEAT_NS` apart; up to `GRACE_NS` is how long turns may take. It is late, too, from beat to beat
+while more lies unread than it handles in a turn: then its turns are short, and it has not listened
+all the same.
 
 Must not know: who leads, what ticks are for.
 """
@@ -16,6 +18,7 @@ Must not know: who leads, what ticks are for.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from vdl.clock import MS, Clock
 from vdl.logstream.options import TICK_NS
@@ -26,6 +29,12 @@ SLOWEST = 4
 """Time runs at one part in so many at the least."""
 KEPT = 64
 """So many times of being late are known: more than there are in any time-out."""
+UNREAD_NS = BEAT_NS + GRACE_NS
+"""What lies unread for less is a burst, as a turn is that takes no longer."""
+
+
+def _nothing_unread() -> int:
+    return 0
 
 
 class LoopTime:
@@ -37,6 +46,8 @@ class LoopTime:
         "_due_ns",
         "_is_late",
         "_lately",
+        "_leaves_unread",
+        "_unread_ns",
         "late_ns",
         "late_total_ns",
         "lost_ns",
@@ -44,10 +55,13 @@ class LoopTime:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._unread_ns = _nothing_unread
         self._closed = False
         self._due_ns = clock.now_ns() + BEAT_NS
         """When the next beat should run; while the loop is late: up to when it is accounted for."""
         self._is_late = False
+        self._leaves_unread = False
+        """At the last beat."""
         self._lately: deque[tuple[int, int, int]] = deque(maxlen=KEPT)
         """(start, end, what this time lost of it) of the last times the loop was late."""
         self.lost_ns = 0
@@ -58,8 +72,9 @@ class LoopTime:
         """How late the loop has been lately: the latest beat's lateness, or what is left of an
         earlier one's, an eighth less with each beat."""
 
-    def start(self) -> None:
-        """Begin to beat."""
+    def start(self, unread_ns: Callable[[], int] = _nothing_unread) -> None:
+        """Begin to beat. `unread_ns`: see `rpc.streams.Transport.unread_ns`."""
+        self._unread_ns = unread_ns
         self._due_ns = self._clock.now_ns() + BEAT_NS
         self._clock.call_later(BEAT_NS, self._beat)
 
@@ -89,8 +104,12 @@ class LoopTime:
         return age_ns
 
     def delay_ns(self, tick: int) -> int:
-        """How long until a tick begins, if the loop is in time."""
-        return max(0, tick * TICK_NS + self.lost_ns - self._clock.now_ns())
+        """How long until a tick begins, if the loop is in time from now on. While it leaves things
+        unread, up to a beat more: it must not be woken again and again for nothing."""
+        left_ns = max(0, tick * TICK_NS + self.lost_ns - self._clock.now_ns())
+        if self._leaves_unread:
+            left_ns += min((SLOWEST - 1) * left_ns, BEAT_NS)
+        return left_ns
 
     def _look(self) -> int:
         """Account for the lateness until now, which it returns."""
@@ -114,6 +133,9 @@ class LoopTime:
         now_ns = self._look()
         late_ns = now_ns - self._lately[-1][0] if self._is_late else 0
         self.late_ns = max(late_ns, self.late_ns - self.late_ns // 8 - 1, 0)
-        self._is_late = False
-        self._due_ns = now_ns + BEAT_NS
+        self._leaves_unread = self._unread_ns() >= UNREAD_NS
+        if self._leaves_unread and not self._is_late:
+            self._lately.append((now_ns, now_ns, 0))
+        self._is_late = self._leaves_unread
+        self._due_ns = now_ns if self._leaves_unread else now_ns + BEAT_NS
         self._clock.call_later(BEAT_NS, self._beat)

@@ -1,0 +1,58 @@
+"""How much of a turn one link has, and for how long things lie unread on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rpc.reader import CHUNK_BYTES
+from rpc.turn_share import TurnShare
+
+
+def test_share_that_was_passed_is_taken_from_the_next() -> None:
+    """A frame is handled whole, however many messages it holds."""
+    share = TurnShare(100)
+    share.left -= 250
+    lefts = []
+    for _ in range(4):
+        share.refill(100)
+        lefts.append(share.left)
+    assert lefts == [-50, 50, 100, 100]
+
+
+@pytest.mark.parametrize("unread", [0, 1_000])
+def test_link_that_uses_up_its_part_in_each_turn_is_not_behind_if_it_keeps_up(unread: int) -> None:
+    """Each time something came while the turn before was on: nothing grows old."""
+    share = TurnShare(100)
+    oldest = 0
+    for turn in range(1_000):
+        now_ns = turn * 10
+        share.received_bytes += 1_000
+        share.look(now_ns, unread_bytes=unread, is_held_up=False)
+        if share.mark_ns >= 0:
+            oldest = max(oldest, now_ns - share.mark_ns)
+    assert oldest <= 10
+
+
+def test_mark_grows_old_until_what_lay_before_it_is_handled() -> None:
+    share = TurnShare(100)
+    share.look(5, unread_bytes=10_000, is_held_up=True)
+    for turn in range(1, 10):
+        share.received_bytes += 1_000
+        share.look(5 + turn, unread_bytes=10_000, is_held_up=False)
+        assert share.mark_ns == 5
+    share.received_bytes += 1_000
+    share.look(20, unread_bytes=10_000, is_held_up=False)
+    assert share.mark_ns == 20, "what has come since lies there as long as this"
+    share.look(30, unread_bytes=0, is_held_up=False)
+    assert share.mark_ns == -1, "all has been handled, whatever the count says"
+
+
+def test_mark_is_not_passed_while_what_was_read_before_it_waits() -> None:
+    share = TurnShare(100)
+    share.received_bytes = 60_000
+    for now_ns in range(100):
+        share.look(now_ns, unread_bytes=0, is_held_up=True)
+        assert share.mark_ns == 0
+    share.received_bytes += CHUNK_BYTES
+    share.look(100, unread_bytes=0, is_held_up=True)
+    assert share.mark_ns == 100
