@@ -95,6 +95,9 @@ QUIET = "quiet"
 BIRTH_NS = 30 * S
 ELECTION_TIMEOUT_NS = 1_200 * MS
 LEADERS_NS = 10 * ELECTION_TIMEOUT_NS
+HANDLED = 24
+"""Messages and turns of a server for each of the groups that are to be led again: two or three of
+its own for each of them, and all there is to ask and answer about those it follows."""
 FAILOVER_SYNCS = 20
 FAILOVER_TIMEOUTS = 3
 FAILOVER_TERMS = {3: 2, 5: 5}
@@ -174,6 +177,8 @@ class World:
         self.seed = seed
         self.options = options
         self.time = VirtualTime()
+        self._work_ns = HANDLED * options.quiet_groups * options.turn_cost_us * 1_000
+        """What it takes a server to have something done for all groups, where turns take time."""
         self.trace = Trace(echo=echo)
         # One generator each, so that a change in one part leaves the draws of the others alone.
         root = Random(f"vdl {seed}")
@@ -412,7 +417,7 @@ class World:
             # A leadership that returns to the first of its placement is not a lost one.
             return flood.is_ready and is_calm and not self.watch.away_from_home()
 
-        if not self.wait(BIRTH_NS, at_rest):
+        if not self.wait(BIRTH_NS + self._work_ns, at_rest):
             self.watch.violate("no-birth", "leaders change, though nothing is wrong")
             return False
         before = self.watch.elections_but(FLOODED)
@@ -514,7 +519,8 @@ class World:
         if self.wait(BIRTH_NS, serving):
             for name in list(missing):
                 create(name)
-        if not self.wait(BIRTH_NS, lambda: not missing and not self.watch.settled()):
+        limit_ns = BIRTH_NS + self._work_ns
+        if not self.wait(limit_ns, lambda: not missing and not self.watch.settled()):
             self.watch.violate("no-birth", self.watch.settled() or "the topic was not created")
             return False
         if self.options.ages and not self._begin_ageing():
@@ -743,10 +749,11 @@ class World:
         self.nemesis.heal()
         self.note("healed")
         self.recorder.happened("nemesis", "fault").note = "heal"
-        if not self.wait(LEADERS_NS, lambda: not self.watch.leaderless(self.machines)):
+        limit_ns = LEADERS_NS + self._work_ns
+        if not self.wait(limit_ns, lambda: not self.watch.leaderless(self.machines)):
             self.watch.violate(
                 "no-leader",
-                f"{self.watch.leaderless(self.machines)}, 10 election timeouts after heal",
+                f"{self.watch.leaderless(self.machines)}, {limit_ns // MS} ms after heal",
             )
             return False
         self.run_for(1 * S)
@@ -963,10 +970,9 @@ class World:
         core = self._rng["nemesis"].sample(self.machines, majority)
         self.nemesis.heal_only(core)
         self.note(f"healed: {sorted(machine.name for machine in core)}")
-        if not self.wait(LEADERS_NS, lambda: not self.watch.leaderless(core)):
-            what = (
-                f"{self.watch.leaderless(core)}, 10 election timeouts after a majority was healed"
-            )
+        limit_ns = LEADERS_NS + self._work_ns
+        if not self.wait(limit_ns, lambda: not self.watch.leaderless(core)):
+            what = f"{self.watch.leaderless(core)}, {limit_ns // MS} ms after a majority was healed"
             self.watch.violate("no-leader", what)
             return False
         return True
