@@ -212,7 +212,7 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
     if changes_members:
         _admit_conf_changes(raft, entries)
     raft.uncommitted_bytes += payload
-    if raft.quiet_heartbeats and not asks(raft):
+    if raft.quiet_heartbeats and not _rounds_to_heartbeats(raft):
         # Nobody is waited for: the interval that runs has nothing to end. Those whom these entries
         # put out of step have a whole one for their answers.
         raft.heartbeat_elapsed = 0
@@ -422,7 +422,8 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
     if index > raft.log.last_index:
         raise Contradiction(f"{node} answers to entry {index}, behind the end of this log")
     progress.recent_active = True
-    progress.answered()
+    if progress.tries:
+        progress.answered()
     if msg.reject:
         _go_back(raft, node, progress, msg)
         return
@@ -512,7 +513,8 @@ def _on_heartbeat_answer(raft: Raft, msg: MsgHeartbeatResp) -> None:
 
 def _has_come(raft: Raft, node: NodeId, progress: Progress) -> None:
     """A replica answered a heartbeat that travelled behind what was sent to it before."""
-    progress.answered()
+    if progress.tries:
+        progress.answered()
     progress.flow_paused = False
     if progress.state is SNAPSHOT and raft.quiet_heartbeats:
         # It has arrived, and either is being installed or was dropped, of which nobody tells a

@@ -65,13 +65,13 @@ def test_links_bring_no_more_than_their_part_in_a_turn(
     chunk_bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that is sent more than it handles in time must still be heard, and hear others."""
-    options = LinkOptions(turn_messages_max=20)
+    options = LinkOptions(turn_messages_max=50)
     world = World(3, chunk_bytes_max=chunk_bytes_max, options=options)
     world.run(SETTLED_MS)
     turns: list[Callable[[], None]] = []
     monkeypatch.setattr(world[1].links, "next_turn", turns.append)
     handler = world[1].handler
-    for payload in frames_of(12, messages=3):
+    for payload in frames_of(12, messages=9):
         assert world[2].send(1, payload)
         assert world[3].send(1, payload)
     passed = 0
@@ -80,7 +80,7 @@ def test_links_bring_no_more_than_their_part_in_a_turn(
         world.run(5)
         assert not 0 < passed < 18 or world[1].links.unread_ns() > 0
         senders = [server_id for server_id, _, _ in handler.frames[passed:]]
-        # Of four messages each, the frame is one; twenty in the first turn, for no link was open.
+        # Of ten messages each, the frame is one; fifty in the first turn, for no link was open.
         assert senders.count(2) == senders.count(3) <= (3 if passed else 5)
         passed = len(handler.frames)
         if not turns:
@@ -90,7 +90,7 @@ def test_links_bring_no_more_than_their_part_in_a_turn(
             go_on()
     for sender in (2, 3):
         came = [payload for server_id, _, payload in handler.frames if server_id == sender]
-        assert came == frames_of(12, messages=3)
+        assert came == frames_of(12, messages=9)
     assert handler.up == {2, 3}
     assert world[1].links.unread_ns() == 0
 
@@ -98,12 +98,12 @@ def test_links_bring_no_more_than_their_part_in_a_turn(
 def test_link_that_alone_has_much_to_say_has_the_whole_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After its first part, which is as small as if all had as much to say."""
-    world = World(3, options=LinkOptions(turn_messages_max=20))
+    """Two links are open, and the other one has nothing to say."""
+    world = World(3, options=LinkOptions(turn_messages_max=50))
     world.run(SETTLED_MS)
     turns: list[Callable[[], None]] = []
     monkeypatch.setattr(world[1].links, "next_turn", turns.append)
-    for payload in frames_of(20, messages=3):
+    for payload in frames_of(20, messages=9):
         assert world[2].send(1, payload)
     counts, passed = [], 0
     while passed < 20:
@@ -113,18 +113,18 @@ def test_link_that_alone_has_much_to_say_has_the_whole_turn(
         now, turns[:] = turns[:], []
         for go_on in now:
             go_on()
-    assert counts == [3, 5, 5, 5, 2]
+    assert counts == [5, 5, 5, 5]
 
 
 def test_links_that_end_bring_nothing_of_what_waits_for_the_next_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was said on a session that is over, and is said again on the next."""
-    world = World(2, options=LinkOptions(turn_messages_max=4))
+    world = World(2, options=LinkOptions(turn_messages_max=10))
     world.run(SETTLED_MS)
     turns: list[Callable[[], None]] = []
     monkeypatch.setattr(world[1].links, "next_turn", turns.append)
-    for payload in frames_of(3, messages=3):
+    for payload in frames_of(3, messages=9):
         assert world[2].send(1, payload)
     world.run(5)
     assert len(world[1].handler.frames) == 1

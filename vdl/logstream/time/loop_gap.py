@@ -23,6 +23,9 @@ from collections.abc import Callable
 
 from vdl.clock import MS, Clock
 
+ASK_NS = 50 * MS
+"""Reads look too often to ask each time what lies unread."""
+
 
 def _nothing_unread() -> int:
     return 0
@@ -33,6 +36,7 @@ class LoopGaps:
 
     __slots__ = (
         "_ahead_ns",
+        "_ask_ns",
         "_clock",
         "_last_ns",
         "_limit_ns",
@@ -47,6 +51,8 @@ class LoopGaps:
         self._limit_ns = limit_ns
         self._last_ns = clock.now_ns()
         self._ahead_ns = clock.wall_ms() * MS - self._last_ns
+        self._ask_ns = self._last_ns
+        """When it is to be asked again what lies unread."""
         self._unread_gap_ns = -1 << 62
         """When things left unread last counted as a gap."""
         self.count = 0
@@ -61,7 +67,8 @@ class LoopGaps:
         passed_ns = now_ns - self._last_ns + max(0, ahead_ns - self._ahead_ns)
         if passed_ns >= self._limit_ns:
             self.count += 1
-        else:
+        elif now_ns >= self._ask_ns:
+            self._ask_ns = now_ns + ASK_NS
             unread_ns = self.unread_ns()
             if unread_ns >= self._limit_ns and now_ns - self._unread_gap_ns >= 2 * unread_ns:
                 self.count += 1
