@@ -74,8 +74,6 @@ from rpc.turn_share import TurnShare
 
 _MS = 1_000_000
 _NEVER_BYTES = 1 << 62
-_FEW_BYTES = 256
-"""A frame of so few holds few messages, whatever they are: they are not counted."""
 
 
 # Reasons that do not go away by themselves: the next dial waits the longest back-off.
@@ -569,7 +567,7 @@ class Links:
         connection.share.left -= 1
         if type(event) is FrameReceived:
             assert connection.peer is not None
-            if event.type is FrameType.RAFT and len(event.payload) > _FEW_BYTES:
+            if event.type is FrameType.RAFT:
                 connection.share.left -= message_count(event.payload)
             self._handler.frame(connection.peer.server_id, event.type, event.payload)
         elif type(event) is HelloReceived:
