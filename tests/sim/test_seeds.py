@@ -19,7 +19,7 @@ AGAIN = (7, 21)
 ONCE_FAILED = (
     20_279, 2_894_814_156_700, 48, 55, 20_000_863, 920_306, 920_014,
     930_147, 1_001_005, 1_103_088, 1_110_099, 1_116_044,
-    1_300_055, 2_895_322_647_123, 2_895_322_647_262,
+    1_300_055, 2_895_322_647_123, 2_895_322_647_262, 2_895_336_435_753,
 )  # fmt: skip
 """What they found is fixed: a checkpoint that was refused once; meta read before it was durable;
 two full servers that refused one another; a header that a flush lost; damage behind damage; damage
@@ -28,7 +28,8 @@ links that were encrypted; a member of a share group that nobody followed when i
 end; a follower that took more of small entries in one turn than it may hold; a killed job that
 took back what the sync of another had made durable; readers behind that asked for less than a
 batch; damage that nobody had read before the end; worlds that did not wait at their end for a
-replica to be fed, and for a decision to compact to be repeated."""
+replica to be fed, and for a decision to compact to be repeated; a hand-over that was taken for an
+election, for it began just before a fault."""
 
 _RUN = "import sys; from vdl.sim.run import summarize; print(summarize(int(sys.argv[1])).hash)"
 

@@ -133,7 +133,12 @@ def judge_one_fault(world: World) -> None:
     """Have one happen, drawn, and end; the world is at rest before."""
     kind, watch = world.options.one_fault, world.watch
     bound = BOUNDS[kind]
-    if not world.wait(60 * S, lambda: not watch.away_from_home()):
+
+    def is_at_rest() -> bool:
+        # A group that is being handed over is led by nobody for a moment.
+        return not watch.away_from_home() and not watch.leaderless(world.machines)
+
+    if not world.wait(60 * S, is_at_rest):
         return  # a disk is too slow for it; who leads is judged elsewhere
     victim = max(world.machines, key=watch.led)
     others = [machine for machine in world.machines if machine is not victim]
