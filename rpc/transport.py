@@ -114,10 +114,7 @@ class SocketStream(OwnedStream):
     def unsent_bytes(self) -> int:
         """See `Stream.unsent_bytes`: what TCP has not sent yet. What is on its way and not
         acknowledged is not counted: congestion control bounds it."""
-        if self._is_closed:
-            return 0
-        unsent: int = _INT.unpack(fcntl.ioctl(self._fd, _SIOCOUTQNSD, _NO_INT))[0]
-        return unsent
+        return self._queued_bytes(_SIOCOUTQNSD)
 
     def limit_unsent(self, bytes_max: int) -> None:
         """See `Stream.limit_unsent`. The kernel keeps to it: it takes less than it is offered, and
@@ -138,10 +135,14 @@ class SocketStream(OwnedStream):
 
     def unread_bytes(self) -> int:
         """See `Stream.unread_bytes`."""
+        return self._queued_bytes(termios.FIONREAD)
+
+    def _queued_bytes(self, request: int) -> int:
+        """What the kernel holds of this socket's, in one of its two queues."""
         if self._is_closed:
             return 0
-        unread: int = _INT.unpack(fcntl.ioctl(self._fd, termios.FIONREAD, _NO_INT))[0]
-        return unread
+        queued: int = _INT.unpack(fcntl.ioctl(self._fd, request, _NO_INT))[0]
+        return queued
 
     def close(self) -> None:
         if self._is_closed:

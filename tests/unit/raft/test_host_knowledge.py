@@ -146,6 +146,13 @@ def test_quiet_leader_sends_no_heartbeats_to_peers_nobody_can_send_to() -> None:
     assert beats(network, 1) == [2, 3], "a read's round asks everybody"
 
 
+def leave_behind(network: Network, data: bytes) -> None:
+    """Have node 3 miss an entry."""
+    network.isolate(3)
+    network.propose(data)
+    network.settle()
+
+
 def rounds_asked(network: Network, rounds: int, peer: int = 3) -> list[int]:
     """In which of the next heartbeat rounds of node 1 a peer is sent one."""
     asked = []
@@ -160,9 +167,7 @@ def test_quiet_leader_asks_a_peer_that_does_not_answer_less_and_less_often() -> 
     """Thousands of groups would keep a late peer late for ever. It is told in time for each."""
     network = Network(**QUIET, election_ticks=100)
     leader = network.elect(1)
-    network.isolate(3)
-    network.propose(b"x")
-    network.settle()
+    leave_behind(network, b"x")
     assert rounds_asked(network, 38) == [1, 2, 3, 5, 7, 11, 15, 23, 31]
     assert leader.ticks_until_due() == 1
     network.tick(1)
@@ -174,9 +179,7 @@ def test_quiet_leader_asks_a_peer_that_does_not_answer_less_and_less_often() -> 
     network.tick(1)
     network.settle()
     assert rounds_asked(network, 4) == []
-    network.isolate(3)
-    network.propose(b"y")
-    network.settle()
+    leave_behind(network, b"y")
     assert rounds_asked(network, 4) == [1, 2, 3], "it has answered since"
 
 
@@ -185,9 +188,7 @@ def test_quiet_leader_does_not_ask_again_what_has_not_been_read() -> None:
     heard_ago = 1_000
     network = Network(**QUIET, election_ticks=100, heard_ago=lambda _: heard_ago)
     leader = network.elect(1)
-    network.isolate(3)
-    network.propose(b"x")
-    network.settle()
+    leave_behind(network, b"x")
     assert rounds_asked(network, 14) == [1]
     assert leader.asks
     heard_ago = 14  # sent in the round of the heartbeat, so perhaps before it
@@ -218,9 +219,7 @@ def test_proposals_do_not_put_off_heartbeats_somebody_waits_for() -> None:
     """However many there are: one who lost an append, or a read to confirm, is not starved."""
     network = Network(**QUIET, heartbeat_ticks=4)
     leader = network.elect(1)
-    network.isolate(3)
-    network.propose(b"lost on its way to 3")
-    network.settle()
+    leave_behind(network, b"lost on its way to 3")
     for _ in range(3):
         network.tick(1)
         network.propose(b"x")

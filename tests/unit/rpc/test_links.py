@@ -60,6 +60,20 @@ def frames_of(count: int, messages: int) -> list[bytes]:
     return [pack("<II", messages, number) + bytes(40 * messages) for number in range(count)]
 
 
+class Turns:
+    """What the links of server 1 have put off to the next turn of its loop."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        monkeypatch.setattr(world[1].links, "next_turn", self.waiting.append)
+
+    def next(self) -> None:
+        """It comes."""
+        now, self.waiting[:] = self.waiting[:], []
+        for go_on in now:
+            go_on()
+
+
 @pytest.mark.parametrize("chunk_bytes_max", [30, 1 << 20])
 def test_links_bring_no_more_than_their_part_in_a_turn(
     chunk_bytes_max: int, monkeypatch: pytest.MonkeyPatch
@@ -68,8 +82,7 @@ def test_links_bring_no_more_than_their_part_in_a_turn(
     options = LinkOptions(turn_messages_max=50)
     world = World(3, chunk_bytes_max=chunk_bytes_max, options=options)
     world.run(SETTLED_MS)
-    turns: list[Callable[[], None]] = []
-    monkeypatch.setattr(world[1].links, "next_turn", turns.append)
+    turns = Turns(world, monkeypatch)
     handler = world[1].handler
     for payload in frames_of(12, messages=9):
         assert world[2].send(1, payload)
@@ -83,11 +96,9 @@ def test_links_bring_no_more_than_their_part_in_a_turn(
         # Of ten messages each, the frame is one; fifty in the first turn, for no link was open.
         assert senders.count(2) == senders.count(3) <= (3 if passed else 5)
         passed = len(handler.frames)
-        if not turns:
+        if not turns.waiting:
             break
-        now, turns[:] = turns[:], []
-        for go_on in now:
-            go_on()
+        turns.next()
     for sender in (2, 3):
         came = [payload for server_id, _, payload in handler.frames if server_id == sender]
         assert came == frames_of(12, messages=9)
@@ -101,8 +112,7 @@ def test_link_that_alone_has_much_to_say_has_the_whole_turn(
     """Two links are open, and the other one has nothing to say."""
     world = World(3, options=LinkOptions(turn_messages_max=50))
     world.run(SETTLED_MS)
-    turns: list[Callable[[], None]] = []
-    monkeypatch.setattr(world[1].links, "next_turn", turns.append)
+    turns = Turns(world, monkeypatch)
     for payload in frames_of(20, messages=9):
         assert world[2].send(1, payload)
     counts, passed = [], 0
@@ -110,9 +120,7 @@ def test_link_that_alone_has_much_to_say_has_the_whole_turn(
         world.run(5)
         counts.append(len(world[1].handler.frames) - passed)
         passed += counts[-1]
-        now, turns[:] = turns[:], []
-        for go_on in now:
-            go_on()
+        turns.next()
     assert counts == [5, 5, 5, 5]
 
 
@@ -122,8 +130,7 @@ def test_links_that_end_bring_nothing_of_what_waits_for_the_next_turn(
     """It was said on a session that is over, and is said again on the next."""
     world = World(2, options=LinkOptions(turn_messages_max=10))
     world.run(SETTLED_MS)
-    turns: list[Callable[[], None]] = []
-    monkeypatch.setattr(world[1].links, "next_turn", turns.append)
+    turns = Turns(world, monkeypatch)
     for payload in frames_of(3, messages=9):
         assert world[2].send(1, payload)
     world.run(5)
@@ -132,8 +139,7 @@ def test_links_that_end_bring_nothing_of_what_waits_for_the_next_turn(
     world.restart(2)
     world.run(SETTLED_MS)
     assert world[1].handler.hellos[2].incarnation == 2
-    for go_on in turns:
-        go_on()
+    turns.next()
     assert len(world[1].handler.frames) == 1
     assert world[1].handler.up == {2}
 

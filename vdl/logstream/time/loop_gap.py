@@ -22,13 +22,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vdl.clock import MS, Clock
+from vdl.logstream.time.loop_time import nothing_unread
 
 ASK_NS = 50 * MS
 """Reads look too often to ask each time what lies unread."""
-
-
-def _nothing_unread() -> int:
-    return 0
 
 
 class LoopGaps:
@@ -57,7 +54,7 @@ class LoopGaps:
         """When things left unread last counted as a gap."""
         self.count = 0
         """How many there were."""
-        self.unread_ns: Callable[[], int] = _nothing_unread
+        self.unread_ns: Callable[[], int] = nothing_unread
         """See `rpc.streams.Transport.unread_ns`. Set once, when the host starts."""
 
     def look(self) -> int:

@@ -33,7 +33,8 @@ UNREAD_NS = BEAT_NS + GRACE_NS
 """What lies unread for less is a burst, as a turn is that takes no longer."""
 
 
-def _nothing_unread() -> int:
+def nothing_unread() -> int:
+    """Of a server that has no links yet."""
     return 0
 
 
@@ -55,7 +56,7 @@ class LoopTime:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._unread_ns = _nothing_unread
+        self._unread_ns = nothing_unread
         self._closed = False
         self._due_ns = clock.now_ns() + BEAT_NS
         """When the next beat should run; while the loop is late: up to when it is accounted for."""
@@ -72,7 +73,7 @@ class LoopTime:
         """How late the loop has been lately: the latest beat's lateness, or what is left of an
         earlier one's, an eighth less with each beat."""
 
-    def start(self, unread_ns: Callable[[], int] = _nothing_unread) -> None:
+    def start(self, unread_ns: Callable[[], int] = nothing_unread) -> None:
         """Begin to beat. `unread_ns`: see `rpc.streams.Transport.unread_ns`."""
         self._unread_ns = unread_ns
         self._due_ns = self._clock.now_ns() + BEAT_NS
