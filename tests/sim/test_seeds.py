@@ -20,6 +20,7 @@ ONCE_FAILED = (
     20_279, 2_894_814_156_700, 48, 55, 20_000_863, 920_306, 920_014,
     930_147, 1_001_005, 1_103_088, 1_110_099, 1_116_044,
     1_300_055, 2_895_322_647_123, 2_895_322_647_262, 2_895_336_435_753,
+    2_895_336_436_027,
 )  # fmt: skip
 """What they found is fixed: a checkpoint that was refused once; meta read before it was durable;
 two full servers that refused one another; a header that a flush lost; damage behind damage; damage
@@ -29,7 +30,8 @@ end; a follower that took more of small entries in one turn than it may hold; a 
 took back what the sync of another had made durable; readers behind that asked for less than a
 batch; damage that nobody had read before the end; worlds that did not wait at their end for a
 replica to be fed, and for a decision to compact to be repeated; a hand-over that was taken for an
-election, for it began just before a fault."""
+election, for it began just before a fault; damage of a disk that had been replaced since, looked
+for in another log of the new one."""
 
 _RUN = "import sys; from vdl.sim.run import summarize; print(summarize(int(sys.argv[1])).hash)"
 

@@ -513,6 +513,9 @@ class Machine:
         self.power_cut()
         self.note("gets an empty disk")
         self.hidden.clear()
+        # Of the disk that is gone: on the new one the same numbers are those of other logs.
+        self.damaged_entries.clear()
+        self.unreported.clear()
         self.bereft = True
         self.losses += 1
         self.disk.wipe()
