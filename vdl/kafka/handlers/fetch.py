@@ -267,6 +267,8 @@ class _Poll:
                 asked.fetch_offset,
                 asked.current_leader_epoch,
                 asked.last_fetched_epoch,
+                self.request.rack_id,
+                _replica_of(self.request),
                 min(asked.partition_max_bytes, self.request.max_bytes),
                 self.request.min_bytes,
                 self.request.isolation_level,
@@ -280,7 +282,8 @@ class _Poll:
             self.targets = [_target(cached) for cached in self.session.ready.values()]
         if self.ctx.server.authorizer is not None:
             self._check_permission()
-        if self.woken and self.share_key is not None and not self.targets[0].error:
+        can_share = self.share_key is not None and not self.opens_session
+        if can_share and not self.targets[0].error:
             shared = self.ctx.server.shared.get(self.share_key)
             if shared is not None and self._take_shared(shared):
                 return
@@ -761,9 +764,16 @@ class _Poll:
             endpoints = self._answer_changed(response, self.session)
         if endpoints and self.ctx.api_version >= _ENDPOINTS_FROM:
             response.node_endpoints = endpoints
-        if size and self.woken and self.share_key is not None and not response.session_id:
+        # What came from the disk is not kept for others: each of them reads its own. Less than was
+        # asked for, because the time was over, is no answer for one that has time.
+        is_shared = self.share_key is not None and self.targets[0].cold is None
+        is_enough = size > 0 and size >= self.request.min_bytes
+        if is_shared and is_enough and not response.session_id:
             encoded = Encoded(encode_response(response, self.ctx.api_version))
-            self.ctx.server.shared[self.share_key] = size, encoded
+            shared = self.ctx.server.shared
+            if not shared and not self.woken:
+                self.ctx.server.defer(shared.clear)  # else the turn may have no end
+            shared[self.share_key] = size, encoded
             self.finish(encoded)
         else:
             self.finish(response)

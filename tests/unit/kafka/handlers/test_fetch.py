@@ -427,6 +427,50 @@ def test_fetch_polls_of_the_same_tail_share_their_answer() -> None:
     assert world.context.shared == {}
 
 
+def test_fetch_that_need_not_wait_shares_its_answer_until_the_turn_ends() -> None:
+    """Whoever comes later sees what has come meanwhile; a consumer with a rack of its own, who may
+    be sent elsewhere, has an answer of its own."""
+    world = World()
+    (stream,) = world.topic()
+    reads = 0
+    read = stream.read
+
+    def counted(offset: int, bytes_max: int, *, stable: bool = False) -> object:
+        nonlocal reads
+        reads += 1
+        return read(offset, bytes_max, stable=stable)
+
+    stream.read = counted  # type: ignore[method-assign,assignment]
+    fill(stream, 3)
+    world.run(1)
+    clients = [world.client() for _ in range(5)]
+    for client in clients:
+        client.request(FETCH, 11, fetch(0))
+    with_rack = world.client()
+    with_rack.request(FETCH, 11, fetch(0, rack_id="a"))
+    assert reads == 2
+    world.run(1)
+    assert world.context.shared == {}
+    fill(stream, 3)
+    world.run(1)
+    later = world.client()
+    assert counts(later.ask(FETCH, 11, fetch(0))) == [2]
+    assert [counts(client.answers()[0]) for client in [*clients, with_rack]] == [[1]] * 6
+
+
+def test_fetch_that_has_time_does_not_share_the_answer_of_one_that_has_none() -> None:
+    """Both want more than there is: one of them waits for it."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream, 3)
+    world.run(1)
+    hasty, patient = world.client(), world.client()
+    hasty.request(FETCH, 11, fetch(0, min_bytes=10_000))
+    patient.request(FETCH, 11, fetch(0, min_bytes=10_000, max_wait_ms=60_000))
+    world.run(1)
+    assert [len(client.answers()) for client in (hasty, patient)] == [1, 0]
+
+
 def test_fetch_that_wants_more_does_not_share_a_smaller_answer() -> None:
     """`fetch.min.bytes` of each poll holds."""
     world = World()
