@@ -210,6 +210,8 @@ class _Poll:
         self.timer: Timer | None = None
         self.admission_timer: Timer | None = None
         self.share_key: tuple[object, ...] | None = None
+        """What requests of one turn have in common that get the same answer, read and encoded once:
+        of one partition, without a session or quotas."""
         if session is None:
             self._resolve()
             self.expired = self.expired or not self.targets
@@ -772,7 +774,7 @@ class _Poll:
             encoded = Encoded(encode_response(response, self.ctx.api_version))
             shared = self.ctx.server.shared
             if not shared and not self.woken:
-                self.ctx.server.defer(shared.clear)  # else the turn may have no end
+                self.ctx.server.defer(shared.clear)  # nothing else may be deferred in this turn
             shared[self.share_key] = size, encoded
             self.finish(encoded)
         else:

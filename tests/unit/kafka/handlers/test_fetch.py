@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from segments.api import CorruptRecord
-from tests.unit.kafka.fake_host import World, batch, fill
+from tests.unit.kafka.fake_host import FakeStream, World, batch, fill
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
@@ -404,6 +404,19 @@ def test_fetch_under_read_committed_lists_no_aborted_transaction() -> None:
     assert part.last_stable_offset == 1
 
 
+def reads_of(stream: FakeStream) -> list[int]:
+    """The offset of each read from now on."""
+    offsets: list[int] = []
+    read = stream.read
+
+    def noted(offset: int, bytes_max: int, *, stable: bool = False) -> object:
+        offsets.append(offset)
+        return read(offset, bytes_max, stable=stable)
+
+    stream.read = noted  # type: ignore[method-assign,assignment]
+    return offsets
+
+
 def test_fetch_polls_of_the_same_tail_share_their_answer() -> None:
     """Identical polls that wake in one turn are read and encoded once."""
     world = World()
@@ -411,19 +424,11 @@ def test_fetch_polls_of_the_same_tail_share_their_answer() -> None:
     clients = [world.client() for _ in range(5)]
     for client in clients:
         client.request(FETCH, 11, fetch(0, max_wait_ms=60_000))
-    reads = 0
-    read = stream.read
-
-    def counted(offset: int, bytes_max: int, *, stable: bool = False) -> object:
-        nonlocal reads
-        reads += 1
-        return read(offset, bytes_max, stable=stable)
-
-    stream.read = counted  # type: ignore[method-assign,assignment]
+    reads = reads_of(stream)
     fill(stream, 3)
     world.run(1)
     assert [counts(client.answers()[0]) for client in clients] == [[1]] * 5
-    assert reads == 1
+    assert len(reads) == 1
     assert world.context.shared == {}
 
 
@@ -432,15 +437,7 @@ def test_fetch_that_need_not_wait_shares_its_answer_until_the_turn_ends() -> Non
     be sent elsewhere, has an answer of its own."""
     world = World()
     (stream,) = world.topic()
-    reads = 0
-    read = stream.read
-
-    def counted(offset: int, bytes_max: int, *, stable: bool = False) -> object:
-        nonlocal reads
-        reads += 1
-        return read(offset, bytes_max, stable=stable)
-
-    stream.read = counted  # type: ignore[method-assign,assignment]
+    reads = reads_of(stream)
     fill(stream, 3)
     world.run(1)
     clients = [world.client() for _ in range(5)]
@@ -448,7 +445,7 @@ def test_fetch_that_need_not_wait_shares_its_answer_until_the_turn_ends() -> Non
         client.request(FETCH, 11, fetch(0))
     with_rack = world.client()
     with_rack.request(FETCH, 11, fetch(0, rack_id="a"))
-    assert reads == 2
+    assert len(reads) == 2
     world.run(1)
     assert world.context.shared == {}
     fill(stream, 3)
