@@ -66,6 +66,8 @@ class Tailing:
             self._selector.register(consumer.connection.socket, selectors.EVENT_READ, consumer)
 
     def __enter__(self) -> Tailing:
+        for consumer in self._consumers:
+            self._fetch(consumer)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -77,8 +79,6 @@ class Tailing:
     def measured(self, pids: list[int], seconds: float) -> Figures:
         """Milliseconds from a batch's sending to its arrival, over all consumers and for the one
         worst off; CPU time of the servers `pids`, and of us, for each second."""
-        for consumer in self._consumers:
-            self._fetch(consumer)
         self._run(WARM_UP_SECONDS)
         for consumer in self._consumers:
             consumer.taken.clear()
