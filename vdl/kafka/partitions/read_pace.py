@@ -34,7 +34,7 @@ FEW_NS = 500 * MS
 """unless no more come in this time."""
 STALE_NS = 2_000 * MS
 """After a gap of this length, or a clock that jumped, what came before is not counted."""
-WORSE_PERCENT = 200
+WORSE_PERCENT = 150
 WORSE_NS = MS // 2
 SETTLE_NS = 50 * MS
 """After its last read a reader is not felt any more."""

@@ -113,16 +113,16 @@ def test_reader_that_nobody_feels_gets_all_it_takes() -> None:
 
 @pytest.mark.parametrize("capacity", [150 * MB, 300 * MB, 1_000 * MB])
 def test_reader_gets_what_producers_leave(capacity: int) -> None:
-    """It converges where acknowledgements take twice as long, on each machine elsewhere."""
+    """It converges where acknowledgements take half as long again, on each machine elsewhere."""
     machine = Machine(queue_of(capacity), {})
     _, alone_ns = machine.run(3)
     machine.takes[1, 1] = 10_000 * MB
     machine.run(10)
     for _ in range(4):
         given, beside_ns = machine.run(10)
-        assert beside_ns <= 2.4 * alone_ns + MS
-        # Where an acknowledgement takes twice as long half of what was left is taken.
-        assert given[1, 1] >= 0.8 * (capacity - INGEST) / 2
+        assert beside_ns <= 1.8 * alone_ns + MS
+        # Where an acknowledgement takes 1.5 times as long a third of what was left is taken.
+        assert given[1, 1] >= 0.8 * (capacity - INGEST) / 3
 
 
 def test_reader_that_is_felt_too_much_still_gains() -> None:
@@ -145,9 +145,7 @@ def test_readers_share_fairly_whatever_they_ask_for() -> None:
     machine.takes |= takes
     machine.run(5)
     given, _ = machine.run(20)
-    # While the share is small the busier one's reader has what it gains.
-    assert given[1, 1] <= 1.25 * min(given.values())
-    assert max(given[reader] for reader in takes if reader != (1, 1)) <= 1.1 * min(given.values())
+    assert max(given.values()) <= 1.1 * min(given.values())
     for (_, group), rate in given.items():
         assert rate >= GAIN * ingest[group]
 
@@ -181,7 +179,7 @@ def test_producers_that_became_faster_are_heard_again() -> None:
     machine.takes[1, 1] = 10_000 * MB
     machine.run(17 + 3 * PAUSE_EVERY_NS / SECOND)
     _, beside_ns = machine.run(20)
-    assert beside_ns <= 4 * quick(0, 0)
+    assert beside_ns <= 3 * quick(0, 0)
 
 
 def test_reader_is_fed_though_nobody_knows_what_is_usual() -> None:
