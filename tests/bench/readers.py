@@ -6,7 +6,8 @@
   partition was written to the slowest one was fed.
 * `tail`: fifty consumers wait at the end of a partition at a steady rate (tests/bench/tailing.py),
   without others (`alone`), and `beside` five that read partitions of the same server from their
-  first record, again and again, while a producer writes to these as well.
+  first record, again and again, while a producer writes to these as well. Both in turn, several
+  times: the p99 of a single stretch of ten seconds differs by more than those five make.
 
 Consumers are bare connections, in one process and one selector's loop: ten client libraries would
 take more of the machine than the servers do. Each asks for the next mebibyte of its partition when
@@ -61,7 +62,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--megabytes", type=float, default=1_500.0, help="behind in `tail`")
     parser.add_argument("--beside-rate", type=float, default=20.0, help="MB/s produced in `tail`")
     parser.add_argument("--tail-rate", type=float, default=5.0, help="MB/s at whose end they wait")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each half of `tail`")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each stretch of `tail`")
+    parser.add_argument("--stretches", type=int, default=3, help="of each kind in `tail`, in turn")
     parser.add_argument("--alone-seconds", type=float, default=5.0, help="before `ten` begin")
     parser.add_argument("--seconds-max", type=float, default=120.0, help="for catching up")
     parser.add_argument("--only", nargs="+", choices=("ten", "tail"))
@@ -127,7 +129,6 @@ def _tail(system: System, options: argparse.Namespace) -> Figures:
     here = [n for n, at in enumerate(leaders(system.bootstrap, far)) if at == where][:BEHIND]
     assert len(here) == BEHIND, f"{where} leads {here} of {far}"
     time.sleep(REST_SECONDS)
-    figures: Figures = {}
     with (
         Producing(system.bootstrap, far, options.beside_rate, partitions) as producing,
         Tailing(
@@ -138,23 +139,26 @@ def _tail(system: System, options: argparse.Namespace) -> Figures:
         ) as tailing,
     ):
         producing.wait_going()
-        taken = tailing.measured(system.pids(), options.seconds)
-        figures |= {f"alone{_joined(name)}": value for name, value in taken.items()}
-        with behind_in(system.bootstrap, far, here, again=True) as behind:
-            began, before = time.monotonic(), behind.counts
-            taken = tailing.measured(system.pids(), options.seconds)
-            elapsed = time.monotonic() - began
-            read = [now - then for now, then in zip(behind.counts, before, strict=True)]
-        figures |= {f"beside{_joined(name)}": value for name, value in taken.items()}
+        alone, beside = tailing.taken(), tailing.taken()
+        read, elapsed = [0] * BEHIND, 0.0
+        for _ in range(options.stretches):
+            tailing.measure(system.pids(), options.seconds, alone)
+            with behind_in(system.bootstrap, far, here, again=True) as behind:
+                began, before = time.monotonic(), behind.counts
+                tailing.measure(system.pids(), options.seconds, beside)
+                elapsed += time.monotonic() - began
+                counts = zip(read, behind.counts, before, strict=True)
+                read = [total + now - then for total, now, then in counts]
+    figures = {
+        f"{kind}_{name}": value
+        for kind, taken in (("alone", alone), ("beside", beside))
+        for name, value in taken.figures().items()
+    }
     written = options.beside_rate * 1e6 / partitions
     return figures | {
         "behind_mb_per_second": sum(read) * RECORD_BYTES / 1e6 / elapsed,
         "slowest_gain": min(read) * RECORD_BYTES / elapsed / written,
     }
-
-
-def _joined(name: str) -> str:
-    return name if name.startswith("_") else f"_{name}"
 
 
 @contextmanager

@@ -93,7 +93,9 @@ def _tailing(system: System, topic: str, size: Size, *, consumers: int) -> Figur
     with Tailing(
         system.bootstrap, topic, consumers=consumers, bytes_per_second=TAILING_BYTES_PER_SECOND
     ) as tailing:
-        return tailing.measured(system.pids(), size.throughput_seconds)
+        taken = tailing.taken()
+        tailing.measure(system.pids(), size.throughput_seconds, taken)
+        return taken.figures()
 
 
 def _sync_producer(system: System, topic: str, size: Size) -> Figures:

@@ -45,6 +45,26 @@ class _Consumer:
     taken: list[float] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Taken:
+    """What was measured in one or more stretches."""
+
+    times: list[list[float]]
+    """Of each consumer: milliseconds from a batch's sending to its arrival."""
+    seconds: float = 0.0
+    server_cpu: float = 0.0
+    client_cpu: float = 0.0
+    """Seconds."""
+
+    def figures(self) -> Figures:
+        """Over all consumers and for the one worst off."""
+        return percentiles("", list(chain.from_iterable(self.times))) | {
+            "worst_p99_ms": max(statistics.quantiles(one, n=100)[98] for one in self.times),
+            "server_cpu_seconds_per_second": self.server_cpu / self.seconds,
+            "client_cpu_seconds_per_second": self.client_cpu / self.seconds,
+        }
+
+
 class Tailing:
     """Consumers of a new topic's only partition. Use in a `with`."""
 
@@ -76,22 +96,22 @@ class Tailing:
         for consumer in self._consumers:
             consumer.connection.close()
 
-    def measured(self, pids: list[int], seconds: float) -> Figures:
-        """Milliseconds from a batch's sending to its arrival, over all consumers and for the one
-        worst off; CPU time of the servers `pids`, and of us, for each second."""
+    def taken(self) -> Taken:
+        """Nothing so far."""
+        return Taken([[] for _ in self._consumers])
+
+    def measure(self, pids: list[int], seconds: float, taken: Taken) -> None:
+        """Add a stretch of so many seconds to what was `taken`; `pids` are the servers'."""
         self._run(WARM_UP_SECONDS)
         for consumer in self._consumers:
             consumer.taken.clear()
         used, own, began = cpu_seconds(pids), time.process_time(), time.monotonic()
         self._run(seconds)
-        elapsed = time.monotonic() - began
-        used, own = cpu_seconds(pids) - used, time.process_time() - own
-        taken = [consumer.taken for consumer in self._consumers]
-        return percentiles("", list(chain.from_iterable(taken))) | {
-            "worst_p99_ms": max(statistics.quantiles(times, n=100)[98] for times in taken),
-            "server_cpu_seconds_per_second": used / elapsed,
-            "client_cpu_seconds_per_second": own / elapsed,
-        }
+        taken.seconds += time.monotonic() - began
+        taken.server_cpu += cpu_seconds(pids) - used
+        taken.client_cpu += time.process_time() - own
+        for times, consumer in zip(taken.times, self._consumers, strict=True):
+            times += consumer.taken
 
     def _run(self, seconds: float) -> None:
         """Send for so long; return when everybody has everything."""
