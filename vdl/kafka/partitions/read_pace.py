@@ -13,6 +13,9 @@ What it is without readers is measured while there are none. Where there are alw
 for `PAUSE_NS` every `PAUSE_EVERY_NS`. So a disk or a follower that became slow by itself is not
 taken for their doing, and does not hold them up for long.
 
+Such times vary by themselves: on one disk for three servers, one tenth of a second takes twice as
+long as the next. So no single look decides what is usual.
+
 It looks only when it is called: no timer runs for it.
 
 Must not know: who reads, what else bounds a reader.
@@ -21,6 +24,7 @@ Must not know: who reads, what else bounds a reader.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt
 from typing import Protocol
 
 from vdl.clock import MS
@@ -46,9 +50,12 @@ RATE_MAX = 64 << 30
 """A second. No machine feeds that; it bounds the number."""
 _MANY = 16
 """So many acknowledgements are a whole sample."""
-_SLOWLY, _FAST = 8, 2
-"""The usual time moves by such a part of the difference with each whole sample: while nobody reads
-there are ten a second, else one in a pause."""
+_SLOWLY, _FAST = 3, 1
+"""How often the way is halved that the usual time moves with a whole sample: while nobody reads
+there are ten a second, else one in a pause. It is halved in proportion (a geometric mean), so that
+one very long time counts no more than one very short."""
+_LOOKS = 8
+"""Of so many looks beside readers the mean says what it takes lately."""
 
 
 class Acknowledged(Protocol):
@@ -70,8 +77,8 @@ class ReadPace:
     """The pace of one server. Times are of the monotonic clock, in nanoseconds."""
 
     __slots__ = (
-        "_acknowledged", "_began_ns", "_fed_ns", "_is_alone", "_pause_next_ns", "_requests",
-        "_short_ns", "_total_ns", "pause_end_ns", "rate", "usual_ns",
+        "_acknowledged", "_began_ns", "_fed_ns", "_is_alone", "_lately_ns", "_pause_next_ns",
+        "_requests", "_short_ns", "_total_ns", "pause_end_ns", "rate", "usual_ns",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -91,6 +98,8 @@ class ReadPace:
         """No read may begin before."""
         self.usual_ns = 0
         """What an acknowledgement takes without readers; 0: not known yet."""
+        self._lately_ns = 0
+        """What it took in the last looks beside readers, on average."""
         self.rate = 0
         """Bytes a second for all readers. Use: not less than what they are to get in any case."""
 
@@ -157,22 +166,25 @@ class ReadPace:
         count, mean_ns = self._felt()
         if not count:
             return
-        if not self.usual_ns:
-            self.usual_ns = max(1, mean_ns)
-            return
-        part = _MANY * (_FAST if self._began_ns < self.pause_end_ns else _SLOWLY)
-        self.usual_ns += (mean_ns - self.usual_ns) * min(count, _MANY) // part
-        self.usual_ns = max(1, self.usual_ns)
+        mean_ns = max(1, mean_ns)
+        if self.usual_ns:
+            for _ in range(_FAST if self._began_ns < self.pause_end_ns else _SLOWLY):
+                mean_ns = isqrt(mean_ns * self.usual_ns)
+            self.usual_ns += (mean_ns - self.usual_ns) * min(count, _MANY) // _MANY
+        else:
+            self.usual_ns = mean_ns
+        self._lately_ns = self.usual_ns
 
     def _judge(self, elapsed_ns: int, now_ns: int, least: int, *, is_waited_for: bool) -> None:
         """Change the rate by what was felt beside readers."""
         count, mean_ns = self._felt()
         if count < FEW and elapsed_ns < FEW_NS:
             return
-        if count and mean_ns < self.usual_ns // 2:
-            # Without readers it would take no longer: what was learned is out of date.
-            self.usual_ns = max(1, self.usual_ns // 2)
         if count:
+            # Without readers it would take no longer: a usual time of more than twice what it takes
+            # lately is out of date.
+            self._lately_ns += (mean_ns - self._lately_ns) // _LOOKS
+            self.usual_ns = max(1, min(self.usual_ns, 2 * self._lately_ns))
             is_worse = mean_ns > self.usual_ns * WORSE_PERCENT // 100 + WORSE_NS
         else:
             is_worse = is_waited_for

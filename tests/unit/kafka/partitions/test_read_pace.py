@@ -220,6 +220,27 @@ def test_readers_that_nobody_feels_are_not_held_up_by_noise() -> None:
     assert given[1, 1] >= 2.5 * GAIN * INGEST
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_times_that_vary_by_themselves_change_nothing(seed: int) -> None:
+    """A disk on which one tenth of a second is like no other: readers get what they would get if it
+    were as even as it is on average, and so do producers."""
+    rng = Random(seed)
+    factors = [rng.lognormvariate(0, 0.6) for _ in range(2_000)]
+    even = queue_of(300 * MB)
+
+    def taken_ns(now_ns: int, read: int) -> int:
+        return int(factors[now_ns // (100 * MS)] * even(now_ns, read))
+
+    machine = Machine(taken_ns, {})
+    machine.acknowledgements = 1
+    _, alone_ns = machine.run(20)
+    machine.takes[1, 1] = 10_000 * MB
+    machine.run(10)
+    given, beside_ns = machine.run(100)
+    assert given[1, 1] >= 0.9 * (300 * MB - INGEST) / 3
+    assert beside_ns <= 2.5 * alone_ns
+
+
 def test_rare_acknowledgements_are_waited_for() -> None:
     """Two a second tell as much, later: a reader that harms them is slowed down nevertheless."""
     machine = Machine(lambda now_ns, read: 2 * MS + read, {}, {1: 1_000})
