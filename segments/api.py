@@ -557,6 +557,11 @@ class Store(Protocol):
         """When the log begins a new segment, from the next flush on. Not kept: `open` begins with
         the store's own size."""
 
+    def expect_reads(self, log: Log, expected: bool) -> None:
+        """Whether consumers are likely to read the log here, as they do at first. Where they are
+        not, the system's page cache is not filled with what is written; a `read_cold` says that
+        there are some after all."""
+
     def segment_spans(
         self, log: Log, done: Callable[[list[SegmentSpan] | StorageError], None]
     ) -> None:

@@ -539,6 +539,9 @@ class MemoryStore:
     def set_segment_limits(self, log: Log, limits: SegmentLimits) -> None:
         self._state(log).limits = limits
 
+    def expect_reads(self, log: Log, expected: bool) -> None:
+        """Everything is always in memory."""
+
     def segment_spans(
         self, log: Log, done: Callable[[list[SegmentSpan] | StorageError], None]
     ) -> None:

@@ -487,6 +487,7 @@ class DiskStore:
         done: Callable[[Slices | StorageError], None],
     ) -> None:
         assert isinstance(log, DiskLog), type(log)
+        log.is_read = True
         self._reader.read(log, offset, end_index, bytes_max, done)
 
     def entries_cold(
@@ -521,6 +522,10 @@ class DiskStore:
     def set_segment_limits(self, log: Log, limits: SegmentLimits) -> None:
         assert isinstance(log, DiskLog), type(log)
         log.limits = limits
+
+    def expect_reads(self, log: Log, expected: bool) -> None:
+        assert isinstance(log, DiskLog), type(log)
+        log.is_read = expected
 
     def segment_spans(
         self, log: Log, done: Callable[[list[SegmentSpan] | StorageError], None]

@@ -24,6 +24,7 @@ from segments.io.fs import (
     cut_off,
     is_refused,
     read_whole,
+    uncache_steps,
     write_over,
 )
 from segments.log.index_files import IndexWriter
@@ -103,6 +104,8 @@ class FlushPlan:
     """What is allocated behind the log's end goes back."""
     rewinds: int = 0
     """Of the log's placement, when this was planned."""
+    is_read: bool = True
+    """The system's page cache is to keep what is written."""
 
     @property
     def writes_frames(self) -> bool:
@@ -236,6 +239,8 @@ class _Writer:
         """Of the plan, not written yet."""
         self._behind = 0
         """Bytes before the cursor that were neither synced nor written back."""
+        self._started = cursor.position
+        """Where this flush began in the file."""
         self._new_names = False
         self._has_frames = False
         """Something was written that is not synced."""
@@ -300,6 +305,8 @@ class _Writer:
             self._mend()
         if self._has_frames:
             self._file.sync()
+            if not self.plan.is_read:
+                uncache_steps(self._file, self._started, self.result.cursor.position)
         if self._new_names:
             self.plan.files.fs.sync_directory(self.plan.files.directory)
 
@@ -380,6 +387,8 @@ class _Writer:
         if self._has_zeros:
             self._mend()
         self._file.sync()
+        if not self.plan.is_read:
+            self._file.uncache()
         self._file.close()
         self._has_frames = False
         self._index.flush()
@@ -397,7 +406,7 @@ class _Writer:
         cursor = self.result.cursor
         self._begun = info
         self._allocated = allocated
-        self._behind = 0
+        self._behind = self._started = 0
         self.result.opened.append(info)
         cursor.segment, cursor.position = info.number, SEGMENT_HEADER_BYTES
         cursor.max_timestamp = cursor.first_timestamp = NO_TIMESTAMP

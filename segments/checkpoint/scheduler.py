@@ -500,6 +500,7 @@ class CheckpointScheduler:
             end=(placement.segment, placement.position),
             room_bytes=self.rooms.bytes_for(log, size, limits, is_full=self._journal.is_full),
             rooms=dict(placement.rooms), space_kept=self._space_kept, rewinds=placement.rewinds,
+            is_read=log.is_read,
         )  # fmt: skip
 
     def _finished(

@@ -19,7 +19,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import lmdb
@@ -31,6 +31,9 @@ DISK_FULL_RETRY_MS = 1000
 """How often a full disk is asked again."""
 _PAGE_BYTES = 4096
 """What the system reads and writes at once: who writes a part of a page has it read first."""
+UNCACHE_BYTES = 8 << 20
+"""So much at once leaves the system's page cache: for each page the system may ask all processors
+whether they still hold it."""
 _BLOCK_BYTES = 512
 """What `st_blocks` counts, whatever the file system's own are."""
 _IN_PLACE = frozenset(("ext2", "ext3", "ext4", "xfs", "tmpfs", "ramfs", "overlay"))
@@ -97,8 +100,9 @@ class File(Protocol):
     def begin_write_back(self, length: int, position: int) -> None:
         """The same without waiting for the medium. Raises SyncFailed."""
 
-    def uncache(self) -> None:
-        """Let the system give up what it has in memory of the file, which is synced."""
+    def uncache(self, length: int = 0, position: int = 0) -> None:
+        """Let the system give up what it has in memory of `length` bytes of the file, 0: to its
+        end, as far as they are on the medium. A hint: it raises nothing."""
 
     def truncate(self, length: int) -> None: ...
     def allocate(self, length: int, *, start: int = 0) -> None:
@@ -272,9 +276,10 @@ class RealFile:
             raise SyncFailed(OSError(code, os.strerror(code)))
         return True
 
-    def uncache(self) -> None:
+    def uncache(self, length: int = 0, position: int = 0) -> None:
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            with suppress(OSError):
+                os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)
 
     def truncate(self, length: int) -> None:
         os.ftruncate(self._fd, length)
@@ -566,6 +571,15 @@ def read_whole(file: File, length: int, position: int) -> bytes:
     """What `pread` gives; nothing where the medium cannot give all of it."""
     data, bad = read_around(file, length, position)
     return b"" if bad else data
+
+
+def uncache_steps(file: File, start: int, end: int) -> None:
+    """Have the system's page cache keep nothing of what was written to [start, end) and synced,
+    each time another `UNCACHE_BYTES` are full. The page in which more is written soon stays."""
+    start -= start % UNCACHE_BYTES
+    end -= end % UNCACHE_BYTES
+    if end > start:
+        file.uncache(end - start, start)
 
 
 def write_over(file: File, data: Buffer, position: int) -> bool:

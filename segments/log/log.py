@@ -202,6 +202,7 @@ class DiskLog:
         "install_sequence",
         "is_lost",
         "is_meta_lost",
+        "is_read",
         "is_void",
         "last",
         "limits",
@@ -264,6 +265,8 @@ class DiskLog:
         self.placement = Placement(first_index - 1, first_index - 1)
         """Of entries that segments hold before they are flushed."""
         self.is_meta_lost = False
+        self.is_read = True
+        """What is written to segments is to stay in the system's page cache."""
         self.limits: SegmentLimits | None = None
         """When a new segment begins, if not as the store's options say."""
         self.sequence = 0
@@ -472,7 +475,7 @@ class DiskLog:
         self._stage(entries, Batch(batch.token))
         self.sequence = sequence
         batch.payloads += placement.place(
-            layout, self.tail, self.files, self.last, self.segments[-1]
+            layout, self.tail, self.files, self.last, self.segments[-1], is_read=self.is_read
         )
         batch.placed.append((self, self.generation, self.last))
         if placement.begun:

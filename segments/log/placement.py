@@ -23,7 +23,7 @@ from ids import Index
 from segments.api import Buffer, CorruptRecord, EntryLike, SegmentLimits
 from segments.format.frame import FRAME_BYTES
 from segments.io import failpoint
-from segments.io.fs import File, is_unreadable, read_whole, write_over
+from segments.io.fs import File, is_unreadable, read_whole, uncache_steps, write_over
 from segments.log.index import IndexDamaged, place
 from segments.log.segment import LogFiles
 from segments.log.segment_header import (
@@ -65,6 +65,8 @@ class Payload:
     """What the header of the file says."""
     flushed_index: Index
     """Of the log."""
+    is_read: bool = True
+    """The system's page cache is to keep it."""
 
     @property
     def bytes(self) -> int:
@@ -219,7 +221,14 @@ class Placement:
         return layout
 
     def place(
-        self, layout: Layout, tail: Tail, files: LogFiles, last: Index, info: SegmentInfo
+        self,
+        layout: Layout,
+        tail: Tail,
+        files: LogFiles,
+        last: Index,
+        info: SegmentInfo,
+        *,
+        is_read: bool = True,
     ) -> list[Payload]:
         """Take the place of the entries up to `last`, which are in `tail` now; what is to be
         written. `info` is the newest segment's that a flush has begun."""
@@ -239,7 +248,9 @@ class Placement:
                 position = 0
             if buffers:
                 file = self.rooms[segment].file
-                made.append(Payload(file, position, buffers, files, info, tail.flushed_index))
+                made.append(
+                    Payload(file, position, buffers, files, info, tail.flushed_index, is_read)
+                )
         self.index = last
         self.segment, self.position = layout.segment, layout.position
         self.first_timestamp = layout.first_timestamp
@@ -306,6 +317,9 @@ def write_payloads(payloads: Sequence[Payload]) -> int:
         for file in dict.fromkeys(payload.file for payload in payloads):
             file.sync()
     failpoint.hit("payload.after_sync")
+    for payload in payloads:
+        if not payload.is_read:
+            uncache_steps(payload.file, payload.position, payload.position + payload.bytes)
     return total
 
 

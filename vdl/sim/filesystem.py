@@ -42,7 +42,7 @@ class SimFile:
     def begin_write_back(self, length: int, position: int) -> None:
         """As `write_back`."""
 
-    def uncache(self) -> None:
+    def uncache(self, length: int = 0, position: int = 0) -> None:
         """Nothing is cached."""
 
     def truncate(self, length: int) -> None:

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from segments.api import SegmentSpan
+from segments.api import Log, SegmentSpan
+from segments.memory import MemoryStore
+from tests.unit.logstream.conftest import SERVERS
 from vdl.errors import ErrorCode
 from vdl.logstream.group.appends import Appended
 from vdl.logstream.group.log_stream import LogStream
@@ -324,3 +326,24 @@ def test_segment_starts_of_a_real_log_begin_at_its_start(cluster: Any) -> None:
     empty, (one,) = found
     assert empty == []
     assert one[0] == 0
+
+
+def test_store_is_told_where_consumers_read(cluster: Any, monkeypatch: Any) -> None:
+    """On leaders: what only followers write need not stay in the system's page cache."""
+    told: dict[tuple[int, int], bool] = {}
+
+    def expect_reads(store: MemoryStore, log: Log, expected: bool) -> None:
+        server = next(s for s in SERVERS if cluster.nodes[s].store is store)
+        told[server, log.group_id] = expected
+
+    monkeypatch.setattr(MemoryStore, "expect_reads", expect_reads)
+    group_id = cluster.create_topic()
+    first = cluster.leader(group_id).leader_server
+    assert [s for s in SERVERS if told[s, group_id]] == [first]
+    cluster.nodes[first].crash()
+    cluster.run(3_000)
+    second = cluster.leader(group_id).leader_server
+    assert [s for s in SERVERS if told[s, group_id] and s != first] == [second]
+    cluster.nodes[first].start()
+    cluster.run(3_000)
+    assert [s for s in SERVERS if told[s, group_id]] == [cluster.leader(group_id).leader_server]

@@ -895,6 +895,7 @@ class Group:
             self.term_known = term
             self.leader_known = lead
             self.was_leader = leads
+            self.store.expect_reads(self.log, leads)
             self.owner.leader_changed()
         if leads:
             if self.serving:
