@@ -32,8 +32,8 @@ DISK_FULL_RETRY_MS = 1000
 _PAGE_BYTES = 4096
 """What the system reads and writes at once: who writes a part of a page has it read first."""
 UNCACHE_BYTES = 8 << 20
-"""So much at once leaves the system's page cache: for each page the system may ask all processors
-whether they still hold it."""
+"""So much leaves the system's page cache at once: each time it may have to ask all processors which
+pages they still hold."""
 _BLOCK_BYTES = 512
 """What `st_blocks` counts, whatever the file system's own are."""
 _IN_PLACE = frozenset(("ext2", "ext3", "ext4", "xfs", "tmpfs", "ramfs", "overlay"))
