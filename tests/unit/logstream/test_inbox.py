@@ -32,6 +32,8 @@ from rpc.errors import RemoteError
 from rpc.frames import encode_messages
 from rpc.leaders import LeaderListSender
 from rpc.peer import FrameType
+from segments.api import ENTRY_FRAME_BYTES
+from segments.memory import MemoryStore
 from vdl.errors import ErrorCode
 
 Make = Callable[[int, int], Message]
@@ -209,3 +211,43 @@ def test_no_number_of_an_admitted_peer_ends_a_server(cluster: Any, seed: int) ->
         cluster.run(rng.choice((0, 1, 30)))
     cluster.run(3_000)
     works(cluster, other)
+
+
+@pytest.mark.parametrize(
+    ("room", "flushable", "taken"),
+    [
+        pytest.param(20, 40, 20, id="there is room"),
+        pytest.param(5, 40, 5, id="a flush makes more"),
+        pytest.param(0, 40, 0, id="a flush makes some"),
+        pytest.param(0, -20, 20, id="no flush is due"),
+        pytest.param(-9, -20, 20, id="no flush is due, and more has been taken"),
+        pytest.param(5, -10, 11, id="what is taken makes one due"),
+    ],
+)
+@pytest.mark.parametrize("committed", [0, 10, 20])
+def test_follower_takes_what_it_has_room_for_or_what_no_flush_waits_for(
+    cluster: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    room: int,
+    flushable: int,
+    taken: int,
+    committed: int,
+) -> None:
+    """Also what its leader has committed long ago may come in one turn with what it has not, and
+    more than the bound in one message. `room` is counted in entries, and so is `flushable`, from
+    the quarter of the cache that a flush may leave."""
+    group_id = cluster.create_topic()
+    peer = cluster.leader(group_id).leader_server
+    here = peer % 3 + 1
+    host, data = cluster.nodes[here].host, bytes(1_000)
+    node, size = host.groups[group_id].node, len(data) + ENTRY_FRAME_BYTES
+    unflushed = host.unflushed_bytes_max - room * size
+    flushable_bytes = host.state.cache_bytes_max // 4 + flushable * size
+    monkeypatch.setattr(MemoryStore, "unflushed_bytes", property(lambda _: unflushed))
+    monkeypatch.setattr(MemoryStore, "flushable_bytes", property(lambda _: flushable_bytes))
+    last, term, refused = node.last_index, node.term, host.stats.appends_refused
+    entries = [Entry(term, index, data=data) for index in range(last + 1, last + 21)]
+    message = MsgApp(node.id, node.lead, term, term, last, entries, last + committed)
+    last_frame(cluster, group_id, peer, here, message)
+    assert node.last_index == last + taken
+    assert host.stats.appends_refused == refused + (not taken)
