@@ -5,9 +5,10 @@ what else runs there, on other servers. What producers feel says it: how long th
 take, which contains the turns of the loop, the journal and the followers.
 
 So the mean time of an acknowledgement while readers are fed is compared with what it is without
-them. While it is at most `WORSE_PERCENT` of that and `WORSE_NS` more, the rate grows by a quarter
-with each look at which a reader had to wait for it; else a quarter of it goes. It never falls below
-what readers are to get in any case, which the caller says.
+them. It may be `WORSE_PERCENT` of that and `WORSE_NS` more. The rate changes with each look by the
+root of how far it is from there, by a quarter at the most: the closer, the less, so it does not
+swing. It grows only where a reader had to wait for it. It never falls below what readers are to get
+in any case, which the caller says.
 
 What it is without readers is measured while there are none. Where there are always some, they pause
 for `PAUSE_NS` every `PAUSE_EVERY_NS`. So a disk or a follower that became slow by itself is not
@@ -38,7 +39,7 @@ FEW_NS = 500 * MS
 """unless no more come in this time."""
 STALE_NS = 2_000 * MS
 """After a gap of this length, or a clock that jumped, what came before is not counted."""
-WORSE_PERCENT = 150
+WORSE_PERCENT = 200
 WORSE_NS = MS // 2
 SETTLE_NS = 50 * MS
 """After its last read a reader is not felt any more."""
@@ -54,6 +55,9 @@ _SLOWLY, _FAST = 3, 1
 """How often the way is halved that the usual time moves with a whole sample: while nobody reads
 there are ten a second, else one in a pause. It is halved in proportion (a geometric mean), so that
 one very long time counts no more than one very short."""
+_STEP = 1_000
+_STEP_MIN, _STEP_MAX = _STEP * 3 // 4, _STEP * 5 // 4
+"""What the rate is multiplied with after a look, in thousandths."""
 _LOOKS = 8
 """Of so many looks beside readers the mean says what it takes lately."""
 
@@ -185,14 +189,15 @@ class ReadPace:
             # lately is out of date.
             self._lately_ns += (mean_ns - self._lately_ns) // _LOOKS
             self.usual_ns = max(1, min(self.usual_ns, 2 * self._lately_ns))
-            is_worse = mean_ns > self.usual_ns * WORSE_PERCENT // 100 + WORSE_NS
+            may_ns = self.usual_ns * WORSE_PERCENT // 100 + WORSE_NS
+            step = isqrt(_STEP * _STEP * may_ns // max(1, mean_ns)) if self.usual_ns else _STEP
         else:
-            is_worse = is_waited_for
-        is_known = self.usual_ns or not count
-        if is_worse and is_known:
-            self.rate = max(least, self.rate * 3 // 4)
-        elif is_known and min(self._short_ns, self._fed_ns) >= self._began_ns:
-            self.rate = min(RATE_MAX, self.rate * 5 // 4)
+            step = _STEP_MIN if is_waited_for else _STEP_MAX
+        step = min(max(step, _STEP_MIN), _STEP_MAX)
+        if step < _STEP:
+            self.rate = max(least, self.rate * step // _STEP)
+        elif min(self._short_ns, self._fed_ns) >= self._began_ns:
+            self.rate = min(RATE_MAX, self.rate * step // _STEP)
         self._begin(now_ns)
         if now_ns >= self._pause_next_ns:
             self.pause_end_ns = now_ns + PAUSE_NS

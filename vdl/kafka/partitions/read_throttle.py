@@ -14,11 +14,13 @@ machine idle that has time for both. A read starts as soon as one of two rules a
 * Gain: each reader gets twice the producers' rate of its own partition, whatever others take. So
   several readers of one partition all catch up.
 
-A single reader gets the faster of the two, not their sum. One that could not ask in time, or had to
-pause, makes up for `BURST_NS` of it. A read has at most `READ_BYTES_MAX`, so a larger request gets
-no larger share; and less where so many readers ask that their turns would take longer than
-`WAIT_NS_MAX`. No read waits longer than that: with very many readers the throttle yields, and none
-starves.
+A single reader gets the faster of the two, not their sum. What it is to get in any case, and could
+not have because it did not ask in time or had to pause, it gets later, of `BURST_NS` at the most.
+What producers leave is gone when it is not taken: to make up for that would be felt.
+
+A read has at most `READ_BYTES_MAX`, so a larger request gets no larger share; and less where so
+many readers ask that their turns would take longer than `WAIT_NS_MAX`. No read waits longer than
+that: with very many readers the throttle yields, and none starves.
 
 Must not know: requests, the disk.
 """
@@ -49,7 +51,8 @@ READ_BYTES_MIN = 64 << 10
 GAIN = 2
 """How many times as fast as its producers a reader is fed at least."""
 BURST_NS = PAUSE_NS
-"""What could not be had in so long may be had at once: above all a pause."""
+"""What readers are to get in so long, and could not have, they may have at once: above all in a
+pause."""
 BACKGROUND_BYTES = 128 << 20
 """A second: for work that nobody waits for."""
 
@@ -106,7 +109,7 @@ class ReadThrottle:
             self._gap_ns += (min(now_ns - self.produced_ns, AT_WORK_NS) - self._gap_ns) // 4
             self._count()
             self._tenth_end_ns = now_ns - now_ns % SLOT_NS + SLOT_NS
-            self._look(now_ns)
+            self._look(now_ns, self._least(now_ns))
         self.produced_ns = now_ns
         self.waiting += 1
         self._came[group_id] = self._came.get(group_id, 0) + count
@@ -123,9 +126,12 @@ class ReadThrottle:
         self._came.clear()
         self._sweep(at_ns)
 
-    def _look(self, now_ns: int) -> int:
+    def _least(self, now_ns: int) -> int:
+        """Bytes a second that all readers together get in any case."""
+        return max(self._floor, GAIN * self._ingest.per_second(now_ns))
+
+    def _look(self, now_ns: int, least: int) -> int:
         """Bytes a second for all readers together."""
-        least = max(self._floor, GAIN * self._ingest.per_second(now_ns))
         return self.pace.look(now_ns, least, is_waited_for=self.waiting > 0)
 
     def _at_work(self, now_ns: int) -> bool:
@@ -141,7 +147,8 @@ class ReadThrottle:
             self._free_ns = now_ns
             return Admission(reader, 0, bytes_max)
         self._count()
-        rate = self._look(now_ns)
+        least = self._least(now_ns)
+        rate = self._look(now_ns, least)
         readers = max(1, len(self._last))
         turn_bytes = rate * WAIT_NS_MAX // (_SECOND_NS * readers)
         count = min(bytes_max, READ_BYTES_MAX, max(READ_BYTES_MIN, turn_bytes))
@@ -157,7 +164,8 @@ class ReadThrottle:
         admission = Admission(reader, start_ns - now_ns, count, is_paced=True)
         if start_ns == shared_ns:
             admission.shared_ns = _duration_ns(count, rate)
-            self._free_ns = max(self._free_ns, start_ns - BURST_NS) + admission.shared_ns
+            burst_ns = BURST_NS * least // rate
+            self._free_ns = max(self._free_ns, start_ns - burst_ns) + admission.shared_ns
         # What the share gave it counts, but not for long: its producers may be faster by then.
         due_ns = min(max(due_ns, start_ns - BURST_NS), start_ns + BURST_NS)
         self._last[reader] = due_ns, count
@@ -173,7 +181,7 @@ class ReadThrottle:
         if not self._at_work(now_ns):
             return BACKGROUND_BYTES
         self._count()
-        return min(BACKGROUND_BYTES, max(self._floor, GAIN * self._ingest.per_second(now_ns)))
+        return min(BACKGROUND_BYTES, self._least(now_ns))
 
     def found(self, admission: Admission, count: int, now_ns: int) -> None:
         """The admitted read found `count` bytes: more than admitted if one batch is larger."""

@@ -75,8 +75,8 @@ class Machine:
                 self.throttle.produced(group, rate * STEP // SECOND, self.now_ns)
                 self.throttle.waiting -= 1
             self.lately = [*self.lately[1:], 0]
-            for reader in sorted(self.takes):
-                self._read(reader, given)
+            while due := self._first_due():
+                self._go_on(*due, given)
             self.now_ns += STEP
         count = self.acknowledged.requests - requests
         return (
@@ -84,21 +84,25 @@ class Machine:
             (self.acknowledged.total_ns - total_ns) // max(1, count),
         )
 
-    def _read(self, reader: Reader, given: dict[Reader, int]) -> None:
-        """What a reader does in this step: ask, wait to be let in, read, ask again."""
-        due_ns, admission = self.due.get(reader, (0, None))
-        while due_ns < self.now_ns + STEP:
-            at_ns = max(due_ns, self.now_ns)
-            if admission is None:
-                admission = self.throttle.ask(reader, self.asks.get(reader, READ_BYTES_MAX), at_ns)
-                due_ns = at_ns + admission.wait_ns
-                continue
-            given[reader] += admission.bytes
-            self.lately[-1] += admission.bytes
-            self.throttle.found(admission, admission.bytes, at_ns)
-            due_ns = at_ns + admission.bytes * SECOND // self.takes[reader]
-            admission = None
-        self.due[reader] = due_ns, admission
+    def _first_due(self) -> tuple[Reader, int] | None:
+        """(reader, when) of the first that does something in this step."""
+        due = {reader: max(self.due.get(reader, (0,))[0], self.now_ns) for reader in self.takes}
+        first = min(due, key=lambda reader: (due[reader], reader), default=None)
+        if first is None or due[first] >= self.now_ns + STEP:
+            return None
+        return first, due[first]
+
+    def _go_on(self, reader: Reader, at_ns: int, given: dict[Reader, int]) -> None:
+        """What a reader does: ask and wait to be let in, or read and ask again."""
+        _, admission = self.due.get(reader, (0, None))
+        if admission is None:
+            admission = self.throttle.ask(reader, self.asks.get(reader, READ_BYTES_MAX), at_ns)
+            self.due[reader] = at_ns + admission.wait_ns, admission
+            return
+        given[reader] += admission.bytes
+        self.lately[-1] += admission.bytes
+        self.throttle.found(admission, admission.bytes, at_ns)
+        self.due[reader] = at_ns + admission.bytes * SECOND // self.takes[reader], None
 
 
 def test_reader_that_nobody_feels_gets_all_it_takes() -> None:
@@ -113,16 +117,16 @@ def test_reader_that_nobody_feels_gets_all_it_takes() -> None:
 
 @pytest.mark.parametrize("capacity", [150 * MB, 300 * MB, 1_000 * MB])
 def test_reader_gets_what_producers_leave(capacity: int) -> None:
-    """It converges where acknowledgements take half as long again, on each machine elsewhere."""
+    """It converges where acknowledgements take twice as long, on each machine elsewhere."""
     machine = Machine(queue_of(capacity), {})
     _, alone_ns = machine.run(3)
     machine.takes[1, 1] = 10_000 * MB
     machine.run(10)
     for _ in range(4):
         given, beside_ns = machine.run(10)
-        assert beside_ns <= 1.8 * alone_ns + MS
-        # Where an acknowledgement takes 1.5 times as long a third of what was left is taken.
-        assert given[1, 1] >= 0.8 * (capacity - INGEST) / 3
+        assert beside_ns <= 2.1 * alone_ns + MS
+        # Where an acknowledgement takes twice as long half of what was left is taken.
+        assert given[1, 1] >= 0.9 * (capacity - INGEST) / 2
 
 
 def test_reader_that_is_felt_too_much_still_gains() -> None:
@@ -237,7 +241,7 @@ def test_times_that_vary_by_themselves_change_nothing(seed: int) -> None:
     machine.takes[1, 1] = 10_000 * MB
     machine.run(10)
     given, beside_ns = machine.run(100)
-    assert given[1, 1] >= 0.9 * (300 * MB - INGEST) / 3
+    assert given[1, 1] >= 0.9 * (300 * MB - INGEST) / 2
     assert beside_ns <= 2.5 * alone_ns
 
 
