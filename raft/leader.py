@@ -151,8 +151,13 @@ def _rounds_to_heartbeats(raft: Raft) -> int:
 
 
 def asks(raft: Raft) -> bool:
-    """Whether anybody is sent heartbeats, now or later."""
-    return _rounds_to_heartbeats(raft) > 0
+    """Whether anybody is sent heartbeats, now or later. Asked with each proposal."""
+    if not raft.quiet_heartbeats or raft.pending_reads.last_round:
+        return True
+    for node, progress in raft.peers:
+        if not is_in_step(raft, progress) and raft.is_linked(node):
+            return True
+    return False
 
 
 def is_in_step(raft: Raft, progress: Progress) -> bool:
@@ -200,7 +205,10 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
     if raft.lead_transferee != NONE:
         raise ProposalDropped(DropReason.TRANSFERRING)
     payload = payload_bytes(entries)
-    changes_members = any(entry.kind in CONF_CHANGE_KINDS for entry in entries)
+    changes_members = False
+    for entry in entries:
+        if entry.kind in CONF_CHANGE_KINDS:
+            changes_members = True
     # The first entry beyond an empty account is taken whatever its size; empty ones always are:
     # a leader must be able to leave a joint configuration.
     if (
@@ -212,7 +220,7 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
     if changes_members:
         _admit_conf_changes(raft, entries)
     raft.uncommitted_bytes += payload
-    if raft.quiet_heartbeats and not _rounds_to_heartbeats(raft):
+    if not asks(raft):
         # Nobody is waited for: the interval that runs has nothing to end. Those whom these entries
         # put out of step have a whole one for their answers.
         raft.heartbeat_elapsed = 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ids import GroupId
 from vdl.clock import MS, Clock
+from vdl.kafka.configs.batch_rules import RulesByTopic
 from vdl.kafka.configs.broker_configs import effective
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.host import Compute, Host, LogStream, at_once
@@ -78,6 +79,7 @@ class Context:
     compute: Compute = at_once
     """Where what takes long is computed."""
     read_throttle: ReadThrottle = field(init=False)
+    batch_rules: RulesByTopic = field(init=False)
     record_checks: RecordChecks = field(init=False)
     down_conversion: DownConversion = field(init=False)
     requests: RequestMemory = field(init=False)
@@ -127,6 +129,7 @@ class Context:
         config = self.file_config = self.config
         self.requests = RequestMemory(config.request_memory_max, config.request_bytes_max)
         self.answers = AnswerMemory(config.answer_memory_max)
+        self.batch_rules = RulesByTopic()
         self.record_checks = RecordChecks(self.compute, config.record_check_loop_bytes)
         self.down_conversion = DownConversion(self.compute)
         self.fetch_sessions = FetchSessions(

@@ -90,14 +90,6 @@ def led_stream(ctx: RequestContext, topic_name: str, index: int, epoch: int = -1
     return stream
 
 
-def topic_setting(topic: Topic, name: str, default: int) -> int:
-    """A whole-number setting of the topic; its text was checked when it was set."""
-    configs = topic.configs
-    if configs and name in configs:
-        return int(configs[name])
-    return default
-
-
 def check_leader_epoch(stream: LogStream, epoch: int) -> ErrorCode:
     """What is wrong with the leader epoch a client believes in (KIP-320); -1 is not checked."""
     term = stream.term

@@ -25,7 +25,7 @@ from vdl.logstream.front import Front, NoFront
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas
 from vdl.logstream.group.log_stream import LogStream
-from vdl.logstream.group.outbox import Outbox, server_of
+from vdl.logstream.group.outbox import SERVER_SHIFT, Outbox
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.options import TICK_NS, HostOptions
 from vdl.logstream.stats import HostStats
@@ -139,5 +139,6 @@ class HostState:
         return self.groups.get(group.group_id) is group
 
     def is_linked(self, replica: NodeId) -> bool:
-        """Whether a replica's server can be sent to."""
-        return server_of(replica) in self.alive
+        """Whether a replica's server can be sent to. As `server_of`, without its call: it is asked
+        for each of a leader's batches and followers."""
+        return replica >> SERVER_SHIFT in self.alive

@@ -33,25 +33,9 @@ from functools import partial
 from ids import GroupId
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later, Reply
-from vdl.kafka.configs.topic_configs import (
-    MAX_MESSAGE_BYTES,
-    MIN_IN_SYNC_REPLICAS,
-    PRODUCERS_CODEC,
-    TIMESTAMP_AFTER_MAX_MS,
-    TIMESTAMP_BEFORE_MAX_MS,
-    TIMESTAMP_TYPE,
-    codec_of,
-    is_compacted,
-)
 from vdl.kafka.context import RequestContext
 from vdl.kafka.host import Appended, LogStream, Verify
-from vdl.kafka.lookup import (
-    Topic,
-    find_topic,
-    leader_endpoints,
-    partition_group,
-    topic_setting,
-)
+from vdl.kafka.lookup import Topic, find_topic, leader_endpoints, partition_group
 from vdl.kafka.partitions.record_checks import Bounds, Codec, Recompressed, RecordsRefused, Verdict
 from vdl.kafka.transactions.verification import produce_code, verification
 from vdl.kafka.wire.produce import (
@@ -74,14 +58,11 @@ from vdl.records.batch import (
     read_header,
 )
 from vdl.records.legacy import LAST_PRODUCE_VERSION, header_to_come, is_legacy
-from vdl.records.walk import ANY_TIME
 
 ACKS_ALL = -1
 _ACKS = frozenset({ACKS_ALL, 0, 1})
 _HINTS_FROM = 10
 _TOPIC_IDS_FROM = 13
-_OLDEST, _NEWEST = ANY_TIME
-_NO_LIMIT_MS = _NEWEST
 
 
 class _Placed:
@@ -174,9 +155,9 @@ class _Produce:
         answer: PartitionProduceResponse,
     ) -> None:
         """Check one batch and place it, now or when it is known to be sound. Raises KafkaError."""
-        bytes_max = topic_setting(
-            topic, MAX_MESSAGE_BYTES, self.ctx.server.config.message_max_bytes
-        )
+        server = self.ctx.server
+        rules = server.batch_rules.of(topic, server.config)
+        bytes_max = rules.bytes_max
         assert records is None or type(records) is memoryview, type(records)
         version = self.ctx.api_version
         is_old = version <= LAST_PRODUCE_VERSION and is_legacy(records)
@@ -193,21 +174,15 @@ class _Produce:
         verify: Verify | None = None
         if header.attributes & TRANSACTIONAL_FLAG:
             verify = self.verification(header, group_id)
-        configs = topic.configs
-        default_type = self.ctx.server.config.timestamp_type
-        timestamp_type = configs.get(TIMESTAMP_TYPE, default_type) if configs else default_type
-        log_append_time = timestamp_type.lower() == "logappendtime"
-        bounds = self.bounds(topic, log_append_time=log_append_time)
-        codec = self.codec(topic, bytes_max)
-        copies_min = 1
-        if self.acks == ACKS_ALL:
-            default = self.ctx.server.config.min_insync_replicas
-            copies_min = topic_setting(topic, MIN_IN_SYNC_REPLICAS, default)
+        log_append_time = rules.log_append_time
+        bounds = rules.any_time if log_append_time else rules.bounds(server.host.agreed_ms())
+        codec = rules.codec
+        copies_min = rules.copies_min if self.acks == ACKS_ALL else 1
         placed = _Placed(
             group_id, records, header, answer,
             copies_min=copies_min, log_append_time=log_append_time, verify=verify,
         )  # fmt: skip
-        checks = self.ctx.server.record_checks
+        checks = server.record_checks
         if is_old:
             self.convert(placed, stream, bytes_max, bounds, codec)
             return
@@ -238,14 +213,6 @@ class _Produce:
             deadline_ns=self.deadline_ns,
         )
 
-    def codec(self, topic: Topic, bytes_max: int) -> Codec | None:
-        """The codec the topic keeps its batches in; None for each producer's own."""
-        config = self.ctx.server.config
-        if not topic.configs and config.compression_type == PRODUCERS_CODEC:
-            return None
-        found = codec_of(topic.configs, config)
-        return None if found is None else Codec(*found, bytes_max)
-
     def convert(
         self,
         placed: _Placed,
@@ -273,20 +240,6 @@ class _Produce:
         self.line.append(placed)
         checks.convert_later(placed.records, bytes_max, bounds, done, codec)
 
-    def bounds(self, topic: Topic, *, log_append_time: bool) -> Bounds:
-        """What the topic asks of each record: its time, unless that is not kept (KIP-32, KIP-937),
-        and a key where records are kept by it."""
-        configs = topic.configs
-        keys_required = bool(configs) and is_compacted(configs)
-        if log_append_time:
-            return _OLDEST, _NEWEST, keys_required
-        now_ms = self.ctx.server.host.agreed_ms()
-        config = self.ctx.server.config
-        after_ms = topic_setting(topic, TIMESTAMP_AFTER_MAX_MS, config.timestamp_after_max_ms)
-        before_ms = topic_setting(topic, TIMESTAMP_BEFORE_MAX_MS, config.timestamp_before_max_ms)
-        oldest = _OLDEST if before_ms == _NO_LIMIT_MS else now_ms - before_ms
-        return oldest, min(now_ms + after_ms, _NEWEST), keys_required
-
     def checked(self, placed: _Placed, verdict: Verdict) -> None:
         """A batch that had left the loop is checked. Called from the loop, which a bug here must
         not reach."""
@@ -305,21 +258,14 @@ class _Produce:
 
     def place(self, placed: _Placed, stream: LogStream | None) -> None:
         """Append a checked batch, or set its error."""
-        verdict, answer = placed.verdict, placed.answer
-        if isinstance(verdict, Recompressed):
+        verdict, answer, group_id = placed.verdict, placed.answer, placed.group_id
+        if not isinstance(verdict, int):
+            if not isinstance(verdict, Recompressed):
+                self.refused(verdict, answer, stream)
+                return
             placed.records, placed.header = verdict.batch, verdict.header
             verdict = verdict.max_timestamp
         header = placed.header
-        group_id = placed.group_id
-        done = partial(self.appended, group_id, answer, placed.log_append_time)
-        if isinstance(verdict, KafkaError):
-            answer.log_start_offset = -1 if stream is None else stream.log_start_offset
-            refuse(answer, verdict)
-            self.settled()
-            return
-        if isinstance(verdict, BaseException):
-            raise verdict
-        assert verdict is not None, "still being checked"
         if stream is None:
             self.refuse_as_follower(group_id, answer)
             self.settled()
@@ -335,6 +281,7 @@ class _Produce:
         if header.max_timestamp == NO_TIMESTAMP:
             header.max_timestamp = self.ctx.server.host.agreed_ms()
         ctx = self.ctx
+        done = partial(self.appended, group_id, answer, placed.log_append_time)
         ctx.server.read_throttle.produced(group_id, len(placed.records), ctx.received_ns)
         stream.append(
             placed.records,
@@ -344,6 +291,20 @@ class _Produce:
             done=done,
             verify=placed.verify,
         )
+
+    def refused(
+        self,
+        verdict: BaseException | None,
+        answer: PartitionProduceResponse,
+        stream: LogStream | None,
+    ) -> None:
+        """Set the error of a batch that will not be appended."""
+        assert verdict is not None, "still being checked"
+        if not isinstance(verdict, KafkaError):
+            raise verdict
+        answer.log_start_offset = -1 if stream is None else stream.log_start_offset
+        refuse(answer, verdict)
+        self.settled()
 
     def appended(
         self,

@@ -87,7 +87,9 @@ def passed_on_bytes(elements: Sized) -> int:
 
 def partitions_bytes(produce: ProduceRequest) -> int:
     """What a Produce takes for its partitions, beside its frame; 0 if little."""
-    count = sum(len(topic.partition_data) for topic in produce.topic_data)
+    count = 0
+    for topic in produce.topic_data:
+        count += len(topic.partition_data)
     decoded = _PARTITION_BYTES * count
     return decoded if decoded > SMALL_BYTES else 0
 

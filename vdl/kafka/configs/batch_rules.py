@@ -1,0 +1,89 @@
+"""What a topic asks of its producers' batches, by its settings and the server's.
+
+Each batch needs all of it, and settings change rarely: it is read from their texts once.
+
+Must not know: requests, what a batch is like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vdl.kafka.configs.options import KafkaOptions
+from vdl.kafka.configs.topic_configs import (
+    MAX_MESSAGE_BYTES,
+    MIN_IN_SYNC_REPLICAS,
+    TIMESTAMP_AFTER_MAX_MS,
+    TIMESTAMP_BEFORE_MAX_MS,
+    TIMESTAMP_TYPE,
+    codec_of,
+    is_compacted,
+)
+from vdl.kafka.partitions.record_checks import Bounds, Codec
+from vdl.records.walk import ANY_TIME
+from vdl.state.catalog import TopicInfo
+
+TOPICS_MAX = 10_000
+"""Of so many topics rules are kept; then they are read anew."""
+_OLDEST, _NEWEST = ANY_TIME
+_NO_LIMIT_MS = _NEWEST
+
+
+class BatchRules:
+    """The rules of one topic. They hold while it is `topic` and the server's are `options`: neither
+    is ever changed, another takes its place."""
+
+    __slots__ = (
+        "_after_ms", "_before_ms", "any_time", "bytes_max", "codec", "copies_min",
+        "log_append_time", "options", "topic",
+    )  # fmt: skip
+
+    def __init__(self, topic: TopicInfo, options: KafkaOptions) -> None:
+        configs = topic.configs
+        self.topic = topic
+        self.options = options
+        self.bytes_max = _whole(configs, MAX_MESSAGE_BYTES, options.message_max_bytes)
+        self.copies_min = _whole(configs, MIN_IN_SYNC_REPLICAS, options.min_insync_replicas)
+        """Voters that are to have a batch of acks=all on disk before it is acknowledged."""
+        timestamp_type = configs.get(TIMESTAMP_TYPE, options.timestamp_type)
+        self.log_append_time = timestamp_type.lower() == "logappendtime"
+        """Whether a batch gets the time of its append (KIP-32)."""
+        self.any_time: Bounds = (_OLDEST, _NEWEST, is_compacted(configs))
+        """The bounds where the time of a record is not kept."""
+        after_ms, before_ms = options.timestamp_after_max_ms, options.timestamp_before_max_ms
+        self._after_ms = _whole(configs, TIMESTAMP_AFTER_MAX_MS, after_ms)
+        self._before_ms = _whole(configs, TIMESTAMP_BEFORE_MAX_MS, before_ms)
+        codec = codec_of(configs, options)
+        self.codec = None if codec is None else Codec(*codec, self.bytes_max)
+        """The codec the topic keeps its batches in; None for each producer's own."""
+
+    def bounds(self, now_ms: int) -> Bounds:
+        """What is asked of each record now: its time (KIP-937), and a key where records are kept by
+        it."""
+        before_ms = self._before_ms
+        oldest = _OLDEST if before_ms == _NO_LIMIT_MS else now_ms - before_ms
+        return oldest, min(now_ms + self._after_ms, _NEWEST), self.any_time[2]
+
+
+class RulesByTopic:
+    """The rules of the topics that batches came for."""
+
+    __slots__ = ("_rules",)
+
+    def __init__(self) -> None:
+        self._rules: dict[bytes, BatchRules] = {}
+        """By topic id."""
+
+    def of(self, topic: TopicInfo, options: KafkaOptions) -> BatchRules:
+        """What holds for a batch that comes now."""
+        rules = self._rules.get(topic.topic_id)
+        if rules is None or rules.topic is not topic or rules.options is not options:
+            if len(self._rules) >= TOPICS_MAX:
+                self._rules.clear()
+            rules = self._rules[topic.topic_id] = BatchRules(topic, options)
+        return rules
+
+
+def _whole(configs: Mapping[str, str], name: str, default: int) -> int:
+    """A whole number; its text was checked when it was set."""
+    return int(configs[name]) if name in configs else default
