@@ -135,7 +135,9 @@ class Context:
         self.fetch_sessions = FetchSessions(
             config.fetch_sessions_max, config.fetch_session_partitions_max, self.random_bytes
         )
-        self.read_throttle = ReadThrottle(self.config.cold_read_bytes_per_second)
+        self.read_throttle = ReadThrottle(
+            self.config.cold_read_bytes_per_second, lambda _: self.host.agreed_ms() * MS
+        )
         self.log_sizes = LogSizes(self.host)
         self.share_partitions = LivePartitions(self)
         self.authorizer = None

@@ -12,7 +12,9 @@ in any case, which the caller says.
 
 What it is without readers is measured while there are none. Where there are always some, they pause
 for `PAUSE_NS` every `PAUSE_EVERY_NS`. So a disk or a follower that became slow by itself is not
-taken for their doing, and does not hold them up for long.
+taken for their doing, and does not hold them up for long. All servers pause at the same moments of
+the time they agree on: an acknowledgement waits for others' disks, too, and those feed readers of
+their own. Each would take for usual what it takes beside them, and all would drive each other.
 
 Such times vary by themselves: on one disk for three servers, one tenth of a second takes twice as
 long as the next. So no single look decides what is usual.
@@ -24,6 +26,7 @@ Must not know: who reads, what else bounds a reader.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import isqrt
 from typing import Protocol
@@ -77,15 +80,22 @@ class _Silence:
     total_ns: int = 0
 
 
+def own_time(now_ns: int) -> int:
+    """What servers agree on where there is one."""
+    return now_ns
+
+
 class ReadPace:
-    """The pace of one server. Times are of the monotonic clock, in nanoseconds."""
+    """The pace of one server. Times are of the monotonic clock, in nanoseconds. `agreed_ns`: what
+    that is in the time on which all servers agree."""
 
     __slots__ = (
-        "_acknowledged", "_began_ns", "_fed_ns", "_is_alone", "_lately_ns", "_pause_next_ns",
-        "_requests", "_short_ns", "_total_ns", "pause_end_ns", "rate", "usual_ns",
+        "_acknowledged", "_agreed_ns", "_began_ns", "_fed_ns", "_is_alone", "_lately_ns",
+        "_pause_next_ns", "_requests", "_short_ns", "_total_ns", "pause_end_ns", "rate", "usual_ns",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, agreed_ns: Callable[[int], int] = own_time) -> None:
+        self._agreed_ns = agreed_ns
         self._acknowledged: Acknowledged = _Silence()
         self._began_ns = 0
         """When the present look began."""
@@ -116,6 +126,9 @@ class ReadPace:
         """Bytes a second that all readers may be fed now, at least `least`. To be called often
         while producers or readers are at work. `is_waited_for`: some acknowledgement is."""
         self.rate = max(self.rate, least)
+        if not self._is_alone and now_ns >= self._pause_next_ns:
+            self.pause_end_ns = now_ns + PAUSE_NS
+            self._pause_next_ns = self._common_pause_ns(now_ns)
         elapsed_ns = now_ns - self._began_ns
         if not 0 <= elapsed_ns < STALE_NS:
             self._begin(now_ns)
@@ -139,7 +152,9 @@ class ReadPace:
             if is_new:
                 self.rate = 0  # other producers may be at work by now
             is_unknown = is_new and not self.usual_ns
-            self._pause_next_ns = now_ns + (PAUSE_FIRST_NS if is_unknown else PAUSE_EVERY_NS)
+            self._pause_next_ns = self._common_pause_ns(now_ns)
+            if is_unknown:
+                self._pause_next_ns = now_ns + PAUSE_FIRST_NS
             self._is_alone = False
             self._begin(now_ns)
         self._fed_ns = max(self._fed_ns, now_ns)
@@ -147,6 +162,13 @@ class ReadPace:
     def short(self, until_ns: int) -> None:
         """The rate makes a reader wait until then."""
         self._short_ns = max(self._short_ns, until_ns)
+
+    def _common_pause_ns(self, now_ns: int) -> int:
+        """When all pause next, but for one that is close."""
+        until_ns = PAUSE_EVERY_NS - self._agreed_ns(now_ns) % PAUSE_EVERY_NS
+        if until_ns < PAUSE_EVERY_NS // 2:
+            until_ns += PAUSE_EVERY_NS
+        return now_ns + until_ns
 
     def _has_settled(self, now_ns: int) -> bool:
         """Whether no reader is felt any more. One that only waits for the rate is."""
@@ -199,6 +221,3 @@ class ReadPace:
         elif min(self._short_ns, self._fed_ns) >= self._began_ns:
             self.rate = min(RATE_MAX, self.rate * step // _STEP)
         self._begin(now_ns)
-        if now_ns >= self._pause_next_ns:
-            self.pause_end_ns = now_ns + PAUSE_NS
-            self._pause_next_ns = now_ns + PAUSE_EVERY_NS

@@ -27,11 +27,12 @@ Must not know: requests, the disk.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ids import GroupId
 from vdl.kafka.partitions.ingest_rate import SLOT_NS, IngestRate
-from vdl.kafka.partitions.read_pace import PAUSE_NS, ReadPace
+from vdl.kafka.partitions.read_pace import PAUSE_NS, ReadPace, own_time
 
 _SECOND_NS = 1_000_000_000
 AT_WORK_NS = _SECOND_NS
@@ -73,16 +74,19 @@ class Admission:
 
 
 class ReadThrottle:
-    """The pace of one server. Times are of the monotonic clock, in nanoseconds."""
+    """The pace of one server. Times are of the monotonic clock, in nanoseconds. `agreed_ns`: see
+    `ReadPace`."""
 
     __slots__ = (
         "_by_group", "_came", "_floor", "_free_ns", "_gap_ns", "_ingest", "_last", "_swept_ns",
         "_tenth_end_ns", "pace", "produced_ns", "waiting",
     )  # fmt: skip
 
-    def __init__(self, floor_bytes_per_second: int) -> None:
+    def __init__(
+        self, floor_bytes_per_second: int, agreed_ns: Callable[[int], int] = own_time
+    ) -> None:
         self._floor = floor_bytes_per_second
-        self.pace = ReadPace()
+        self.pace = ReadPace(agreed_ns)
         self._ingest = IngestRate()
         self._came: dict[int, int] = {}
         """Bytes by group that the rates do not include yet: a batch costs one call here."""
