@@ -214,35 +214,35 @@ def test_no_number_of_an_admitted_peer_ends_a_server(cluster: Any, seed: int) ->
 
 
 @pytest.mark.parametrize(
-    ("room", "flushable", "taken"),
+    ("room", "unflushable", "committed", "taken"),
     [
-        pytest.param(20, 40, 20, id="there is room"),
-        pytest.param(5, 40, 5, id="a flush makes more"),
-        pytest.param(0, 40, 0, id="a flush makes some"),
-        pytest.param(0, -20, 20, id="no flush is due"),
-        pytest.param(-9, -20, 20, id="no flush is due, and more has been taken"),
-        pytest.param(5, -10, 11, id="what is taken makes one due"),
+        pytest.param(20, 0, 20, 20, id="there is room"),
+        pytest.param(0, 5, 20, 5, id="room for what is committed"),
+        pytest.param(0, 0, 20, 0, id="a flush makes some"),
+        pytest.param(0, 0, 0, 0, id="a flush makes some for what is not committed, too"),
+        pytest.param(0, 5, 0, 20, id="none is committed: no flush frees them before that"),
+        pytest.param(0, 30, 3, 3, id="some are committed: the others come when those are flushed"),
+        pytest.param(0, 5, 10, 5, id="more are committed than there is room for"),
     ],
 )
-@pytest.mark.parametrize("committed", [0, 10, 20])
-def test_follower_takes_what_it_has_room_for_or_what_no_flush_waits_for(
+def test_follower_takes_what_it_has_room_for_or_what_no_flush_frees(
     cluster: Any,
     monkeypatch: pytest.MonkeyPatch,
     room: int,
-    flushable: int,
-    taken: int,
+    unflushable: int,
     committed: int,
+    taken: int,
 ) -> None:
-    """Also what its leader has committed long ago may come in one turn with what it has not, and
-    more than the bound in one message. `room` is counted in entries, and so is `flushable`, from
-    the quarter of the cache that a flush may leave."""
+    """Also where one message brings what was committed long ago, and what is not yet. Counted in
+    entries of 20: `room` below the bound; `unflushable` by how many less than the bound a flush
+    would free."""
     group_id = cluster.create_topic()
     peer = cluster.leader(group_id).leader_server
     here = peer % 3 + 1
     host, data = cluster.nodes[here].host, bytes(1_000)
     node, size = host.groups[group_id].node, len(data) + ENTRY_FRAME_BYTES
     unflushed = host.unflushed_bytes_max - room * size
-    flushable_bytes = host.state.cache_bytes_max // 4 + flushable * size
+    flushable_bytes = host.unflushed_bytes_max - unflushable * size
     monkeypatch.setattr(MemoryStore, "unflushed_bytes", property(lambda _: unflushed))
     monkeypatch.setattr(MemoryStore, "flushable_bytes", property(lambda _: flushable_bytes))
     last, term, refused = node.last_index, node.term, host.stats.appends_refused

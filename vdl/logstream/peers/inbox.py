@@ -220,9 +220,10 @@ class Inbox:
 
     # --- a server that is crowded --------------------------------------------------------------
     def _taken_of(self, message: MsgApp) -> list[Entry]:
-        """The first of a leader's entries, as far as there is room. One may pass the bound. So do
-        others where no flush would make room: what is not committed has to be taken first, and a
-        large one must not wait for ever behind little that is not due to be flushed."""
+        """The first of a leader's entries, as far as there is room for those that are committed.
+        One may pass the bound: a large one must not wait for ever behind little that is not due to
+        be flushed. Others are taken beyond it, for no flush frees them before they are committed;
+        but not in one message with some that a flush will free."""
         turns = self._stats.turns
         if self._taken_turn != turns:
             self._taken_turn = turns
@@ -230,27 +231,26 @@ class Inbox:
             self._flushable_bytes = -1
         entries = message.entries
         size = payload_bytes(entries) + ENTRY_FRAME_BYTES * len(entries)
-        unflushed_max, unflushed = self._unflushed_max, self._store.unflushed_bytes
-        if unflushed + self._taken_bytes + size <= unflushed_max:
+        store = self._store
+        if store.unflushed_bytes + self._taken_bytes + size <= self._unflushed_max:
             self._taken_bytes += size
             return entries
         if self._flushable_bytes < 0:
-            self._flushable_bytes = self._store.flushable_bytes
-        # A flush is due for what is beyond an eighth of the cache; on a full disk for nothing.
-        waits_for = unflushed_max if self._status.is_full else self._state.cache_bytes_max // 4
-        # What came in this turn may be flushed in the next one.
-        room = unflushed_max - unflushed - self._taken_bytes
-        flushable = self._flushable_bytes + self._taken_bytes
+            self._flushable_bytes = store.flushable_bytes
+        room = self._unflushed_max - self._flushable_bytes - self._taken_bytes
         count = 0
         for entry in entries:
-            if room <= 0 and flushable > waits_for:
+            if room <= 0:
                 break
-            size = len(entry.data) + ENTRY_FRAME_BYTES
-            room -= size
-            flushable += size
+            if entry.index > message.commit:
+                if not count:
+                    count = len(entries)
+                break
+            room -= len(entry.data) + ENTRY_FRAME_BYTES
             count += 1
-        self._taken_bytes = flushable - self._flushable_bytes
-        return entries[:count]
+        taken = entries[:count]
+        self._taken_bytes += payload_bytes(taken) + ENTRY_FRAME_BYTES * count
+        return taken
 
     def _without_entries(self, message: MsgApp, group: Group) -> PeerMessage:
         """What is taken of a leader's message for which there is no room: the commit index."""
