@@ -363,13 +363,14 @@ class GroupMember:
     def commit(
         self,
         offsets: dict[TopicPartition, int],
-        done: Callable[[int, bool], None],
+        done: Callable[[int, bool, dict[TopicPartition, int]], None],
         *,
         generation: int,
         member_id: str,
     ) -> None:
-        """Commit as what this member is, or was; `done(error, definite)` with 0 on success, -1 when
-        no answer came.
+        """Commit as what this member is, or was; `done(error, definite, offsets)` for each error
+        that some of the offsets got: 0 on success, -1 when no answer came. One partition's error
+        says nothing of the others.
 
         `definite` is False when the commit may have happened in spite of the error.
         """
@@ -394,17 +395,21 @@ class GroupMember:
         def answered(response: Message | Failure) -> None:
             if isinstance(response, Failure):
                 self._coordinator_lost()
-                done(-1, not response.sent)
+                done(-1, not response.sent, offsets)
                 return
-            errors = {row.error_code for topic in response.topics for row in topic.partitions}
-            error = max(errors - {0}, default=0)
-            if error in LOST_COORDINATOR:
+            by_error: dict[int, dict[TopicPartition, int]] = {}
+            for topic in response.topics:
+                for row in topic.partitions:
+                    tp = TopicPartition(topic.name, row.partition_index)
+                    by_error.setdefault(row.error_code, {})[tp] = offsets[tp]
+            if not LOST_COORDINATOR.isdisjoint(by_error):
                 self._coordinator_lost()
-            done(error, error > 0 and error not in _UNKNOWN_OUTCOME)
+            for error, rows in by_error.items():
+                done(error, error > 0 and error not in _UNKNOWN_OUTCOME, rows)
 
         if self._coordinator < 0:
             self._find()
-            done(ErrorCode.COORDINATOR_NOT_AVAILABLE, True)
+            done(ErrorCode.COORDINATOR_NOT_AVAILABLE, True, offsets)
         else:
             self._ask(offset_commit, build, answered)
 

@@ -401,11 +401,11 @@ class MemberLoad:
         member_id: str,
     ) -> None:
         recorder = self._env.recorder
-        invoked = recorder.invoke()
+        t0 = recorder.invoke().t0
 
-        def done(error: int, definite: bool) -> None:
-            kind = "ok" if not error else "fail" if definite else "info"
-            op = recorder.returned(invoked, name, "commit", kind)
+        def done(error: int, definite: bool, offsets: dict[TopicPartition, int]) -> None:
+            op = recorder.happened(name, "commit", t0)
+            op.type = "ok" if not error else "fail" if definite else "info"
             op.err = error
             op.group, op.gen, op.member = self._group, generation, member_id
             op.marks.extend(Mark(str(tp), offset) for tp, offset in offsets.items())
