@@ -21,6 +21,7 @@ Must not know: who may be damaged, and when (`atlas`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 
 from ids import NO_INDEX, GroupId, Index, LogId, indexes
@@ -122,14 +123,12 @@ def spoil_block(disk: SimDisk, rng: Random) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """A page that cannot be read any more. `entries` lie in it; they may cost their replica when
-    not `index_durable`: a power cut may then take along what says where they lie, or where the log
-    begins when they are all trimmed."""
+    """A page that cannot be read any more. `entries` lie in it, none in that of an index. It may
+    cost the replica when they are not `told`: see `are_told`."""
 
     what: str
-    page: tuple[Inode, int]
     entries: list[Index]
-    index_durable: bool
+    told: bool
 
 
 def spoil_segment(
@@ -158,18 +157,37 @@ def spoil_segment(
         if not inside:
             return None
     disk.bad_pages.add((inode, page))
-    index_durable = not inside or is_index_durable(disk, files, end)
-    return Spoiled(
-        f"page {page} of {path} cannot be read any more", (inode, page), inside, index_durable
-    )
+    is_told = are_told(disk, files, end)
+    return Spoiled(f"page {page} of {path} cannot be read any more", inside, is_told)
 
 
-def is_index_durable(disk: SimDisk, files: LogFiles, end: Index) -> bool:
-    """Whether a power cut leaves the Idx of all entries below `end`."""
+def are_told(disk: SimDisk, files: LogFiles, end: Index) -> bool:
+    """Whether a power cut leaves what says where the entries below `end` lie, trimmed ones too: all
+    their Idx, or all their frames, of which those are rebuilt."""
+    return _is_index_durable(disk, files, end) or _are_frames_whole(files, end)
+
+
+def _is_index_durable(disk: SimDisk, files: LogFiles, end: Index) -> bool:
+    bad = {inode for inode, _ in disk.bad_pages}
     for number in range((end - 1) // files.index_entries + 1):
         inode = _find(disk, files.index_path(number))
-        if isinstance(inode, Inode) and (inode.dirty or len(inode.durable) < len(inode.data)):
+        if not isinstance(inode, Inode):
+            continue
+        if inode in bad or inode.dirty or len(inode.durable) < len(inode.data):
             return False
+    return True
+
+
+def _are_frames_whole(files: LogFiles, end: Index) -> bool:
+    try:
+        segments, _ = files.segments(Index(end - 1))
+        for segment, following in pairwise([*segments, None]):
+            assert segment is not None
+            stop = min(end, following.first_index) if following is not None else end
+            for _ in files.walk(segment, stop):
+                pass
+    except StorageError:
+        return False
     return True
 
 

