@@ -481,6 +481,39 @@ def test_fetch_that_wants_more_does_not_share_a_smaller_answer() -> None:
     assert patient.answers() == []
 
 
+@pytest.mark.parametrize(
+    ("version", "offset", "other"),
+    [
+        pytest.param(12, 1, {}, id="offset"),
+        pytest.param(12, 0, {"isolation_level": 1}, id="isolation"),
+        pytest.param(12, 0, {"max_bytes": 2}, id="max-bytes"),
+        pytest.param(12, 0, {"partition_max_bytes": 2}, id="partition-max-bytes"),
+        pytest.param(12, 0, {"min_bytes": 2}, id="min-bytes"),
+        pytest.param(12, 0, {"epoch": 5}, id="leader-epoch"),
+        pytest.param(12, 0, {"rack_id": "a"}, id="rack"),
+        pytest.param(11, 0, {}, id="version"),
+        pytest.param(12, 0, {"last_epoch": 5}, id="last-epoch"),
+    ],
+)
+def test_fetch_shares_no_answer_to_another_question(
+    version: int, offset: int, other: dict[str, object]
+) -> None:
+    """What an answer depends on is that of both."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream)
+    fill(stream)
+    world.run(1)
+    reads = reads_of(stream)
+    first, same, another = world.client(), world.client(), world.client()
+    first.request(FETCH, 12, fetch(0))
+    same.request(FETCH, 12, fetch(0))
+    another.request(FETCH, version, fetch(offset, **other))
+    world.run(1)
+    assert [len(client.answers()) for client in (first, same, another)] == [1, 1, 1]
+    assert reads == [0, offset]
+
+
 def test_fetch_of_a_client_that_goes_away_is_forgotten() -> None:
     """Subscriptions and timers of a closed connection are taken back."""
     world = World()
