@@ -33,6 +33,10 @@ from segments.log.segment_header import Sealed, SegmentInfo, TimeFound
 
 T = TypeVar("T")
 
+SKIP_BYTES = 256 << 10
+"""So much is read at a time to get past entries of which nothing is left: each time costs as much
+as some hundred of them."""
+
 
 @dataclass(slots=True)
 class Found:
@@ -63,7 +67,7 @@ def read(
         # One with records at least, however many without come before it: those are let go.
         while not any(map(_has_records, found.entries)) and start + len(found.entries) < end:
             start = files.skip_emptied(segments, start + len(found.entries), end)
-            found = Found(start, files.entries(start, end, bytes_max + ahead))
+            found = Found(start, files.entries(start, end, max(SKIP_BYTES, bytes_max + ahead)))
         return found
 
     return lambda: _up_to_damage(files, segments, stop, end, look)

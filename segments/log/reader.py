@@ -73,9 +73,14 @@ class Reader:
             self._run(log, cold.outcome(lambda: log.read(offset, end_index, bytes_max)), done)
             return
         end_index = min(end_index, log.hard.commit)
-        age = _reading_age(log)
+        age, first = _reading_age(log), log.first
 
         def give(found: cold.Found | StorageError) -> None:
+            is_same = _reading_age(log) == age and not log.deleted
+            if isinstance(found, Compacted) and is_same and first < log.first:
+                # It began before the log was trimmed, in what is gone now.
+                self.read(log, offset, end_index, bytes_max, done)
+                return
             if isinstance(found, StorageError):
                 done(found)
                 return
@@ -100,7 +105,9 @@ class Reader:
         self._reading[key] = [give]
         index, ahead = NO_INDEX, 0
         if window is not None:
-            index, ahead = window.index, self.read_ahead.ahead_bytes(AHEAD_BYTES)
+            ahead = self.read_ahead.ahead_bytes(AHEAD_BYTES)
+            if window.index >= log.first:  # else it is that of an entry which is trimmed now
+                index = window.index
         look = cold.read(log, offset, end_index, bytes_max, index, ahead)
         self._run(log, look, lambda result: self._found(key, result))
 
