@@ -265,7 +265,7 @@ class Frontend:
             deferred, self._deferred = self._deferred, []
             for step in deferred:
                 step()
-            self.context.shared.clear()
+        self.context.shared.clear()
         self._flush_scheduled = False
         if self._deferred:
             self._schedule()

@@ -457,10 +457,11 @@ class _Poll:
         KIP-74: the first batch of the first partition that has any is sent whatever its size, if
         there is any room for answers. Without it there is nothing to read.
         """
-        left = min(self.request.max_bytes, self.ctx.server.config.fetch_max_bytes, room)
+        bytes_max = min(self.request.max_bytes, self.ctx.server.config.fetch_max_bytes)
+        left = min(bytes_max, room)
         if room:
             left = max(1, left)
-        total = 0
+        total = available = 0
         at_once = False
         for target in self.targets:
             target.found = None
@@ -469,17 +470,23 @@ class _Poll:
             if target.error or stream is None or is_elsewhere:
                 at_once = True
             elif left > 0 and target.asked.fetch_offset < (
-                stream.last_stable_offset if self.is_committed else stream.high_watermark
+                end := stream.last_stable_offset if self.is_committed else stream.high_watermark
             ):
                 found = self._read_one(target, stream, left)
                 if target.error:
                     at_once = True
-                elif found is not None and (
-                    not total or found.bytes <= min(left, target.asked.partition_max_bytes)
-                ):
-                    target.found = found
-                    total += found.bytes
-                    left -= found.bytes
+                elif found is not None:
+                    available += found.bytes
+                    if found.end_offset < end:
+                        # There is more: the answer has less of it than it might, which a throttle
+                        # may have cut, or the end of a batch.
+                        available += target.asked.partition_max_bytes
+                    if not total or found.bytes <= min(left, target.asked.partition_max_bytes):
+                        target.found = found
+                        total += found.bytes
+                        left -= found.bytes
+        if available and available >= min(self.request.min_bytes, bytes_max):
+            at_once = True
         return (total, at_once) if self.state is _State.RUNNING else None
 
     def _aborted(self, target: _Target, stream: LogStream) -> list[AbortedTransaction]:
@@ -569,7 +576,7 @@ class _Poll:
         if self.later.done or self.later.cancelled:
             pass  # the partition may be part of another request by now
         elif isinstance(found, StorageError):
-            target.error = code_of(found)
+            target.error = self._error_of_read(target, found)
         else:
             target.cold = found
             found_bytes = found.bytes
@@ -577,6 +584,19 @@ class _Poll:
         server.read_throttle.found(admission, found_bytes, server.clock.now_ns())
         if not self.later.cancelled:
             self._open_gate()
+
+    def _error_of_read(self, target: _Target, found: StorageError) -> ErrorCode:
+        """What is answered when the disk has not got what was there when it was asked. Only a
+        leader says that an offset is out of range, and only of one that is now: a consumer that is
+        told so starts over."""
+        code, stream, offset = code_of(found), target.stream, target.asked.fetch_offset
+        if code is not ErrorCode.OFFSET_OUT_OF_RANGE or stream is None:
+            return code
+        if not stream.is_leader and self._has_rack:
+            return ErrorCode.OFFSET_NOT_AVAILABLE
+        if not stream.is_leader or stream.log_start_offset <= offset <= stream.high_watermark:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return code
 
     def _error_answer(self, target: _Target) -> PartitionData:
         answer = PartitionData(
@@ -768,12 +788,14 @@ class _Poll:
             response.node_endpoints = endpoints
         # What came from the disk is not kept for others: each of them reads its own. Less than was
         # asked for, because the time was over, is no answer for one that has time.
-        is_shared = self.share_key is not None and self.targets[0].cold is None
+        # Quotas may have come while it waited: what is throttled, and counted, is one client.
+        is_shared = self.share_key is not None and self.targets[0].cold is None and quotas is None
         is_enough = size > 0 and size >= self.request.min_bytes
         if is_shared and is_enough and not response.session_id:
             encoded = Encoded(encode_response(response, self.ctx.api_version))
             shared = self.ctx.server.shared
-            if not shared and not self.woken:
+            is_flushing = self.woken and ctx.api_version > LAST_FETCH_VERSION
+            if not shared and not is_flushing:
                 self.ctx.server.defer(shared.clear)  # nothing else may be deferred in this turn
             shared[self.share_key] = size, encoded
             self.finish(encoded)

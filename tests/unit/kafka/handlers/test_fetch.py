@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from segments.api import CorruptRecord
+from segments.api import Compacted, CorruptRecord
 from tests.unit.kafka.fake_host import FakeStream, World, batch, fill
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
+from vdl.kafka.limits.client_quotas import ClientQuotas
 from vdl.kafka.partitions.read_throttle import READ_BYTES_MAX, REQUEST_WAIT_NS_MAX
 from vdl.kafka.wire.fetch import (
     FetchPartition,
@@ -23,6 +24,7 @@ from vdl.kafka.wire.fetch import (
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from vdl.records.batch import read_header, split_batches
 from vdl.state import commands
+from vdl.state.quotas import Quotas
 
 FETCH = 1
 SECOND = 1_000 * MS
@@ -512,6 +514,122 @@ def test_fetch_shares_no_answer_to_another_question(
     world.run(1)
     assert [len(client.answers()) for client in (first, same, another)] == [1, 1, 1]
     assert reads == [0, offset]
+
+
+def convert_later(world: World) -> None:
+    """As a thread: the outcome comes in a later turn."""
+
+    def compute(job: Callable[[], object], done: Callable[[object], None]) -> None:
+        world.clock.call_later(MS, lambda: done(job()))
+
+    world.context.down_conversion._compute = compute  # type: ignore[assignment]
+
+
+def test_converted_answer_of_one_that_waited_is_shared_in_its_turn_only() -> None:
+    """It comes outside what ends a turn. Later the log begins elsewhere, or is another server's."""
+    world = World()
+    (stream,) = world.topic()
+    convert_later(world)
+    fill(stream, 3)
+    world.run(1)
+    old = world.client()
+    old.request(FETCH, 3, fetch(3, max_wait_ms=60_000))
+    world.run(1)
+    fill(stream, 1)
+    world.run(20)
+    assert len(old.answers()) == 1
+    assert world.context.shared == {}
+    for version in (3, 11):
+        (part,) = parts(world.client().ask(FETCH, version, fetch(3), wait_ms=20))
+        assert part.records
+        assert world.context.shared == {}
+    stream.log_start_offset = 4
+    answer = world.client().ask(FETCH, 3, fetch(3), wait_ms=20)
+    assert error_of(answer) == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_answer_that_is_throttled_is_one_clients_own() -> None:
+    """Quotas come while both wait: each is counted, and told how long itself."""
+    world = World()
+    (stream,) = world.topic()
+    clients = [world.client() for _ in range(2)]
+    for client in clients:
+        client.request(FETCH, 11, fetch(0, max_wait_ms=60_000))
+    world.run(1)
+    reads = reads_of(stream)
+    quotas = Quotas()
+    quotas.alter(commands.QuotaChange([("user", None)], {"consumer_byte_rate": 1e9}))
+    world.context.quotas = ClientQuotas(quotas)
+    fill(stream, 3)
+    world.run(1)
+    assert [counts(client.answers()[0]) for client in clients] == [[1], [1]]
+    assert len(reads) == 2
+
+
+@pytest.mark.parametrize("is_paced", [False, True])
+def test_reader_behind_that_wants_much_at_once_has_it_at_once(is_paced: bool) -> None:
+    """There is more than `fetch.min.bytes`; that whole batches, the pace, or how much memory a new
+    connection may have make an answer smaller is nothing to wait for."""
+    world = World()
+    (stream,) = world.topic()
+    for _ in range(200):
+        fill(stream, 1, 30_000)
+    stream.on_disk_below = stream.high_watermark
+    if is_paced:
+        world.context.read_throttle.produced(-1, 1, world.clock.now_ns())
+    client = world.client()
+    question = fetch(0, min_bytes=3 << 19, partition_max_bytes=3 << 19, max_bytes=9 << 20)
+    question.max_wait_ms = 30_000
+    client.request(FETCH, 11, question)
+    world.run(100)
+    (answer,) = client.answers()
+    assert counts(answer) == [34]
+    assert stream.cold_reads == 1
+
+
+def test_reader_at_the_end_waits_for_all_that_it_wants() -> None:
+    """What there is of two partitions counts, and no more than that."""
+    world = World()
+    streams = world.topic(partitions=2)
+    client = world.client()
+    for stream in streams:
+        fill(stream, 1, 1_000)
+    client.request(FETCH, 11, fetch(0, 0, min_bytes=3_000, max_wait_ms=60_000))
+    world.run(100)
+    assert client.answers() == []
+    fill(streams[0], 1, 1_000)
+    world.run(1)
+    assert [counts(answer) for answer in client.answers()] == [[2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("is_leader", "rack", "start", "code"),
+    [
+        (True, "", 0, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (True, "", 3, ErrorCode.OFFSET_OUT_OF_RANGE),
+        (False, "", 0, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (False, "a", 0, ErrorCode.OFFSET_NOT_AVAILABLE),
+    ],
+)
+def test_read_of_what_is_gone_meanwhile_says_out_of_range_only_when_it_is(
+    is_leader: bool, rack: str, start: int, code: ErrorCode
+) -> None:
+    """A consumer that is told so starts over."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream, 3)
+    fill(stream, 3)
+    stream.on_disk_below = 6
+    stream.cold_error = Compacted("the segment was deleted meanwhile")
+    if rack:
+        stream.is_leader = stream.serving = False
+        world.host.may_follow = True
+    client = world.client()
+    client.request(FETCH, 11, fetch(0, rack_id=rack))
+    world.run(1)
+    stream.is_leader, stream.log_start_offset = is_leader, start
+    world.run(20)
+    assert error_of(client.answers()[0]) == code
 
 
 def test_fetch_of_a_client_that_goes_away_is_forgotten() -> None:
