@@ -561,6 +561,7 @@ class _Poll:
         self.ctx.connection.answers.reserve(bytes_max)
         done = partial(self._read_from_disk, target, admission)
         target.admission = None
+        server.read_throttle.begin(admission, server.clock.now_ns())
         offset = Offset(target.asked.fetch_offset)
         target.cold_age = stream.aborted_age
         stream.read_cold(offset, bytes_max, done, stable=self.is_committed)

@@ -426,6 +426,7 @@ class _Poll:
         admission, self.admission = self.admission, None
         bytes_max = min(bytes_max, admission.bytes)
         self.ctx.connection.answers.reserve(bytes_max)
+        server.read_throttle.begin(admission, server.clock.now_ns())
         what = place, offset, stable, stream.aborted_age
         done = partial(self._read_from_disk, what, admission)
         stream.read_cold(offset, bytes_max, done, stable=stable)

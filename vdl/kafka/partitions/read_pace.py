@@ -45,7 +45,9 @@ STALE_NS = 2_000 * MS
 WORSE_PERCENT = 200
 WORSE_NS = MS // 2
 SETTLE_NS = 50 * MS
-"""After its last read a reader is not felt any more."""
+SETTLE_NS_MAX = 125 * MS
+"""So long after its last read a reader is not felt any more: the latter where acknowledgements take
+longer than the former."""
 PAUSE_NS = 250 * MS
 PAUSE_EVERY_NS = 10_000 * MS
 PAUSE_FIRST_NS = 1_000 * MS
@@ -91,7 +93,8 @@ class ReadPace:
 
     __slots__ = (
         "_acknowledged", "_agreed_ns", "_began_ns", "_fed_ns", "_is_alone", "_lately_ns",
-        "_pause_next_ns", "_requests", "_short_ns", "_total_ns", "pause_end_ns", "rate", "usual_ns",
+        "_pause_next_ns", "_requests", "_short_ns", "_total_ns", "pause_end_ns", "rate", "reading",
+        "usual_ns",
     )  # fmt: skip
 
     def __init__(self, agreed_ns: Callable[[int], int] = own_time) -> None:
@@ -114,6 +117,8 @@ class ReadPace:
         """What an acknowledgement takes without readers; 0: not known yet."""
         self._lately_ns = 0
         """What it took in the last looks beside readers, on average."""
+        self.reading = 0
+        """Reads under way. Use: whoever begins one ends it."""
         self.rate = 0
         """Bytes a second for all readers. Use: not less than what they are to get in any case."""
 
@@ -130,7 +135,9 @@ class ReadPace:
             self.pause_end_ns = now_ns + PAUSE_NS
             self._pause_next_ns = self._common_pause_ns(now_ns)
         elapsed_ns = now_ns - self._began_ns
-        if not 0 <= elapsed_ns < STALE_NS:
+        if -LOOK_NS < elapsed_ns < 0:
+            pass  # what had to wait for its turn says when it came
+        elif not 0 <= elapsed_ns < STALE_NS:
             self._begin(now_ns)
         elif self._is_alone:
             if elapsed_ns >= LOOK_NS:
@@ -171,10 +178,14 @@ class ReadPace:
         return now_ns + until_ns
 
     def _has_settled(self, now_ns: int) -> bool:
-        """Whether no reader is felt any more. One that only waits for the rate is."""
+        """Whether no reader is felt any more. One that only waits for the rate is. Nor may an
+        acknowledgement that began beside one tell of producers without."""
+        if self.reading:
+            return False
+        settle_ns = max(SETTLE_NS, min(2 * self._lately_ns, SETTLE_NS_MAX))
         if now_ns < self.pause_end_ns:
-            return now_ns - self._fed_ns >= SETTLE_NS
-        return now_ns - max(self._fed_ns, self._short_ns) >= SETTLE_NS
+            return now_ns - self._fed_ns >= settle_ns
+        return now_ns - max(self._fed_ns, self._short_ns) >= settle_ns
 
     def _begin(self, now_ns: int) -> None:
         """What is counted from now on is looked at next."""
@@ -210,7 +221,8 @@ class ReadPace:
             # Without readers it would take no longer: a usual time of more than twice what it takes
             # lately is out of date.
             self._lately_ns += (mean_ns - self._lately_ns) // _LOOKS
-            self.usual_ns = max(1, min(self.usual_ns, 2 * self._lately_ns))
+            if self.usual_ns:
+                self.usual_ns = max(1, min(self.usual_ns, 2 * self._lately_ns))
             may_ns = self.usual_ns * WORSE_PERCENT // 100 + WORSE_NS
             step = isqrt(_STEP * _STEP * may_ns // max(1, mean_ns)) if self.usual_ns else _STEP
         else:

@@ -146,7 +146,8 @@ class ReadThrottle:
         return self.waiting > 0 or silent_ns < max(AT_WORK_NS_MIN, AT_WORK_GAPS * self._gap_ns)
 
     def ask(self, reader: Reader, bytes_max: int, now_ns: int) -> Admission:
-        """When a read of `bytes_max` may begin. It counts as sent until `found` or `give_back`."""
+        """When a read of `bytes_max` may begin. It counts as sent until `found` or `give_back`,
+        one of which must come; before the first of these `begin`."""
         if not self._at_work(now_ns):
             self._free_ns = now_ns
             return Admission(reader, 0, bytes_max)
@@ -173,9 +174,7 @@ class ReadThrottle:
         # What the share gave it counts, but not for long: its producers may be faster by then.
         due_ns = min(max(due_ns, start_ns - BURST_NS), start_ns + BURST_NS)
         self._last[reader] = due_ns, count
-        if start_ns == now_ns:
-            self.pace.fed(now_ns)
-        elif start_ns > earliest_ns:
+        if start_ns > earliest_ns:
             self.pace.short(start_ns)
         return admission
 
@@ -187,15 +186,23 @@ class ReadThrottle:
         self._count()
         return min(BACKGROUND_BYTES, self._least(now_ns))
 
+    def begin(self, admission: Admission, now_ns: int) -> None:
+        """The admitted read begins; `found` ends it."""
+        if admission.is_paced:
+            self.pace.reading += 1
+            self.pace.fed(now_ns)
+
     def found(self, admission: Admission, count: int, now_ns: int) -> None:
-        """The admitted read found `count` bytes: more than admitted if one batch is larger."""
+        """The read, which had begun, found `count` bytes: more than admitted if one batch is
+        larger."""
         if not admission.is_paced:
             return
+        self.pace.reading -= 1
         self._correct(admission, count)
         self.pace.fed(now_ns)
 
     def give_back(self, admission: Admission) -> None:
-        """The admitted read will not take place."""
+        """The admitted read will not begin."""
         self._correct(admission, 0)
 
     def _correct(self, admission: Admission, count: int) -> None:

@@ -54,8 +54,11 @@ class Machine:
     """In each step."""
     now_ns: int = 0
     lately: list[int] = field(default_factory=lambda: [0] * 10)
+    read_ns: int = 0
+    """How long a read is under way."""
     due: dict[Reader, tuple[int, Admission | None]] = field(default_factory=dict)
     """When each reader asks next, or is let in by what."""
+    under_way: set[Reader] = field(default_factory=set)
     acknowledged: Acknowledged = field(default_factory=Acknowledged)
     throttle: ReadThrottle = field(default_factory=lambda: ReadThrottle(FLOOR))
 
@@ -93,12 +96,20 @@ class Machine:
         return first, due[first]
 
     def _go_on(self, reader: Reader, at_ns: int, given: dict[Reader, int]) -> None:
-        """What a reader does: ask and wait to be let in, or read and ask again."""
+        """What a reader does: ask and wait to be let in, begin to read, or have read and ask
+        again."""
         _, admission = self.due.get(reader, (0, None))
         if admission is None:
             admission = self.throttle.ask(reader, self.asks.get(reader, READ_BYTES_MAX), at_ns)
             self.due[reader] = at_ns + admission.wait_ns, admission
             return
+        if reader not in self.under_way:
+            self.under_way.add(reader)
+            self.throttle.begin(admission, at_ns)
+            if self.read_ns:
+                self.due[reader] = at_ns + self.read_ns, admission
+                return
+        self.under_way.remove(reader)
         given[reader] += admission.bytes
         self.lately[-1] += admission.bytes
         self.throttle.found(admission, admission.bytes, at_ns)
@@ -113,6 +124,37 @@ def test_reader_that_nobody_feels_gets_all_it_takes() -> None:
     machine.run(3)
     given, _ = machine.run(20)
     assert given[1, 1] >= 0.95 * 500 * MB
+
+
+def test_reader_that_is_there_before_the_first_producer_is_not_held_back() -> None:
+    """That nothing is known of producers without readers says nothing against a reader."""
+    machine = Machine(lambda now_ns, read: 20 * MS, {(1, 1): 400 * MB})
+    machine.acknowledgements = 0
+    machine.run(0.02)
+    machine.acknowledgements = 5
+    machine.run(0.5)
+    given, _ = machine.run(8)
+    assert machine.throttle.pace.usual_ns == 20 * MS
+    assert given[1, 1] >= 0.5 * 400 * MB
+
+
+@pytest.mark.parametrize("read_ms", [30, 45, 60, 80, 110])
+def test_reads_that_take_long_are_not_taken_for_none(read_ms: int) -> None:
+    """What an acknowledgement takes beside a slow read is not what it takes without readers, nor is
+    what one takes that began beside it."""
+
+    def taken_ns(now_ns: int, read: int) -> int:
+        nonlocal felt_ns
+        if machine.throttle.pace.reading:
+            felt_ns = now_ns + 60 * MS
+        return 60 * MS if now_ns < felt_ns else 5 * MS
+
+    felt_ns = 0
+    machine = Machine(taken_ns, {}, read_ns=read_ms * MS)
+    machine.run(3)
+    machine.takes[1, 1] = 400 * MB
+    machine.run(30)
+    assert machine.throttle.pace.usual_ns <= 6 * MS
 
 
 @pytest.mark.parametrize("capacity", [150 * MB, 300 * MB, 1_000 * MB])

@@ -140,6 +140,7 @@ def test_what_was_not_found_is_given_back() -> None:
         assert admission.wait_ns == 0
         pace.give_back(admission)
     admission = pace.ask((1, 2), READ_BYTES_MAX, 0)
+    pace.begin(admission, 0)
     pace.found(admission, READ_BYTES_MAX // 10, 0)
     assert abs(pace.ask((1, 2), 1, 0).wait_ns - SECOND // 10) < 1_000
 
