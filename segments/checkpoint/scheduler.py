@@ -452,11 +452,12 @@ class CheckpointScheduler:
 
     def flushable_bytes(self) -> int:
         """What is committed and in no segment yet. Also what a flush under way has, and what none
-        can take yet: it waits for a payload, or the record of a cut, to be durable."""
+        can take yet: it waits for a payload, or the record of a cut, to be durable, or for the
+        files from before a reset to go."""
         return sum(
             chunk.ends[stop - 1] - chunk.start_of(start)
             for log in self._logs.values()
-            if log.unflushed and log.hard.commit > log.flushed_index and _is_flushed(log)
+            if log.unflushed and log.hard.commit > log.flushed_index and not log.is_lost
             for chunk, start, stop in log.tail.spans(log.flushed_index + 1, log.hard.commit + 1)
         )
 
@@ -663,13 +664,8 @@ class CheckpointScheduler:
             self.release_files()
 
 
-def _is_flushed(log: DiskLog) -> bool:
-    """What is committed of the log goes to segments, now or when the disk is done."""
-    return not (log.flush_blocked or log.is_lost)
-
-
 def _can_flush(log: DiskLog) -> bool:
-    if not _is_flushed(log) or log.placement.rewind_token:
+    if log.flush_blocked or log.is_lost or log.placement.rewind_token:
         return False
     return log.flush_last > log.flushed_index
 

@@ -251,3 +251,89 @@ def test_follower_takes_what_it_has_room_for_or_what_no_flush_frees(
     last_frame(cluster, group_id, peer, here, message)
     assert node.last_index == last + taken
     assert host.stats.appends_refused == refused + (not taken)
+
+
+def holds_much(monkeypatch: pytest.MonkeyPatch, cluster: Any, servers: list[int]) -> None:
+    """These servers are at the bound, and no flush ends."""
+    bound = cluster.nodes[1].host.unflushed_bytes_max
+    directories = {cluster.nodes[server].store.directory_id for server in servers}
+    for name in ("unflushed_bytes", "flushable_bytes"):
+        value = property(lambda store: bound if store.directory_id in directories else 0)
+        monkeypatch.setattr(MemoryStore, name, value)
+
+
+def has_full_disk(monkeypatch: pytest.MonkeyPatch, cluster: Any, servers: list[int]) -> None:
+    directories = {cluster.nodes[server].store.directory_id for server in servers}
+    value = property(lambda store: store.directory_id not in directories)
+    monkeypatch.setattr(MemoryStore, "accepts_appends", value)
+
+
+@pytest.mark.parametrize("state", [holds_much, has_full_disk])
+def test_what_a_crowded_follower_has_on_disk_is_acknowledged_again(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, state: Any
+) -> None:
+    """It needs no room. One server is down, and the acknowledgement was lost with the link."""
+    group_id = cluster.create_topic()
+    cluster.append(cluster.leader(group_id))
+    cluster.run(2_000)
+    leader = cluster.leader(group_id)
+    here = leader.leader_server
+    there, down = (server for server in cluster.nodes if server != here)
+    cluster.nodes[down].crash()
+    cluster.run(500)
+    assert cluster.leader(group_id) is leader
+    host, other = cluster.nodes[here].host, cluster.nodes[there].host
+    group, inbox = host.groups[group_id], host._inbox
+    is_lost = True
+
+    def step(group_id: int, message: Any, server: int, tick: int) -> None:
+        if not (is_lost and isinstance(message, MsgAppResp) and server == there):
+            type(inbox).step(inbox, group_id, message, server, tick)
+
+    class Lossy:
+        def __getattr__(self, name: str) -> Any:
+            return step if name == "step" else getattr(inbox, name)
+
+    host._inbox = Lossy()
+    cluster.append(leader)
+    cluster.run(100)
+    last = group.node.last_index
+    assert other.groups[group_id].node.stable == last
+    state(monkeypatch, cluster, [there])
+    is_lost = False
+    group.node.report_unreachable(other.groups[group_id].replica_id)  # the link was reset
+    host.mark_dirty(group)
+    cluster.run(60_000)
+    assert [one.groups[group_id].node.commit >= last for one in (host, other)] == [True, True]
+
+
+@pytest.mark.parametrize("what", ["delete records", "delete topic", "elect"])
+def test_what_makes_room_is_taken_by_a_full_disk_at_the_bound(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """No flush makes any there, so nothing else would ever end that state."""
+    group_id = cluster.create_topic()
+    for _ in range(5):
+        cluster.append(cluster.leader(group_id))
+        cluster.run(10)
+    cluster.run(1_000)
+    leader = cluster.leader(group_id)
+    here = leader.leader_server
+    others = [server for server in cluster.nodes if server != here]
+    has_full_disk(monkeypatch, cluster, others)
+    holds_much(monkeypatch, cluster, others)
+    cluster.run(2_000)
+    assert cluster.leader(group_id) is leader
+    if what == "delete records":
+        answers: list[ErrorCode] = []
+        leader.delete_records(3, deadline_ns=cluster.deadline(40_000), done=answers.append)
+        cluster.run(30_000)
+        assert answers == [ErrorCode.NONE]
+    elif what == "delete topic":
+        cluster.delete_topic()
+        cluster.run(30_000)
+        assert cluster.nodes[here].host.stream(group_id) is None
+    else:
+        cluster.nodes[here].crash()
+        cluster.run(30_000)
+        assert cluster.leader(group_id).serving

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from segments.api import Buffer, SegmentLimits, StoredEntry
+from segments.api import Buffer, HardState, SegmentLimits, StoredEntry
 from segments.checkpoint.flusher import WRITE_BACK_BYTES, FlushPlan, FlushSpan, run_flush
 from segments.io.fs import RealFile, RealFileSystem
 from segments.log.segment import LogFiles
 from segments.log.segment_header import Cursor
+from tests.unit.segments.conftest import Bench
 
 MIB = 1 << 20
 Call = tuple[str, str, int, int]
@@ -108,3 +109,23 @@ def test_file_is_lengthened_once_for_all_that_a_flush_writes(tmp_path: Path) -> 
     plan = FlushPlan(files, 0, 21, 21, 21, size, cursor, spans[20:], limits, 1, False)
     run_flush(plan)
     assert [end for kind, _, _, end in fs.calls if kind == "length"] == lengths
+
+
+def test_what_waits_for_old_files_to_go_counts_as_to_be_flushed(bench: Bench) -> None:
+    """Who bounds what a replica that catches up may hold would otherwise take all there is."""
+    (log,) = bench.create()
+    store = bench.store
+    for _ in range(300):
+        bench.append(log, 1, size=7_900)
+    bench.checkpoint()
+    bench.idle()
+    first, offset = log.last_index + 1_000, log.next_offset + 1_000
+    store.reset_log(log, first_index=first, prev_term=1, next_offset=offset)
+    store.submit()
+    bench.workers.pump()
+    assert log.flush_blocked
+    store.append(log, [StoredEntry(1, first, 0, bytes(5_000), offset, 1, 5)])
+    store.set_hard_state(log, HardState(1, 1, first))
+    store.submit()
+    bench.workers.pump()
+    assert store.flushable_bytes == store.unflushed_bytes > 5_000

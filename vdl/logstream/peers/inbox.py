@@ -151,8 +151,8 @@ class Inbox:
         if not self._may_take(message, group):
             stats.messages_dropped += 1
             return
-        if type(message) is MsgApp and message.entries:
-            taken = self._taken_of(message)
+        if type(message) is MsgApp and message.entries and not self._status.is_full:
+            taken = self._taken_of(message, group)
             if taken:
                 message.entries = taken
             else:
@@ -219,7 +219,7 @@ class Inbox:
         return True
 
     # --- a server that is crowded --------------------------------------------------------------
-    def _taken_of(self, message: MsgApp) -> list[Entry]:
+    def _taken_of(self, message: MsgApp, group: Group) -> list[Entry]:
         """The first of a leader's entries, as far as there is room for those that are committed.
         One may pass the bound: a large one must not wait for ever behind little that is not due to
         be flushed. Others are taken beyond it, for no flush frees them before they are committed;
@@ -238,19 +238,19 @@ class Inbox:
         if self._flushable_bytes < 0:
             self._flushable_bytes = store.flushable_bytes
         room = self._unflushed_max - self._flushable_bytes - self._taken_bytes
-        count = 0
-        for entry in entries:
+        held = count = _held_of(message, group)
+        for entry in entries[held:]:
             if room <= 0:
                 break
             if entry.index > message.commit:
-                if not count:
+                if count == held:
                     count = len(entries)
                 break
             room -= len(entry.data) + ENTRY_FRAME_BYTES
             count += 1
-        taken = entries[:count]
-        self._taken_bytes += payload_bytes(taken) + ENTRY_FRAME_BYTES * count
-        return taken
+        self._taken_bytes += payload_bytes(entries[held:count])
+        self._taken_bytes += ENTRY_FRAME_BYTES * (count - held)
+        return entries[:count]
 
     def _without_entries(self, message: MsgApp, group: Group) -> PeerMessage:
         """What is taken of a leader's message for which there is no room: the commit index."""
@@ -267,16 +267,18 @@ class Inbox:
         New records it does not. But a leader that has just been elected cannot commit, serve or
         delete anything before a majority has what came before its own term: that is taken from the
         room that is left, a little at a time, when all before it is durable; and not from the room
-        that votes need, because then nobody could be elected either.
+        that votes need, because then nobody could be elected either. What is here already is taken
+        as it is: the leader may not have heard that.
         """
+        held = _held_of(message, group)
+        taken = message.entries[:held]
         if group.last_token > group.store.durable_token:
-            return []
-        taken: list[Entry] = []
+            return taken
         room = FULL_DISK_BYTES
-        for entry in message.entries:
+        for entry in message.entries[held:]:
             room -= len(entry.data)
             is_essential = group.owner.takes_on_full_disk(entry)
-            if not (is_essential or entry.term < message.term) or (room < 0 and taken):
+            if not (is_essential or entry.term < message.term) or (room < 0 and len(taken) > held):
                 break
             needed = len(entry.data) + ENTRY_OVERHEAD_BYTES
             # A marker is needed, but less than what makes room again.
@@ -306,6 +308,16 @@ class Inbox:
         """Whether the group exists, as far as this server knows, and has a replica here that may
         run."""
         return group_id not in self._state.lost and bool(self._state.catalog.replicas(group_id))
+
+
+def _held_of(message: MsgApp, group: Group) -> int:
+    """How many of the first entries of a leader's message the log here has. They need no room, and
+    the leader must hear of them again: its records may wait for that alone."""
+    log = group.node.raft.log
+    for n, entry in enumerate(message.entries):
+        if not log.matches(index=entry.index, term=entry.term):
+            return n
+    return len(message.entries)
 
 
 def _is_readable(message: MsgSnap) -> bool:
