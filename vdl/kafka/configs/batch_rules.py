@@ -30,17 +30,17 @@ _NO_LIMIT_MS = _NEWEST
 
 
 class BatchRules:
-    """The rules of one topic. They hold while it is `topic` and the server's are `options`: neither
-    is ever changed, another takes its place."""
+    """The rules of one topic. They hold while its are `configs` and the server's are `options`:
+    neither is ever changed, another takes its place."""
 
     __slots__ = (
-        "_after_ms", "_before_ms", "any_time", "bytes_max", "codec", "copies_min",
-        "log_append_time", "options", "topic",
+        "_after_ms", "_before_ms", "any_time", "bytes_max", "codec", "configs", "copies_min",
+        "log_append_time", "options",
     )  # fmt: skip
 
     def __init__(self, topic: TopicInfo, options: KafkaOptions) -> None:
         configs = topic.configs
-        self.topic = topic
+        self.configs = configs
         self.options = options
         self.bytes_max = _whole(configs, MAX_MESSAGE_BYTES, options.message_max_bytes)
         self.copies_min = _whole(configs, MIN_IN_SYNC_REPLICAS, options.min_insync_replicas)
@@ -77,7 +77,7 @@ class RulesByTopic:
     def of(self, topic: TopicInfo, options: KafkaOptions) -> BatchRules:
         """What holds for a batch that comes now."""
         rules = self._rules.get(topic.topic_id)
-        if rules is None or rules.topic is not topic or rules.options is not options:
+        if rules is None or rules.configs is not topic.configs or rules.options is not options:
             if len(self._rules) >= TOPICS_MAX:
                 self._rules.clear()
             rules = self._rules[topic.topic_id] = BatchRules(topic, options)

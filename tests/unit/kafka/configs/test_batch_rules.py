@@ -57,6 +57,7 @@ def test_settings_that_change_hold_for_the_next_batch() -> None:
     known = RulesByTopic()
     first = known.of(TOPIC, OPTIONS)
     assert known.of(TOPIC, OPTIONS) is first
+    assert known.of(msgspec.structs.replace(TOPIC, partitions=[1, 2, 3]), OPTIONS) is first
     smaller = msgspec.structs.replace(TOPIC, configs={"max.message.bytes": "7"})
     assert known.of(smaller, OPTIONS).bytes_max == 7
     assert known.of(smaller, replace(OPTIONS, min_insync_replicas=2)).copies_min == 2
@@ -68,5 +69,5 @@ def test_rules_are_kept_of_so_many_topics(monkeypatch: pytest.MonkeyPatch) -> No
     known = RulesByTopic()
     for number in range(10):
         topic = msgspec.structs.replace(TOPIC, topic_id=bytes([number]) * 16)
-        assert known.of(topic, OPTIONS).topic is topic
+        assert known.of(topic, OPTIONS) is known.of(topic, OPTIONS)
         assert len(known._rules) <= 3
