@@ -42,7 +42,7 @@ FEW_NS = 500 * MS
 """unless no more come in this time."""
 STALE_NS = 2_000 * MS
 """After a gap of this length, or a clock that jumped, what came before is not counted."""
-WORSE_PERCENT = 200
+WORSE_PERCENT = 225
 WORSE_NS = MS // 2
 SETTLE_NS = 50 * MS
 SETTLE_NS_MAX = 125 * MS

@@ -8,7 +8,13 @@ from random import Random
 
 import pytest
 
-from vdl.kafka.partitions.read_pace import PAUSE_EVERY_NS, PAUSE_NS, RATE_MAX, ReadPace
+from vdl.kafka.partitions.read_pace import (
+    PAUSE_EVERY_NS,
+    PAUSE_NS,
+    RATE_MAX,
+    WORSE_PERCENT,
+    ReadPace,
+)
 from vdl.kafka.partitions.read_throttle import GAIN, READ_BYTES_MAX, Admission, Reader, ReadThrottle
 
 SECOND = 1_000_000_000
@@ -17,6 +23,8 @@ STEP = 10 * MS
 MB = 1_000_000
 FLOOR = 8 * MB
 INGEST = 20 * MB
+MAY_BE = WORSE_PERCENT / 100
+"""Times what it takes alone an acknowledgement may take beside readers."""
 
 
 @dataclass(slots=True)
@@ -159,14 +167,14 @@ def test_reads_that_take_long_are_not_taken_for_none(read_ms: int) -> None:
 
 @pytest.mark.parametrize("capacity", [150 * MB, 300 * MB, 1_000 * MB])
 def test_reader_gets_what_producers_leave(capacity: int) -> None:
-    """It converges where acknowledgements take twice as long, on each machine elsewhere."""
+    """It converges where acknowledgements take as long as they may, on each machine elsewhere."""
     machine = Machine(queue_of(capacity), {})
     _, alone_ns = machine.run(3)
     machine.takes[1, 1] = 10_000 * MB
     machine.run(10)
     for _ in range(4):
         given, beside_ns = machine.run(10)
-        assert beside_ns <= 2.1 * alone_ns + MS
+        assert beside_ns <= (MAY_BE + 0.1) * alone_ns + MS
         # Where an acknowledgement takes twice as long half of what was left is taken.
         assert given[1, 1] >= 0.9 * (capacity - INGEST) / 2
 
@@ -284,7 +292,7 @@ def test_times_that_vary_by_themselves_change_nothing(seed: int) -> None:
     machine.run(10)
     given, beside_ns = machine.run(100)
     assert given[1, 1] >= 0.8 * (300 * MB - INGEST) / 2
-    assert beside_ns <= 2.5 * alone_ns
+    assert beside_ns <= 1.3 * MAY_BE * alone_ns
 
 
 def test_servers_that_share_what_is_left_do_not_drive_each_other() -> None:
@@ -309,7 +317,7 @@ def test_servers_that_share_what_is_left_do_not_drive_each_other() -> None:
         machine.takes[1, 1] = 10_000 * MB
         run(3)
     run(30)
-    assert run(60) <= 2.1 * alone_ns + MS
+    assert run(60) <= (MAY_BE + 0.1) * alone_ns + MS
 
 
 def test_rare_acknowledgements_are_waited_for() -> None:
