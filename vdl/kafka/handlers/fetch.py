@@ -477,7 +477,7 @@ class _Poll:
                     at_once = True
                 elif found is not None:
                     available += found.bytes
-                    if found.end_offset < end:
+                    if found.bytes and found.end_offset < end:
                         # There is more: the answer has less of it than it might, which a throttle
                         # may have cut, or the end of a batch.
                         available += target.asked.partition_max_bytes

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from segments.api import Compacted, CorruptRecord
+from segments.api import Compacted, CorruptRecord, Slices
 from tests.unit.kafka.fake_host import FakeStream, World, batch, fill
 from vdl.clock import MS
 from vdl.errors import ErrorCode
@@ -600,6 +600,21 @@ def test_reader_at_the_end_waits_for_all_that_it_wants() -> None:
     fill(streams[0], 1, 1_000)
     world.run(1)
     assert [counts(answer) for answer in client.answers()] == [[2, 1]]
+
+
+def test_reader_of_what_holds_no_records_waits() -> None:
+    """What is there may be entries of which nothing is left: to answer at once, with nothing, would
+    have the consumer ask for ever."""
+    world = World()
+    (stream,) = world.topic()
+    fill(stream, 3)
+    stream.read = lambda offset, bytes_max, *, stable=False: Slices(  # type: ignore[method-assign]
+        first_offset=offset, end_offset=offset
+    )
+    client = world.client()
+    client.request(FETCH, 11, fetch(0, max_wait_ms=60_000))
+    world.run(1_000)
+    assert client.answers() == []
 
 
 @pytest.mark.parametrize(
