@@ -478,8 +478,7 @@ class _Poll:
                 elif found is not None:
                     available += found.bytes
                     if found.bytes and found.end_offset < end:
-                        # There is more: the answer has less of it than it might, which a throttle
-                        # may have cut, or the end of a batch.
+                        # There is more: only the pace, or where batches end, kept the answer small.
                         available += target.asked.partition_max_bytes
                     if not total or found.bytes <= min(left, target.asked.partition_max_bytes):
                         target.found = found

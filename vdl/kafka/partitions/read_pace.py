@@ -46,8 +46,8 @@ WORSE_PERCENT = 225
 WORSE_NS = MS // 2
 SETTLE_NS = 50 * MS
 SETTLE_NS_MAX = 125 * MS
-"""So long after its last read a reader is not felt any more: the latter where acknowledgements take
-longer than the former."""
+"""So long after its last read a reader is not felt any more: twice what an acknowledgement takes,
+but within these two."""
 PAUSE_NS = 250 * MS
 PAUSE_EVERY_NS = 10_000 * MS
 PAUSE_FIRST_NS = 1_000 * MS
