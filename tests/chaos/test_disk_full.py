@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from zlib import crc32
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.chaos.conftest import Figure, MakeDiskSet
@@ -162,7 +162,7 @@ def test_full_disks_refuse_writes_and_do_all_else(
         wait_quiet(load)
         code = answer_to_produce(servers)
         figure("answer_to_produce", ErrorCode(code).name)
-        assert code in {ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.REQUEST_TIMED_OUT}
+        assert code == ErrorCode.KAFKA_STORAGE_ERROR
 
         # Reading goes on, and nothing acknowledged is lost.
         filler.assert_kept()
@@ -194,3 +194,30 @@ def test_full_disks_refuse_writes_and_do_all_else(
     wait_equal(servers)
     servers.kill(*servers.server_ids)
     figure("entries_equal_on_three_disks", assert_equal(read_copies(servers.stores), replicas=3))
+
+
+def test_deleted_records_make_room(make_disk_set: MakeDiskSet, figure: Figure) -> None:
+    """The deletion is an entry of the log that the refused records were for, and what a full
+    follower did not take any more stands before it."""
+    servers = make_disk_set(disk_bytes=DISK_BYTES, settings=SMALL)
+    servers.up()
+    create_topic(servers, TOPIC)
+    create_topic(servers, FILLER)
+    with loaded(servers) as load:
+        load.wait_acknowledged(SETTLED_ACKS)
+        filler = Filler(servers.bootstrap)
+        filler.fill()
+        wait_quiet(load)
+        figure("filled_mib", len(filler.acknowledged) * FILLER_VALUE_BYTES // MIB)
+        admin = AdminClient({"bootstrap.servers": servers.bootstrap, **QUIET})
+        everything = TopicPartition(FILLER, 0, OFFSET_END)
+        began = time.monotonic()
+        deleted = admin.delete_records([everything])[everything]
+        deleted.result(timeout=RESUME_SECONDS_MAX)
+        figure("deleted_seconds", round(time.monotonic() - began, 2))
+        load.wait_acknowledged(SETTLED_ACKS, seconds_max=RESUME_SECONDS_MAX)
+        figure("resumed_seconds", round(time.monotonic() - began, 2))
+        wait_healthy(servers)
+    assert load.failures == {}
+    assert_kept(load, read_back(servers.bootstrap, TOPIC))
+    wait_equal(servers)

@@ -44,8 +44,8 @@ class HostState:
     in place."""
 
     __slots__ = (
-        "alive", "cache_bytes_max", "catalog", "catalog_group", "clock", "front", "gaps", "groups",
-        "in_sync", "log", "loop_time", "lost", "options", "outbox", "record", "rng",
+        "alive", "cache_bytes_max", "catalog", "catalog_group", "clock", "front", "full", "gaps",
+        "groups", "in_sync", "log", "loop_time", "lost", "options", "outbox", "record", "rng",
         "server_id", "silent", "state_groups", "stats", "store", "streams", "system_groups", "time",
         "transport", "unheard",
     )  # fmt: skip
@@ -109,6 +109,8 @@ class HostState:
         self.silent: set[ServerId] = set()
         """Servers whose link was lost, and that were neither linked nor refused since: they may be
         alive. Invariant: none of them is in `alive`."""
+        self.full: set[ServerId] = set()
+        """Servers that said that their disk is full, and whose link has not been lost since."""
         self.unheard: set[ServerId] = set()
         """Servers of which no byte has come for an election timeout, linked or not."""
         self.in_sync = InSyncReplicas(options, clock, self.alive)

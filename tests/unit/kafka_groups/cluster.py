@@ -96,6 +96,10 @@ class FakeGroup:
         self.serving = False
         self.is_whole = True
 
+    @property
+    def accepts_appends(self) -> bool:
+        return self.store.accepts_appends
+
     def propose(self, entry: Entry) -> None:
         self.node.propose([entry])
 

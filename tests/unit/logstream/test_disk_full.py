@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from ids import ServerId
 from segments.memory import MemoryStore
 from tests.unit.logstream.test_partition_transactions import Asked, ended, send, sent, stable
 from vdl.errors import ErrorCode
@@ -179,6 +180,94 @@ def test_full_disk_takes_no_more_than_it_has_room_for(
     cluster.run(4_000)
     assert behind.end_offset == 30
     assert cluster.leader(group_id).high_watermark == 30
+
+
+@pytest.mark.parametrize("is_third_there", [True, False])
+def test_leader_with_room_refuses_what_a_majority_has_no_room_for(
+    cluster: Any, full: set[bytes], is_third_there: bool
+) -> None:
+    """Records would wait for others' disks, and deletions behind them. As soon as a majority has
+    room they are taken again."""
+    group_id = cluster.create_topic()
+    leader = cluster.leader(group_id)
+    cluster.append(leader)
+    cluster.run(1_000)
+    here = leader.leader_server
+    one, other = (server for server in cluster.nodes if server != here)
+    if is_third_there:
+        fill(cluster, full, other)
+        cluster.run(1_000)
+        (taken,) = [cluster.append(leader)]
+        cluster.run(1_000)
+        assert [fate.error for fate in taken] == [ErrorCode.NONE]
+    else:
+        cluster.nodes[other].crash()
+    fill(cluster, full, one)
+    cluster.run(1_000)
+    assert cluster.leader(group_id) is leader
+    refused = cluster.append(leader)
+    assert [fate.error for fate in refused] == [ErrorCode.KAFKA_STORAGE_ERROR]
+    full.discard(cluster.nodes[one].store.directory_id)
+    cluster.run(1_000)
+    taken = cluster.append(leader)
+    cluster.run(1_000)
+    assert [fate.error for fate in taken] == [ErrorCode.NONE]
+
+
+def test_full_disks_of_others_than_its_servers_do_not_matter_to_a_group(
+    cluster: Any, full: set[bytes]
+) -> None:
+    """It waits for those that are down, as ever."""
+    leader = cluster.leader(cluster.create_topic())
+    state = cluster.nodes[leader.leader_server].host.state
+    state.full.add(ServerId(9))
+    for server, node in cluster.nodes.items():
+        if server != leader.leader_server:
+            node.crash()
+    assert leader.group.accepts_appends
+
+
+@pytest.mark.parametrize("records", [1, 30])
+def test_full_follower_takes_the_records_that_what_makes_room_waits_behind(
+    cluster: Any, full: set[bytes], records: int
+) -> None:
+    """The other one is down, so nothing is deleted without it. More than it takes at one time."""
+    group_id = cluster.create_topic()
+    leader = cluster.leader(group_id)
+    cluster.append(leader)
+    cluster.run(1_000)
+    here = leader.leader_server
+    there, down = (server for server in cluster.nodes if server != here)
+    cluster.nodes[down].crash()
+    fill(cluster, full, there)
+    fates = [cluster.append(leader, b"v" * 2_000, ms=60_000) for _ in range(records)]
+    cluster.run(2_000)
+    assert not any(fates)
+    assert cluster.leader(group_id) is leader
+    answers: list[ErrorCode] = []
+    leader.delete_records(1, deadline_ns=cluster.deadline(), done=answers.append)
+    cluster.run(10_000)
+    assert answers == [ErrorCode.NONE]
+    assert [fate.error for (fate,) in fates] == [ErrorCode.NONE] * records
+    assert cluster.nodes[there].host.stream(group_id).log_start_offset == 1
+
+
+def test_full_follower_takes_no_records_for_a_deletion_that_does_not_need_it(
+    cluster: Any, full: set[bytes]
+) -> None:
+    """Two others have them."""
+    group_id = cluster.create_topic()
+    leader = cluster.leader(group_id)
+    there = next(server for server in cluster.nodes if server != leader.leader_server)
+    fill(cluster, full, there)
+    for _ in range(5):
+        cluster.append(leader)
+    cluster.run(1_000)
+    answers: list[ErrorCode] = []
+    leader.delete_records(1, deadline_ns=cluster.deadline(), done=answers.append)
+    cluster.run(5_000)
+    assert answers == [ErrorCode.NONE]
+    assert cluster.nodes[there].host.stream(group_id).end_offset == 0
 
 
 def test_open_transactions_end_on_a_full_disk(

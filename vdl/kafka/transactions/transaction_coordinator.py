@@ -139,7 +139,7 @@ class TransactionCoordinator:
         if (
             isinstance(command, commands.InitTransactions)
             and led.get(command.transactional_id) is None
-            and led.state_group.group.store.accepts_appends
+            and led.state_group.group.accepts_appends
         ):
             # The machine could only ask for an id. Not on a full disk: the catalog would take what
             # the coordinator refuses.

@@ -26,6 +26,7 @@ from raft.errors import SnapshotTemporarilyUnavailable
 from raft.membership import Membership
 from raft.messages import MsgAppResp, MsgStorageAppend, MsgStorageApply
 from raft.node import RawNode
+from raft.quorum import VoteResult, joint_vote
 from raft.types import (
     CONF_CHANGE_KINDS,
     LOCAL_APPLY_THREAD,
@@ -153,9 +154,11 @@ class Group:
         "_cold_first",
         "_coming",
         "_encodings",
+        "_full",
         "_gain",
         "_gone_tick",
         "_held",
+        "_is_linked",
         "_members_stored",
         "_move_throttle",
         "_options",
@@ -217,10 +220,11 @@ class Group:
         encodings: StateEncodings,
         rng: random.Random,
         is_linked: Callable[[NodeId], bool],
+        full: Set[ServerId],
         heard_ago: Callable[[NodeId], int],
     ) -> None:
         """`placement`: what the members are to be, preferred leader first; `members`: what they
-        are, as of `applied`."""
+        are, as of `applied`. `full`: the servers whose disks are known to be full, at any time."""
         self.group_id = log.group_id
         self.replica_id = replica_id
         self.log = log
@@ -256,8 +260,8 @@ class Group:
                 commit_apart=owner.entries_are_state,
             )
         )
-        self._options = options
-        self._rng = rng
+        self._options, self._rng = options, rng
+        self._is_linked, self._full = is_linked, full
         self._gone_tick = 0
         """When the leader's process was proved gone; 0 once somebody leads, or the election timeout
         has to show it."""
@@ -312,6 +316,22 @@ class Group:
         self.term_known = self.node.term
 
     # --- members ---------------------------------------------------------------------------
+    @property
+    def accepts_appends(self) -> bool:
+        """Whether there is room for new records here and at a majority. Without it they would wait
+        for a disk to get room, and what makes room would wait behind them."""
+        return self.store.accepts_appends and not (self._full and self._is_majority_full())
+
+    def _is_majority_full(self) -> bool:
+        membership, full = self.node.membership, self._full
+        others = membership.voters() - {self.replica_id}
+        if full.isdisjoint(map(server_of, others)):
+            return False
+        votes = {r: self._is_linked(r) and server_of(r) not in full for r in others}
+        votes[self.replica_id] = True
+        outcome = joint_vote(membership.incoming, membership.outgoing, votes)
+        return outcome is not VoteResult.WON
+
     @property
     def members(self) -> list[NodeId]:
         """Everybody the group's log is replicated to, ids ascending."""

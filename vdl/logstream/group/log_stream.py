@@ -289,7 +289,7 @@ class LogStream:
         group = self.group
         if not group.node.is_leader:
             done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
-        elif not group.store.accepts_appends:
+        elif not group.accepts_appends:
             done(Appended(ErrorCode.KAFKA_STORAGE_ERROR))
         elif (
             not group.serving
@@ -686,7 +686,7 @@ class LogStream:
         if oldest is None or oldest > idle_index or not may_append or not self.serving:
             return
         is_under_way = self._expiry_index > self.group.applied
-        if is_under_way or not self.group.store.accepts_appends:
+        if is_under_way or not self.group.accepts_appends:
             return
         if self._propose(ExpireProducers(idle_index)):
             self._expiry_index = self.group.node.last_index
@@ -694,7 +694,7 @@ class LogStream:
     def compact(self, *, upto: Index, markers_upto: Index) -> None:
         """Decide that the log is compacted so far, if there is room for the decision: see
         `Compact`. Each replica does it in its own time."""
-        if self.serving and self.group.store.accepts_appends:
+        if self.serving and self.group.accepts_appends:
             self._propose(Compact(upto, markers_upto))
 
     def _advance_log_start(self, offset: Offset) -> bool:
@@ -714,7 +714,7 @@ class LogStream:
         elif (
             not self.serving
             or len(self._commands) >= COMMANDS_MAX
-            or not self.group.store.accepts_appends
+            or not self.group.accepts_appends
             or not self._propose_entry(Entry(data=data))
         ):
             done(NOT_APPENDED)

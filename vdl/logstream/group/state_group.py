@@ -201,10 +201,12 @@ class StateGroup:
     def _append(self, data: bytes) -> bool:
         group = self.group
         store = group.store
+        if not (self.is_essential or group.accepts_appends):
+            return False
         if not store.accepts_appends:
             # The store does not know yet what was appended in this turn.
             needed = len(data) + group.node.uncommitted_bytes
-            if not self.is_essential or needed >= store.entry_room(is_essential=True):
+            if needed >= store.entry_room(is_essential=True):
                 return False
         try:
             group.propose(Entry(data=data))

@@ -133,6 +133,7 @@ class ReplicaOpener:
             encodings=self.encodings,
             rng=random.Random(state.rng.getrandbits(64)),
             is_linked=state.is_linked,
+            full=state.full,
             heard_ago=self._liveness.heard_ago,
         )
         owner.group = group

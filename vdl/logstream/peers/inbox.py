@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ids import NO_INDEX, GroupId, ServerId
+from ids import NO_INDEX, GroupId, Index, ServerId
 from raft.errors import Contradiction, StepPeerNotFound
 from raft.log import payload_bytes
 from raft.messages import (
@@ -85,6 +85,7 @@ class Inbox:
     """See the module."""
 
     __slots__ = (
+        "_awaited",
         "_commits",
         "_early",
         "_flushable_bytes",
@@ -118,6 +119,9 @@ class Inbox:
         self._early = EarlyMessages(
             state.options.early_messages_max, state.options.early_snapshot_bytes_max
         )
+        self._awaited: dict[GroupId, Index] = {}
+        """By group id: of what a full disk was sent last, an entry that makes room and was not
+        committed."""
         self._granted_bytes = 0
         """Of a full disk's room, to entries that are not staged yet: since turn `_granted_turn`."""
         self._granted_turn = 0
@@ -199,6 +203,7 @@ class Inbox:
     def forget(self, group_id: GroupId) -> None:
         """No replica of the group will run here."""
         self._early.take(group_id)
+        self._awaited.pop(group_id, None)
 
     def catalog_changed(self) -> None:
         """What is kept for groups that turned out not to be for this server goes."""
@@ -267,18 +272,21 @@ class Inbox:
         New records it does not. But a leader that has just been elected cannot commit, serve or
         delete anything before a majority has what came before its own term: that is taken from the
         room that is left, a little at a time, when all before it is durable; and not from the room
-        that votes need, because then nobody could be elected either. What is here already is taken
-        as it is: the leader may not have heard that.
+        that votes need, because then nobody could be elected either. In the same way it takes the
+        records behind which something waits that makes room: this server may be the one that a
+        majority needs. What is here already is taken as it is: the leader may not have heard that.
         """
         held = _held_of(message, group)
         taken = message.entries[:held]
         if group.last_token > group.store.durable_token:
             return taken
         room = FULL_DISK_BYTES
+        awaited = self._awaited_in(message, group)
         for entry in message.entries[held:]:
             room -= len(entry.data)
             is_essential = group.owner.takes_on_full_disk(entry)
-            if not (is_essential or entry.term < message.term) or (room < 0 and len(taken) > held):
+            is_needed = is_essential or entry.term < message.term or entry.index < awaited
+            if not is_needed or (room < 0 and len(taken) > held):
                 break
             needed = len(entry.data) + ENTRY_OVERHEAD_BYTES
             # A marker is needed, but less than what makes room again.
@@ -286,6 +294,16 @@ class Inbox:
                 break
             taken.append(entry)
         return taken
+
+    def _awaited_in(self, message: MsgApp, group: Group) -> Index:
+        """The entry that makes room and that all before it is taken for; 0 if there is none. It has
+        been seen before and is not committed yet: a majority that does not need this server commits
+        it before it is seen again."""
+        seen = self._awaited.pop(group.group_id, NO_INDEX)
+        now = _last_that_makes_room(message, group)
+        if now > NO_INDEX:
+            self._awaited[group.group_id] = now
+        return seen if seen > message.commit else NO_INDEX
 
     def _grant(self, group: Group, needed: int, *, is_essential: bool) -> bool:
         if self._granted_turn != self._stats.turns:
@@ -318,6 +336,17 @@ def _held_of(message: MsgApp, group: Group) -> int:
         if not log.matches(index=entry.index, term=entry.term):
             return n
     return len(message.entries)
+
+
+def _last_that_makes_room(message: MsgApp, group: Group) -> Index:
+    """The last of a leader's entries that is not committed and that a full disk takes for what it
+    does, as a deletion; 0 if there is none."""
+    for entry in reversed(message.entries):
+        if entry.index <= message.commit:
+            break
+        if not entry.records and group.owner.takes_on_full_disk(entry):
+            return entry.index
+    return NO_INDEX
 
 
 def _is_readable(message: MsgSnap) -> bool:

@@ -28,6 +28,7 @@ class ServerStatus:
     __slots__ = (
         "_alive",
         "_damaged",
+        "_full",
         "_incomplete",
         "_log",
         "_peers",
@@ -42,6 +43,7 @@ class ServerStatus:
 
     def __init__(self, state: HostState) -> None:
         self._alive = state.alive
+        self._full = state.full
         self._store = state.store
         self._transport = state.transport
         self._log = state.log
@@ -134,6 +136,7 @@ class ServerStatus:
     def link_down(self, server_id: ServerId) -> None:
         """What it said is not known to hold any more."""
         self._unable.discard(server_id)
+        self._full.discard(server_id)
         self._unsent.discard(server_id)
         self._peers.pop(server_id, None)
 
@@ -144,6 +147,10 @@ class ServerStatus:
             self._unable.discard(server_id)
         else:
             self._unable.add(server_id)
+        if condition.disk_full:
+            self._full.add(server_id)
+        else:
+            self._full.discard(server_id)
         if condition.incomplete or condition.damaged:
             self._peers[server_id] = frozenset(condition.incomplete), frozenset(condition.damaged)
         else:
