@@ -6,8 +6,11 @@ import pytest
 
 from ids import ServerId
 from segments.memory import MemoryStore
+from tests.unit.logstream.conftest import Cluster
 from tests.unit.logstream.test_partition_transactions import Asked, ended, send, sent, stable
+from vdl.clock import MS
 from vdl.errors import ErrorCode
+from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.state_group import Outcome
 from vdl.logstream.state import CATALOG_GROUP
 from vdl.state.commands import AllocateProducerIds, CompleteJoin
@@ -227,39 +230,127 @@ def test_full_disks_of_others_than_its_servers_do_not_matter_to_a_group(
     assert leader.group.accepts_appends
 
 
-@pytest.mark.parametrize("records", [1, 30])
-def test_full_follower_takes_the_records_that_what_makes_room_waits_behind(
-    cluster: Any, full: set[bytes], records: int
-) -> None:
-    """The other one is down, so nothing is deleted without it. More than it takes at one time."""
-    group_id = cluster.create_topic()
-    leader = cluster.leader(group_id)
+def needed(cluster: Any, full: set[bytes]) -> tuple[LogStream, int]:
+    """A leader with one record, and the server that it commits nothing without: full."""
+    leader = cluster.leader(cluster.create_topic())
     cluster.append(leader)
     cluster.run(1_000)
-    here = leader.leader_server
-    there, down = (server for server in cluster.nodes if server != here)
+    there, down = (server for server in cluster.nodes if server != leader.leader_server)
     cluster.nodes[down].crash()
     fill(cluster, full, there)
-    fates = [cluster.append(leader, b"v" * 2_000, ms=60_000) for _ in range(records)]
-    cluster.run(2_000)
-    assert not any(fates)
-    assert cluster.leader(group_id) is leader
+    return leader, there
+
+
+@pytest.mark.parametrize(
+    ("records", "size"),
+    [
+        pytest.param(1, 2_000, id="one"),
+        pytest.param(30, 2_000, id="more than is taken at one time"),
+        pytest.param(3, 900_000, id="more than a message holds"),
+    ],
+)
+def test_full_follower_takes_what_was_under_way_and_a_deletion_behind_it(
+    cluster: Any, full: set[bytes], records: int, size: int
+) -> None:
+    leader, there = needed(cluster, full)
+    fates = [cluster.append(leader, b"v" * size, ms=60_000) for _ in range(records)]
+    cluster.run(100)
+    assert leader.serving
+    answers: list[ErrorCode] = []
+    leader.delete_records(1, deadline_ns=cluster.deadline(10_000), done=answers.append)
+    cluster.run(10_000)
+    assert answers == [ErrorCode.NONE]
+    assert [fate.error for (fate,) in fates] == [ErrorCode.NONE] * records
+    assert cluster.nodes[there].host.stream(leader.group_id).log_start_offset == 1
+
+
+def test_what_came_faster_than_a_leader_heard_of_full_disks_is_taken(
+    cluster: Any, full: set[bytes]
+) -> None:
+    """40 MB a second. It hears of them with what they refuse first."""
+    leader = cluster.leader(cluster.create_topic())
+    cluster.append(leader)
+    cluster.run(1_000)
+    fill(cluster, full, *(server for server in cluster.nodes if server != leader.leader_server))
+    fates = []
+    for _ in range(60):
+        fates += cluster.append(leader, b"v" * 40_000, ms=60_000)
+        cluster.run(1)
+    assert len(fates) > 50
+    assert {fate.error for fate in fates} == {ErrorCode.KAFKA_STORAGE_ERROR}
     answers: list[ErrorCode] = []
     leader.delete_records(1, deadline_ns=cluster.deadline(), done=answers.append)
     cluster.run(10_000)
     assert answers == [ErrorCode.NONE]
-    assert [fate.error for (fate,) in fates] == [ErrorCode.NONE] * records
-    assert cluster.nodes[there].host.stream(group_id).log_start_offset == 1
 
 
-def test_full_follower_takes_no_records_for_a_deletion_that_does_not_need_it(
+def test_transactions_end_behind_records_that_were_under_way(
     cluster: Any, full: set[bytes]
 ) -> None:
-    """Two others have them."""
+    leader = cluster.leader(cluster.create_topic())
+    assert sent(cluster, leader, producer_id=7).error is ErrorCode.NONE
+    there, down = (server for server in cluster.nodes if server != leader.leader_server)
+    cluster.nodes[down].crash()
+    fill(cluster, full, there)
+    cluster.append(leader, ms=60_000)
+    cluster.run(2_000)
+    assert ended(cluster, leader, producer_id=7, number=1) is ErrorCode.NONE
+
+
+def test_held_batches_are_refused_like_new_ones(full: set[bytes]) -> None:
+    """Else they would come in behind a deletion, and the next one would wait for them."""
+    cluster = Cluster(uncommitted_bytes_max=100_000)
+    leader, _ = needed(cluster, full)
+    fates = [cluster.append(leader, b"v" * 40_000, ms=20_000) for _ in range(5)]
+    cluster.run(10_000)
+    errors = [fate.error for (fate,) in fates]
+    assert errors == [ErrorCode.NONE] * 2 + [ErrorCode.KAFKA_STORAGE_ERROR] * 3
+    assert leader.end_offset == leader.high_watermark == 3
+
+
+@pytest.mark.parametrize("where", ["own", "others"])
+def test_batch_sent_again_is_answered_though_there_is_no_room(
+    cluster: Any, full: set[bytes], where: str
+) -> None:
+    """The producer would give up, and tell that its record is not there."""
+    leader = cluster.leader(cluster.create_topic())
+    fields = {"producer_id": 5, "producer_epoch": 0}
+    cluster.append(leader, base_sequence=0, **fields)
+    cluster.run(500)
+    here = leader.leader_server
+    others = [server for server in cluster.nodes if server != here]
+    fill(cluster, full, *([here] if where == "own" else others))
+    if where == "others":
+        cluster.run(1_000)
+    again = cluster.append(leader, base_sequence=0, **fields)
+    assert [fate.error for fate in again] == [ErrorCode.NONE]
+    new = cluster.append(leader, base_sequence=1, **fields)
+    assert [fate.error for fate in new] == [ErrorCode.KAFKA_STORAGE_ERROR]
+
+
+def test_compaction_is_decided_while_others_are_full(cluster: Any, full: set[bytes]) -> None:
+    """It makes room, too."""
+    leader = cluster.leader(cluster.create_topic())
+    for _ in range(5):
+        cluster.append(leader)
+        cluster.run(20)
+    fill(cluster, full, *(server for server in cluster.nodes if server != leader.leader_server))
+    cluster.run(1_000)
+    leader.compact(upto=3, markers_upto=0)
+    cluster.run(1_000)
+    assert leader.state.compact_upto == 3
+
+
+@pytest.mark.parametrize("sync_ms", [0, 100, 250])
+def test_full_follower_takes_no_records_that_others_commit(
+    cluster: Any, full: set[bytes], sync_ms: int
+) -> None:
+    """Its room is for what they cannot."""
     group_id = cluster.create_topic()
     leader = cluster.leader(group_id)
-    there = next(server for server in cluster.nodes if server != leader.leader_server)
+    there, other = (server for server in cluster.nodes if server != leader.leader_server)
     fill(cluster, full, there)
+    cluster.nodes[other].workers.sync_ns = sync_ms * MS
     for _ in range(5):
         cluster.append(leader)
     cluster.run(1_000)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rpc.peer import FrameType
-from segments.api import CorruptRecord, OffsetOutOfRange, SegmentSpan
+from segments.api import CorruptRecord, OffsetOutOfRange, SegmentLimits, SegmentSpan
 from segments.memory import MemoryStore
 from vdl.errors import ErrorCode
 from vdl.logstream.group import offset_for_time as times
@@ -407,6 +407,33 @@ def test_retention_waits_for_nobody_on_a_full_disk(expiring: Any) -> None:
     )
     expiring.run(5)
     assert world.start == 3
+
+
+def test_retention_waits_for_no_follower_whose_disk_is_full(
+    expiring: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a one takes nothing before room is made, so it would be waited for without end."""
+    cluster, segments = expiring, SegmentLimits(bytes=400)
+    for node in cluster.nodes.values():
+        node.front.retention = RetentionPolicy(segments=segments)
+    group_id = cluster.create_topic()
+    cluster.run(500)
+    leader = cluster.leader(group_id)
+    servers = [server for server in cluster.nodes if server != leader.leader_server]
+    others = [cluster.nodes[server].store for server in servers]
+    full: set[bytes] = {others[0].directory_id}
+    has_room = property(lambda store: store.directory_id not in full)
+    monkeypatch.setattr(MemoryStore, "accepts_appends", has_room)
+    cluster.run(500)
+    for _ in range(10):
+        cluster.append(leader, b"v" * 120)
+        cluster.run(50)
+    full |= {others[1].directory_id}
+    cluster.run(1_000)
+    for node in cluster.nodes.values():
+        node.front.retention = RetentionPolicy(retention_bytes=1_000, segments=segments)
+    cluster.run(10_000)
+    assert leader.log_start_offset > 0
 
 
 def test_retention_deletes_what_the_policy_does_not_keep(expiring: Any) -> None:

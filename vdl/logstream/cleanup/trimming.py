@@ -119,8 +119,10 @@ class Trimming:
         def found(spans: list[storage.SegmentSpan] | storage.StorageError) -> None:
             if not self._state.outbox.is_closed:
                 if not isinstance(spans, storage.StorageError) and stream.serving:
-                    # A full disk needs the room more than a follower its records.
-                    fed = () if self._status.is_full else self._state.alive
+                    # A full disk needs the room more than a follower its records, and one that is
+                    # full takes none.
+                    state = self._state
+                    fed = () if self._status.is_full else state.alive.keys() - state.full
                     stream.retain(spans, policy, settled_ms=settled_ms, stamp_ms=stamp_ms, fed=fed)
                 self._retain_next(led, settled_ms, stamp_ms)
 

@@ -290,13 +290,35 @@ class LogStream:
         if not group.node.is_leader:
             done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         elif not group.accepts_appends:
-            done(Appended(ErrorCode.KAFKA_STORAGE_ERROR))
+            self._answer_without_room(header, copies_min, deadline_ns, done)
         elif (
             not group.serving
             or self._held
             or not self._append_now(batch, header, copies_min, deadline_ns, done, verify)
         ):
             self._hold(HeldAppend(batch, header, copies_min, deadline_ns, done, verify))
+
+    def _answer_without_room(
+        self,
+        header: BatchHeader,
+        copies_min: int,
+        deadline_ns: int,
+        done: Callable[[Appended], None],
+    ) -> None:
+        """New records are refused. What is sent again, for its answer was lost, needs no room."""
+        if header.producer_id >= 0 and self.group.serving:
+            verdict = self.state.producers.check(
+                self._overlay,
+                header.producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                header.count,
+            )
+            if isinstance(verdict, Duplicate):
+                copies = min(copies_min, len(self.group.placement))
+                self._answer_duplicate(verdict, copies, deadline_ns, done)
+                return
+        done(Appended(ErrorCode.KAFKA_STORAGE_ERROR))
 
     def _hold(self, held: HeldAppend) -> None:
         if len(self._held) >= self._options.held_appends_max:
@@ -694,7 +716,7 @@ class LogStream:
     def compact(self, *, upto: Index, markers_upto: Index) -> None:
         """Decide that the log is compacted so far, if there is room for the decision: see
         `Compact`. Each replica does it in its own time."""
-        if self.serving and self.group.accepts_appends:
+        if self.serving and self.group.store.accepts_appends:
             self._propose(Compact(upto, markers_upto))
 
     def _advance_log_start(self, offset: Offset) -> bool:
@@ -960,7 +982,11 @@ class LogStream:
         held = self._held
         while held:
             first = held.popleft()  # what it sets off may change the line
-            if not self._append_now(
+            if not self.group.accepts_appends:
+                self._answer_without_room(
+                    first.header, first.copies_min, first.deadline_ns, first.done
+                )
+            elif not self._append_now(
                 first.batch,
                 first.header,
                 first.copies_min,

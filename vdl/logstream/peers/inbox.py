@@ -57,6 +57,8 @@ FULL_DISK_BYTES = 16 << 10
 """What a full disk takes of a group at one time, and then only what must be."""
 ENTRY_OVERHEAD_BYTES = 256
 """More than an entry takes in the journal besides its data."""
+NEEDED_NS = 500 * MS
+"""How long entries wait before a full disk takes them: longer than others need to commit them."""
 TELL_NS = 10_000 * MS
 """How often it is told that messages contradict what is here: each heartbeat may bring one."""
 SENT_BY_HOSTS: Final[frozenset[type[PeerMessage]]] = frozenset(
@@ -119,9 +121,9 @@ class Inbox:
         self._early = EarlyMessages(
             state.options.early_messages_max, state.options.early_snapshot_bytes_max
         )
-        self._awaited: dict[GroupId, Index] = {}
-        """By group id: of what a full disk was sent last, an entry that makes room and was not
-        committed."""
+        self._awaited: dict[GroupId, tuple[int, Index, int]] = {}
+        """By group id: the last entry of what a full disk was sent and that was not committed; the
+        leader's term, the index, and since when."""
         self._granted_bytes = 0
         """Of a full disk's room, to entries that are not staged yet: since turn `_granted_turn`."""
         self._granted_turn = 0
@@ -219,6 +221,7 @@ class Inbox:
             needed = len(message.snapshot.data) + ENTRY_OVERHEAD_BYTES
             return not self._status.is_full or self._grant(group, needed, is_essential=False)
         if type(message) is MsgApp and message.entries and self._status.is_full:
+            self._status.look()  # its leader takes more until it has heard of it
             message.entries = self._fitting(message, group)
             return bool(message.entries)
         return True
@@ -272,20 +275,20 @@ class Inbox:
         New records it does not. But a leader that has just been elected cannot commit, serve or
         delete anything before a majority has what came before its own term: that is taken from the
         room that is left, a little at a time, when all before it is durable; and not from the room
-        that votes need, because then nobody could be elected either. In the same way it takes the
-        records behind which something waits that makes room: this server may be the one that a
-        majority needs. What is here already is taken as it is: the leader may not have heard that.
+        that votes need, because then nobody could be elected either. In the same way it takes what
+        nobody commits without this server: what makes room may wait behind it. What is here already
+        is taken as it is: the leader may not have heard that.
         """
         held = _held_of(message, group)
         taken = message.entries[:held]
         if group.last_token > group.store.durable_token:
             return taken
         room = FULL_DISK_BYTES
-        awaited = self._awaited_in(message, group)
+        needed_index = self._needed_in(message, group)
         for entry in message.entries[held:]:
             room -= len(entry.data)
             is_essential = group.owner.takes_on_full_disk(entry)
-            is_needed = is_essential or entry.term < message.term or entry.index < awaited
+            is_needed = is_essential or entry.term < message.term or entry.index <= needed_index
             if not is_needed or (room < 0 and len(taken) > held):
                 break
             needed = len(entry.data) + ENTRY_OVERHEAD_BYTES
@@ -295,15 +298,17 @@ class Inbox:
             taken.append(entry)
         return taken
 
-    def _awaited_in(self, message: MsgApp, group: Group) -> Index:
-        """The entry that makes room and that all before it is taken for; 0 if there is none. It has
-        been seen before and is not committed yet: a majority that does not need this server commits
-        it before it is seen again."""
-        seen = self._awaited.pop(group.group_id, NO_INDEX)
-        now = _last_that_makes_room(message, group)
-        if now > NO_INDEX:
-            self._awaited[group.group_id] = now
-        return seen if seen > message.commit else NO_INDEX
+    def _needed_in(self, message: MsgApp, group: Group) -> Index:
+        """The last of the entries that wait for this server, 0 if none does: it was sent a while
+        ago and is not committed yet. A majority that has room commits sooner."""
+        now_ns = self._state.clock.now_ns()
+        term, index, since_ns = self._awaited.pop(group.group_id, (0, NO_INDEX, 0))
+        if term != message.term or index <= message.commit:
+            term, index, since_ns = message.term, message.entries[-1].index, now_ns
+        if index <= message.commit:
+            return NO_INDEX
+        self._awaited[group.group_id] = term, index, since_ns
+        return index if now_ns - since_ns >= NEEDED_NS else NO_INDEX
 
     def _grant(self, group: Group, needed: int, *, is_essential: bool) -> bool:
         if self._granted_turn != self._stats.turns:
@@ -336,17 +341,6 @@ def _held_of(message: MsgApp, group: Group) -> int:
         if not log.matches(index=entry.index, term=entry.term):
             return n
     return len(message.entries)
-
-
-def _last_that_makes_room(message: MsgApp, group: Group) -> Index:
-    """The last of a leader's entries that is not committed and that a full disk takes for what it
-    does, as a deletion; 0 if there is none."""
-    for entry in reversed(message.entries):
-        if entry.index <= message.commit:
-            break
-        if not entry.records and group.owner.takes_on_full_disk(entry):
-            return entry.index
-    return NO_INDEX
 
 
 def _is_readable(message: MsgSnap) -> bool:
