@@ -6,7 +6,7 @@ KNOWN: dict[tuple[str, ...], str] = {
     ("vdl.logstream.group.group", "vdl.logstream.group.outbox"): (
         "a group puts itself into the outbox that the host empties"
     ),
-    ("vdl.sim.lateness", "vdl.sim.one_fault", "vdl.sim.world"): (
+    ("vdl.sim.filled_disks", "vdl.sim.lateness", "vdl.sim.one_fault", "vdl.sim.world"): (
         "a judge of a whole world drives that world, and the world decides when it has its turn"
     ),
 }

@@ -30,6 +30,9 @@ ONE_FAULT = 0.25
 """Chance that one more fault happens alone, when all is well again."""
 KINDS = ("kill", "pause", "cut", "mute", "deaf", "slow disk", "narrow link")
 
+FILLS = 0.4
+"""Chance that the disks of a majority fill then."""
+
 SLOWLY_FED = 0.3
 """Chance that followers far behind are fed slowly."""
 CATCH_UP_KIB = (16, 512)
@@ -225,6 +228,8 @@ class Options:
     one_fault: str = ""
     """Not empty: once all is healed and settled, this kind of fault happens to the server that
     leads most. What it may cost then is known: see `one_fault`."""
+    fills_disks: bool = False
+    """After that the disks of all servers but one leader's fill (`filled_disks.py`)."""
     catch_up_kib: int = 0
     """Not 0: `raft.catch_up_rate`, a second; small, so that followers wait for their turns."""
     floods: int = 0
@@ -409,6 +414,9 @@ def draw(rng: Random) -> Options:
         )
     if INTRUDED[0] <= rng.random() < INTRUDED[1] and world.servers > 1:
         world = intruded(world, rng)
+    # Journals with room for very many groups take long to fill.
+    if rng.random() < FILLS and is_roomy and not world.quiet_groups:
+        world = replace(world, fills_disks=True)
     return world
 
 

@@ -46,6 +46,7 @@ from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, l
 from vdl.sim.deaf import Deaf
 from vdl.sim.disk import DiskProfile, SimDisk
 from vdl.sim.faults import CLOCK_HOLD_MS, WALL_ERRORS_MS, Nemesis
+from vdl.sim.filled_disks import judge_filled_disks
 from vdl.sim.flood import FLOODED, UNDER_WAY_NS, Flood, under_way_bytes
 from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.going_over import GoingOver
@@ -295,7 +296,7 @@ class World:
         for clock in self._client_clocks:
             clock.jump_wall(ms)
 
-    def _fresh_client(self, name: str) -> KafkaClient:
+    def fresh_client(self, name: str) -> KafkaClient:
         clock = self._client_clock()
         rng = Random(self._rng["client"].getrandbits(64))
         dialer = SimDialer(self.network, CLIENT_HOSTS[0], clock)
@@ -395,7 +396,7 @@ class World:
         flood = Flood(
             self.machines,
             self.time,
-            self._fresh_client("flood"),
+            self.fresh_client("flood"),
             partitions=partitions,
             link_bytes_per_second=link_bytes_per_second,
             kept_bytes=kept_bytes,
@@ -491,7 +492,7 @@ class World:
         rng = self._rng["server"]
         for machine in self.machines:
             self.time.after(rng.randint(0, 500) * MS, machine.start)
-        client = self._fresh_client("creator")
+        client = self.fresh_client("creator")
         missing = {TOPIC: self.options.partitions}
         if self.options.quiet_groups:
             missing[QUIET] = self.options.quiet_groups
@@ -592,7 +593,7 @@ class World:
             self._transactional = TransactionalTopic(
                 self.env,
                 self.machines,
-                self._fresh_client("transactional"),
+                self.fresh_client("transactional"),
                 CLIENT_HOSTS[0],
                 Random(self._rng["transactional"].getrandbits(64)),
                 count=options.transactional_producers,
@@ -639,7 +640,7 @@ class World:
             self.watch.raft.group(group_id).watch_places_only()
 
         rng = Random(self._rng["keyed"].getrandbits(64))
-        client = self._fresh_client("keyed")
+        client = self.fresh_client("keyed")
         self._keyed = KeyedTopic(self.machines, self.time, client, rng, written)
         self._keyed.begin()
 
@@ -787,12 +788,18 @@ class World:
             return False
         if self.options.producer_expiry_ms and not self._forgotten():
             return False
-        if not self._settles():
-            return False
+        return self._settles() and self._goes_wrong_alone()
+
+    def _goes_wrong_alone(self) -> bool:
+        """All is well: what is drawn to happen by itself then."""
         if self.options.failover_sync_ms and len(self.machines) > 1:
             return self._slow_failover() and self._settles()
         if self.options.one_fault and len(self.machines) > 1:
             judge_one_fault(self)
+            if not self._settles():
+                return False
+        if self.options.fills_disks and len(self.machines) > 2:
+            judge_filled_disks(self)
             return self._settles()
         self.note("settled")
         return True
@@ -924,7 +931,7 @@ class World:
             recorder.happened(name, "seek").marks.append(Mark(str(tp), offset))
 
         laggard = Laggard(
-            self._fresh_client(name),
+            self.fresh_client(name),
             self.options,
             ends,
             partial(note_poll, self.env, name),
@@ -1007,7 +1014,7 @@ class Drain:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._client = world._fresh_client("drain")
+        self._client = world.fresh_client("drain")
         self._found: dict[TopicPartition, list[Seen]] = {tp: [] for tp in world.env.partitions}
         self._ends: dict[TopicPartition, int] = {}
         self._invoked = world.recorder.invoke()
