@@ -720,7 +720,8 @@ class _Poll:
         self._schedule()
 
     def superseded(self) -> None:
-        """Another request of the session has come: answer this one with what there is."""
+        """Another request of the session has come, or the session has ended: answer this one with
+        what there is. It names no session: a client that reads this begins anew."""
         self.session = None
         self.finish(FetchResponse())
 

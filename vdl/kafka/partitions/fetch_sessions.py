@@ -125,7 +125,11 @@ class FetchSession:
                 self.reader.wake(target)
 
     def close(self) -> None:
-        """The session has ended: cancel all subscriptions."""
+        """The session has ended: cancel all subscriptions. Nothing would wake its request, which is
+        answered with what there is."""
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.superseded()
         for key in list(self.partitions):
             self.forget(key)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.kafka.fake_host import Client, FakeStream, World, fill
+from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.handlers import fetch as handler
 from vdl.kafka.partitions.fetch_sessions import EPOCH_MAX, EVICT_AFTER_NS, FetchSessions
+from vdl.kafka.partitions.read_throttle import READ_BYTES_MAX
 from vdl.kafka.wire.fetch import (
     FetchPartition,
     FetchRequest,
@@ -269,6 +271,41 @@ def test_a_client_that_goes_away_leaves_its_session() -> None:
     session.client = world.client()
     fill(streams[1])
     assert session.ask(session.request()) == {1: 1}
+
+
+def test_a_session_that_ends_has_its_request_answered() -> None:
+    """It gave way to another one: nothing wakes its request any more, and session 0 says that the
+    client is to begin anew."""
+    world, streams, session = opened()
+    session.client.request(FETCH, VERSION, session.request(wait_ms=60_000))
+    world.run(1)
+    assert session.client.answers() == []
+    world.context.fetch_sessions.remove(session.id)
+    world.run(1)
+    (answer,) = session.client.answers()
+    assert (answer.error_code, answer.session_id, answer.responses) == (ErrorCode.NONE, 0, [])
+    assert all(wait.callback is None for stream in streams for wait in stream.waits)
+
+
+def test_a_session_that_ends_gives_its_turn_to_read_back() -> None:
+    """Its request waited for its turn to read from disk: that read costs others nothing."""
+    world = World(KafkaOptions(cold_read_bytes_per_second=1 << 20))
+    (stream,) = world.topic()
+    session = Session(world, 1)
+    session.ask(session.request())
+    fill(stream)
+    stream.on_disk_below = 1
+    pace, now_ns = world.context.read_throttle, world.clock.now_ns()
+    pace.produced(-1, 1, now_ns)
+    assert pace.ask((-1, -1), READ_BYTES_MAX // 2, now_ns).wait_ns == 0
+    session.client.request(FETCH, VERSION, session.request(wait_ms=60_000))
+    world.run(1)
+    world.context.fetch_sessions.remove(session.id)
+    world.run(1)
+    now_ns = world.clock.now_ns()
+    assert pace.ask((-2, 0), READ_BYTES_MAX, now_ns).wait_ns <= 500 * MS
+    world.run(2_000)
+    assert stream.cold_reads == 0
 
 
 def test_a_request_costs_what_there_is_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
