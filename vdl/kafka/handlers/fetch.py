@@ -484,6 +484,11 @@ class _Poll:
                         target.found = found
                         total += found.bytes
                         left -= found.bytes
+                    elif found.bytes > left:
+                        # The answer is full. To look at the others would be to read from disk what
+                        # is not sent, one after the other, and again with the next request.
+                        at_once = True
+                        left = 0
         if available and available >= min(self.request.min_bytes, bytes_max):
             at_once = True
         return (total, at_once) if self.state is _State.RUNNING else None

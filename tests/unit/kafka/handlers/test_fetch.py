@@ -647,6 +647,25 @@ def test_read_of_what_is_gone_meanwhile_says_out_of_range_only_when_it_is(
     assert error_of(client.answers()[0]) == code
 
 
+@pytest.mark.parametrize("min_bytes", [1, 2_500])
+def test_full_answer_reads_no_more_from_disk(min_bytes: int) -> None:
+    """What does not fit behind the first partition's records is read once in vain: how much it is
+    was not known. All behind it is left for the next request, and there is nothing to wait for."""
+    world = World()
+    streams = world.topic(partitions=5)
+    for stream in streams:
+        fill(stream, 1, 1_000)
+        fill(stream, 1, 1_000)
+        stream.on_disk_below = stream.high_watermark
+    client = world.client()
+    question = fetch(*[0] * 5, max_bytes=2_500, min_bytes=min_bytes, max_wait_ms=60_000)
+    client.request(FETCH, 11, question)
+    world.run(100)
+    (answer,) = client.answers()
+    assert counts(answer) == [2, 0, 0, 0, 0]
+    assert [stream.cold_reads for stream in streams] == [1, 1, 0, 0, 0]
+
+
 def test_fetch_of_a_client_that_goes_away_is_forgotten() -> None:
     """Subscriptions and timers of a closed connection are taken back."""
     world = World()
