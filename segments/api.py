@@ -613,7 +613,8 @@ class Store(Protocol):
 
     # --- life --------------------------------------------------------------------------------
     def checkpoint(self, done: Callable[[], None] | None = None) -> None:
-        """Begin a checkpoint now, if none is running."""
+        """Begin a checkpoint now, if none is running; without `done` only if the last one's notes
+        are durable, so that removals have their turn."""
 
     def close(self, done: Callable[[], None]) -> None:
         """Write the closing block, sync, release the directory; `done` runs on the loop."""

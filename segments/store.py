@@ -394,6 +394,8 @@ class DiskStore:
     # --- CheckpointOwner and RemovalsOwner: one of both at a time, so that no two touch the same
     # files ------------------------------------------------------------------------------------
     def checkpoint(self, done: Callable[[], None] | None = None) -> None:
+        if done is None and not self._checkpoints.is_noted:
+            return  # it is asked again and again: removals wait for the notes of the one before
         self._checkpoints.begin(done)
 
     def checkpoint_may_begin(self) -> bool:

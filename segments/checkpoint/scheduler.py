@@ -298,8 +298,8 @@ class CheckpointScheduler:
         """Begin if enough was journaled since the last one; less is enough while appends may soon
         have to wait for room in the cache, and nothing while they do, if something was committed.
         """
-        if self.state in FULL:
-            return
+        if self.state in FULL or not self.is_noted:
+            return  # removals wait for the notes of the one before, and would have no turn
         bytes_max = self._options.checkpoint_bytes
         if self._is_crowded:
             cache_bytes_max = self._options.cache_bytes_max

@@ -39,11 +39,15 @@ class Removals:
         monkeypatch.setattr(engine.workers, "files", counted)
 
 
-def put(engine, log, count):
+def stage(engine, log, count):
     first = log.last_index + 1
     entries = [StoredEntry(1, n, 0, bytes(16), n - 1, 1, n) for n in range(first, first + count)]
     engine.store.append(log, entries)
     engine.store.set_hard_state(log, HardState(1, 1, log.last_index))
+
+
+def put(engine, log, count):
+    stage(engine, log, count)
     engine.submit()
 
 
@@ -156,3 +160,39 @@ def test_full_disk_gets_its_room_back_without_rests(engine, monkeypatch):
     engine.pump()
     assert sum(removals.jobs) >= SEGMENTS
     assert max(removals.jobs) == FILES_AT_ONCE
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_removal_has_its_turn_where_one_checkpoint_follows_the_other(
+    make_harness, tmp_path, is_asked
+):
+    """A crowded server asks for one with each append that it refuses, also between the end of the
+    last one and its notes; or enough has been appended by then. Each has something to flush."""
+    options = replace(MANY, checkpoint_entries=100)  # flushes any tail
+    if not is_asked:
+        options = replace(options, checkpoint_bytes=1)
+    engine = make_harness("disk", tmp_path, options)
+    log, other, workers = engine.new_log(), engine.new_log(10), engine.workers
+    put(engine, log, 9)
+    engine.checkpoint()
+    workers.advance(1_000)
+    oldest = Path(log.files.segment_path(log.segments[0].number))
+    assert oldest.exists()
+    stage(engine, other, 20)
+    engine.store.checkpoint()
+    engine.store.trim_log(log, first_index=9)
+    engine.store.submit()
+    begun = engine.store._checkpoints.pulse.beats
+    for _ in range(8):
+        stage(engine, other, 20)
+        engine.store.submit()
+        if workers.pool_jobs:
+            workers.run_one(workers.pool_jobs)
+        if is_asked:
+            engine.store.checkpoint()
+        while workers.journal_jobs:
+            workers.run_one(workers.journal_jobs)
+    assert engine.store._checkpoints.pulse.beats > begun
+    assert not oldest.exists()
+    engine.pump()
+    engine.crash()
