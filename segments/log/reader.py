@@ -10,6 +10,7 @@ Must not know: the journal, who asks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from ids import NO_INDEX, Index, Offset
@@ -75,7 +76,7 @@ class Reader:
         end_index = min(end_index, log.hard.commit)
         age, first = _reading_age(log), log.first
 
-        def give(found: cold.Found | StorageError) -> None:
+        def give(found: cold.Found | StorageError, *, is_joined: bool = False) -> None:
             is_same = _reading_age(log) == age and not log.deleted
             if isinstance(found, Compacted) and is_same and first < log.first:
                 # It began before the log was trimmed, in what is gone now.
@@ -85,6 +86,11 @@ class Reader:
                 done(found)
                 return
             slices = cold.slices(found, offset, end_index, bytes_max)
+            following = found.index + len(found.entries)
+            if is_joined and not slices.buffers and following <= min(end_index, log.flushed_index):
+                # Whoever asked first may read less far, and nothing is left up to there.
+                self.read(log, offset, end_index, bytes_max, done)
+                return
             self._keep((log.id, age, "offset", slices.end_offset), found)
             self._read_on(log, age, end_index, found)
             done(slices)
@@ -100,7 +106,7 @@ class Reader:
             return
         waiting = self._reading.get(key)
         if waiting is not None:
-            waiting.append(give)
+            waiting.append(partial(give, is_joined=True))
             return
         self._reading[key] = [give]
         index, ahead = NO_INDEX, 0
