@@ -74,12 +74,13 @@ class Reader:
             self._run(log, cold.outcome(lambda: log.read(offset, end_index, bytes_max)), done)
             return
         end_index = min(end_index, log.hard.commit)
-        age, first = _reading_age(log), log.first
+        before, age, first = _age(log), _reading_age(log), log.first
 
         def give(found: cold.Found | StorageError, *, is_joined: bool = False) -> None:
             is_same = _reading_age(log) == age and not log.deleted
-            if isinstance(found, Compacted) and is_same and first < log.first:
-                # It began before the log was trimmed, in what is gone now.
+            is_trimmed = isinstance(found, Compacted) and is_same and first < log.first
+            if is_trimmed or _is_replaced(log, before, found):
+                # It began in what is gone now.
                 self.read(log, offset, end_index, bytes_max, done)
                 return
             if isinstance(found, StorageError):
@@ -156,9 +157,12 @@ class Reader:
             look = cold.outcome(lambda: cold.as_stored(log.entries(first, end, bytes_max)))
             self._run(log, look, done)
             return
-        age = _reading_age(log)
+        before, age = _age(log), _reading_age(log)
 
         def give(found: cold.Found | StorageError) -> None:
+            if _is_replaced(log, before, found):
+                self.entries(log, first, end, bytes_max, done)
+                return
             if isinstance(found, StorageError):
                 done(found)
                 return
@@ -309,3 +313,12 @@ def _reading_age(log: DiskLog) -> int:
 def _age(log: DiskLog) -> tuple[int, int]:
     """What was found damaged counts as long as neither a reset nor a repair came between."""
     return log.generation, log.damaged_ranges.repairs
+
+
+def _is_replaced(log: DiskLog, before: tuple[int, int], found: object) -> bool:
+    """Whether what a read that began at that age says of damage may be said of a segment that was
+    rewritten since. Its file stays for some seconds only, and a disk may be slower: it is gone, and
+    what took its place was not looked at."""
+    generation, repairs = _age(log)
+    is_older = repairs != before[1] and generation == before[0] and not log.deleted
+    return is_older and isinstance(found, EntriesDamaged)

@@ -682,6 +682,44 @@ def test_trim_and_reset_meanwhile(tmp_path):
         harness.crash()
 
 
+@pytest.mark.parametrize("by", ["offset", "index"])
+def test_read_that_takes_longer_than_old_files_stay_finds_what_replaced_them(
+    tmp_path, monkeypatch, by
+):
+    """On a slow disk: it has read where the entries lie, and meanwhile the segment is rewritten,
+    and the file that it is about to open goes. Nothing is damaged."""
+    harness = make("disk", tmp_path)
+    log = harness.new_log()
+    fill(harness, log, random.Random(1), 150)
+    old, opened = log.files.segment_path(1), RealFileSystem.open
+    waiting = [True]
+
+    def slowly(fs, path, **how):
+        if path == old and waiting:
+            waiting.clear()
+            assert compact(harness, log, 120)
+            assert not fs.exists(old)
+        return opened(fs, path, **how)
+
+    monkeypatch.setattr(RealFileSystem, "open", slowly)
+    answers = []
+    if by == "offset":
+        harness.store.read_cold(log, 0, log.commit_index, 1_000, answers.append)
+    else:
+        harness.store.entries_cold(log, 1, 10, 1_000, answers.append)
+    harness.pump()
+    assert not waiting
+    (found,) = answers
+    assert not isinstance(found, CorruptRecord)
+    after = by_index(harness, log)
+    if by == "offset":
+        (first,) = [entry for entry in after.values() if entry[2] and entry[4]][:1]
+        assert bytes(found.buffers[0]) == first[2]
+    else:
+        assert [bytes(e.data) for e in found] == [after[e.index][2] for e in found]
+    harness.crash()
+
+
 def test_file_of_before_a_reset_is_not_taken_for_a_new_segment(tmp_path):
     """Old files go some seconds later; a log that was reset begins with the same names."""
     harness = make("disk", tmp_path)
