@@ -39,7 +39,7 @@ FILLED_NS = 30 * S
 HEARD_NS = 1 * S
 """When the leader has long heard that disks are full."""
 ANSWERED_NS = 10 * S
-"""Some fifty heartbeats: a full disk takes a little with each."""
+"""A hundred heartbeats: a full disk takes a little with each."""
 
 
 class Filling:
