@@ -227,6 +227,9 @@ class Reader:
         job, following = cold.index_of_timestamp(log, timestamp_ms, first, end)
 
         def found(result: TimeFound | StorageError) -> None:
+            if _is_replaced(log, age, result):
+                self.index_of_timestamp(log, timestamp_ms, end_index, done, first_index=first_index)
+                return
             if isinstance(result, StorageError):
                 done(result)
                 return

@@ -682,7 +682,7 @@ def test_trim_and_reset_meanwhile(tmp_path):
         harness.crash()
 
 
-@pytest.mark.parametrize("by", ["offset", "index"])
+@pytest.mark.parametrize("by", ["offset", "index", "time"])
 def test_read_that_takes_longer_than_old_files_stay_finds_what_replaced_them(
     tmp_path, monkeypatch, by
 ):
@@ -705,8 +705,10 @@ def test_read_that_takes_longer_than_old_files_stay_finds_what_replaced_them(
     answers = []
     if by == "offset":
         harness.store.read_cold(log, 0, log.commit_index, 1_000, answers.append)
-    else:
+    elif by == "index":
         harness.store.entries_cold(log, 1, 10, 1_000, answers.append)
+    else:
+        harness.store.index_of_timestamp(log, 15, log.commit_index, answers.append)
     harness.pump()
     assert not waiting
     (found,) = answers
@@ -715,6 +717,8 @@ def test_read_that_takes_longer_than_old_files_stay_finds_what_replaced_them(
     if by == "offset":
         (first,) = [entry for entry in after.values() if entry[2] and entry[4]][:1]
         assert bytes(found.buffers[0]) == first[2]
+    elif by == "time":
+        assert found == min(index for index, entry in after.items() if entry[5] >= 15)
     else:
         assert [bytes(e.data) for e in found] == [after[e.index][2] for e in found]
     harness.crash()
