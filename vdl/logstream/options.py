@@ -9,6 +9,10 @@ from vdl.clock import MS
 TICK_NS = 10 * MS
 """The unit of every Raft timer: 10 ms."""
 
+COMMANDS_BYTES = 1 << 20
+"""Commands and markers that a leader takes beyond `uncommitted_bytes_max`: what makes room, ends a
+transaction or moves a replica does not wait until producers leave room."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from raft.errors import DropReason, ProposalDropped
+from tests.unit.logstream.conftest import Cluster
 from vdl.clock import NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group import transactions
@@ -729,3 +730,23 @@ def test_batches_under_way_count_once_for_their_transaction(
     cluster.run(10)
     others = [send(cluster, stream, asked, producer_id=number) for number in (8, 9, 10)]
     assert codes(others) == [None, None, ErrorCode.CONCURRENT_TRANSACTIONS]
+
+
+def test_marker_and_deletion_do_not_wait_until_producers_leave_room() -> None:
+    """Records may use up what may be uncommitted to the last byte, and on full disks for long."""
+    cluster = Cluster(uncommitted_bytes_max=100_000)
+    stream = led(cluster)
+    assert sent(cluster, stream).error is ErrorCode.NONE
+    node = stream.group.node
+    first = cluster.append(stream, b"v" * 45_000)
+    overhead = node.uncommitted_bytes - 45_000
+    full = [first, *(cluster.append(stream, b"v" * size) for size in (54_990 - 2 * overhead, 9))]
+    assert stream.holds_proposals
+    deleted: list[ErrorCode] = []
+    stream.delete_records(1, deadline_ns=cluster.deadline(), done=deleted.append)
+    assert ended(cluster, stream) is ErrorCode.NONE
+    cluster.run(100)
+    assert deleted == [ErrorCode.NONE]
+    assert codes(full) == [ErrorCode.NONE] * 3
+    # The third batch came when there was room again: behind the marker.
+    assert [fate.base_offset for (fate,) in full] == [1, 2, 4]

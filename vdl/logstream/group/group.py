@@ -58,7 +58,7 @@ from vdl.logstream.group.snapshots import (
 )
 from vdl.logstream.group.state_encoding import AppliedState, StateEncoding, StateEncodings
 from vdl.logstream.group.storage import LogStorage, as_entry
-from vdl.logstream.options import HostOptions
+from vdl.logstream.options import COMMANDS_BYTES, HostOptions
 from vdl.state.table import Scan
 
 CAMPAIGNS_PER_TICK = 10
@@ -958,7 +958,7 @@ def _config(
         disable_proposal_forwarding=True,
         max_size_per_msg=options.message_bytes_max,
         max_committed_size_per_ready=options.apply_bytes_max,
-        max_uncommitted_entries_size=options.uncommitted_bytes_max,
+        max_uncommitted_entries_size=options.uncommitted_bytes_max + COMMANDS_BYTES,
         max_inflight_msgs=options.inflight_messages_max,
         max_inflight_bytes=options.inflight_bytes_max,
     )

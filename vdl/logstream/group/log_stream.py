@@ -384,6 +384,9 @@ class LogStream:
             last=group.node.last_index, match=self._match(self._push_back.replica)
         ):
             return False
+        uncommitted = group.node.raft.uncommitted_bytes
+        if uncommitted and uncommitted + len(batch) > self._options.uncommitted_bytes_max:
+            return False
         entry = Entry(data=batch, records=header.count, timestamp=header.max_timestamp)
         try:
             group.propose(entry)
