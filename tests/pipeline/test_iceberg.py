@@ -18,11 +18,13 @@ pytest.importorskip("duckdb", reason="needs the `spark` extra")
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalogBaseTable
 from pyiceberg.table import Table, Transaction
 from pyiceberg.transforms import IdentityTransform
+from sqlalchemy import event
 
 from tests.pipeline.test_tables import COLUMNS, TOPICS, at, batch, rows_of, stage
-from vdl.pipeline import iceberg_table
+from vdl.pipeline import iceberg_catalog, iceberg_table
 from vdl.pipeline.catalog_settings import local_catalog, problems_of_catalog, resolved_catalog
 from vdl.pipeline.compaction import BYTES_TARGET, Compacted, bins
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
@@ -106,6 +108,28 @@ def test_first_commits_of_two_runs_let_one_win(
     with pytest.raises(CommitConflict):
         one.commit(batch(one, "a", at(0, 0), at(5, 0)), COLUMNS)
     assert numbers(tmp_path) == list(range(3))
+
+
+def test_catalog_that_another_job_makes_at_the_same_moment_is_used(tmp_path: Path) -> None:
+    """Both find no tables in its database, and the second one is told that there are some."""
+    metadata = SqlCatalogBaseTable.metadata
+    settings = {"type": "sql", "uri": f"sqlite:///{tmp_path}/new.db", "name": "vdl"}
+
+    is_first = [True]
+
+    def meanwhile(*_: Any, **__: Any) -> None:
+        if is_first:
+            is_first.clear()
+            iceberg_catalog.catalog_of(settings)
+
+    event.listen(metadata, "before_create", meanwhile)
+    try:
+        assert iceberg_catalog.catalog_of(settings).list_namespaces() == []
+    finally:
+        event.remove(metadata, "before_create", meanwhile)
+    assert not is_first
+    with pytest.raises(PipelineError):
+        iceberg_catalog.catalog_of(settings | {"uri": f"sqlite:///{tmp_path}/none/new.db"})
 
 
 @pytest.mark.parametrize("what", ["append", "compaction", "another job"])

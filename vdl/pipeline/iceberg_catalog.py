@@ -60,6 +60,8 @@ WAITS_SECONDS = (0.2, 1.0, 3.0, 8.0, 15.0)
 TIMEOUTS_SECONDS = (20, 120)
 """To connect, and between two bytes of an answer."""
 HIDDEN = "***"
+_CATALOG_TABLES = 2
+"""That a catalog in a database has, and somebody else may be making."""
 
 
 def catalog_of(settings: Mapping[str, str]) -> Catalog:
@@ -67,12 +69,24 @@ def catalog_of(settings: Mapping[str, str]) -> Catalog:
     found = dict(settings)
     name = found.pop("name", "default")
     try:
-        return load_catalog(name, **found)
+        return _loaded(name, found)
     except Exception as error:
         text = f"sink.catalog: {text_of(error, settings)}"
         if shown(error, settings) is None:
             raise PipelineError(text) from None
         raise PipelineError(text) from error
+
+
+def _loaded(name: str, settings: Mapping[str, str]) -> Catalog:
+    """A catalog in a database makes its tables where it finds none, and fails where somebody else
+    makes them at the same moment: then they are there."""
+    for _ in range(_CATALOG_TABLES):
+        try:
+            return load_catalog(name, **settings)
+        except SQLAlchemyError as error:
+            if "already exists" not in str(error):
+                raise
+    return load_catalog(name, **settings)
 
 
 class BoundedRestCatalog(RestCatalog):
