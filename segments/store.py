@@ -331,6 +331,11 @@ class DiskStore:
         self._checkpoints.arm()  # its state is to be covered
         failpoint.hit("reset.staged")
         self._checkpoints.dirty.pop(log.id, None)
+        self._remove_files(log, batch.token)
+
+    def _remove_files(self, log: DiskLog, token: int) -> None:
+        """All that the log has, once the write with that token is durable; then it is flushed to
+        new ones."""
         fs, directory, log_id = self._fs, self._directory, log.id
         generation = log.generation
 
@@ -339,7 +344,7 @@ class DiskStore:
                 return None
             return RemoveLogs(fs, directory, [log_id], self._pulse)
 
-        self._removals.add(Removal(batch.token, begin, lambda: log.allow_flush(generation)))
+        self._removals.add(Removal(token, begin, lambda: log.allow_flush(generation)))
 
     def trim_log(self, log: Log, *, first_index: Index) -> None:
         assert isinstance(log, DiskLog), type(log)
@@ -348,6 +353,9 @@ class DiskStore:
             return
         assert log.install is None, "what follows an installed state is needed until it is covered"
         batch = self._queue.batch
+        if log.trims_all_files(first_index):
+            self._clear(log, first_index)
+            return
         log.touch(batch)
         log.trim(first_index)
         log.stage_state(batch, TRIM, log.terms.terms[0], first_index, log.start_offset)
@@ -360,6 +368,20 @@ class DiskStore:
             return RemoveBelow(log.files, gone, first_index, self._pulse) if gone else None
 
         self._removals.add(Removal(batch.token, begin))
+
+    def _clear(self, log: DiskLog, first_index: Index) -> None:
+        """Trim all that segments hold, and what only the journal has of it: a disk that is full of
+        either has room again. The newest segment would stay until another follows it, and a full
+        disk has no room for another."""
+        batch = self._queue.batch
+        has_files = log.clear(first_index, batch)
+        self._checkpoints.hold_files()
+        self._checkpoints.arm()  # journal files go behind its notes
+        failpoint.hit("trim.staged")
+        if log.hard.commit <= log.flushed_index:
+            self._checkpoints.dirty.pop(log.id, None)
+        if has_files:
+            self._remove_files(log, batch.token)
 
     def submit(self, *, urgent: bool = True) -> int:
         return self._journal.submit(urgent=urgent)

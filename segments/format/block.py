@@ -47,6 +47,7 @@ Record (32 bytes): log id 4, sequence 4, kind 1, zero 3, term 4, index 8, and 8 
     RESET      term: the one before `index`; index: the next one; value: its offset
     FLUSHED    index: the last one that segments hold durably; value: the offset after it
     TRIM       term: the one before `index`; index: the new first one; value: its offset
+    CLEAR      as TRIM, and segments hold nothing of the log any more
     INSTALL    as RESET, with a frame: length 4, CRC 4; its base offset is the next offset, its
                timestamp the number of the reset, its payload the state that came with it
     STATE      the frame of an INSTALL again, which changes nothing else
@@ -104,6 +105,7 @@ STATE = 8
 PLACE = 9
 DETAIL = 10
 PLACED = 11
+CLEAR = 12
 FRAMED = frozenset((ENTRY, INSTALL, STATE))
 """Kinds whose record has a frame in the block: its length and CRC stand in the record."""
 
@@ -116,7 +118,8 @@ NO_DIRECTORY = DirectoryId(bytes(16))
 """Of blocks that do not say whose they are."""
 
 MARK_VOID = 1
-"""Mark flag: the log was reset and has written no segment since; files it may have are stale."""
+"""Mark flag: the log was reset or cleared, and has written no segment since; files that it may have
+are stale."""
 MARK_INSTALLED = 2
 """Mark flag, in a file that stands for others: the installed state of files before still counts."""
 

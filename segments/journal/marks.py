@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from ids import LogId, Offset
 from segments.format.block import (
+    CLEAR,
     ENTRY,
     FLUSHED,
     FRAMED,
@@ -80,8 +81,11 @@ def _advance(mark: Mark, record: bytes, next_offset: Offset) -> None:
     elif kind == FLUSHED:
         mark.flushed_index, mark.flushed_offset = index, value
         mark.flags &= ~MARK_VOID
-    elif kind == TRIM:
+    elif kind in {TRIM, CLEAR}:
         mark.first_index, mark.prev_term, mark.start_offset = index, term, value
+        if kind == CLEAR:
+            mark.flushed_index, mark.flushed_offset = index - 1, value
+            mark.flags |= MARK_VOID
 
 
 def frame_bytes(record: bytes) -> int:

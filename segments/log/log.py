@@ -28,6 +28,7 @@ from segments.api import (
     Unavailable,
 )
 from segments.format.block import (
+    CLEAR,
     DETAIL,
     DETAIL_RECORD,
     ENTRY,
@@ -289,11 +290,12 @@ class DiskLog:
         self.rewritten = False
         """The tail was written again at the journal's head: it is due, whatever its size."""
         self.flush_blocked = False
-        """Use: after a reset nothing is flushed until the files of what was dropped are gone."""
+        """Use: nothing is flushed until the files of what a reset or a trim dropped are gone."""
         self.generation = 0
-        """Resets so far. Use: a job that began before a reset changes nothing after it."""
+        """Resets so far, and how often all files were trimmed. Use: a job that began before one
+        changes nothing after it."""
         self.is_void = True
-        """Nothing was flushed since the log was made or reset."""
+        """Nothing was flushed since the log was made, reset or cleared."""
         self.is_lost = False
         """Invariant: once True never False again. Such a log never votes, acknowledges or
         serves."""
@@ -769,15 +771,8 @@ class DiskLog:
         self.flushed_index = tail.flushed_index = first_index - 1
         self.flushed_offset = next_offset
         self.terms = TermRuns(first_index - 1, prev_term)
-        self.segments = ()
-        self.maxima = LargestTimestamps()
-        self.cursor = Cursor()
-        self.placement = Placement(first_index - 1, first_index - 1)
+        self._forget_files(first_index - 1)
         self.damaged_ranges.clear()
-        self.compacted = Compaction()
-        self.roll_above = NO_INDEX
-        self.generation += 1
-        self.is_void = True
         self.flush_blocked = True
         self.reset_token = batch.token
         if state:
@@ -793,6 +788,46 @@ class DiskLog:
         """The files of the generations before are gone."""
         if generation == self.generation:
             self.flush_blocked = False
+
+    def trims_all_files(self, first_index: Index) -> bool:
+        """Whether nothing from `first_index` on lies in a segment, and something before it does, or
+        only in the journal."""
+        placement = self.placement
+        is_placed = placement.index >= first_index or placement.rewind_token
+        least = self.flushed_index + (1 if self.segments else 2)
+        return first_index >= least and not (is_placed or self.is_lost)
+
+    def clear(self, first_index: Index, batch: Batch) -> bool:
+        """Drop entries below `first_index`, which all that segments hold are, and go on without
+        any. False: there are no files. Else nothing is flushed until `allow_flush`, as after a
+        reset."""
+        has_files = not self.is_void or self.flush_blocked
+        self.touch(batch)
+        self.trim(first_index)
+        tail, flushed_index = self.tail, first_index - 1
+        size = sum(
+            chunk.ends[stop - 1] - chunk.start_of(start)
+            for chunk, start, stop in tail.spans(self.flushed_index + 1, first_index)
+        )
+        self.unflushed -= size
+        tail.cache.unflushed -= size
+        tail.cache.flushed(tail, flushed_index)
+        self.flushed_index, self.flushed_offset = flushed_index, self.start_offset
+        self._forget_files(flushed_index)
+        self.flush_blocked = has_files
+        self.stage_state(batch, CLEAR, self.terms.terms[0], first_index, self.start_offset)
+        return has_files
+
+    def _forget_files(self, flushed_index: Index) -> None:
+        """Those that are there belong to what was dropped."""
+        self.segments = ()
+        self.maxima = LargestTimestamps()
+        self.cursor = Cursor()
+        self.placement = Placement(flushed_index, flushed_index)
+        self.compacted = Compaction()
+        self.roll_above = NO_INDEX
+        self.generation += 1
+        self.is_void = True
 
     def trim(self, first_index: Index) -> None:
         """Drop entries below `first_index`; what is in memory goes with its chunk."""

@@ -77,8 +77,7 @@ class Reader:
         before, age, first = _age(log), _reading_age(log), log.first
 
         def give(found: cold.Found | StorageError, *, is_joined: bool = False) -> None:
-            is_same = _reading_age(log) == age and not log.deleted
-            is_trimmed = isinstance(found, Compacted) and is_same and first < log.first
+            is_trimmed = isinstance(found, Compacted) and not log.deleted and first < log.first
             if is_trimmed or _is_replaced(log, before, found):
                 # It began in what is gone now.
                 self.read(log, offset, end_index, bytes_max, done)

@@ -50,6 +50,7 @@ from segments.api import DataMissing, ForeignFile
 from segments.directory.identity import Identity
 from segments.format.block import (
     BLOCK_HEADER_BYTES,
+    CLEAR,
     CLOSING,
     DETAIL,
     DETAIL_RECORD,
@@ -538,6 +539,8 @@ class _Replayer:
                 wanted[log_id] = [frame for frame in wanted[log_id] if frame[0] < index]
             elif kind == FLUSHED and log_id in wanted:
                 wanted[log_id] = [frame for frame in wanted[log_id] if frame[0] > index]
+            elif kind == CLEAR and log_id in wanted:
+                wanted[log_id] = [frame for frame in wanted[log_id] if frame[0] >= index]
             elif kind in (RESET, INSTALL):
                 wanted.pop(log_id, None)
         reader = _SegmentReader(self._fs, self._directory.rpartition("/")[0])

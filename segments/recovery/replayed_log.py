@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ids import NO_INDEX, NO_TERM, Index, LogId, NodeId, Offset, Term, indexes
 from segments.format.block import (
+    CLEAR,
     FLUSHED,
     HARD,
     PLACE,
@@ -101,6 +102,13 @@ class ReplayedLog:
             self.is_void = False
         elif kind == TRIM:
             self.first_index, self.prev_term, self.start_offset = index, term, Offset(value)
+        elif kind == CLEAR:
+            self.first_index, self.prev_term, self.start_offset = index, term, Offset(value)
+            self.flushed_index, self.flushed_offset = index - 1, Offset(value)
+            self.last_index = max(self.last_index, index - 1)
+            self.frames = {n: ref for n, ref in self.frames.items() if n >= index}
+            self.begun = {n: segment for n, segment in self.begun.items() if n >= index}
+            self.is_void = True
         elif kind == PLACE:
             self.place = index, term, value
             self._begins(index)

@@ -10,8 +10,10 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from zlib import crc32
 
+import pytest
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -50,12 +52,13 @@ SETTLED_ACKS = 100
 
 
 class Filler:
-    """Large values nobody can compress, as many as there is room for. What was acknowledged:
-    offset → checksum of the value."""
+    """Large values nobody can compress, as many as there is room for, round robin over partitions.
+    What was acknowledged: (partition, offset) → checksum of the value."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, *, partitions: int = 1) -> None:
         self._bootstrap = bootstrap
-        self.acknowledged: dict[int, int] = {}
+        self._partitions = partitions
+        self.acknowledged: dict[tuple[int, int], int] = {}
         self.errors: set[str] = set()
 
     def fill(self) -> None:
@@ -71,12 +74,14 @@ class Filler:
             }
         )
         rng = random.Random(1)
+        partitions = cycle(range(self._partitions))
         deadline = time.monotonic() + FILL_SECONDS_MAX
         while not self.errors:
             assert time.monotonic() < deadline, f"{len(self.acknowledged)} values fit, and more"
             if len(producer) < 20:
                 value = rng.randbytes(FILLER_VALUE_BYTES)
-                producer.produce(FILLER, value, partition=0, on_delivery=self._delivered)
+                where = next(partitions)
+                producer.produce(FILLER, value, partition=where, on_delivery=self._delivered)
             producer.poll(0.01)
         producer.flush(2 * GIVES_UP_MS / 1_000)
 
@@ -84,26 +89,31 @@ class Filler:
         if error is not None:
             self.errors.add(error.name())
         else:
-            self.acknowledged[message.offset()] = crc32(message.value())  # type: ignore[attr-defined]
+            self.acknowledged[place_of(message)] = crc32(message.value())  # type: ignore[attr-defined]
 
     def assert_kept(self) -> None:
         """Every acknowledged value can be read, also while the disks are full."""
         consumer = Consumer({"bootstrap.servers": self._bootstrap, "group.id": "unused", **QUIET})
-        found: dict[int, int] = {}
+        found: dict[tuple[int, int], int] = {}
         deadline = time.monotonic() + READ_SECONDS_MAX
         try:
-            consumer.assign([TopicPartition(FILLER, 0, 0)])
+            consumer.assign([TopicPartition(FILLER, n, 0) for n in range(self._partitions)])
             while missing := self.acknowledged.keys() - found.keys():
                 assert time.monotonic() < deadline, (
                     f"{len(missing)} acknowledged values do not come"
                 )
                 for message in consumer.consume(100, timeout=0.5):
                     if message.error() is None:
-                        found[message.offset() or 0] = crc32(message.value() or b"")
+                        found[place_of(message)] = crc32(message.value() or b"")
         finally:
             consumer.close()
         wrong = [at for at, checksum in self.acknowledged.items() if found[at] != checksum]
         assert not wrong, f"{len(wrong)} acknowledged values differ, first {wrong[0]}"
+
+
+def place_of(message: object) -> tuple[int, int]:
+    """(partition, offset)."""
+    return message.partition(), message.offset()  # type: ignore[attr-defined]
 
 
 def answer_to_produce(servers: DiskSet) -> int:
@@ -196,24 +206,28 @@ def test_full_disks_refuse_writes_and_do_all_else(
     figure("entries_equal_on_three_disks", assert_equal(read_copies(servers.stores), replicas=3))
 
 
-def test_deleted_records_make_room(make_disk_set: MakeDiskSet, figure: Figure) -> None:
+@pytest.mark.parametrize("partitions", [1, 30])
+def test_deleted_records_make_room(
+    make_disk_set: MakeDiskSet, figure: Figure, partitions: int
+) -> None:
     """The deletion is an entry of the log that the refused records were for, and what a full
-    follower did not take any more stands before it."""
+    follower did not take any more stands before it. Of many partitions each has but one segment,
+    which nothing follows on a full disk."""
     servers = make_disk_set(disk_bytes=DISK_BYTES, settings=SMALL)
     servers.up()
     create_topic(servers, TOPIC)
-    create_topic(servers, FILLER)
+    create_topic(servers, FILLER, partitions=partitions)
     with loaded(servers) as load:
         load.wait_acknowledged(SETTLED_ACKS)
-        filler = Filler(servers.bootstrap)
+        filler = Filler(servers.bootstrap, partitions=partitions)
         filler.fill()
         wait_quiet(load)
         figure("filled_mib", len(filler.acknowledged) * FILLER_VALUE_BYTES // MIB)
         admin = AdminClient({"bootstrap.servers": servers.bootstrap, **QUIET})
-        everything = TopicPartition(FILLER, 0, OFFSET_END)
+        everything = [TopicPartition(FILLER, n, OFFSET_END) for n in range(partitions)]
         began = time.monotonic()
-        deleted = admin.delete_records([everything])[everything]
-        deleted.result(timeout=RESUME_SECONDS_MAX)
+        for deleted in admin.delete_records(everything).values():
+            deleted.result(timeout=RESUME_SECONDS_MAX)
         figure("deleted_seconds", round(time.monotonic() - began, 2))
         load.wait_acknowledged(SETTLED_ACKS, seconds_max=RESUME_SECONDS_MAX)
         figure("resumed_seconds", round(time.monotonic() - began, 2))

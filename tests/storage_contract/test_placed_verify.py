@@ -320,16 +320,18 @@ def flushed_end(engine):
     return files.segment_path(idx.segment), idx.position
 
 
-def test_end_of_the_last_flushed_entry_that_nothing_tells(sim):
-    """What follows would be placed there: the replica is lost, though all entries are trimmed."""
+@pytest.mark.parametrize(("kept", "finds"), [(1, LOST), (0, GOOD)])
+def test_end_of_the_last_flushed_entry_that_nothing_tells(sim, kept, finds):
+    """What follows would be placed there: the replica is lost, unless the segment goes as well."""
     log, last = sim.log, sim.log.last_index
     path, position = flushed_end(sim)
     number, at = place(last, 16)
-    sim.store.trim_log(log, first_index=last + 1)
-    sim.submit()
+    sim.store.trim_log(log, first_index=last + 1 - kept)
+    sim.store.submit()
+    sim.workers.run_one(sim.workers.journal_jobs)
     flip(sim, path, position + 2)
     flip(sim, log.files.index_path(number), at + 3)
-    assert agree(sim) == (LOST, last)
+    assert agree(sim) == (finds, last)
 
 
 def test_damaged_entry_whose_idx_is_gone(sim):

@@ -20,6 +20,7 @@ from segments.api import Buffer
 from segments.format.block import (
     BLOCK_HEADER_BYTES,
     BLOCK_MAGIC,
+    CLEAR,
     ENTRY,
     ENTRY_RECORD,
     FILE_MAGIC,
@@ -194,8 +195,10 @@ class DurableLogs:
                 log.cut(index)
             elif kind in (RESET, INSTALL):
                 log.reset(index, term)
-            elif kind == TRIM:
+            elif kind in (TRIM, CLEAR):
                 log.trim(index, term)
+                if kind == CLEAR:
+                    log.flushed = index - 1
             elif kind == FLUSHED:
                 log.flushed = index
 
