@@ -235,7 +235,11 @@ def _repair_segment(
 
     Raises CorruptRecord when a copy cannot be what stood there. Blocks.
     """
-    file = files.fs.open(files.segment_path(segment.number))
+    try:
+        file = files.fs.open(files.segment_path(segment.number))
+    except FileNotFoundError:
+        # The next start finds that the log is lost; until then the others' copies serve.
+        raise CorruptRecord("segment file missing", segment.number) from None
     try:
         size = file.size()
         _write_header(files, segment, file)

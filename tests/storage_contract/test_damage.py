@@ -15,7 +15,7 @@ from segments.api import CorruptRecord, EntriesDamaged, HardState, MetaBatch, St
 from segments.io.fs import RealFile
 from segments.log import scrubber as scrub
 from segments.log.segment import LogFiles
-from tests.storage_contract.conftest import SMALL
+from tests.storage_contract.conftest import SMALL, Writer, make, put
 from tests.storage_contract.damage import flip_bit
 from tests.storage_contract.test_scrap import LARGE, FullFileSystem
 from tests.storage_contract.test_scrap import Engine as SmallEngine
@@ -535,3 +535,27 @@ def test_damage_that_begins_in_what_was_trimmed_is_damage(make_harness, tmp_path
         engine.entries(engine.log, first, end)
     assert (caught.value.first, caught.value.end) == (first, end)
     assert engine.log.damaged
+
+
+def test_repair_of_a_segment_whose_file_is_gone_fails(tmp_path):
+    """The server goes on: the next start finds that this replica is lost."""
+    engine = make("sim", tmp_path)
+    log = engine.new_log()
+    put(engine, log, Writer, 60, size=500)
+    engine.checkpoint()
+    good = []
+    engine.store.entries_cold(log, 1, log.flushed_index + 1, 1 << 30, good.extend)
+    engine.pump()
+    segment = log.segments[1]
+    log.files.fs.unlink(log.files.segment_path(segment.number))
+    found = []
+    engine.store.entries_cold(log, segment.first_index, segment.first_index + 1, 1, found.append)
+    engine.pump()
+    assert isinstance(found[0], CorruptRecord)
+    ((first, end),) = log.damaged
+    done = []
+    engine.store.repair(log, [e for e in good if first <= e.index < end], done.append)
+    engine.workers.advance(1_000)
+    assert [type(answer) for answer in done] == [CorruptRecord]
+    assert (engine.fatal, log.damaged) == ([], ((first, end),))
+    engine.crash()

@@ -186,6 +186,45 @@ def test_identity_is_written_over_a_piece_or_in_the_room_of_some(logs):
     assert reserve.pieces() == 8
 
 
+@pytest.mark.parametrize("damage", ["segment", "segment and Idx"])
+def test_what_makes_room_does_not_wait_for_a_repair(engine, writer, damage):
+    """A copy of what a segment has lost at its end needs room, and stands in the same queue."""
+    log, other = engine.new_log(), engine.new_log(group_id=10)
+    fill_segments(engine, other, writer)
+    fill_segments(engine, log, writer)
+    good = []
+    engine.store.entries_cold(log, 1, log.flushed_index + 1, 1 << 30, good.extend)
+    engine.pump()
+    segment, following = log.segments[1:3]
+    cut_short(log.files.fs, log.files.segment_path(segment.number))
+    if damage != "segment":
+        number = segment.first_index // log.files.index_entries
+        cut_short(log.files.fs, log.files.index_path(number))
+    last = following.first_index - 1
+    engine.store.entries_cold(log, last, last + 1, 1, lambda found: None)
+    engine.pump()
+    ((first, end),) = log.damaged
+    engine.disk.returns_room = True
+    engine.disk.room = 0
+    done = []
+    engine.store.repair(log, [e for e in good if first <= e.index < end], done.append)
+    engine.workers.advance(3_000)
+    assert (engine.store.disk_full, done) == (True, [])
+    engine.store.trim_log(other, first_index=other.commit_index - 10)
+    engine.submit()
+    engine.workers.advance(30_000)
+    assert len(segment_files(other)) <= 2
+    assert (done, engine.store.disk_full) == ([None], False)
+
+
+def cut_short(fs, path):
+    """The medium has lost the file's second half."""
+    file = fs.open(path)
+    file.truncate(file.size() // 2)
+    file.sync()
+    file.close()
+
+
 def test_nothing_is_acknowledged_after_a_failed_job_of_the_pool(engine, writer):
     """The owner is told that the disk failed; if it goes on all the same, nobody gets an answer."""
     log = engine.new_log()
