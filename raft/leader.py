@@ -219,6 +219,7 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
         raise ProposalDropped(DropReason.UNCOMMITTED_LIMIT)
     if changes_members:
         _admit_conf_changes(raft, entries)
+        payload = payload_bytes(entries)  # less, where one has become an empty entry
     raft.uncommitted_bytes += payload
     if not asks(raft):
         # Nobody is waited for: the interval that runs has nothing to end. Those whom these entries

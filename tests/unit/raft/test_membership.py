@@ -290,3 +290,18 @@ def test_membership_survives_a_restart() -> None:
     network.crash(2)
     network.settle(2)
     assert network.node(2).membership == leader.membership
+
+
+def test_bytes_of_a_change_that_did_not_fit_are_not_counted() -> None:
+    """It is an empty entry, and would be counted as long as its leader is one."""
+    network = Network()
+    leader = network.elect(1)
+    node = network.node(1)
+    for _ in range(2):
+        node.propose_conf_change(
+            ConfChange(changes=(ConfChangeSingle(ConfChangeType.ADD_LEARNER_NODE, 3),))
+        )
+    network.settle()
+    network.propose(b"x")
+    network.settle()
+    assert leader.uncommitted_bytes == 0
