@@ -2,8 +2,8 @@
 
 A removal begins once the journal record that calls for it is durable, and while nothing else is at
 the files. A full disk may refuse even a removal (a file system that writes before it frees): it is
-then tried again, behind those that wait. To remove a hundred thousand files takes minutes: a job
-does a piece of it and says that there is more, and checkpoints have their turn before it goes on.
+then tried again. To remove a hundred thousand files takes minutes: a job does a piece of it and
+says that there is more, and checkpoints have their turn before it goes on.
 
 A repair of damaged entries stands in the same queue, because it needs the files for itself, too.
 
@@ -106,8 +106,7 @@ class Removals:
             self.state = RemovalState.IDLE
             if isinstance(result, BaseException) and is_refused(result):
                 self.state = RemovalState.REFUSED
-                # Behind the others: what a repair is refused they may make room for.
-                self._queue.append(Removal(removal.token, lambda: job, removal.after))
+                self._queue.appendleft(Removal(removal.token, lambda: job, removal.after))
                 self._workers.call_later(DISK_FULL_RETRY_MS, self._go_on)
             elif isinstance(result, BaseException):
                 self._owner.removal_failed(result)

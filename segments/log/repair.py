@@ -36,7 +36,7 @@ from segments.format.frame import (
     frame_length,
     frame_of,
 )
-from segments.io.fs import File, is_unreadable, read_whole, write_over
+from segments.io.fs import File, is_refused, is_unreadable, read_whole, write_over
 from segments.log.index import IndexDamaged
 from segments.log.index_files import IndexReader
 from segments.log.log import DiskLog
@@ -147,8 +147,6 @@ class Repair:
     def _write(self, segments: Sequence[SegmentInfo], end: Index) -> None:
         try:
             for segment, stop, copies in _by_segment(segments, end, self._copies):
-                if any(old is segment for old, _, _ in self._written):
-                    continue  # before a full disk refused another
                 if not self._is_other(segment, copies):
                     _repair_segment(self._log.files, segment, stop, copies)
                 elif self._holds and segment is not segments[-1]:
@@ -157,6 +155,11 @@ class Repair:
                     raise CorruptRecord("segment that cannot be written anew", segment.number)
         except CorruptRecord as error:
             self._failure = error
+        except OSError as error:
+            if not is_refused(error):
+                raise
+            # Whoever asks again may find room. What makes it stands in the same queue behind this.
+            self._failure = CorruptRecord("segment that there is no room in", NO_INDEX)
 
     def _is_other(self, segment: SegmentInfo, copies: Mapping[Index, Copy]) -> bool:
         """Whether one of the copies may not have what stood there, but what compaction left."""
