@@ -374,14 +374,13 @@ class DiskStore:
         either has room again. The newest segment would stay until another follows it, and a full
         disk has no room for another."""
         batch = self._queue.batch
-        has_files = log.clear(first_index, batch)
+        log.clear(first_index, batch)
         self._checkpoints.hold_files()
         self._checkpoints.arm()  # journal files go behind its notes
         failpoint.hit("trim.staged")
         if log.hard.commit <= log.flushed_index:
             self._checkpoints.dirty.pop(log.id, None)
-        if has_files:
-            self._remove_files(log, batch.token)
+        self._remove_files(log, batch.token)
 
     def submit(self, *, urgent: bool = True) -> int:
         return self._journal.submit(urgent=urgent)

@@ -797,11 +797,9 @@ class DiskLog:
         least = self.flushed_index + (1 if self.segments else 2)
         return first_index >= least and not (is_placed or self.is_lost)
 
-    def clear(self, first_index: Index, batch: Batch) -> bool:
+    def clear(self, first_index: Index, batch: Batch) -> None:
         """Drop entries below `first_index`, which all that segments hold are, and go on without
-        any. False: there are no files. Else nothing is flushed until `allow_flush`, as after a
-        reset."""
-        has_files = not self.is_void or self.flush_blocked
+        any. No flush until `allow_flush`: there may be files, also of a flush under way."""
         self.touch(batch)
         self.trim(first_index)
         tail, flushed_index = self.tail, first_index - 1
@@ -814,9 +812,8 @@ class DiskLog:
         tail.cache.flushed(tail, flushed_index)
         self.flushed_index, self.flushed_offset = flushed_index, self.start_offset
         self._forget_files(flushed_index)
-        self.flush_blocked = has_files
+        self.flush_blocked = True
         self.stage_state(batch, CLEAR, self.terms.terms[0], first_index, self.start_offset)
-        return has_files
 
     def _forget_files(self, flushed_index: Index) -> None:
         """Those that are there belong to what was dropped."""

@@ -272,15 +272,15 @@ def test_audit_misses_nothing_behind_a_copys_last_entry(copies: list[Path]) -> N
 
 @pytest.mark.parametrize("live", [behind, trimmed_ahead])
 def test_audit_of_a_lost_log_misses_only_what_it_need_have(tmp_path: Path, live: Callable) -> None:
-    """The entry that was lost is not known to be committed, or trimmed."""
+    """The entry that was lost is not known to be committed, or what lies before it is trimmed."""
     server = Server(tmp_path / "one")
     fill(server)
     live(server)
     server.store.abandon()
-    index, first = (LAST + 1, LAST + 1) if live is behind else (FLUSHED + 1, FLUSHED + 3)
-    flip_in_the_journal(server.path, index)
+    flushed, first = (FLUSHED, LAST + 1) if live is behind else (FLUSHED + 2, FLUSHED + 3)
+    flip_in_the_journal(server.path, first)
     lost, *gone = audited([server.path])
-    assert (lost.index, lost.what) == (FLUSHED + 1, LOST)
+    assert (lost.index, lost.what) == (flushed + 1, LOST)
     assert [(one.index, one.what) for one in gone] == [(n, MISSING) for n in range(first, LAST + 1)]
 
 

@@ -1,5 +1,6 @@
 """A trim that leaves nothing of what segments hold: files go, and what follows is kept."""
 
+import errno
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from segments.api import Compacted, HardState, OffsetOutOfRange
 from tests.storage_contract.conftest import PLACING, SimHarness, put
 from tests.storage_contract.test_full_disk_corners import OPTIONS
+from vdl.sim.filesystem import SimFileSystem
 
 ROOMY = replace(OPTIONS, cache_bytes_max=8 << 20, segment_bytes=64 << 10)
 
@@ -186,3 +188,72 @@ def test_reader_of_what_is_cleared_meanwhile_is_told_so(writer):
     assert log.damaged == ()
     assert engine.fatal == []
     engine.crash()
+
+
+def test_files_of_a_flush_under_way_go_too(engine, writer):
+    """It does not count: the log was cleared meanwhile."""
+    log = engine.new_log()
+    put(engine, log, writer, 40, size=1000)
+    engine.store.checkpoint(lambda: None)
+    engine.store.trim_log(log, first_index=41)
+    engine.submit()
+    engine.workers.advance(60_000)
+    assert held_bytes(engine) == 0
+
+
+@pytest.mark.parametrize("second", ["clear", "reset", "delete"])
+@pytest.mark.parametrize("first", ["trim", "clear", "reset"])
+def test_refused_removal_does_not_remove_what_was_written_since(
+    engine, writer, monkeypatch, first, second
+):
+    """It would, if others of its log went before it."""
+    logs = [engine.new_log(), engine.new_log(group_id=10)]
+    for log in logs:
+        for _ in range(4):
+            put(engine, log, writer, 60, size=1000)
+            engine.checkpoint()
+    log, other = logs
+    refusals = {log.files.directory: 2, other.files.directory: 3}
+
+    def refused(name):
+        call = getattr(SimFileSystem, name)
+
+        def may_be(fs, path, *others):
+            for directory, left in refusals.items():
+                if path.startswith(directory) and left:
+                    refusals[directory] -= 1
+                    raise OSError(errno.ENOSPC, "no space left", path)
+            return call(fs, path, *others)
+
+        monkeypatch.setattr(SimFileSystem, name, may_be)
+
+    refused("unlink")
+    refused("rename")
+    remove(engine, log, first)
+    engine.workers.advance(300)
+    assert refusals[log.files.directory] == 1
+    remove(engine, log, second)
+    engine.store.trim_log(other, first_index=other.commit_index - 30)
+    for _ in range(60):
+        engine.submit()
+        if second != "delete" and log.last_index - log.first_index < 60:
+            put(engine, log, writer, 5, size=1000)
+        engine.store.checkpoint(lambda: None)
+        engine.workers.advance(100)
+    assert set(refusals.values()) == {0}
+    held = [engine.all_entries(one) for one in engine.store.logs.values()]
+    engine.power_cut()
+    engine.start()
+    assert [engine.all_entries(one) for one in engine.store.logs.values()] == held
+
+
+def remove(engine, log, how):
+    if how == "delete":
+        engine.store.delete_log(log.log_id)
+    elif how == "reset":
+        first = log.last_index + 10
+        engine.store.reset_log(log, first_index=first, prev_term=1, next_offset=log.next_offset)
+    else:
+        kept = 0 if how == "clear" else 30
+        engine.store.trim_log(log, first_index=log.commit_index + 1 - kept)
+    engine.submit()
