@@ -108,7 +108,7 @@ def _configuration(path: Path | None) -> Config:
 
 def limit_arenas() -> None:
     """Have threads share arenas of the C library's allocator, where it has any. Use: before there
-    are threads. Whoever sets MALLOC_ARENA_MAX is left what was set."""
+    are threads. MALLOC_ARENA_MAX in the environment decides where it is set."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(_M_ARENA_MAX, ARENAS_MAX)
