@@ -31,8 +31,8 @@
 #   make pipeline-env   what a cluster needs of the pipeline besides Spark, in one file
 #   make audit-large    an audit of three copies of 1.1 GB each, damaged in three ways
 #   make pipeline-demo  336,776 flights through topics and Spark to tables and a picture
-#   make setup          only the set-up, into .venv
-#   make clean          remove builds, caches and .venv; never data
+#   make setup          only the set-up, into .venv; setup-spark the pipeline's, into .venv-spark
+#   make clean          remove builds, caches and both; never data
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -42,7 +42,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-ready
 DEV := $(VENV)/.dev-ready
-SPARK := $(VENV)/.spark-ready
+SPARK_VENV := .venv-spark
+SPARK_BIN := $(SPARK_VENV)/bin
+SPARK := $(SPARK_VENV)/.ready
 
 DATA ?= data
 NODES ?= 3
@@ -62,7 +64,8 @@ BENCH_ARGS ?=
 export PEER ?=
 export PEER_COMMAND ?=
 # Quiet: the warning that an editable installation is one is no news here.
-PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --editable
+PIP := PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL)
 
 .PHONY: help setup setup-spark up down test check fix gen conformance sim chaos examples mutants planted fuzz cost \
   suites differential bench bench-limit clean test-pipeline cdc violence pipeline-env audit-large pipeline-demo
@@ -83,21 +86,22 @@ $(BIN)/python:
 
 $(RUNTIME): pyproject.toml vdl/records/_walk.c | $(BIN)/python
 	@echo "setup: dependencies"
-	@$(PIP) --editable .
+	@$(PIP) .
 	@touch $@
 
 $(DEV): pyproject.toml vdl/records/_walk.c | $(RUNTIME)
 	@echo "setup: test clients and tools"
-	@$(PIP) --editable '.[dev]'
+	@$(PIP) '.[dev]'
 	@touch $(RUNTIME) $@
 
-# About 840 MB, which nothing but `vdl/pipeline` needs; written back before a server starts, whose
-# first sync would wait for all of it.
+# About 840 MB, which nothing but `vdl/pipeline` needs: in an environment of its own, so that no other
+# test comes to lean on it. Written back before a server starts, whose first sync would wait for all of it.
 $(SPARK): pyproject.toml vdl/records/_walk.c | $(DEV)
-	@echo "setup: Spark"
-	@$(PIP) --editable '.[dev,spark,spark-dev,mariadb,lineage]'
+	@echo "setup: Spark, in $(SPARK_VENV)"
+	@$(BIN)/python -m venv $(SPARK_VENV)
+	@PYTHONWARNINGS=ignore $(SPARK_BIN)/python $(PIP_INSTALL) '.[dev,spark,spark-dev,mariadb,lineage]'
 	@sync
-	@touch $(RUNTIME) $(DEV) $@
+	@touch $@
 
 setup: $(DEV)
 
@@ -135,11 +139,13 @@ chaos: $(DEV)
 	  -o faulthandler_timeout=0 $(or $(strip $(CHAOS_TESTS)),tests/chaos)
 
 # The tests of properties, TIMES times. What fails is printed with the line that tries it again. The
-# pipeline's are left out where Spark's libraries are missing.
+# pipeline's are left out where Spark's libraries are missing (`make setup-spark`).
+EXAMPLES := -m pytest -q -m hypothesis --hypothesis-profile=fresh
+
 examples: $(DEV)
 	@for ((n = 1; n <= $(TIMES); n++)); do echo "examples: $$n of $(TIMES)"; \
-	  $(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile=fresh \
-	    tests/unit tests/codec tests/storage_contract tests/pipeline; done
+	  $(BIN)/python $(EXAMPLES) tests/unit tests/codec tests/storage_contract; \
+	  if [ -e $(SPARK) ]; then $(SPARK_BIN)/python $(EXAMPLES) tests/pipeline; fi; done
 
 EOS_FULL := VDL_STREAMS_LINES=1000000 VDL_STREAMS_KILLS=5 VDL_STREAMS_LEADERS=3 \
   VDL_CONNECT_LINES=100000 VDL_CONNECT_KILLS=5 \
@@ -182,15 +188,15 @@ bench-limit: $(DEV)
 # --- the pipeline on Spark ------------------------------------------------------------------------
 
 test-pipeline: $(SPARK)
-	@exec $(BIN)/python -m pytest -q tests/pipeline
+	@exec $(SPARK_BIN)/python -m pytest -q tests/pipeline
 
 cdc: $(SPARK)
-	@exec env CHANGES=100000 LEADERS=2 KILLS=2 $(BIN)/python -m pytest -q -s \
+	@exec env CHANGES=100000 LEADERS=2 KILLS=2 $(SPARK_BIN)/python -m pytest -q -s \
 	  -o faulthandler_timeout=0 -k tables_are tests/pipeline/test_mariadb.py
 
 # About a core for some minutes a sink, and S3 is a server of the tests.
 violence: $(SPARK)
-	@exec $(BIN)/python -m tests.pipeline.violence --source $(or $(SOURCE),vdl) \
+	@exec $(SPARK_BIN)/python -m tests.pipeline.violence --source $(or $(SOURCE),vdl) \
 	  --sinks $(or $(SINKS),iceberg) --kills $(or $(KILLS),10) --leaders $(or $(LEADERS),2) \
 	  --zombies $(or $(ZOMBIES),2) --seed $(or $(SEED),1) $(if $(SPECULATE),--speculate)
 
@@ -205,10 +211,10 @@ pipeline-env: $(BIN)/python
 	@echo "pipeline-env: $(PACKED).tar.gz"
 
 audit-large: $(SPARK)
-	@AUDIT_MB=1100 exec $(BIN)/python -m pytest -q -k on_spark tests/pipeline/test_audit.py
+	@AUDIT_MB=1100 exec $(SPARK_BIN)/python -m pytest -q -k on_spark tests/pipeline/test_audit.py
 
 pipeline-demo: $(SPARK)
-	@exec $(BIN)/python -m examples.pipeline.demo --folder $(DATA)/pipeline-demo
+	@exec $(SPARK_BIN)/python -m examples.pipeline.demo --folder $(DATA)/pipeline-demo
 
 # --- the source -----------------------------------------------------------------------------------
 
@@ -229,4 +235,5 @@ gen: $(DEV)
 	  rpc/proto/admin.proto
 
 clean:
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info $(VENV)
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info $(VENV) \
+	  $(SPARK_VENV)

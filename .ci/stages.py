@@ -55,9 +55,9 @@ class Stage:
 
     name: str
     seconds: int
+    setup: str
     pytest: list[str] = field(default_factory=list)
     make: str = ""
-    setup: str = ""
     env: dict[str, str] = field(default_factory=dict)
     ci: bool = False
     beside: bool = False
