@@ -17,7 +17,7 @@
 #   make fuzz           a million damaged handshakes, certificates and login tokens; COUNT=, SEED=
 #   make cost           calls, system calls and bytes a record, counted in the simulator; ONLY=single,
 #                       TOP=40 for where they are, RECORD=1
-#   make conformance    the Raft core against the scripts and tables in DIR
+#   make conformance    the Raft core against recorded transcripts: DIR is a clone of etcd-io/raft
 #   make suites         other projects' tests of a Kafka cluster, from the folder SUITES; ONLY=librdkafka
 #   make differential   the same requests to Kafka and to VDL: their answers must be the same
 #   make bench          throughput and latency of a replica set on this machine; PEER=kafka beside

@@ -1,12 +1,15 @@
 """Run the transcripts and tables of a folder: `python -m tests.conformance.run [FOLDER]`.
 
-Prints every difference, then `N passed, N failed`; exits 1 if any failed. A transcript counts as
-one case, and so does each row of a table.
+Prints every difference, then `N passed, N failed`; exits 1 if any failed, 2 if there is no data. A
+transcript counts as one case, and so does each row of a table.
+
+The folder has the folders `interaction`, `quorum` and `confchange`, or is a clone of etcd-io/raft.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +20,17 @@ from tests.conformance.script import Block, blocks
 from tests.conformance.tables import Changer, run_quorum
 
 DEFAULT_FOLDER = Path(__file__).parents[2].parent / "shared" / "raft-conformance"
+PLACES = {
+    "interaction": ("interaction", "testdata"),
+    "quorum": ("quorum", "quorum/testdata"),
+    "confchange": ("confchange", "confchange/testdata"),
+}
+"""Kind → where its files are: in a folder of the data alone, and in a clone of etcd-io/raft."""
+HOW_TO_GET_IT = "git clone https://github.com/etcd-io/raft, and set RAFT_CONFORMANCE to that folder"
+
+
+class NoData(Exception):
+    """A folder lacks the files of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +41,13 @@ class Outcome:
     differences: list[str]
 
 
+def data_folder() -> Path:
+    """The folder that RAFT_CONFORMANCE names, or else the one beside the repository."""
+    return Path(os.environ.get("RAFT_CONFORMANCE") or DEFAULT_FOLDER)
+
+
 def run_folder(folder: Path) -> Iterator[Outcome]:
-    """All cases of a folder with `interaction`, `quorum` and `confchange` in it."""
+    """All cases of a folder. Raises NoData if it lacks a kind."""
     for path in _files(folder, "interaction"):
         yield run_transcript(path)
     for path in _files(folder, "quorum"):
@@ -51,10 +70,11 @@ def run_transcript(path: Path) -> Outcome:
 
 
 def _files(folder: Path, kind: str) -> list[Path]:
-    files = sorted((folder / kind).glob("*.txt"))
-    if not files:
-        raise FileNotFoundError(f"no conformance data in {folder / kind}")
-    return files
+    for place in PLACES[kind]:
+        files = sorted((folder / place).glob("*.txt"))
+        if files:
+            return files
+    raise NoData(f"no conformance data ({kind}) in {folder}: {HOW_TO_GET_IT}")
 
 
 def _compared(path: Path, block: Block, output: list[str]) -> Outcome:
@@ -71,12 +91,16 @@ def _differences(block: Block, expected: list[str], actual: list[str]) -> list[s
 def main(arguments: list[str]) -> int:
     """Run and report."""
     passed = failed = 0
-    for outcome in run_folder(Path(arguments[0]) if arguments else DEFAULT_FOLDER):
-        if outcome.differences:
-            failed += 1
-            print(f"FAILED {outcome.name}", *outcome.differences, sep="\n")
-        else:
-            passed += 1
+    try:
+        for outcome in run_folder(Path(arguments[0]) if arguments else data_folder()):
+            if outcome.differences:
+                failed += 1
+                print(f"FAILED {outcome.name}", *outcome.differences, sep="\n")
+            else:
+                passed += 1
+    except NoData as error:
+        print(error, file=sys.stderr)
+        return 2
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 
