@@ -172,9 +172,8 @@ class Needs:
         return f"{self.operation.name} on {_text(self.resource)}"
 
     def __call__(self, check: Check) -> Refused | None:
+        # An empty name is a name: offsets may be committed for group "".
         name = getattr(check.request, self.field) or "" if self.field else CLUSTER_NAME
-        if self.resource is not AclResource.CLUSTER and not name:
-            return None  # Without a name there is nothing: the handler says that it is invalid.
         if check.may(self.operation, self.resource, name):
             return None
         return check.refuse(REFUSAL[self.resource])
@@ -260,10 +259,13 @@ def _text(resource: AclResource) -> str:
 
 
 def of_topics(operation: AclOperation, field: str = "name") -> NeedOf:
-    """Elements that name a topic, or have its id."""
+    """Elements that name a topic, or have its id. One of an unknown id needs nothing: its handler
+    answers that there is no such topic."""
 
     def need(check: Check, item: Any) -> Need | None:
-        name = check.topic_name(getattr(item, field, None), getattr(item, "topic_id", NO_ID))
+        name = getattr(item, field, None)
+        if hasattr(item, "topic_id"):
+            name = check.topic_name(name, item.topic_id)
         return None if name is None else (operation, AclResource.TOPIC, name)
 
     return need
@@ -274,7 +276,7 @@ def of_names(operation: AclOperation, resource: AclResource) -> NeedOf:
 
     def need(check: Check, item: str) -> Need | None:
         del check
-        return (operation, resource, item) if item else None
+        return operation, resource, item
 
     return need
 

@@ -19,8 +19,7 @@ Refusals = Callable[[Check, list[Any], ErrorCode], list[Any]]
 def described_group(check: Check, item: Any) -> Need | None:
     """DESCRIBE on a group whose offsets are asked for."""
     del check
-    name = item.group_id
-    return (AclOperation.DESCRIBE, AclResource.GROUP, name) if name else None
+    return AclOperation.DESCRIBE, AclResource.GROUP, item.group_id
 
 
 def described_share_topics(check: Check) -> Finish:

@@ -45,7 +45,7 @@ def transactional_batches(check: Check) -> Refused | None:
         for partition in topic.partition_data
     ):
         return None
-    if name and check.may(AclOperation.WRITE, AclResource.TRANSACTIONAL_ID, name):
+    if name is not None and check.may(AclOperation.WRITE, AclResource.TRANSACTIONAL_ID, name):
         return None
     return check.refuse(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
@@ -64,7 +64,7 @@ def producer_id(check: Check) -> Refused | None:
     IDEMPOTENT_WRITE on the cluster."""
     name = check.request.transactional_id
     if name is not None:
-        if not name or check.may(AclOperation.WRITE, AclResource.TRANSACTIONAL_ID, name):
+        if check.may(AclOperation.WRITE, AclResource.TRANSACTIONAL_ID, name):
             return None
         return check.refuse(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     connection = check.ctx.connection

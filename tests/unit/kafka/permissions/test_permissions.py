@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +367,7 @@ def codes(message: Any) -> Iterator[int]:
                 yield from codes(value)
 
 
+NAMED_NEEDS = [(do, kind) for do in Do for kind in (GROUP, TRANSACTIONAL_ID)]
 EVERY_VERSION = [
     pytest.param(api, version, id=f"{api.name}-v{version}")
     for api in ROWS
@@ -403,6 +404,35 @@ def test_without_permission_every_api_refuses_and_does_nothing(api: Api, version
     assert world.host.catalog.items() == before
     assert not stream.batches
     assert world.host.stream(world.host.catalog.topics["t"].partitions[0]).batches == []
+
+
+NAMED = [
+    row
+    for row in EVERY_VERSION
+    if any(need in NEEDED.get(row.values[0].key, ()) for need in NAMED_NEEDS)
+]
+
+
+@pytest.mark.parametrize(("api", "version"), NAMED)
+def test_an_empty_name_needs_permission_too(api: Api, version: int) -> None:
+    """Offsets can be committed for group "": no rule may take an empty name for none at all."""
+    world = secured(*(bind(*need) for need in NEEDED[api.key] if need[1] in (TOPIC, CLUSTER)))
+    request = unnamed(requests(version, id_of(world))[api.key])
+    outcome = judged(world, client(world), api, version, request)
+    if api.key in FILTERED or (api.key, version) in BY_BROKERS:
+        return
+    assert isinstance(outcome, Refused)
+    assert set(codes(outcome.answer)) & REFUSED, outcome
+
+
+def unnamed(request: Any) -> Any:
+    """The request with "" for group "g" and transactional id "x"."""
+    if isinstance(request, list):
+        return [unnamed(one) for one in request]
+    if is_dataclass(request) and not isinstance(request, type):
+        changed = {one.name: unnamed(getattr(request, one.name)) for one in fields(request)}
+        return replace(request, **changed)
+    return "" if request in ("g", "x") else request
 
 
 def id_of(world: World) -> bytes:
