@@ -4,7 +4,10 @@ A subject is written as RFC 2253 does it, most specific part first: "CN=alice,OU
 (`ssl.principal.mapping.rules`) make a shorter name of it. They are tried in their order; one is
 `DEFAULT`, which keeps the subject, or `RULE:pattern/replacement/[L|U]`, which needs the whole
 subject to match, puts `$1` for a group, and may make it lower or upper case. A subject that no rule
-matches is nobody's: its client is refused.
+matches has no principal, and its client is refused. So is one whose name has a control character.
+
+Names are made as Java makes them, to the letter: two subjects that Kafka tells apart must not
+become one principal here.
 
 Must not know: TLS, permissions.
 """
@@ -15,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vdl.kafka.security.principal import ANONYMOUS, Principal
+from vdl.kafka.security.principal import ANONYMOUS, Principal, is_name
 
 _KEYWORDS = {
     "commonName": "CN",
@@ -36,7 +39,8 @@ _ESCAPED = re.compile(r'([,+"\\<>;])')
 _RULES = re.compile(
     r"\s*(?:(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?))\s*(?:,|$)", re.DOTALL
 )
-_GROUP = re.compile(r"\$(\d)")
+_TOKEN = re.compile(r"\\(.)|\$(\d)", re.DOTALL)
+"""In a replacement: a character that stands for itself, or a group (`Matcher.replaceAll`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,10 @@ class _Rule:
     case: str
 
     def apply(self, subject: str) -> str | None:
-        match = self.pattern.fullmatch(subject)
-        if match is None:
+        if self.pattern.fullmatch(subject) is None:
             return None
-        name = match.expand(self.replacement).strip()
+        # Like `String.replaceAll`: the rest of a shorter match stays as it is.
+        name = self.pattern.sub(self.replacement, subject)
         return name.lower() if self.case == "L" else name.upper() if self.case == "U" else name
 
 
@@ -68,7 +72,7 @@ class PrincipalRules:
         subject = certificate.get("subject", ())
         assert isinstance(subject, tuple), subject
         name = self.apply(distinguished_name(subject))
-        return Principal(name) if name else None
+        return Principal(name) if name and is_name(name) else None
 
     def apply(self, subject: str) -> str | None:
         """The name that the first rule that matches makes of a subject; None if none does."""
@@ -92,16 +96,20 @@ def _parse(text: str) -> Sequence[_Rule | None]:
             rules.append(None)
             continue
         try:
-            pattern = re.compile(match[2])
+            # In Java \d, \s and \w are ASCII.
+            pattern = re.compile(match[2], re.ASCII)
         except re.error as error:
             raise ValueError(f"a regular expression, but {match[2]!r:.80}: {error}") from None
-        groups = [int(number) for number in _GROUP.findall(match[3])]
+        groups = [int(token[2]) for token in _TOKEN.finditer(match[3]) if token[2]]
         if any(group > pattern.groups for group in groups):
             raise ValueError(f"groups that {match[2]!r:.80} has")
-        # Python's templates: groups are \\g<1>, and its own escapes must not be read.
-        literal = match[3].replace("\\", "\\\\")
-        rules.append(_Rule(pattern, _GROUP.sub(r"\\g<\1>", literal), match[4]))
+        rules.append(_Rule(pattern, _TOKEN.sub(_in_python, match[3]), match[4]))
     return rules or [None]
+
+
+def _in_python(token: re.Match[str]) -> str:
+    """Return a token of Java's replacement as a template of Python's has it."""
+    return rf"\g<{token[2]}>" if token[2] else token[1].replace("\\", r"\\")
 
 
 def distinguished_name(subject: Sequence[Sequence[tuple[str, str]]]) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 from vdl.kafka.host import Compute
 from vdl.kafka.security.mechanism import Accepted, Challenge, Refused, Step
 from vdl.kafka.security.oauth_options import OauthOptions
-from vdl.kafka.security.principal import Principal
+from vdl.kafka.security.principal import Principal, is_name
 
 ALGORITHMS = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
@@ -131,6 +131,8 @@ class Validator:
         user = claims.get(options.subject_claim)
         if not isinstance(user, str) or not 0 < len(user) <= _NAME_CHARS_MAX:
             raise TokenRefused("without a user")
+        if not is_name(user):
+            raise TokenRefused("with a control character in the user's name")
         return Bearer(user, expires_ms + skew_ms)
 
     def _claims(self, token: str) -> dict[str, Any]:

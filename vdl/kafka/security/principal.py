@@ -8,6 +8,7 @@ Must not know: connections, credentials, permissions.
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 
 USER = "User"
@@ -36,3 +37,12 @@ def parse_principal(text: str) -> Principal:
     if not kind or not separator or not name:
         raise ValueError('a principal such as "User:alice"')
     return Principal(name, kind)
+
+
+def is_name(text: str) -> bool:
+    """Return whether a certificate or a token may name a principal like this: control characters
+    and line separators would forge lines of logs."""
+    return not any(unicodedata.category(char) in _FORBIDDEN for char in text)
+
+
+_FORBIDDEN = frozenset({"Cc", "Zl", "Zp"})

@@ -40,13 +40,36 @@ def test_subject_is_written_most_specific_part_first(
         (r"RULE:^CN=bob$/b/, DEFAULT", "CN=alice,O=Acme,C=DE"),
         (r"RULE:^CN=bob.*$/b/,RULE:CN=(.).*/$1/", "a"),
         (r"RULE:CN=alice/x/", None),
-        (r"RULE:^.*O=(A\w+).*$/\/$1/", r"\/Acme"),
+        (r"RULE:^.*O=(A\w+).*$/\/$1/", "/Acme"),
+        (r"RULE:^CN=(\w+).*$/\$1\\$1/", r"$1\alice"),
+        (r"RULE:.*/x/", "xx"),
     ],
 )
 def test_rule_that_matches_the_whole_subject_makes_the_name(rules: str, name: str | None) -> None:
     """The first one; None of nobody."""
     expected = Principal(name) if name is not None else None
     assert PrincipalRules(rules).principal_of({"subject": SUBJECT}) == expected
+
+
+@pytest.mark.parametrize("space", ["\u00a0", "\u2003", "\u3000", " "])
+def test_space_at_an_end_makes_another_name(space: str) -> None:
+    """Java removes none, so "admin" and "admin\\u00a0" are two principals."""
+    subject = ((("commonName", f"admin{space}x"),),)
+    named = PrincipalRules(rf"RULE:^CN=(admin{space}).*$/$1/").principal_of({"subject": subject})
+    assert named == Principal(f"admin{space}")
+
+
+def test_classes_are_those_of_java() -> None:
+    """\\w is ASCII: a name with other letters is not cut down to the ones before them."""
+    rules = PrincipalRules(r"RULE:^CN=(\w+).*$/$1/,RULE:^CN=(.*)$/other:$1/")
+    subject = ((("commonName", "ädmin"),),)
+    assert rules.principal_of({"subject": subject}) == Principal("other:ädmin")
+
+
+@pytest.mark.parametrize("char", ["\0", "\n", "\x1b", "\x85", "\u2028"])
+def test_name_with_a_control_character_is_refused(char: str) -> None:
+    subject = ((("commonName", f"a{char}b"),),)
+    assert PrincipalRules().principal_of({"subject": subject}) is None
 
 
 @pytest.mark.parametrize(

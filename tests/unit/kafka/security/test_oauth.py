@@ -139,6 +139,7 @@ def test_token_of_the_issuer_says_whose_and_until_when() -> None:
         pytest.param(lambda: token(sub=""), id="empty user"),
         pytest.param(lambda: token(sub=7), id="user is a number"),
         pytest.param(lambda: token(sub="u" * 300), id="user is too long"),
+        pytest.param(lambda: token(sub="alice\nlevel=info"), id="user has a control character"),
         pytest.param(lambda: token(key("EC", "other")), id="unknown key"),
         pytest.param(lambda: token(key("EC", "k9"), header={"kid": "k1"}), id="forged key id"),
         pytest.param(lambda: unsigned({"alg": "none"}), id="none"),
