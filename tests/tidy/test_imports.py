@@ -24,6 +24,7 @@ LAYERS: list[tuple[str, ...]] = [
     ),
     ("vdl.server.server",),
     ("vdl.server.front",),
+    ("vdl.config.exposure",),
     ("vdl.config.settings",),
     ("vdl.config.listeners",),
     ("vdl.config.values",),

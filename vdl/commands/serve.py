@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from vdl.commands.pid_file import remove_pid, write_pid
+from vdl.config.exposure import exposure
 from vdl.config.settings import Config, ConfigError, load_config, parse_config
 
 EXIT_USAGE = 2
@@ -47,7 +48,11 @@ def serve(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--pid-file", type=Path, metavar="FILE", help="where to write the process id"
     )
-    parser.add_argument("--check", action="store_true", help="check the configuration and exit")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="check the configuration, print who may do what at each port, and exit",
+    )
     options = parser.parse_args(arguments)
     with _ended_by_signals(options.pid_file):
         try:
@@ -56,6 +61,7 @@ def serve(arguments: Sequence[str]) -> int:
             sys.stderr.write(f"vdl serve: {error}\n")
             return EXIT_USAGE
         if options.check:
+            sys.stdout.writelines(f"{line}\n" for line in exposure(config))
             return 0
         os.umask(0o077)
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)

@@ -1,0 +1,55 @@
+"""Who may do what at each port of a server, by its configuration: for `vdl serve --check` and for
+a warning at a start.
+
+Logins and certificates say who a client is. Only an authorizer limits what it may do: without one
+an ordinary user sets the administrator's password. Secured listeners without it are a mistake, or a
+step on the way, and are never silent.
+
+Must not know: connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rpc.tls_context import ClientAuth
+from vdl.config.settings import Config
+from vdl.config.values import Address
+from vdl.kafka.configs.options import ListenerOptions
+from vdl.kafka.security.protocol import SecurityProtocol
+
+ALL = "may do everything: security.authorizer is off"
+BY_LISTS = "may do what access control lists allow"
+
+
+def lacks_authorizer(config: Config) -> bool:
+    """Return whether clients show who they are at some port, and may do everything even so."""
+    return not config.kafka.authorizer and any(
+        listener.protocol is not SecurityProtocol.PLAINTEXT for listener in config.listeners
+    )
+
+
+def exposure(config: Config) -> Iterator[str]:
+    """One line a port: its name, its address, who may connect, and what they may do."""
+    limit = BY_LISTS if config.kafka.authorizer else ALL
+    for listener in config.listeners:
+        address = Address(listener.host, listener.port)
+        yield f"{listener.name} {address}: {_clients_of(listener)} {limit}"
+    has_certificates = config.tls.certificate is not None
+    servers = "servers with a certificate" if has_certificates else "every process that connects"
+    if config.peer is not None:
+        yield f"peer {config.peer.listen}: {servers} may replicate all partitions"
+    if config.admin is not None:
+        yield f"admin {config.admin.listen}: {servers} may see and administer the set"
+    if config.http is not None:
+        yield f"http {config.http}: everyone may read health and metrics"
+
+
+def _clients_of(listener: ListenerOptions) -> str:
+    if listener.protocol.has_login:
+        return f"users who log in ({', '.join(listener.mechanisms)})"
+    if listener.tls.client_auth is ClientAuth.REQUIRED:
+        return "holders of a certificate"
+    if listener.tls.client_auth is ClientAuth.REQUESTED:
+        return "holders of a certificate, and everyone else as User:ANONYMOUS,"
+    return "everyone, as User:ANONYMOUS,"
