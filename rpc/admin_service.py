@@ -30,15 +30,30 @@ SERVICE = "vdl.admin.v1.Admin"
 
 _MESSAGE_BYTES_MAX = 64 << 20
 _CALLS_MAX = 64
+CONNECTIONS_MAX = 64
+"""More are closed as they come: a socket must not take a descriptor that the store needs."""
+HANDSHAKE_SECONDS = 5.0
+"""From a connection to the end of its handshakes, of TLS and of HTTP/2. Silent ones end by then."""
+_IDLE_SECONDS = 60
+"""Without a call."""
+_AGE_SECONDS, _AGE_GRACE_SECONDS = 3_600, 60
 _TELL_SECONDS, _TELL_SHARE = 0.002, 0.1
 """How much of a turn a status takes: so long, and no less than that share of the turn before, or
 an overloaded server with thousands of groups would answer after the caller has left."""
 
-_OPTIONS = (
-    # Without this a second server could take the same port, and calls would go to either.
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
-)
+
+def _options(handshake_s: float) -> tuple[tuple[str, int], ...]:
+    return (
+        # Without this a second server could take the same port, and calls would go to either.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
+        ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+        ("grpc.server_handshake_timeout_ms", round(handshake_s * 1_000)),
+        ("grpc.max_connection_idle_ms", _IDLE_SECONDS * 1_000),
+        ("grpc.max_connection_age_ms", _AGE_SECONDS * 1_000),
+        ("grpc.max_connection_age_grace_ms", _AGE_GRACE_SECONDS * 1_000),
+        ("grpc.max_concurrent_streams", _CALLS_MAX),
+    )
 
 
 class AdminService:
@@ -50,6 +65,7 @@ class AdminService:
         *,
         security: AdminSecurity | None = None,
         now: Callable[[], float] = time.monotonic,
+        handshake_s: float = HANDSHAKE_SECONDS,
     ) -> None:
         """`security`: without it anybody who reaches the port may call. `now`: a monotonic clock in
         seconds."""
@@ -57,7 +73,7 @@ class AdminService:
         self._security = security
         self._now = now
         self._telling = asyncio.Lock()
-        self._server = aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX)
+        self._server = aio.server(options=_options(handshake_s), maximum_concurrent_rpcs=_CALLS_MAX)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, self._methods()),)
         )

@@ -360,6 +360,8 @@ class Process:
 
     async def _open_admin(self) -> None:
         """The admin service, after the listeners: gRPC takes a while to load, in a thread."""
+        # gRPC writes a line to stderr for each failed handshake, as often as strangers like.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         await asyncio.to_thread(import_module, "rpc.admin_service")
         from rpc.admin_security import AdminSecurity
         from rpc.admin_service import AdminService

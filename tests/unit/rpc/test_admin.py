@@ -25,7 +25,7 @@ from rpc.admin import (
     TransferResult,
 )
 from rpc.admin_client import AdminClient
-from rpc.admin_service import AdminService
+from rpc.admin_service import CONNECTIONS_MAX, AdminService
 from rpc.errors import AdminError
 from rpc.proto import admin_pb2
 from rpc.streams import LinkStatus
@@ -220,6 +220,48 @@ def test_admin_nobody_there_is_an_admin_error() -> None:
     with AdminClient(("127.0.0.1", 1), timeout_s=2.0) as client, pytest.raises(AdminError) as e:
         client.status()
     assert e.value.code == "UNAVAILABLE"
+
+
+def test_admin_connections_are_bounded_and_silent_ones_end() -> None:
+    """Silent sockets take no more than their part of the descriptors, and not for ever."""
+
+    def held() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async def scenario() -> object:
+        service = AdminService(Backend(), handshake_s=0.5)
+        port = await service.start(("127.0.0.1", 0))
+        before = held()
+        program = (
+            "import socket, sys\n"
+            f"kept = [socket.create_connection(('127.0.0.1', {port})) for _ in range(500)]\n"
+            "print(len(kept), flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        strangers = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert strangers.stdin is not None
+        assert strangers.stdout is not None
+        try:
+            assert await strangers.stdout.readline() == b"500\n"
+            assert held() - before <= CONNECTIONS_MAX + 8
+            while True:
+                try:
+                    return await asyncio.to_thread(_status_of, port)
+                except AdminError:  # until the silent ones have ended
+                    await asyncio.sleep(0.05)
+        finally:
+            strangers.stdin.close()
+            await strangers.wait()
+            await service.stop()
+
+    assert asyncio.run(scenario()) == STATUS
+
+
+def _status_of(port: int) -> ServerStatus:
+    with AdminClient(("127.0.0.1", port)) as client:
+        return client.status()
 
 
 def test_admin_second_service_on_the_port_is_an_error() -> None:
