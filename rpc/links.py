@@ -457,11 +457,18 @@ class Links:
                 self._schedule_dial(peer, delay_ns=0)
 
     def accepted(self, stream: Stream) -> None:
-        """A stream came in on the peer port: it must say HELLO in time."""
-        if self._is_closed or len(self._inbound) >= self._options.inbound_max:
+        """A stream came in on the peer port: it must say HELLO in time. Beyond `inbound_max` the
+        one that has been silent longest is closed: a server says HELLO at once, so strangers
+        cannot keep it out."""
+        if self._is_closed:
             self._refused += 1
             stream.close()
             return
+        if len(self._inbound) >= self._options.inbound_max:
+            self._refused += 1
+            oldest = next(iter(self._inbound))
+            del self._inbound[oldest]
+            oldest.close()
         if self._security is not None:
             stream = self._security.wrap(stream, dialed=False)
         engine = PeerEngine(self._local, Role.ACCEPTOR, limits=self._options.limits)

@@ -1,8 +1,9 @@
 """The operations port: `/metrics` and `/health` over the least HTTP that scrapers need.
 
 One request a connection, answered from memory and closed. GET and HEAD only, no body is read, and
-everything is bounded: a request head of 8 KiB, 5 seconds, 32 connections, and 32 more that wait. It
-listens on loopback unless configured otherwise, because it asks nobody who they are.
+everything is bounded: a request head of 8 KiB, 5 seconds, 32 connections, and 32 more that wait.
+One more connection ends the oldest: idle ones cannot keep a scraper out. It listens on loopback
+unless configured otherwise, because it asks nobody who they are.
 
 Must not know: what the routes tell. They are plain functions that return at once.
 """
@@ -89,7 +90,8 @@ class HttpServer:
         self._routes = routes
         self._log = log
         self._listening: socket.socket | None = None
-        self._connections: set[_Connection] = set()
+        self._connections: dict[_Connection, None] = {}
+        """The oldest first."""
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port that was bound. Raises OSError."""
@@ -126,8 +128,7 @@ class HttpServer:
                     return
                 continue  # an error of the connection that was about to be accepted
             if len(self._connections) >= CONNECTIONS_MAX:
-                accepted.close()
-                continue
+                next(iter(self._connections)).abort()
             accepted.setblocking(False)
             _Connection(accepted, self._routes, self._log, self._connections).begin()
 
@@ -149,7 +150,7 @@ class _Connection:
         accepted: socket.socket,
         routes: Mapping[str, Route],
         log: Log,
-        peers: set[_Connection],
+        peers: dict[_Connection, None],
     ) -> None:
         self._socket = accepted
         self._routes = routes
@@ -161,7 +162,7 @@ class _Connection:
 
     def begin(self) -> None:
         """Read, and answer if the request is there."""
-        self._peers.add(self)
+        self._peers[self] = None
         self._deadline = self._loop.call_later(REQUEST_SECONDS_MAX, self.abort)
         self._loop.add_reader(self._socket, self._read)
         self._read()
@@ -201,4 +202,4 @@ class _Connection:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        self._peers.discard(self)
+        self._peers.pop(self, None)

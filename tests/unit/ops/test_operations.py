@@ -290,6 +290,27 @@ def test_http_server_accepts_few_in_one_go(monkeypatch):
     assert 0 < asyncio.run(run()) <= CONNECTIONS_MAX
 
 
+def test_http_idle_connections_do_not_keep_others_out():
+    """The oldest one is closed for a new one."""
+
+    async def run():
+        server = HttpServer({"/x": lambda: Response(200, "text/plain", b"hello")}, LOG)
+        port = await server.start("127.0.0.1", 0)
+        idle = [
+            await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS_MAX + 3)
+        ]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /x HTTP/1.1\r\n\r\n")
+        received = await reader.read()
+        assert len(server._connections) <= CONNECTIONS_MAX
+        server.close()
+        for _, silent in [*idle, (reader, writer)]:
+            silent.close()
+        return received
+
+    assert asyncio.run(run()).endswith(b"hello")
+
+
 def test_http_endless_request_is_cut_off():
     """A head beyond the limit ends the connection instead of filling memory."""
 

@@ -469,6 +469,23 @@ def test_links_inbound_streams_that_say_nothing_are_bounded_and_closed() -> None
     assert len(ended) == 4
 
 
+def test_links_strangers_that_say_nothing_do_not_keep_a_server_out() -> None:
+    """A restarted server is linked while others fill the port again and again."""
+    world = World(1, options=LinkOptions(inbound_max=3))
+    ended: list[str] = []
+    for _ in range(3):
+        stream = world.network.connect(9, address_of(1))
+        assert stream is not None
+        stream.start(Stranger(ended))
+    late = world.network.connect(9, address_of(1))
+    assert late is not None
+    late_ended: list[str] = []
+    late.start(Stranger(late_ended))
+    world.run(10)
+    assert ended == ["closed by the peer"]
+    assert late_ended == []
+
+
 def test_links_garbage_on_the_port_is_closed() -> None:
     """An HTTP request is not a frame."""
     world = World(1)
