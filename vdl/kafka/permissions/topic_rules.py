@@ -28,6 +28,8 @@ _RECORDS_ATTRIBUTES = 22
 """Where the low byte of the attributes is in a batch, whose format (16) is 2."""
 _RECORDS_MAGIC = 16
 _TRANSACTIONAL = 0x10
+_IDS_IN_METADATA_FROM = 12
+"""Before, an answer has no place for a topic without a name, and a request by id is invalid."""
 
 # --- records -------------------------------------------------------------------------------------
 
@@ -114,13 +116,14 @@ def metadata(check: Check) -> Finish | Refused | None:
     refused: list[Any] = []
     for topic in asked:
         name = check.topic_name(topic.name, topic.topic_id)
-        if name is None or not name:
-            allowed.append(topic)
+        is_by_id = topic.topic_id != NO_ID
+        if name is None or (is_by_id and check.ctx.api_version < _IDS_IN_METADATA_FROM):
+            allowed.append(topic)  # the handler says what is wrong with it
         elif not may_describe(check, name) or not _may_have_created(check, topic, name):
             refused.append(
                 wire.MetadataResponseTopic(
                     error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-                    name=None if topic.topic_id != NO_ID else name,
+                    name=None if is_by_id else name,
                     topic_id=topic.topic_id,
                 )
             )

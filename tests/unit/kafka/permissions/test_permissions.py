@@ -767,6 +767,17 @@ def test_settings_are_described_by_resource() -> None:
     }
 
 
+@pytest.mark.parametrize("version", [10, 11])
+def test_topic_by_id_before_metadata_knew_ids_is_an_invalid_request(version: int) -> None:
+    """Not one without a name, for which those versions have no place; nor is the name told."""
+    world = secured()
+    asked = MetadataRequest([MetadataRequestTopic(topic_id=id_of(world), name=None)])
+    answer = client(world).ask(3, version, asked)
+    assert [(topic.name, topic.error_code) for topic in answer.topics] == [
+        ("", ErrorCode.INVALID_REQUEST)
+    ]
+
+
 def test_groups_one_may_not_describe_are_not_listed() -> None:
     """Who may describe the cluster sees all, as in Kafka."""
     for bindings, expected in (
