@@ -12,7 +12,7 @@ Must not know: SCRAM, the servers' key, who may do what beyond owners and renewe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -48,6 +48,11 @@ class DelegationToken(msgspec.Struct, frozen=True, array_like=True):
     def belongs_to(self, principal: str) -> bool:
         """Whether this is its owner, its requester or one of its renewers."""
         return principal in (self.owner, self.requester, *self.renewers)
+
+    def lets_in(self, principals: Container[str]) -> bool:
+        """Return whether one of the principals logs in with it: its owner, or its requester, who
+        was given its secret."""
+        return self.owner in principals or self.requester in principals
 
     def verifier(self, mechanism: str) -> ScramUpsert | None:
         """By which a proof is checked."""

@@ -17,6 +17,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.topics import undecided
+from vdl.kafka.security.principal import USER
 from vdl.kafka.security.protocol import SCRAM_SHA_256, SCRAM_SHA_512
 from vdl.kafka.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, verifier_of
 from vdl.kafka.wire.alter_user_scram_credentials import (
@@ -32,7 +33,7 @@ from vdl.kafka.wire.describe_user_scram_credentials import (
     DescribeUserScramCredentialsResult,
 )
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
-from vdl.state.commands import AlterScramCredentials, ScramUpsert
+from vdl.state.commands import AlterDelegationToken, AlterScramCredentials, ScramUpsert
 
 MECHANISMS = {1: SCRAM_SHA_256, 2: SCRAM_SHA_512}
 """Kafka's numbers of them."""
@@ -41,6 +42,8 @@ _DECOY_KEY_BYTES = 32
 _SALT_BYTES_MAX = 64
 _USER_CHARS_MAX = 256
 _PROPOSE_MS_MAX = 30_000
+_AT_ONCE = -1
+"""The time after which a token ends for good."""
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f]")
 
 Problem = tuple[ErrorCode, str]
@@ -83,7 +86,8 @@ def handle_describe_user_scram_credentials(
 def handle_alter_user_scram_credentials(
     ctx: RequestContext, request: AlterUserScramCredentialsRequest
 ) -> AlterUserScramCredentialsResponse | Later:
-    """Delete and set credentials; a user with one impossible change is not changed at all."""
+    """Delete and set credentials; a user with one impossible change is not changed at all. With its
+    last credential a user's delegation tokens end: it must not come back by one."""
     names = _names(request)
     problems = _problems(request)
     deletions = [
@@ -95,19 +99,43 @@ def handle_alter_user_scram_credentials(
     if not deletions and not upserts:
         return _response(names, problems)
     later = Later()
+    deadline_ns = ctx.received_ns + _PROPOSE_MS_MAX * MS
 
     def decided(outcome: Outcome) -> None:
         changed = [user for user, _ in deletions] + [upsert.user for upsert in upserts]
         if outcome.kind is OutcomeKind.APPLIED:
             found = zip(changed, outcome.result.errors, strict=True)
             problems.update((user, (code, text)) for user, (code, text) in found if code)
+            end_tokens()
         else:
             problems.update(dict.fromkeys(changed, undecided(outcome)))
-        later.complete(_response(names, problems))
+            later.complete(_response(names, problems))
+
+    def end_tokens() -> None:
+        """End a token of a user who has no credential left, and then the next. What fails here is
+        done by removing the user once more."""
+        catalog = ctx.server.host.catalog
+        gone = {f"{USER}:{user}" for user, _ in deletions if not catalog.scram.of(user)}
+        token = next((one for one in catalog.tokens.tokens.values() if one.lets_in(gone)), None)
+        if token is None:
+            later.complete(_response(names, problems))
+            return
+        ctx.server.host.propose_catalog(
+            AlterDelegationToken(token.token_id, token.owner, _AT_ONCE),
+            deadline_ns=deadline_ns,
+            done=lambda outcome: later.run(lambda: token_ended(outcome)),
+        )
+
+    def token_ended(outcome: Outcome) -> None:
+        if outcome.kind is OutcomeKind.APPLIED:
+            end_tokens()
+        else:
+            problems.update(dict.fromkeys((user for user, _ in deletions), undecided(outcome)))
+            later.complete(_response(names, problems))
 
     ctx.server.host.propose_catalog(
         AlterScramCredentials(deletions, upserts, ctx.server.random_bytes(_DECOY_KEY_BYTES)),
-        deadline_ns=ctx.received_ns + _PROPOSE_MS_MAX * MS,
+        deadline_ns=deadline_ns,
         done=lambda outcome: later.run(lambda: decided(outcome)),
     )
     return later

@@ -16,6 +16,10 @@ from vdl.kafka.handlers.delegation_tokens import token_hmac
 from vdl.kafka.security.principal import Principal
 from vdl.kafka.security.protocol import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
 from vdl.kafka.security.scram_client import ScramConversation
+from vdl.kafka.wire.alter_user_scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    ScramCredentialDeletion,
+)
 from vdl.kafka.wire.create_delegation_token import (
     CreatableRenewers,
     CreateDelegationTokenRequest,
@@ -29,9 +33,15 @@ from vdl.kafka.wire.metadata import MetadataRequest
 from vdl.kafka.wire.renew_delegation_token import RenewDelegationTokenRequest
 from vdl.kafka.wire.sasl_handshake import SaslHandshakeRequest
 from vdl.state.acls import AclOperation, AclPattern, AclPermission, AclResource
-from vdl.state.commands import AclBinding, AlterScramCredentials, CreateAcls
+from vdl.state.commands import (
+    AclBinding,
+    AlterScramCredentials,
+    CreateAcls,
+    CreateDelegationToken,
+)
 
 CREATE, RENEW, EXPIRE, DESCRIBE, HANDSHAKE, METADATA = 38, 39, 40, 41, 17, 3
+ALTER_USERS = 51
 KEY = b"a key that only servers have"
 DAY_MS = 86_400_000
 
@@ -124,6 +134,28 @@ def test_token_that_is_removed_ends_its_connections() -> None:
     assert not user.closed
     gone = user.ask(RENEW, 2, RenewDelegationTokenRequest(token.hmac, -1))
     assert gone.error_code == ErrorCode.DELEGATION_TOKEN_NOT_FOUND
+
+
+def test_tokens_of_a_removed_user_end_with_its_last_credential() -> None:
+    """Those it owns, and those it had made for others. A second removal ends what is left."""
+    place = Tokens()
+    user, other = place.user(), place.user("=,")
+    own, of_other = place.make(user), place.make(other)
+    client, _ = place.come_with(own)
+    both = [ScramCredentialDeletion("alice", number) for number in (1, 2)]
+    for deletions, ends in ((both[:1], False), (both[1:], True)):
+        answer = other.ask(ALTER_USERS, 0, AlterUserScramCredentialsRequest(deletions))
+        assert [result.error_code for result in answer.results] == [ErrorCode.NONE]
+        place.frontend.credentials_changed()
+        assert client.closed is ends
+    assert place.come_with(own)[1].error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert place.come_with(of_other)[1].error_code == ErrorCode.NONE
+    gone = other.ask(RENEW, 2, RenewDelegationTokenRequest(own.hmac, -1))
+    assert gone.error_code == ErrorCode.DELEGATION_TOKEN_NOT_FOUND
+    place.host.apply(CreateDelegationToken("late", "User:=,", "User:alice", [], DAY_MS, DAY_MS, []))
+    answer = other.ask(ALTER_USERS, 0, AlterUserScramCredentialsRequest(both[:1]))
+    assert answer.results[0].error_code == ErrorCode.RESOURCE_NOT_FOUND
+    assert list(place.host.catalog.tokens.tokens) == [of_other.token_id]
 
 
 def test_token_and_user_that_are_removed_within_a_minute_are_both_told() -> None:
