@@ -15,6 +15,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.commands",),
     ("vdl.sim", "vdl.server.process"),
     ("vdl.server.administration", "vdl.server.recovery_progress", "vdl.server.loop"),
+    ("vdl.server.diagnosis",),
     (
         "vdl.server.delegation_key",
         "vdl.server.first_users",
@@ -37,7 +38,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.kafka.configs",),
     ("vdl.kafka.limits", "vdl.kafka.partitions", "vdl.kafka.security", "vdl.kafka.transactions"),
     ("vdl.kafka.answer", "vdl.kafka.host"),
-    ("vdl.server.http",),
+    ("vdl.server.http", "vdl.server.problem"),
     ("vdl.logstream.host",),
     ("vdl.logstream.periodic",),
     ("vdl.logstream.cleanup",),

@@ -261,6 +261,11 @@ class Host:
         """What time it is (ms since 1970), to delete by: see `agreed_time`."""
         return self.time.settled_ms()
 
+    @property
+    def is_flush_stalled(self) -> bool:
+        """Whether the disk writes the journal and hangs over a segment."""
+        return self._status.is_stalled
+
     def alive_servers(self) -> list[ServerId]:
         """This server and those with a link up, ascending."""
         return sorted([self.server_id, *self._alive])

@@ -18,5 +18,7 @@ class HostStats:
     """As a follower, because the segments do not keep up."""
     contradictions: int = 0
     """Messages that contradict themselves or what is here: also dropped."""
+    contradicted_ns: int = 0
+    """When the last one came, on the server's clock; 0: none has."""
     elections: int = 0
     early_messages: int = 0

@@ -25,7 +25,14 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.host import Host
 from vdl.logstream.state import CATALOG_GROUP
-from vdl.server.server import Server, ServerState
+from vdl.server.diagnosis import (
+    is_being_moved,
+    is_being_replaced,
+    problems_of_copies,
+    problems_of_links,
+    problems_of_server,
+)
+from vdl.server.server import Server
 
 TRANSFER_PATIENCE_MS = 2_000
 TRANSFER_POLL_MS = 5
@@ -50,15 +57,9 @@ class Administration:
         """See `AdminBackend.status`."""
         server = self._server
         host = server.host
-        links = server.links.links()
-        problems = []
-        if server.state is not ServerState.SERVING:
-            problems.append(f"server is {server.state.value}")
-        if host is not None and (problem := host.overload.problem()):
-            problems.append(problem)
-        problems += [
-            f"server {link.server_id} is not reachable" for link in links if not link.is_up
-        ]
+        problems = [*problems_of_server(server), *problems_of_links(server)]
+        if host is not None:
+            problems += problems_of_copies(server, host)
         yield ServerStatus(
             server_id=server.config.server_id,
             cluster_id=host.cluster_id if host is not None else "",
@@ -66,8 +67,8 @@ class Administration:
             incarnation=server.incarnation,
             version=__version__,
             uptime_ms=(server.clock.now_ns() - self._started_ns) // MS,
-            problems=problems,
-            links=links,
+            problems=list(map(str, problems)),
+            links=server.links.links(),
         )
         if host is not None:
             wanted = frozenset(groups)
@@ -86,20 +87,21 @@ class Administration:
         """What is wrong with these groups, and those of `wanted` that are still here."""
         part = ServerStatus(self._server.config.server_id)
         for group_id in ids:
+            name = self._name(group_id)
             if group_id in lost:
                 part.problems.append(
-                    f"the replica of {self._name(group_id)} here lost data and waits for a majority"
+                    f"replica_lost: the replica of {name} here lost data and waits for a majority"
                     " to make it good"
                 )
             group = host.groups.get(group_id)
             if group is None:
                 continue
-            if group.serving and group.to_finish:
-                part.problems.append(f"replicas of {self._name(group_id)} are being moved")
-            elif group.serving and not group.is_settled:
-                part.problems.append(f"a replica of {self._name(group_id)} is being replaced")
+            if is_being_moved(group):
+                part.problems.append(f"replica_moved: replicas of {name} are being moved")
+            elif is_being_replaced(group):
+                part.problems.append(f"replica_replaced: a replica of {name} is being replaced")
             if host.leader_of(group_id)[0] < 0:
-                part.problems.append(f"group {group_id} has no leader")
+                part.problems.append(f"no_leader: {name} has no leader")
             if not wanted or group_id in wanted:
                 part.groups.append(self._group_status(group))
         return part

@@ -1,4 +1,4 @@
-"""What `/metrics` and `/health` tell: counters that others keep, read when somebody asks.
+"""What `/metrics`, `/health` and `/ready` tell: counters that others keep, read when somebody asks.
 
 Hot paths only increment plain integers; nothing here runs between two scrapes. A `Source` is a
 function that returns the present numbers of one layer; at a scrape its numbers become Prometheus
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rpc.streams import LinkStatus
 from vdl.server.http import Response, Route
+from vdl.server.problem import CLUSTER_KINDS, SERVER_KINDS, Problem
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -52,9 +53,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether this server serves clients, and the facts behind it (shown as JSON)."""
+    """Whether this server takes traffic, and the facts behind it (shown as JSON)."""
 
-    is_serving: bool
+    is_ready: bool
     facts: Mapping[str, object]
 
 
@@ -64,6 +65,9 @@ HELP: dict[str, str] = {
     "vdl_process_open_descriptors": "File descriptors in use.",
     "vdl_process_start_time_seconds": "When this process started, seconds since 1970.",
     "vdl_process_gc_collections_total": "Garbage collections of all generations.",
+    "vdl_server_problem": (
+        "1 while there is a problem of this kind: the kinds of /health and `vdl status`."
+    ),
     "vdl_server_groups": "Raft groups with a replica here.",
     "vdl_server_leading": "Raft groups led from here.",
     "vdl_server_clock_ahead_seconds": (
@@ -305,6 +309,13 @@ def tls_samples(ports: Iterable[Handshakes]) -> Iterator[Sample]:
         yield Sample("handshakes_under_way", labels, len(port))
 
 
+def problem_samples(problems: Iterable[Problem]) -> Iterator[Sample]:
+    """Whether there is a problem, for each kind."""
+    present = {problem.kind for problem in problems}
+    for kind in (*SERVER_KINDS, *CLUSTER_KINDS):
+        yield Sample("problem", (("kind", kind),), int(kind in present))
+
+
 def peer_samples(links: Iterable[LinkStatus]) -> Iterator[Sample]:
     """The links to the other servers."""
     for link in links:
@@ -320,7 +331,12 @@ def peer_samples(links: Iterable[LinkStatus]) -> Iterator[Sample]:
 def operations_routes(sources: Iterable[Source], health: Callable[[], Health]) -> dict[str, Route]:
     """The routes of the operations port."""
     exposition = Exposition((Source("process", process_numbers), *sources))
-    return {"/metrics": exposition.respond, "/health": lambda: _respond_health(health())}
+    return {
+        "/metrics": exposition.respond,
+        # A server that answers lives, whatever it lacks: to restart it would only take longer.
+        "/health": lambda: _respond_health(200, health()),
+        "/ready": lambda: _respond_health(200 if (now := health()).is_ready else 503, now),
+    }
 
 
 class Exposition:
@@ -402,7 +418,6 @@ def _open_descriptors() -> int:
         return -1
 
 
-def _respond_health(health: Health) -> Response:
-    """200 while serving, 503 before and after, the facts as JSON either way."""
+def _respond_health(status: int, health: Health) -> Response:
     body = json.dumps(dict(health.facts), default=str).encode() + b"\n"
-    return Response(200 if health.is_serving else 503, "application/json", body)
+    return Response(status, "application/json", body)

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -51,6 +52,7 @@ from vdl.records.walk import IS_NATIVE
 from vdl.server.administration import Administration
 from vdl.server.audit_file import AuditFile
 from vdl.server.delegation_key import read_delegation_key
+from vdl.server.diagnosis import problems_of
 from vdl.server.first_users import read_first_users
 from vdl.server.http import HttpServer
 from vdl.server.loop import Doorbell, LoopClock, TurnLoop
@@ -61,9 +63,11 @@ from vdl.server.metrics import (
     client_samples,
     operations_routes,
     peer_samples,
+    problem_samples,
     store_numbers,
     tls_samples,
 )
+from vdl.server.problem import NOT_WRONG
 from vdl.server.recovery_progress import RecoveryProgress
 from vdl.server.server import Server, ServerState
 from vdl.server.server_tls import Refreshed, ServerTls
@@ -386,6 +390,7 @@ class Process:
         sources = (
             Source("store", lambda: store_numbers(store.stats())),
             Source("server", server.numbers),
+            Source("server", lambda: problem_samples(problems_of(server))),
             # Not by their truth: without a connection, or a handshake, their length is 0.
             Source(
                 "kafka",
@@ -479,8 +484,18 @@ def stop_seconds_max(config: Config) -> float:
 
 
 def _health(server: Server) -> Health:
-    facts = server.health()
-    return Health(server.state is ServerState.SERVING, facts)
+    problems = problems_of(server)
+    kinds = {problem.kind for problem in problems}
+    is_ready = server.state is ServerState.SERVING and "no_quorum" not in kinds
+    return Health(
+        is_ready,
+        {
+            "ok": kinds <= NOT_WRONG,
+            "ready": is_ready,
+            "problems": [asdict(problem) for problem in problems],
+            **server.health(),
+        },
+    )
 
 
 def end_now(status: int) -> NoReturn:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -81,6 +82,16 @@ class ServerState(Enum):
     SERVING = "serving"
     STOPPING = "stopping"
     STOPPED = "stopped"
+
+
+@dataclass(slots=True)
+class InSyncCounts:
+    """Of the partitions led here: those with fewer replicas in sync than they have; with fewer than
+    `min.insync.replicas`; with just as many."""
+
+    under_replicated: int = 0
+    under_min: int = 0
+    at_min: int = 0
 
 
 class Server:
@@ -481,10 +492,9 @@ class Server:
 
     # --- for people ------------------------------------------------------------------------------
     def health(self) -> dict[str, Any]:
-        """What `/health` says; `ok` when clients are served."""
+        """Return the facts that `/health` and `/ready` show beside the problems."""
         host = self.host
         return {
-            "ok": self.state is ServerState.SERVING,
             "state": self.state.value,
             "server_id": self.config.server_id,
             "cluster_id": host.cluster_id if host is not None else "",
@@ -497,12 +507,12 @@ class Server:
             "elections_waiting": host.campaigns.waiting if host else 0,
         }
 
-    def _replication_numbers(self, host: Host) -> dict[str, float]:
-        """Partitions led here by how many of their replicas are in sync."""
-        assert self.frontend is not None
-        catalog = host.catalog
-        default = self.frontend.context.config.min_insync_replicas
-        under_replicated = under_min = at_min = 0
+    def in_sync_counts(self, host: Host) -> InSyncCounts:
+        """Count the partitions led here by how many of their replicas are in sync."""
+        counts = InSyncCounts()
+        if self.frontend is None:
+            return counts
+        catalog, default = host.catalog, self.frontend.context.config.min_insync_replicas
         for group_id, info in catalog.groups.items():
             in_sync = host.in_sync.get(group_id)
             if in_sync is None:
@@ -511,13 +521,17 @@ class Server:
             topic = catalog.topics[info.topic]
             wanted = int(topic.configs.get(MIN_IN_SYNC_REPLICAS, default))
             wanted = min(wanted, len(info.replicas))
-            under_replicated += count < len(info.replicas)
-            under_min += count < wanted
-            at_min += count == wanted
+            counts.under_replicated += count < len(info.replicas)
+            counts.under_min += count < wanted
+            counts.at_min += count == wanted
+        return counts
+
+    def _replication_numbers(self, host: Host) -> dict[str, float]:
+        counts = self.in_sync_counts(host)
         return {
-            "under_replicated_partitions": under_replicated,
-            "under_min_isr_partitions": under_min,
-            "at_min_isr_partitions": at_min,
+            "under_replicated_partitions": counts.under_replicated,
+            "under_min_isr_partitions": counts.under_min,
+            "at_min_isr_partitions": counts.at_min,
         }
 
     def _permission_numbers(self, context: Context) -> dict[str, float]:

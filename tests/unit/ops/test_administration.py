@@ -7,7 +7,7 @@ import pytest
 from rpc.admin import Role
 from rpc.streams import LinkStatus
 from vdl.server.administration import GROUPS_PER_PART, Administration
-from vdl.server.server import ServerState
+from vdl.server.server import InSyncCounts, ServerState
 
 GROUPS = 3_000
 FIRST_PARTITION = 9
@@ -27,11 +27,18 @@ class Host:
             groups={
                 group_id: SimpleNamespace(topic="orders", partition=group_id - FIRST_PARTITION)
                 for group_id in range(FIRST_PARTITION, count)
-            }
+            },
+            servers={1: None},
         )
         self.looked_at = 0
         self.overload = SimpleNamespace(problem=lambda: self.overloaded)
+        self.time = SimpleNamespace(ahead_ms=0)
+        self.stats = SimpleNamespace(contradicted_ns=0)
+        self.is_flush_stalled = False
         self.overloaded = ""
+
+    def alive_servers(self) -> list[int]:
+        return [1]
 
     def leader_of(self, group_id: int) -> tuple[int, int]:
         self.looked_at += 1
@@ -54,13 +61,14 @@ def group_of(group_id: int) -> SimpleNamespace:
     )  # fmt: skip
 
 
-def administration_of(host: Host | None) -> Administration:
+def administration_of(host: Host | None, under_min: int = 0) -> Administration:
     server = SimpleNamespace(
         host=host,
         config=SimpleNamespace(server_id=1),
         clock=SimpleNamespace(now_ns=lambda: 0),
         links=SimpleNamespace(links=lambda: [LinkStatus(2, False, False, 0, -1, 5, 1)]),
-        store=SimpleNamespace(directory_id=b"d" * 16),
+        store=SimpleNamespace(directory_id=b"d" * 16, accepts_appends=True),
+        in_sync_counts=lambda _: InSyncCounts(under_min=under_min),
         incarnation=3,
         state=ServerState.SERVING if host is not None else ServerState.WAITING,
     )
@@ -89,14 +97,18 @@ def test_administration_status_tells_what_is_wrong_with_servers_and_groups():
     host.leaderless = {1}
     host.groups[9].is_settled = host.groups[10].is_settled = False
     host.groups[10].to_finish = True
-    parts = list(administration_of(host).status([0]))
+    parts = list(administration_of(host, under_min=4).status([0]))
     assert [problem for part in parts for problem in part.problems] == [
-        "server 2 is not reachable",
-        "group 1 has no leader",
-        "a replica of orders-0 is being replaced",
-        "replicas of orders-1 are being moved",
-        "the replica of orders-2 here lost data and waits for a majority to make it good",
-        "the replica of group-40 here lost data and waits for a majority to make it good",
+        "replica_lost: 2 replicas",
+        "peer_unreachable: server 2 is not reachable",
+        "under_min_isr: 4 partitions led here",
+        "no_leader: coordinator-1 has no leader",
+        "replica_replaced: a replica of orders-0 is being replaced",
+        "replica_moved: replicas of orders-1 are being moved",
+        "replica_lost: the replica of orders-2 here lost data and waits for a majority to make it"
+        " good",
+        "replica_lost: the replica of group-40 here lost data and waits for a majority to make it"
+        " good",
     ]
     assert [group.name for part in parts for group in part.groups] == ["catalog"]
 
@@ -120,8 +132,8 @@ def test_administration_status_before_birth_has_no_groups():
     (only,) = administration_of(None).status(())
     assert (only.cluster_id, only.groups) == ("", [])
     assert only.problems == [
-        f"server is {ServerState.WAITING.value}",
-        "server 2 is not reachable",
+        "starting: server is waiting",
+        "peer_unreachable: server 2 is not reachable",
     ]
 
 
@@ -129,7 +141,8 @@ def test_administration_status_says_that_the_server_is_overloaded():
     """First of what is wrong with it, because the rest may come of that."""
     host = Host(1)
     (first, *_) = administration_of(host).status(())
-    assert first.problems == ["server 2 is not reachable"]
-    host.overloaded = "overloaded: its loop was late"
+    unreachable = "peer_unreachable: server 2 is not reachable"
+    assert first.problems == [unreachable]
+    host.overloaded = "its loop was late"
     (first, *_) = administration_of(host).status(())
-    assert first.problems == ["overloaded: its loop was late", "server 2 is not reachable"]
+    assert first.problems == ["overloaded: its loop was late", unreachable]

@@ -26,8 +26,10 @@ from vdl.server.metrics import (
     client_samples,
     operations_routes,
     peer_samples,
+    problem_samples,
     store_numbers,
 )
+from vdl.server.problem import CLUSTER_KINDS, SERVER_KINDS, Problem
 from vdl.server.server import Server, ServerState
 
 LOG = EventLog(logging.getLogger("test"))
@@ -142,12 +144,26 @@ def test_metrics_library_is_not_loaded_before_a_scrape():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(("serving", "status"), [(True, 200), (False, 503)])
-def test_health_status_follows_serving(serving, status):
-    """Load balancers read the code, people the facts."""
-    answered, _, body = get(routes_with(serving=serving), "/health")
+@pytest.mark.parametrize(
+    ("path", "serving", "status"),
+    [
+        ("/health", True, 200),
+        ("/health", False, 200),
+        ("/ready", True, 200),
+        ("/ready", False, 503),
+    ],
+)
+def test_health_is_of_who_answers_and_ready_is_who_serves(path, serving, status):
+    """A server that starts must not be restarted, and gets no traffic. People read the facts."""
+    answered, _, body = get(routes_with(serving=serving), path)
     assert answered == status
     assert json.loads(body) == {"server_id": 3}
+
+
+def test_metrics_have_each_kind_of_problem():
+    found = list(problem_samples([Problem("disk_full", "no room")]))
+    assert {sample.labels[0][1] for sample in found} == SERVER_KINDS.keys() | CLUSTER_KINDS.keys()
+    assert [sample.labels for sample in found if sample.value] == [(("kind", "disk_full"),)]
 
 
 @pytest.mark.parametrize(
@@ -343,7 +359,6 @@ def test_health_says_whether_the_server_is_overloaded_and_serves_all_the_same():
         host=host, state=ServerState.SERVING, config=SimpleNamespace(server_id=3)
     )
     facts = Server.health(server)
-    assert facts["ok"]
     assert facts["overloaded"]
     assert (facts["loop_late_percent"], facts["elections_waiting"]) == (63, 1_200)
     assert facts["request_wait_ms"] == 2_400

@@ -102,7 +102,7 @@ class Overload:
         """What operators read; empty while all is well."""
         if not self.is_overloaded:
             return ""
-        text = f"overloaded: its loop was late for {self.late_percent} % of the last 2 s"
+        text = f"its loop was late for {self.late_percent} % of the last 2 s"
         if self.waited_percent >= ENDS_PERCENT:
             text += f"; requests wait for their turn, now for {self.wait_ms / 1_000:.1f} s"
         if waiting := self._campaigns.waiting:

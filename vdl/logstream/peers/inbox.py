@@ -183,7 +183,7 @@ class Inbox:
         stats, state = self._stats, self._state
         stats.messages_dropped += 1
         stats.contradictions += 1
-        now_ns = state.clock.now_ns()
+        stats.contradicted_ns = now_ns = state.clock.now_ns()
         if now_ns < self._tell_ns:
             return
         self._tell_ns = now_ns + TELL_NS

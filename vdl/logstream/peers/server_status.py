@@ -66,6 +66,11 @@ class ServerStatus:
         return not self._store.accepts_appends
 
     @property
+    def is_stalled(self) -> bool:
+        """Whether a write to a segment hangs."""
+        return self._stalled
+
+    @property
     def may_lead(self) -> bool:
         """Whether this server should become a leader."""
         return not (self._stopping or self._stalled or self.is_full)

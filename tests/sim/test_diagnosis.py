@@ -1,0 +1,89 @@
+"""What servers say is wrong with them while something is: the words of `vdl status`, `/health`,
+`/ready` and `/metrics`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.sim.test_stories import CALM, S, tell
+from vdl.server.diagnosis import CONTRADICTION_NS, problems_of
+from vdl.server.problem import CLUSTER_KINDS, NOT_WRONG, SERVER_KINDS
+from vdl.sim.machine import Machine
+from vdl.sim.world import World
+
+
+def kinds(machine: Machine) -> set[str]:
+    """What the machine's server says now."""
+    assert machine.server is not None
+    found = {problem.kind for problem in problems_of(machine.server)}
+    assert found <= SERVER_KINDS.keys() | CLUSTER_KINDS.keys()
+    return found - NOT_WRONG
+
+
+def others(world: World, *but: Machine) -> list[Machine]:
+    return [machine for machine in world.machines if machine not in but]
+
+
+def test_servers_that_are_well_say_nothing() -> None:
+    def story(world: World, leader: Machine) -> None:
+        assert [kinds(machine) for machine in world.machines] == [set()] * len(world.machines)
+
+    tell(story)
+
+
+def test_dead_servers_are_named_by_those_that_live() -> None:
+    """One of three: fewer copies. Two of three: no quorum, and no leader."""
+
+    def story(world: World, leader: Machine) -> None:
+        first, second = others(world, leader)
+        first.kill()
+        assert world.wait(15 * S, lambda: "under_replicated" in kinds(leader))
+        assert kinds(leader) >= {"peer_unreachable", "under_replicated"}
+        assert "no_quorum" not in kinds(leader)
+        second.kill()
+        assert world.wait(15 * S, lambda: "no_leader" in kinds(leader))
+        assert kinds(leader) >= {"peer_unreachable", "no_quorum", "no_leader"}
+        first.start()
+        second.start()
+        assert world.wait(15 * S, lambda: not any(map(kinds, world.machines)))
+
+    tell(story)
+
+
+def test_full_disk_is_a_problem_of_its_server_until_there_is_room() -> None:
+    def story(world: World, leader: Machine) -> None:
+        follower = others(world, leader)[0]
+        follower.fill_disk(0)
+        assert world.wait(15 * S, lambda: "disk_full" in kinds(follower))
+        assert not any("disk_full" in kinds(other) for other in others(world, follower))
+        follower.disk.room = None
+        assert world.wait(15 * S, lambda: "disk_full" not in kinds(follower))
+
+    tell(story, replace(CALM, record_bytes_max=4_000))
+
+
+def test_wrong_clock_is_a_problem_of_its_server() -> None:
+    def story(world: World, leader: Machine) -> None:
+        wrong = others(world, leader)[0]
+        wrong.jump_wall(3_600_000)
+        assert world.wait(15 * S, lambda: "clock_wrong" in kinds(wrong))
+        assert not any("clock_wrong" in kinds(other) for other in others(world, wrong))
+        wrong.jump_wall(-3_600_000)
+        assert world.wait(15 * S, lambda: "clock_wrong" not in kinds(wrong))
+
+    tell(story)
+
+
+def test_contradiction_is_a_problem_for_some_minutes() -> None:
+    """The peer may say nothing more, and is faulty all the same."""
+
+    def story(world: World, leader: Machine) -> None:
+        server = leader.server
+        assert server is not None
+        assert server.host is not None
+        server.host.stats.contradicted_ns = server.clock.now_ns()
+        assert kinds(leader) == {"peer_contradicts"}
+        server.host.stats.contradicted_ns -= CONTRADICTION_NS
+        assert kinds(leader) == set()
+
+    tell(story)

@@ -1,0 +1,101 @@
+"""What is wrong with this server and the partitions it has replicas of, from what it knows now.
+
+Must not know: how it is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from vdl.clock import MS
+from vdl.logstream.group.group import Group
+from vdl.logstream.host import Host
+from vdl.server.problem import Problem
+from vdl.server.server import Server, ServerState
+
+CLOCK_MS_MAX: Final = 5_000
+"""By which the wall clock may be off the time that a majority of the servers agree on."""
+CONTRADICTION_NS: Final = 600_000 * MS
+"""For how long a contradiction counts: the peer may be silent, and is still faulty."""
+
+
+def problems_of(server: Server) -> list[Problem]:
+    """Return all that is wrong, those of the server first. Counts partitions, and names none."""
+    host = server.host
+    found = [*problems_of_server(server), *problems_of_links(server)]
+    if host is not None:
+        found += _problems_of_partitions(server, host)
+    return found
+
+
+def problems_of_server(server: Server) -> Iterator[Problem]:
+    """Those of `SERVER_KINDS`."""
+    host, state = server.host, server.state
+    if state in (ServerState.STOPPING, ServerState.STOPPED):
+        yield Problem("stopping", f"server is {state.value}")
+    elif state is not ServerState.SERVING:
+        yield Problem("starting", f"server is {state.value}")
+    if not server.store.accepts_appends:
+        yield Problem("disk_full", "the disk has no room for new records")
+    if host is None:
+        return
+    if is_cut_off(host):
+        yield Problem("no_quorum", "linked to no majority of the servers")
+    if text := host.overload.problem():
+        yield Problem("overloaded", text)
+    if host.is_flush_stalled:
+        yield Problem("flush_stalled", "a write to a segment hangs")
+    ahead_ms = host.time.ahead_ms
+    if abs(ahead_ms) > CLOCK_MS_MAX:
+        way = "ahead of" if ahead_ms > 0 else "behind"
+        yield Problem("clock_wrong", f"{abs(ahead_ms) / 1_000:.0f} s {way} most servers")
+    last_ns = host.stats.contradicted_ns
+    if last_ns and server.clock.now_ns() - last_ns < CONTRADICTION_NS:
+        yield Problem("peer_contradicts", f"{host.stats.contradictions} messages in all")
+    if host.lost_groups:
+        yield Problem("replica_lost", f"{len(host.lost_groups)} replicas")
+
+
+def problems_of_links(server: Server) -> Iterator[Problem]:
+    """Servers that this one is not linked to."""
+    for link in server.links.links():
+        if not link.is_up:
+            yield Problem("peer_unreachable", f"server {link.server_id} is not reachable")
+
+
+def is_cut_off(host: Host) -> bool:
+    """Return whether this server is linked to no majority of the registered servers."""
+    registered = host.catalog.servers.keys()
+    return 2 * len(registered & set(host.alive_servers())) <= len(registered)
+
+
+def _problems_of_partitions(server: Server, host: Host) -> Iterator[Problem]:
+    groups = host.groups.values()
+    for kind, count in (
+        ("no_leader", sum(host.leader_of(group_id)[0] < 0 for group_id in host.groups)),
+        ("replica_replaced", sum(map(is_being_replaced, groups))),
+        ("replica_moved", sum(map(is_being_moved, groups))),
+    ):
+        if count:
+            yield Problem(kind, f"{count} of {len(host.groups)} groups with a replica here")
+    yield from problems_of_copies(server, host)
+
+
+def problems_of_copies(server: Server, host: Host) -> Iterator[Problem]:
+    """Partitions led here of which too few replicas are in sync."""
+    counts = server.in_sync_counts(host)
+    if counts.under_replicated:
+        yield Problem("under_replicated", f"{counts.under_replicated} partitions led here")
+    if counts.under_min:
+        yield Problem("under_min_isr", f"{counts.under_min} partitions led here")
+
+
+def is_being_moved(group: Group) -> bool:
+    """Return whether a group that is led here gets other replicas because somebody asked for it."""
+    return group.serving and bool(group.to_finish)
+
+
+def is_being_replaced(group: Group) -> bool:
+    """Return whether a group that is led here gets a replica in place of a lost one."""
+    return group.serving and not group.to_finish and not group.is_settled

@@ -1,0 +1,51 @@
+"""The vocabulary of what can be wrong: `vdl status`, `/health`, `/ready`, `/metrics`, the alerts
+and the runbook use the same words.
+
+Must not know: how a problem is found (`diagnosis.py`), what is done about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+SERVER_KINDS: Final = {
+    "starting": "the server does not serve clients yet, or waits to be replaced",
+    "stopping": "the server stops",
+    "no_quorum": "the server is linked to no majority of the servers",
+    "disk_full": "the disk has no room: the server takes no new records",
+    "flush_stalled": "the disk writes the journal and hangs over a segment",
+    "overloaded": "the server has more to do than it can",
+    "clock_wrong": "the wall clock differs from that of most servers",
+    "peer_contradicts": "another server sent what cannot be true beside the log here",
+    "replica_lost": "a replica lost durable data and waits to be replaced",
+}
+"""Kind → meaning, of problems of one server."""
+CLUSTER_KINDS: Final = {
+    "peer_unreachable": "a server is not linked to this one",
+    "no_leader": "partitions without a leader",
+    "under_replicated": "partitions led here with fewer replicas in sync than they have",
+    "under_min_isr": "partitions led here with fewer replicas in sync than min.insync.replicas",
+    "replica_replaced": "replicas that are being replaced",
+    "replica_moved": "replicas that are being moved: not wrong",
+}
+"""And of problems that other servers see as well."""
+NOT_WRONG: Final = frozenset({"replica_moved"})
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One of the kinds above, and what there is to say about it."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+    @staticmethod
+    def parse(text: str) -> Problem:
+        """Return the problem whose `str` this is; of a server of another version perhaps one of
+        an unknown kind."""
+        kind, _, rest = text.partition(": ")
+        return Problem(kind, rest)
