@@ -26,6 +26,7 @@ from vdl.kafka.security.client_settings import ClientSettings
 from vdl.kafka.wire.describe_cluster import DescribeClusterBroker, DescribeClusterRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from vdl.kafka.wire.metadata import MetadataRequest
+from vdl.server.problem import NOT_WRONG, SERVER_KINDS, Problem
 
 if TYPE_CHECKING:
     from rpc.admin_client import AdminClient
@@ -55,6 +56,13 @@ class Server:
     replicas: int = 0
     leading: int = 0
     notes: list[str] = field(default_factory=list)
+    """What it knows to be wrong: texts of `vdl.server.problem.Problem`."""
+
+    @property
+    def own_problems(self) -> list[Problem]:
+        """What is wrong with this server, and not with partitions or other servers."""
+        found = map(Problem.parse, self.notes)
+        return [problem for problem in found if problem.kind in SERVER_KINDS]
 
 
 @dataclass(slots=True)
@@ -90,6 +98,14 @@ class Group:
     end_offset: int = -1
     replicas: list[Replica] = field(default_factory=list)
 
+    @property
+    def is_well(self) -> bool:
+        """It has a leader, and all its replicas take part and are in sync."""
+        return self.leader >= 0 and not any(
+            replica.role in ("unknown", "learner") or replica.is_in_sync is False
+            for replica in self.replicas
+        )
+
 
 @dataclass(slots=True)
 class Partition(Group):
@@ -117,11 +133,30 @@ class ClusterStatus:
     """The catalog and the coordinators."""
 
     @property
+    def partitions(self) -> list[Partition]:
+        """Of all topics."""
+        return [partition for topic in self.topics for partition in topic.partitions]
+
+    @property
+    def problems(self) -> dict[str, list[str]]:
+        """Kind → what the servers say about it, without repetitions."""
+        found: dict[str, dict[str, None]] = {}
+        for server in self.servers:
+            for problem in map(Problem.parse, server.notes):
+                text = problem.text
+                if problem.kind in SERVER_KINDS:
+                    text = f"server {server.id}: {text}"
+                found.setdefault(problem.kind, {})[text] = None
+        return {kind: list(texts) for kind, texts in found.items()}
+
+    @property
     def is_healthy(self) -> bool:
-        """Every server answers, every group has a leader."""
-        partitions = [partition for topic in self.topics for partition in topic.partitions]
-        return all(not server.problem for server in self.servers) and all(
-            group.leader >= 0 for group in (*self.groups, *partitions)
+        """Every server answers, every group has a leader, and no server knows of anything that is
+        wrong."""
+        return (
+            not any(server.problem for server in self.servers)
+            and all(group.leader >= 0 for group in (*self.groups, *self.partitions))
+            and self.problems.keys() <= NOT_WRONG
         )
 
 
@@ -173,9 +208,10 @@ def _discover(
     problems = []
     for connected in as_completed(connecting.values()):
         try:
+            everyone = DescribeClusterRequest(include_fenced_brokers=True)
             everything = MetadataRequest(topics=None, allow_auto_topic_creation=False)
             cluster, metadata = connected.result().requests(
-                [(DESCRIBE_CLUSTER_KEY, DescribeClusterRequest()), (METADATA_KEY, everything)]
+                [(DESCRIBE_CLUSTER_KEY, everyone), (METADATA_KEY, everything)]
             )
         except Unreachable as error:
             problems.append(error)

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
 from vdl.commands.bootstrap_option import addresses, client_settings
-from vdl.commands.cluster_status import ClusterStatus, Group, Replica, collect
+from vdl.commands.cluster_status import ClusterStatus, Group, Partition, Replica, collect
 from vdl.kafka.client import Unreachable
 from vdl.kafka.security.client_settings import ClientSettingsError
+from vdl.server.problem import NOT_WRONG
 
+PARTITIONS_MAX = 40
+"""Of more, only those that are not well are shown."""
+PROBLEMS_MAX = 3
+"""Of one kind that are shown."""
 _GAP = "  "
 """Between two columns."""
 
@@ -32,30 +38,101 @@ _GAP = "  "
     help="Properties that secure the connections, such as those `vdl up --secure` writes.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object.")
-@click.option("--all", "show_all", is_flag=True, help="The catalog and the coordinators as well.")
-def status(*, bootstrap: str, config: Path | None, as_json: bool, show_all: bool) -> int:
-    """Show servers, topics, partitions, leaders, terms, offsets and the lag of each replica.
+@click.option("--all", "show_all", is_flag=True, help="Every partition, the catalog, coordinators.")
+@click.option("--wrong", "only_wrong", is_flag=True, help="Only partitions that are not well.")
+@click.option("--topic", "topics", multiple=True, metavar="NAME", help="Only this topic's.")
+@click.option("--watch", type=click.FloatRange(min=0.5), metavar="SECONDS", help="Again and again.")
+def status(
+    *,
+    bootstrap: str,
+    config: Path | None,
+    as_json: bool,
+    show_all: bool,
+    only_wrong: bool,
+    topics: tuple[str, ...],
+    watch: float | None,
+) -> int:
+    """Show servers, what is wrong, partitions, leaders, offsets and the lag of each replica.
 
-    Exits with 1 when a server does not answer or a group has no leader.
+    Of many partitions only those are shown that are not well. Exits with 1 when a server does not
+    answer, a group has no leader, or a server knows of anything else that is wrong.
     """
-    try:
-        cluster = collect(addresses(bootstrap), client_settings(config))
-    except (Unreachable, ClientSettingsError) as error:
-        raise click.ClickException(str(error)) from error
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(cluster), indent=2))
-    else:
-        _print_tables(cluster, show_all=show_all)
-    return 0 if cluster.is_healthy else 1
+    shown = Shown(show_all=show_all, only_wrong=only_wrong, topics=frozenset(topics))
+    while True:
+        try:
+            cluster = collect(addresses(bootstrap), client_settings(config))
+        except (Unreachable, ClientSettingsError) as error:
+            raise click.ClickException(str(error)) from error
+        if watch is not None and not as_json:
+            click.clear()
+        if as_json:
+            click.echo(json.dumps(dataclasses.asdict(cluster), indent=2))
+        else:
+            print_tables(cluster, shown)
+        if watch is None:
+            return 0 if cluster.is_healthy else 1
+        time.sleep(watch)
 
 
-def _print_tables(cluster: ClusterStatus, *, show_all: bool) -> None:
-    partitions = [partition for topic in cluster.topics for partition in topic.partitions]
-    groups = (*cluster.groups, *partitions) if show_all else partitions
-    lines = [f"cluster {click.style(cluster.cluster_id, bold=True)}"]
-    lines += _server_table(cluster)
-    lines += _group_table(groups) if groups else ["no topics"]
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shown:
+    """Which partitions the tables show."""
+
+    show_all: bool = False
+    only_wrong: bool = False
+    topics: frozenset[str] = frozenset()
+
+    def groups_of(self, cluster: ClusterStatus) -> list[Group]:
+        """Return them, in the order of their names."""
+        partitions = [
+            partition
+            for topic in cluster.topics
+            if not self.topics or topic.name in self.topics
+            for partition in topic.partitions
+        ]
+        only_wrong = self.only_wrong or (
+            len(partitions) > PARTITIONS_MAX and not (self.show_all or self.topics)
+        )
+        found: list[Group] = [*cluster.groups] if self.show_all else []
+        found += [one for one in partitions if not (only_wrong and one.is_well)]
+        return found
+
+
+def print_tables(cluster: ClusterStatus, shown: Shown) -> None:
+    """Print a summary, the servers, what is wrong, and the partitions that are to be shown."""
+    groups = shown.groups_of(cluster)
+    lines = [_summary(cluster), *_server_table(cluster), *_problem_lines(cluster)]
+    if groups:
+        lines += _group_table(groups)
+    left = len(cluster.partitions) - sum(isinstance(group, Partition) for group in groups)
+    if left and not shown.topics:
+        lines.append(f"{left} partitions are well; --all shows each")
     click.echo("\n".join(lines))
+
+
+def _summary(cluster: ClusterStatus) -> str:
+    up = sum(not server.problem for server in cluster.servers)
+    partitions = cluster.partitions
+    ill = sum(not partition.is_well for partition in partitions)
+    parts = [
+        f"{len(cluster.servers)} servers, {up} up",
+        f"{len(cluster.topics)} topics" if cluster.topics else "no topics",
+    ]
+    if partitions:
+        parts.append(f"{len(partitions)} partitions, {ill} not well")
+    return f"cluster {click.style(cluster.cluster_id, bold=True)}: " + "; ".join(parts)
+
+
+def _problem_lines(cluster: ClusterStatus) -> list[str]:
+    """One line a kind: the first few of what is said about it."""
+    lines = []
+    for kind, texts in cluster.problems.items():
+        told = "; ".join(texts[:PROBLEMS_MAX])
+        if len(texts) > PROBLEMS_MAX:
+            told += f"; and {len(texts) - PROBLEMS_MAX} more"
+        color = "yellow" if kind in NOT_WRONG else "red"
+        lines.append(f"{click.style(kind, fg=color)}: {told}")
+    return lines
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,9 +174,9 @@ def _server_table(cluster: ClusterStatus) -> list[str]:
         if server.problem:
             row.append(_styled(server.problem, color="red"))
         else:
-            notes = "; ".join(server.notes)
+            kinds = ", ".join(problem.kind for problem in server.own_problems)
             row += [
-                _styled(notes, color="yellow") if notes else _styled("up", color="green"),
+                _styled(kinds, color="yellow") if kinds else _styled("up", color="green"),
                 _uptime(server.uptime_ms),
                 str(server.replicas),
                 str(server.leading),

@@ -3,8 +3,8 @@
 import pytest
 
 from vdl.commands.app import run_app
-from vdl.commands.cluster_status import ClusterStatus, Server
-from vdl.commands.status import _print_tables
+from vdl.commands.cluster_status import ClusterStatus, Partition, Server, Topic
+from vdl.commands.status import PARTITIONS_MAX, PROBLEMS_MAX, Shown, print_tables
 from vdl.kafka.client import KafkaClient, Unreachable
 
 
@@ -35,7 +35,63 @@ def test_server_whose_address_is_no_host_name_is_unreachable(host):
 def test_server_on_an_ipv6_address_is_shown(capsys):
     """Brackets are part of it, not of a table's markup."""
     servers = [Server(1, "[::1]:9092", rack="[b]"), Server(2, "[::2]:9092", problem="[x] closed")]
-    _print_tables(ClusterStatus("c[lust]er", servers), show_all=False)
+    print_tables(ClusterStatus("c[lust]er", servers), Shown())
     shown = capsys.readouterr().out
     for text in ("[::1]:9092", "[::2]:9092", "[b]", "[x] closed", "c[lust]er"):
         assert text in shown
+
+
+def cluster_of(count, *, ill=(), notes=()):
+    """A cluster with one topic of so many partitions; those of `ill` have no leader."""
+    partitions = [
+        Partition(f"orders-{index}", -1 if index in ill else 1, partition=index)
+        for index in range(count)
+    ]
+    servers = [Server(1, "a:9092", notes=list(notes)), Server(2, "b:9092")]
+    return ClusterStatus("c", servers, [Topic("orders", partitions)])
+
+
+@pytest.mark.parametrize(
+    ("count", "shown", "expected"),
+    [
+        (PARTITIONS_MAX, Shown(), PARTITIONS_MAX),
+        (PARTITIONS_MAX + 1, Shown(), 2),
+        (PARTITIONS_MAX + 1, Shown(show_all=True), PARTITIONS_MAX + 1),
+        (PARTITIONS_MAX + 1, Shown(topics=frozenset({"orders"})), PARTITIONS_MAX + 1),
+        (PARTITIONS_MAX + 1, Shown(topics=frozenset({"others"})), 0),
+        (5, Shown(only_wrong=True), 2),
+    ],
+)
+def test_of_many_partitions_those_are_shown_that_are_not_well(count, shown, expected, capsys):
+    print_tables(cluster_of(count, ill={0, 3}), shown)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"cluster c: 2 servers, 2 up; 1 topics; {count} partitions, 2 not well"
+    assert sum(line.startswith("orders-") for line in lines) == expected
+
+
+@pytest.mark.parametrize(
+    ("note", "state", "line", "is_healthy"),
+    [
+        ("disk_full: no room", "disk_full", "disk_full: server 1: no room", False),
+        ("no_leader: orders-0 has no leader", "up", "no_leader: orders-0 has no leader", False),
+        ("replica_moved: replicas of orders-0 are being moved", "up", "replica_moved: ", True),
+        ("of another version", "up", "of another version: ", False),
+    ],
+)
+def test_what_is_wrong_is_said_once_and_decides_the_exit_code(
+    note, state, line, is_healthy, capsys
+):
+    """A server is up although partitions that it knows of are not well."""
+    cluster = cluster_of(1, notes=[note, note])
+    print_tables(cluster, Shown())
+    lines = capsys.readouterr().out.splitlines()
+    assert state in lines[2].split()
+    assert sum(one.startswith(line) for one in lines) == 1
+    assert cluster.is_healthy is is_healthy
+
+
+def test_of_many_problems_of_a_kind_the_first_are_shown(capsys):
+    notes = [f"no_leader: orders-{index} has no leader" for index in range(PROBLEMS_MAX + 4)]
+    print_tables(cluster_of(1, notes=notes), Shown())
+    (line,) = (one for one in capsys.readouterr().out.splitlines() if one.startswith("no_leader"))
+    assert line.endswith("; and 4 more")
