@@ -169,7 +169,8 @@ def resolve(address: Address) -> Answer:
         return error.strerror or str(error)
     except ValueError as error:  # what cannot be a name at all: a label of 64 letters
         return f"not a host's name: {error}"
-    assert found, "a name that resolves has an address"
+    if not found:
+        return "no address"
     return [_candidate(info) for info in found]
 
 

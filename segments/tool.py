@@ -104,7 +104,8 @@ class Directory:
         self._lock = fs.lock(f"{path}/lock")
         try:
             identity = read_identity(fs, path)
-            assert identity is not None, path
+            if identity is None:
+                raise FileNotFoundError(f"{path}/identity")
             self.identity: Identity = identity
             self.replay: Replay = replay_journal(
                 fs, f"{path}/journal", identity, missing_is_lost=True

@@ -39,7 +39,7 @@ def mend(
         mending.give_up()
         raise CorruptRecord("segment that there is no room for", segment.number) from error
     except CorruptRecord:
-        mending.give_up()
+        mending.abandon()
         raise
     return mending.new
 

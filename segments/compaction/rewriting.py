@@ -19,7 +19,13 @@ from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 
 from ids import Index
-from segments.api import Compaction, RecordCleaner, StoredEntry
+from segments.api import (
+    Compaction,
+    CorruptRecord,
+    EntriesDamaged,
+    RecordCleaner,
+    StoredEntry,
+)
 from segments.format.frame import FRAME_BYTES, frame_of
 from segments.format.names import rewritten
 from segments.io import failpoint
@@ -193,7 +199,8 @@ class Rewriting:
         self.state = RewritingState.INDEXING
 
     def _write_index(self) -> int:
-        """Idx of some of the entries, as they lie in the new file."""
+        """Idx of some of the entries, as they lie in the new file. Raises CorruptRecord where that
+        cannot be read: the log's entries are in the old one, and none of them is damaged."""
         assert self._walk is not None, "no file is walked over"
         files, read, is_end = self._files, 0, True
         writer = IndexWriter(files)
@@ -210,6 +217,8 @@ class Rewriting:
                     break
             writer.flush()
             writer.sync()
+        except EntriesDamaged as damage:
+            raise CorruptRecord("segment written anew", self.new.number) from damage
         except OSError:
             self._walk, self._max_timestamp = files.walk(self.new, self.end), -1
             raise  # and from the beginning at the next step

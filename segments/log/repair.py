@@ -1,6 +1,9 @@
 """Repairing damaged ranges: frames are written where damaged ones lie, from copies that another
 replica has.
 
+An entry of a damaged range that can be read after all is left as it is. What could not be read once
+may be readable a moment later, and a range without Idx has good entries in it, too.
+
 A frame's place is what its Idx says. Where the Idx is damaged too, the segment is walked: the
 frames before the place are good, or are among those to be written. An entry that does not fit its
 place, its term or its neighbours is refused: it is not what stood there. A damaged neighbour says
@@ -145,10 +148,14 @@ class Repair:
         return partial(self._write, log.segments, log.flushed_index + 1)
 
     def _write(self, segments: Sequence[SegmentInfo], end: Index) -> None:
+        files = self._log.files
         try:
-            for segment, stop, copies in _by_segment(segments, end, self._copies):
+            for segment, stop, given in _by_segment(segments, end, self._copies):
+                copies = {n: copy for n, copy in given.items() if not _is_there(files, n, copy)}
+                if not copies:
+                    continue
                 if not self._is_other(segment, copies):
-                    _repair_segment(self._log.files, segment, stop, copies)
+                    _repair_segment(files, segment, stop, copies)
                 elif self._holds and segment is not segments[-1]:
                     self._write_anew(segment, stop, copies)
                 else:
@@ -186,8 +193,7 @@ class Repair:
         new = self._writer.write(files, segment, end, entries)
         self._written.append((segment, new, end))
         for index in sorted(copies):
-            (back,) = files.entries(index, index + 1, 0)
-            assert back.data == copies[index].entry.data, index
+            _check_back(files, index, copies[index])
 
     def written(self) -> None:
         """The job has ended: what is good again is no longer damaged."""
@@ -214,6 +220,39 @@ def _by_segment(
         mine = {i: c for i, c in copies.items() if segment.first_index <= i < stop}
         if mine:
             yield segment, stop, mine
+
+
+def _read_entry(files: LogFiles, index: Index) -> StoredEntry:
+    """Raises CorruptRecord."""
+    (entry,) = files.entries(index, index + 1, 0)
+    return entry
+
+
+def _is_there(files: LogFiles, index: Index, copy: Copy) -> bool:
+    """Whether the entry can be read after all, and is the one that the copy is of. What is in it
+    may differ: one of the two may be compacted further."""
+    try:
+        found = _read_entry(files, index)
+    except CorruptRecord:
+        return False
+    return _is_same_entry(found, copy.entry)
+
+
+def _is_same_entry(found: StoredEntry, copy: StoredEntry) -> bool:
+    """Whether both are the same entry, whatever compaction has left of it."""
+    return (
+        found.term, found.base_offset, found.records, int(found.kind), found.timestamp,
+    ) == (
+        copy.term, copy.base_offset, copy.records, int(copy.kind), copy.timestamp,
+    )  # fmt: skip
+
+
+def _check_back(files: LogFiles, index: Index, copy: Copy) -> None:
+    """What is read must be what was written. Raises CorruptRecord: the medium gives something
+    else, and the range stays damaged."""
+    found = _read_entry(files, index)
+    if not _is_same_entry(found, copy.entry) or found.data != copy.entry.data:
+        raise CorruptRecord("copy of an entry that was written", index)
 
 
 def _check_known(files: LogFiles, index: Index, entry: StoredEntry, compacted_upto: Index) -> None:
@@ -259,11 +298,10 @@ def _repair_segment(
         file.close()
     for index in sorted(copies):
         try:
-            (back,) = files.entries(index, index + 1, 0)
+            _check_back(files, index, copies[index])
         except IndexDamaged:
             _rebuild(files, segment, end, index)
-            (back,) = files.entries(index, index + 1, 0)
-        assert back.data == copies[index].entry.data, index
+            _check_back(files, index, copies[index])
     _sync_index(files, segment, end)
 
 

@@ -70,8 +70,10 @@ def bad_frames(block: Block, data: memoryview) -> frozenset[int]:
     return frozenset(bad)
 
 
-def next_block(file: File, header: FileHeader, start: int, stop: int, size: int) -> int | None:
-    """Position of the first block with a good table in [start, stop), found by the file's salt."""
+def next_block(
+    file: File, header: FileHeader, start: int, stop: int, size: int
+) -> tuple[int, Block] | None:
+    """(position, block) of the first with a good table in [start, stop), by the file's salt."""
     salt = header.salt.to_bytes(8, "little")
     for window in range(start, stop, _SCAN_BYTES):
         data, _ = read_around(file, min(_SCAN_BYTES, stop - window), window)
@@ -81,7 +83,7 @@ def next_block(file: File, header: FileHeader, start: int, stop: int, size: int)
             if position % PAGE_BYTES == 0 and position >= start:
                 block, _ = read_block(file, header, position, size)
                 if block is not None:
-                    return position
+                    return position, block
             at = data.find(salt, at + 1)
     return None
 

@@ -486,20 +486,17 @@ class _Replayer:
                     self._apply(block, data, found.sequence, bad_frames(block, data))
                 else:
                     # Its length cannot be trusted: go on where the next good block begins.
-                    position_next = next_block(file, header, position + PAGE_BYTES, stop, size)
-                    if position_next is None and stop_lsn is None:
+                    following = next_block(file, header, position + PAGE_BYTES, stop, size)
+                    if following is None and stop_lsn is None:
                         if not flags & CLOSING:
                             self.result.torn_bytes = stop - position
                         break
                     self.result.damaged_blocks += 1
                     self._suspect_all()
-                    if position_next is None:
+                    if following is None:
                         position = stop
                         break
-                    position = position_next
-                    found_block, _ = read_block(file, header, position, size)
-                    assert found_block is not None, position
-                    chain = found_block.chain
+                    position, chain = following[0], following[1].chain
                     continue
                 position += block.padded
                 chain, flags = block.crc, block.flags

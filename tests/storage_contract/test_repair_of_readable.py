@@ -1,0 +1,156 @@
+"""Repairs of what is not damaged: entries that can be read after all, and damage to a file that
+does not count. Neither ends a server."""
+
+import pytest
+
+from segments.api import (
+    Compaction,
+    CorruptRecord,
+    HardState,
+    MetaBatch,
+    StoredEntry,
+    StoreOptions,
+)
+from segments.io import failpoint
+from tests.storage_contract.conftest import SimHarness
+from vdl.sim.filesystem import SimFileSystem
+
+COUNT = 400
+BYTES = 1_000
+PAGE = 4_096
+
+
+def entry(index, *, is_empty=False):
+    data = b"" if is_empty else bytes([index & 0xFF]) * BYTES
+    return StoredEntry(1, index, 0, data, index - 1, 1, index)
+
+
+class EveryFifth:
+    """A cleaner that leaves something of every fifth entry only."""
+
+    def scan(self, entries, *, keys_from):
+        return entries[-1].index + 1
+
+    def clean(self, stored, *, markers_upto):
+        return b"" if stored.index % 5 else None
+
+    def next_pass(self):
+        """All keys have room."""
+
+
+@pytest.fixture
+def engine():
+    engine = SimHarness(StoreOptions(
+        journal_file_bytes=4 << 20, journal_first_file_bytes=256 << 10, segment_bytes=64 << 10,
+        cache_bytes_max=64 << 10, checkpoint_bytes=1 << 30, scrub_bytes_per_second=0,
+        place_bytes_min=0,
+    ))  # fmt: skip
+    engine.start()
+    log = engine.new_log()
+    for first in range(1, COUNT + 1, 50):
+        engine.store.append(log, [entry(n) for n in range(first, first + 50)])
+        engine.store.set_hard_state(log, HardState(1, 0, first + 49))
+        engine.submit()
+        engine.collect(MetaBatch(log.log_id, first + 49, [(b"a", b"b")]))
+        engine.checkpoint()
+    engine.workers.advance(1_000)
+    yield engine
+    failpoint.arm("")
+    assert engine.fatal == []
+    engine.crash()
+
+
+def unreadable(engine, path, page):
+    """One page of a file; returns what makes it readable again."""
+    key = SimFileSystem(engine.disk).open(path)._inode, page
+    engine.disk.bad_pages.add(key)
+    return lambda: engine.disk.bad_pages.discard(key)
+
+
+def flip(engine, path, position):
+    file = SimFileSystem(engine.disk).open(path)
+    (byte,) = file.pread(1, position)
+    file.pwrite([bytes([byte ^ 1])], position)
+
+
+def repair(engine, log, copies, upto=0):
+    answers = []
+    engine.store.repair(log, copies, answers.append, compacted_upto=upto)
+    engine.workers.advance(20_000)
+    (answer,) = answers
+    return answer
+
+
+def find_damage(engine, log, first, end):
+    with pytest.raises(CorruptRecord):
+        engine.cold(engine.store.entries_cold, log, first, end, 1 << 20)
+    (found,) = log.damaged
+    return found
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_entry_that_can_be_read_after_all_is_kept(engine, is_compacted):
+    """The medium could not give a page for a moment; the copies have less in them, or as much."""
+    log = engine.log
+    before = engine.all_entries(log)
+    heal = unreadable(engine, log.files.segment_path(1), 3)
+    first, end = find_damage(engine, log, 12, 15)
+    heal()
+    copies = [entry(n, is_empty=is_compacted) for n in range(first, end)]
+    assert repair(engine, log, copies, upto=COUNT if is_compacted else 0) is None
+    assert log.damaged == ()
+    assert engine.all_entries(log) == before
+
+
+def test_entry_that_can_be_read_while_it_is_repaired_refuses_the_copy(engine):
+    """It is kept, and what is read is not what was written. The next try finds it good."""
+    log = engine.log
+    before = engine.all_entries(log)
+    heal = unreadable(engine, log.files.segment_path(1), 3)
+    first, end = find_damage(engine, log, 12, 15)
+    failpoint.watch("compact.begun", heal)
+    copies = [entry(n, is_empty=True) for n in range(first, end)]
+    assert isinstance(repair(engine, log, copies, upto=COUNT), CorruptRecord)
+    assert log.damaged == ((first, end),)
+    assert repair(engine, log, copies, upto=COUNT) is None
+    assert log.damaged == ()
+    assert engine.all_entries(log) == before
+
+
+def test_only_what_cannot_be_read_of_a_range_is_written(engine):
+    """A frame of which the Idx are damaged, too, takes good ones along to the segment's end."""
+    log = engine.log
+    before = engine.all_entries(log)
+    files = log.files
+    flip(engine, files.segment_path(1), files.idx(20).position + 4)
+    flip(engine, files.segment_path(1), files.idx(20).position + 7)
+    SimFileSystem(engine.disk).unlink(files.index_path(0))
+    first, end = find_damage(engine, log, 20, 21)
+    assert end > 25
+    assert repair(engine, log, [entry(n) for n in range(first, end)]) is None
+    assert log.damaged == ()
+    assert engine.all_entries(log) == before
+
+
+def test_damage_in_a_segment_written_anew_is_no_damage_of_the_log(engine):
+    """It does not count yet: the compaction is given up, and the old segment is whole."""
+    log = engine.log
+    before = engine.all_entries(log)
+    done = []
+
+    def damage():
+        failpoint.unwatch("compact.named")
+        names = engine.store._fs.list(log.files.directory)
+        (name,) = [name for name in names if name.endswith(".01.log")]
+        flip(engine, f"{log.files.directory}/{name}", 1_500)
+
+    failpoint.watch("compact.named", damage)
+    engine.store.compact(
+        log, Compaction(300, 0), EveryFifth, pace=lambda count: 0, done=done.append
+    )
+    engine.workers.advance(500)
+    assert done == [False]
+    assert log.damaged == ()
+    assert engine.all_entries(log) == before
+    engine.reopen()
+    assert engine.all_entries(engine.log) == before
