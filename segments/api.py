@@ -384,7 +384,7 @@ class Log(Protocol):
         """Offset that follows the entry at `index` (also for `first_index - 1`). From memory where
         a term ends and from the entry before the oldest in the cache on; else one Idx is read.
         Raises CorruptRecord, whose position is the entry, when that is damaged: reading the entry
-        from disk rebuilds it."""
+        from disk rebuilds it; and ReadRefused."""
 
     def entries(self, first: Index, end: Index, bytes_max: int) -> Sequence[EntryLike]:
         """Entries [first, end), at least one, then ≤ `bytes_max` of payload, from the cache.
@@ -506,7 +506,8 @@ class Store(Protocol):
         """Stage the removal of every entry below `first_index` (≤ commit + 1): retention. Whole
         segments that fall below it are deleted once the record is durable. Not while
         `installed_state` waits for its checkpoint: the entries behind it are what it is followed
-        by after a crash. Raises CorruptRecord as `offset_after` does; then nothing is staged."""
+        by after a crash. Raises CorruptRecord and ReadRefused as `offset_after` does; then nothing
+        is staged."""
 
     def submit(self, *, urgent: bool = True) -> int:
         """Close what was staged into the next block and hand it to the journal writer; blocks

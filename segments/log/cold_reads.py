@@ -62,7 +62,10 @@ def read(
             if entry.base_offset > offset:
                 # The index led behind the entry that holds it: to answer would pass over records.
                 raise IndexDamaged("base offset", start, expected=offset, actual=entry.base_offset)
-            if entry.records and entry.base_offset + entry.records <= offset:
+            after = entry.base_offset + entry.records
+            if entry.records and entry.index == end - 1 and after == offset:
+                return Found(end, [])
+            if entry.records and after <= offset:
                 raise OffsetOutOfRange(f"offset {offset} is behind entry {entry.index}")
         # One with records at least, however many without come before it: those are let go.
         while not any(map(_has_records, found.entries)) and start + len(found.entries) < end:

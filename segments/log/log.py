@@ -19,10 +19,12 @@ from ids import NO_INDEX, NO_TERM, GroupId, Index, LogId, NodeId, Offset, Replic
 from segments.api import (
     Compacted,
     Compaction,
+    CorruptRecord,
     EntryLike,
     HardState,
     NotInMemory,
     OffsetOutOfRange,
+    ReadRefused,
     SegmentLimits,
     Slices,
     Unavailable,
@@ -49,6 +51,7 @@ from segments.format.block import (
 )
 from segments.format.frame import CRC, FRAME_BYTES, FRAME_VERSION, HEADER_REST, frame_header
 from segments.format.names import sequence_of
+from segments.io.fs import is_passing
 from segments.log.damaged_ranges import DamagedRanges
 from segments.log.largest_timestamps import UNKNOWN, LargestTimestamps
 from segments.log.placement import Layout, Payload, Placement
@@ -375,6 +378,8 @@ class DiskLog:
             return self.offset
         if index == self.first - 1:
             return self.start_offset
+        if index == self.flushed_index:
+            return self.flushed_offset
         self._check(index)
         if 0 < self.tail.first <= index + 1:
             return self.tail.entry(index + 1).base_offset
@@ -382,8 +387,13 @@ class DiskLog:
         if ends_run_at >= 0:
             return ends_run_at
         # A damaged Idx is told to whoever asks: to rebuild it reads a segment, which is no work for
-        # the loop.
-        idx = self.files.idx(index)
+        # the loop. So is want of a descriptor: nothing is wrong with the disk.
+        try:
+            idx = self.files.idx(index)
+        except OSError as error:
+            if not is_passing(error):
+                raise
+            raise ReadRefused(str(error)) from error
         return idx.base_offset + idx.records
 
     def entries(self, first: Index, end: Index, bytes_max: int) -> Sequence[EntryLike]:
@@ -400,8 +410,14 @@ class DiskLog:
 
     def read(self, offset: Offset, end_index: Index, bytes_max: int) -> Slices:
         end_index = min(end_index, self.hard.commit)
-        end_offset = self.offset_after(end_index)
-        if not self.start_offset <= offset <= end_offset:
+        if offset < self.start_offset:
+            raise OffsetOutOfRange(f"offset {offset} is below {self.start_offset}")
+        try:
+            end_offset = self.offset_after(end_index)
+        except (CorruptRecord, ReadRefused):
+            # Of the Idx of the last entry: a read from disk finds it, or rebuilds it.
+            raise NotInMemory(self.first, end_index + 1) from None
+        if offset > end_offset:
             raise OffsetOutOfRange(f"offset {offset} not in [{self.start_offset}, {end_offset}]")
         slices = Slices(first_offset=offset, end_offset=offset)
         if offset == end_offset:

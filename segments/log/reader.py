@@ -70,7 +70,8 @@ class Reader:
         done: Callable[[Slices | StorageError], None],
     ) -> None:
         """See `Store.read_cold`."""
-        if not log.start_offset <= offset < log.flushed_offset:
+        is_in_segments = offset < log.flushed_offset or end_index < log.flushed_index
+        if offset < log.start_offset or not is_in_segments:
             self._run(log, cold.outcome(lambda: log.read(offset, end_index, bytes_max)), done)
             return
         end_index = min(end_index, log.hard.commit)

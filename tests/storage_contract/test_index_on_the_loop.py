@@ -1,11 +1,20 @@
 """The loop reads one Idx where it must; to rebuild a damaged one is left to the pool."""
 
+import errno
 import random
 from dataclasses import replace
 
 import pytest
 
-from segments.api import CorruptRecord, HardState, StoredEntry, StoreOptions
+from segments.api import (
+    CorruptRecord,
+    HardState,
+    NotInMemory,
+    OffsetOutOfRange,
+    ReadRefused,
+    StoredEntry,
+    StoreOptions,
+)
 from segments.io.inline_workers import InlineWorkers
 from segments.log.index import IDX_BYTES, INDEX_HEADER_BYTES
 from segments.store import DiskStore
@@ -89,4 +98,84 @@ def test_trim_without_its_index_on_a_full_disk_ends_nobody(log_on_disk):
     store.entries_cold(log, 600, 601, 1, found.append)
     workers.pump()
     assert isinstance(found[0], CorruptRecord)
+    assert fatal == []
+
+
+def damage_idx(log, index):
+    file = log.files.fs.open(log.files.index_path(0))
+    position = INDEX_HEADER_BYTES + IDX_BYTES * index
+    (flipped,) = file.pread(1, position)
+    file.pwrite([bytes([flipped ^ 1])], position)
+
+
+def cold(store, workers, log, offset, end_index):
+    """As a consumer reads: what is not in memory, from disk."""
+    answers = []
+    try:
+        return log.read(offset, end_index, 1 << 20)
+    except NotInMemory:
+        store.read_cold(log, offset, end_index, 1 << 20, answers.append)
+    workers.pump()
+    (answer,) = answers
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+@pytest.mark.parametrize("offset", [10, 299, 300])
+def test_read_up_to_a_damaged_idx_is_answered_and_heals_it(log_on_disk, offset, has_file):
+    """The last entry that may be read says where the reader's end is: the last stable one, for a
+    consumer of committed transactions, which may stay the last for long."""
+    store, workers, log = log_on_disk
+    if has_file:
+        damage_idx(log, 300)
+    else:
+        log.files.fs.unlink(log.files.index_path(0))
+    slices = cold(store, workers, log, offset, 300)
+    assert slices.first_offset == offset
+    assert slices.end_offset == 300
+    assert len(slices.buffers) == 300 - offset
+    assert log.offset_after(300) == 300
+
+
+@pytest.mark.parametrize("offset", [301, 790, 800, 801])
+def test_read_behind_a_damaged_idx_is_out_of_range(log_on_disk, offset):
+    store, workers, log = log_on_disk
+    damage_idx(log, 300)
+    with pytest.raises(OffsetOutOfRange):
+        cold(store, workers, log, offset, 300)
+
+
+def test_read_of_the_flushed_end_needs_no_idx(log_on_disk):
+    """A consumer that has caught up asks again and again."""
+    _, _, log = log_on_disk
+    log.files.fs.unlink(log.files.index_path(0))
+    assert log.offset_after(800) == 800
+    assert log.read(800, 800, 1_000).buffers == []
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_look_up_without_a_descriptor_is_refused_and_ends_nobody(log_on_disk, monkeypatch, code):
+    """Nothing is staged, and a read goes to the disk, as any other that is not in memory."""
+    store, workers, log = log_on_disk
+    fatal = []
+    store.on_fatal = fatal.append
+
+    def refused(fs, path, *, create=False):
+        raise OSError(code, "none to spare")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimFileSystem, "open", refused)
+        with pytest.raises(ReadRefused):
+            log.offset_after(300)
+        with pytest.raises(ReadRefused):
+            store.trim_log(log, first_index=301)
+        with pytest.raises(NotInMemory):
+            log.read(10, 300, 1_000)
+        with pytest.raises(ReadRefused):
+            cold(store, workers, log, 10, 300)
+    assert log.first_index == 1
+    store.trim_log(log, first_index=301)
+    assert log.first_index == 301
     assert fatal == []

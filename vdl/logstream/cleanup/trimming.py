@@ -75,6 +75,8 @@ class Trimming:
         try:
             if trim(group):
                 self._state.outbox.note_staged(group)
+        except storage.ReadRefused:
+            pass  # the next round may find a descriptor
         except storage.CorruptRecord as error:
             # The index says where to cut, and is damaged there: a read from disk rebuilds it.
             self._state.log.warning("index_damaged", group=group.group_id, error=str(error))

@@ -664,9 +664,8 @@ class Group:
         reflects = max(self.applied, self.reflects)
         try:
             next_offset = log.offset_after(index)
-        except (
-            storage.CorruptRecord
-        ):  # of the index: who reads there, the scrubber too, rebuilds it
+        except (storage.CorruptRecord, storage.ReadRefused):
+            # Of the index: who reads there, the scrubber too, rebuilds it.
             snapshot_cache.failed(tick)
             raise SnapshotTemporarilyUnavailable from None
         conf_state = self.node.membership.conf_state()
@@ -739,7 +738,7 @@ class Group:
         log, index, conf_state = self.log, self.applied, self.node.membership.conf_state()
         try:
             next_offset = log.offset_after(index)
-        except storage.CorruptRecord:  # as for a snapshot in one piece
+        except (storage.CorruptRecord, storage.ReadRefused):  # as for a snapshot in one piece
             self._state.encoding = None
             self.snapshot_cache.failed(self.tick)
             return

@@ -679,8 +679,8 @@ class LogStream:
 
     def _needed_by(self, servers: Collection[ServerId]) -> tuple[Offset, NodeId]:
         """The least committed offset that a replica on one of these servers does not hold yet, as
-        far as this leader knows, and that replica; (`NEVER`, 0) if all have all. May read a file;
-        raises OSError."""
+        far as this leader knows, and that replica; (`NEVER`, 0) if all have all. May read a file.
+        Raises ReadRefused."""
         log, raft = self.group.log, self.group.node.raft
         needed = Offset(NEVER), NONE
         for replica, progress in raft.progress.items():

@@ -153,7 +153,7 @@ class Transactions:
         group = self._stream.group
         try:
             return known, group.log.offset_after(known)
-        except (storage.StorageError, OSError):  # its place cannot be read just now
+        except storage.StorageError:  # its place cannot be read just now
             return group.log.first_index - 1, self._stream.log_start_offset
 
     # --- beginning ---------------------------------------------------------------------------

@@ -197,7 +197,7 @@ class EntryRepair:
                 if not _holds_records(group, end):
                     group.store.trim_log(log, first_index=end)
                     self._state.outbox.note_staged(group)
-            except storage.CorruptRecord:
+            except (storage.CorruptRecord, storage.ReadRefused):
                 return True  # of the index: a read there, as of the range itself, rebuilds it
         return True
 
@@ -306,7 +306,8 @@ def _is_compacted_as_far(wanted: RangeRequest, group: Group) -> bool:
 def _holds_records(group: Group, end: Index) -> bool:
     """Whether entries below `end` have records that are not deleted here: those are cut when their
     deletion is applied here, too. What has none, as a change of members, each replica cuts with
-    what lies before it, and how far that was stored is its own matter. Raises CorruptRecord."""
+    what lies before it, and how far that was stored is its own matter. Raises CorruptRecord,
+    ReadRefused."""
     owner = group.owner
     if not isinstance(owner, LogStream):
         return False
