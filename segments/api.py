@@ -610,7 +610,7 @@ class Store(Protocol):
         """(applied index, items in key order) of the last checkpoint; (0, []) when none.
         Outdated while the log's `installed_state` is not empty: begin with that instead.
         Raises CorruptRecord when a value cannot be trusted: the state must then come from a
-        snapshot or from the log, never from a default."""
+        snapshot or from the log, never from a default; and ReadRefused."""
 
     # --- life --------------------------------------------------------------------------------
     def checkpoint(self, done: Callable[[], None] | None = None) -> None:

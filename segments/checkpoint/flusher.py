@@ -25,6 +25,7 @@ from segments.io.fs import (
     is_refused,
     read_whole,
     uncache_steps,
+    unless_refused,
     write_over,
 )
 from segments.log.index_files import IndexWriter
@@ -188,7 +189,8 @@ def make_room(plan: FlushPlan, result: FlushResult) -> None:
         next_room = _allocated(file, 0, end, room)
     except OSError as error:
         if room is None and is_refused(error):
-            files.fs.unlink(path)
+            with unless_refused():  # an empty file of the next segment is no room, and found later
+                files.fs.unlink(path)
         raise
     if room is None:
         files.fs.sync_directory(files.directory)  # before anything relies on the name
@@ -214,7 +216,8 @@ def _allocated(file: File, start: int, end: int, room: Room | None) -> Room:
         file.allocate(end, start=start)
     except OSError as error:
         if is_refused(error):
-            cut_behind(file, start)  # some of it may have been had
+            with unless_refused():
+                cut_behind(file, start)  # some of it may have been had
         raise
     failpoint.hit("flush.room")
     file.sync()

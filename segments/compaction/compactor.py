@@ -294,6 +294,9 @@ class Compactor:
         """What was done stays, the rest is for another time."""
 
         def cleared(result: BaseException | None) -> None:
+            if isinstance(result, OSError) and is_refused(result):
+                self._workers.call_later(DISK_FULL_RETRY_MS, partial(self._give_up_again, run))
+                return
             is_gone = isinstance(result, FileNotFoundError) and run.is_void
             if isinstance(result, BaseException) and not is_gone:
                 self._owner.compaction_failed(result)
@@ -301,6 +304,10 @@ class Compactor:
             self._ended(run, is_whole=False)
 
         self._workers.pool(run.abandon, cleared)
+
+    def _give_up_again(self, run: _Run) -> None:
+        if self._owner.compaction_may_go_on():  # else the next start removes what is left
+            self._give_up(run)
 
 
 class _Run:

@@ -233,12 +233,15 @@ class Rewriting:
 
     def abandon(self) -> None:
         """It is not gone on with: the new file goes, and the old one stays. Idx that speak of the
-        new one are rebuilt where they are met. Blocks."""
-        fs = self._files.fs
+        new one are rebuilt where they are met. Durable on return: a start would believe the new
+        one. Blocks. Raises OSError; to be called again then."""
+        fs, directory = self._files.fs, self._files.directory
         self._walk = None
         for path in (self._begun, self._files.segment_path(self.new.number)):
             if fs.exists(path):
                 fs.unlink(path)
+        if self.state is not RewritingState.LOOKING:
+            fs.sync_directory(directory)
 
 
 def bytes_of(entries: Sequence[StoredEntry]) -> int:

@@ -14,7 +14,13 @@ from typing import Protocol
 from ids import DirectoryId, LogId
 from segments.api import Log, Workers
 from segments.directory.identity import Identity, LogIdentity, encode, fresh_path, write_identity
-from segments.io.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full, is_refused
+from segments.io.fs import (
+    DISK_FULL_RETRY_MS,
+    FileSystem,
+    is_disk_full,
+    is_refused,
+    unless_refused,
+)
 from segments.io.reserve import Reserve
 from segments.log.log import DiskLog
 
@@ -41,11 +47,8 @@ def replace_identity(fs: FileSystem, directory: str, reserve: Reserve, data: byt
             is_made = fits and reserve.take(fresh_path(directory))
             if not is_made and not reserve.free(1):
                 raise
-    try:
+    with unless_refused():
         reserve.fill()
-    except OSError as error:
-        if not is_disk_full(error):
-            raise
 
 
 class RegistryOwner(Protocol):

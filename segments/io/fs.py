@@ -18,6 +18,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -73,6 +74,17 @@ def is_refused(error: BaseException) -> bool:
     """What was to be done in the background can be tried again as a whole. Until then the disk
     counts as full."""
     return is_disk_full(error) or is_passing(error)
+
+
+@contextmanager
+def unless_refused() -> Iterator[None]:
+    """For what is cleared away after an error, and again before the next try: a refusal of that
+    must not take the place of the error. A failed sync would become a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if not is_refused(error):
+            raise
 
 
 def is_unreadable(error: BaseException) -> bool:
@@ -169,8 +181,13 @@ class FileSystem(Protocol):
     def open(self, path: str, *, create: bool = False) -> File:
         """`create=True`: the file must not exist; otherwise it must."""
 
-    def exists(self, path: str) -> bool: ...
-    def is_directory(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool:
+        """False only where there is no such name: what cannot be looked up raises OSError, or a
+        directory that is there would be taken for a new one."""
+
+    def is_directory(self, path: str) -> bool:
+        """As `exists`."""
+
     def list(self, path: str) -> list[str]:
         """Names in the directory, sorted."""
 
@@ -192,7 +209,7 @@ class FileSystem(Protocol):
         """Exclusive use of `path`. Raises DirectoryInUse."""
 
     def has_meta(self, path: str) -> bool:
-        """Whether `open_meta` would find one that is there already."""
+        """Whether `open_meta` would find one that is there already. Raises as `exists`."""
 
     def open_meta(self, path: str, map_bytes: int, checks: MetaChecks) -> MetaFile:
         """Raises CorruptRecord when it cannot be used at all."""
@@ -302,6 +319,14 @@ class RealFile:
         self.close()
 
 
+def _stat(path: str, *, follow_symlinks: bool = True) -> os.stat_result | None:
+    """None: there is no such name. Raises OSError, where `os.path.exists` says False."""
+    try:
+        return os.stat(path, follow_symlinks=follow_symlinks)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def _sync_directory(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -402,7 +427,8 @@ class LmdbFile:
         self._good: dict[bytes, bytes] | None = None
         """Instead of the environment, when that is not to be touched."""
         data = f"{path}/data.mdb"
-        if os.path.exists(data) and os.path.getsize(data):
+        found = _stat(data)
+        if found is not None and found.st_size:
             fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 self._good = _good_if_damaged(fd, checks)
@@ -655,10 +681,11 @@ class RealFileSystem:
         return RealFile(os.open(path, flags, 0o600))
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(path)
+        return _stat(path, follow_symlinks=False) is not None
 
     def is_directory(self, path: str) -> bool:
-        return os.path.isdir(path)
+        found = _stat(path)
+        return found is not None and stat.S_ISDIR(found.st_mode)
 
     def list(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
@@ -703,7 +730,7 @@ class RealFileSystem:
         return lock
 
     def has_meta(self, path: str) -> bool:
-        return os.path.exists(f"{path}/data.mdb")
+        return _stat(f"{path}/data.mdb") is not None
 
     def open_meta(self, path: str, map_bytes: int, checks: MetaChecks) -> LmdbFile:
         return LmdbFile(path, map_bytes, checks)

@@ -10,7 +10,7 @@ Must not know: what the pieces are used for.
 
 from __future__ import annotations
 
-from segments.io.fs import FileSystem, make_durable_directory
+from segments.io.fs import FileSystem, make_durable_directory, unless_refused
 
 RESERVE_PIECES = 8
 _ZEROS = bytes(64 << 10)
@@ -50,7 +50,8 @@ class Reserve:
                 file.pwrite([memoryview(_ZEROS)[: self.piece_bytes - position]], position)
             file.sync()
         except OSError:
-            fs.unlink(fresh)  # a full disk must not keep half a piece
+            with unless_refused():
+                fs.unlink(fresh)  # a full disk must not keep half a piece
             raise
         finally:
             file.close()
@@ -61,7 +62,8 @@ class Reserve:
         return RESERVE_PIECES - len(self._missing())
 
     def take(self, path: str) -> bool:
-        """Let a piece have the name `path`, durably; False when none is left."""
+        """Let a piece have the name `path`, durably; False when none is left. Raises OSError: then
+        one may have it already, and is to be given back."""
         for piece in self._paths():
             if self._fs.exists(piece):
                 self._fs.rename(piece, path)
@@ -88,8 +90,10 @@ class Reserve:
         if not fs.exists(path):
             return
         file = fs.open(path)
-        size = file.size()
-        file.close()
+        try:
+            size = file.size()
+        finally:
+            file.close()
         missing = self._missing()
         if missing and size == self.piece_bytes:
             make_durable_directory(fs, self._folder)

@@ -113,7 +113,8 @@ class Allocation:
         """The job has ended. What it could not use for a file is not yet in `reuse`."""
         self.returned += made.returned
         self.room = Room.FULL if made.is_full else Room.WHOLE
-        self.pieces_left = made.pieces
+        if made.pieces is not None:
+            self.pieces_left = made.pieces
         if made.file is not None:
             self.prepared.append(made.file)
 

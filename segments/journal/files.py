@@ -10,14 +10,13 @@ Must not know: blocks, which files are in use.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from segments.api import StoreOptions
 from segments.format.block import PAGE_BYTES
 from segments.io import failpoint
-from segments.io.fs import File, FileSystem, is_disk_full, is_passing, is_refused, read_around
+from segments.io.fs import File, FileSystem, is_refused, read_around, unless_refused
 from segments.io.reserve import Reserve
 
 _ZEROS = bytes(1 << 20)
@@ -44,11 +43,11 @@ class JournalFile:
 @dataclass(slots=True)
 class Prepared:
     """What a look at files to come has brought. `is_full`: a file, or the reserve, was refused for
-    want of room; `pieces` of the reserve are left."""
+    want of room; `pieces` of the reserve are left, None: that could not be looked up."""
 
     file: JournalFile | None = None
     is_full: bool = False
-    pieces: int = 0
+    pieces: int | None = None
     reuse: str = ""
     returned: Sequence[str] = ()
     """`reuse` and `returned` are what could not become the next file, or go back."""
@@ -102,30 +101,49 @@ class JournalFiles:
     def ready(self, sequence: int, reuse: str, returned: Sequence[str], wanted: int) -> Prepared:
         """A file, unless `sequence` is 0, and the rest of the reserve, to which `returned` go back.
         If need be the file is one from the reserve that takes `wanted` bytes, unless that is 0."""
-        made = Prepared()
-        reserve = self.reserve
-        try:
-            for n, path in enumerate(returned):
-                made.returned = returned[n:]
-                reserve.give(path)
-            made.returned = ()
+        made = Prepared(is_full=True, reuse=reuse, returned=returned)
+        reserve, path = self.reserve, ""
+        with unless_refused():
+            path = self._new_path(sequence) if sequence else ""
+            while made.returned:
+                reserve.give(made.returned[0])
+                made.returned = made.returned[1:]
             if sequence:
-                made.file = self.make(sequence, reuse, self.file_bytes)
+                self._make_next(made, sequence)
             reserve.fill()
-        except OSError as error:
-            if not is_refused(error):
-                raise
-            made.is_full = True
-            if reuse and made.file is None and self._fs.exists(reuse):
-                made.reuse = reuse
-        if made.file is None and sequence and wanted:
-            try:
+            made.is_full = False
+        with unless_refused():
+            if made.file is None and path and wanted and not self._fs.exists(path):
+                made.returned = [*made.returned, path]  # should it have a piece's room by then
                 made.file = self.make_from_reserve(sequence, wanted)
-            except OSError as error:
-                if not is_passing(error):
-                    raise
-        made.pieces = reserve.pieces()
+                made.returned = made.returned[:-1]
+        with unless_refused():
+            made.pieces = reserve.pieces()
         return made
+
+    def _make_next(self, made: Prepared, sequence: int) -> None:
+        """Make the next file, of `made.reuse` if that is of full size. Raises OSError: what could
+        not become one is in `made.reuse`, whatever it is called now."""
+        fs, size = self._fs, self.file_bytes
+        if made.reuse:
+            path = self._new_path(sequence)
+            file = fs.open(made.reuse)
+            try:
+                if file.size() == size:
+                    fs.rename(made.reuse, path)
+                    made.reuse = path
+                    failpoint.hit("journal.recycled")
+                    fs.sync_directory(self._directory)
+                    file.uncache()
+                    made.reuse = ""
+                    made.file = JournalFile(sequence, path, file, size)
+                    return
+            finally:
+                if made.file is None:
+                    file.close()
+            fs.unlink(made.reuse)
+            made.reuse = ""
+        made.file = self.make(sequence, size)
 
     def make_from_reserve(self, sequence: int, wanted: int) -> JournalFile | None:
         """A file of at least `wanted` bytes; None when there is not as much. Others may take what
@@ -138,13 +156,13 @@ class JournalFiles:
         size = reserve.piece_bytes
         file = self._fs.open(path)
         if count > 1:
-            reserve.free(count - 1)
             try:
+                reserve.free(count - 1)
                 file.allocate(count * size)
                 file.sync()
                 size *= count
             except OSError as error:
-                if not is_disk_full(error):
+                if not is_refused(error):
                     raise
         return JournalFile(sequence, path, file, size, is_piece=True)
 
@@ -161,26 +179,14 @@ class JournalFiles:
         failpoint.hit("journal.released")
         self._fs.sync_directory(self._directory)
 
-    def make(self, sequence: int, reuse: str, size: int) -> JournalFile:
-        """A file of `size` zeroed or released bytes under its own durable name. Blocks.
-
-        Its header, if it has one, names another sequence: it counts only once that is rewritten.
-        """
+    def make(self, sequence: int, size: int) -> JournalFile:
+        """A file of `size` zeroed bytes under its own durable name. Blocks. Raises OSError."""
         fs = self._fs
         path = self._new_path(sequence)
-        if reuse:
-            file = fs.open(reuse)
-            if file.size() == size:
-                with self._named(reuse, path):
-                    failpoint.hit("journal.recycled")
-                    fs.sync_directory(self._directory)
-                file.uncache()
-                return JournalFile(sequence, path, file, size)
-            file.close()
-            fs.unlink(reuse)
         fresh = f"{path}.new"
         if fs.exists(fresh):
             fs.unlink(fresh)  # of a process that died here
+        named = fresh
         file = fs.open(fresh, create=True)
         try:
             failpoint.hit("journal.file_created")
@@ -194,24 +200,16 @@ class JournalFiles:
             # Zeros came in large pieces, which the system marks dirty as a whole for each block.
             file.uncache()
             failpoint.hit("journal.file_filled")
-        except OSError:
-            file.close()
-            fs.unlink(fresh)  # a full disk must not keep half a file
-            raise
-        with self._named(fresh, path):
+            fs.rename(fresh, path)
+            named = path
             failpoint.hit("journal.file_named")
             fs.sync_directory(self._directory)
-        return JournalFile(sequence, path, file, size)
-
-    @contextmanager
-    def _named(self, old: str, new: str) -> Iterator[None]:
-        """A file has its new name; what fails then gives it the old one back, for the next."""
-        self._fs.rename(old, new)
-        try:
-            yield
         except OSError:
-            self._fs.rename(new, old)
+            file.close()
+            with unless_refused():
+                fs.unlink(named)  # a full disk must not keep half a file
             raise
+        return JournalFile(sequence, path, file, size)
 
     def _new_path(self, sequence: int) -> str:
         """Where the next file goes. Nothing can be there: a rename would put it out of the way

@@ -49,7 +49,7 @@ from segments.journal.queue import Queue
 from segments.journal.split import block_bytes, split
 from segments.journal.stats import WriteStats
 from segments.log.log import Batch, DiskLog
-from segments.log.placement import write_payloads
+from segments.log.placement import Payload, write_payloads
 
 _PADDING = bytes(PAGE_BYTES)
 
@@ -76,7 +76,8 @@ class WriterState(Enum):
     WRITING = auto()
     """A thread has a block."""
     REFUSED = auto()
-    """A full disk refused the block. It is tried again each second, and nothing goes before it."""
+    """Room was refused to the block, by a full disk or for want of memory. It is tried again each
+    second, and nothing goes before it."""
     STOPPED = auto()
     """Something failed, here or elsewhere. Nothing is written or acknowledged any more."""
 
@@ -171,6 +172,8 @@ class Journal:
         """Use: how many blocks there were when the idle timer was set; None: it is not set."""
         self._is_retry_armed = False
         """A timer will have the disk asked for room again."""
+        self._is_payload_refused = False
+        """What a block refers to is tried again a second later, and nothing goes before it."""
 
     # --- opening -------------------------------------------------------------------------------
     def open(
@@ -217,7 +220,7 @@ class Journal:
         allocation, files = self.allocation, self.allocation.files
         sequence = allocation.take_sequence()
         try:
-            return files.make(sequence, "", files.first_file_bytes)
+            return files.make(sequence, files.first_file_bytes)
         except OSError as error:
             if not is_disk_full(error):
                 raise
@@ -260,6 +263,11 @@ class Journal:
     def closed(self) -> bool:
         """The closing block is on disk. Never true of a journal that was stopped."""
         return self.queue.is_closing and not self.queue.is_wanted and self.is_idle
+
+    @property
+    def is_refused(self) -> bool:
+        """A block, or what it refers to, waits to be tried again."""
+        return self.state is WriterState.REFUSED or self._is_payload_refused
 
     @property
     def is_full(self) -> bool:
@@ -339,14 +347,25 @@ class Journal:
         payloads, write.part.payloads = write.part.payloads, []
         if payloads:
             write.awaits_payloads = True
-            job = partial(write_payloads, payloads)
-            self._workers.payload(job, partial(self._payloads_ended, write))
+            self._write_payloads(write, payloads)
         self._workers.journal(write.run, partial(self._ended, write))
 
-    def _payloads_ended(self, write: _Write, result: int | BaseException) -> None:
+    def _write_payloads(self, write: _Write, payloads: Sequence[Payload]) -> None:
+        if self.state is not WriterState.STOPPED:
+            job = partial(write_payloads, payloads)
+            self._workers.payload(job, partial(self._payloads_ended, write, payloads))
+
+    def _payloads_ended(
+        self, write: _Write, payloads: Sequence[Payload], result: int | BaseException
+    ) -> None:
         """The thread is done with what the block refers to. There was room for it: what fails is
-        a sync."""
+        a sync, but for want of memory or of a descriptor, which comes before any."""
         if self.state is WriterState.STOPPED:
+            return
+        self._is_payload_refused = isinstance(result, BaseException) and is_refused(result)
+        if self._is_payload_refused:
+            again = partial(self._write_payloads, write, payloads)
+            self._workers.call_later(DISK_FULL_RETRY_MS, again)
             return
         write.awaits_payloads = False
         if isinstance(result, BaseException):
@@ -361,13 +380,13 @@ class Journal:
         marked the pages clean, and to sync again would prove nothing."""
         if self.state is WriterState.STOPPED:
             return
-        is_failure = isinstance(result, BaseException) and not is_disk_full(result)
+        is_failure = isinstance(result, BaseException) and not is_refused(result)
         if write.awaits_payloads and not is_failure:
             write.result = result  # it says nothing without them
             return
         if not isinstance(result, BaseException):
             self._written(write.file, write.end, write.done_batch)
-        elif not is_disk_full(result):
+        elif not is_refused(result):
             self._fail(result)
         elif write.part.records:
             # Only a block that lengthens its file can meet this, before it is written.

@@ -73,8 +73,8 @@ class Payload:
         return sum(map(len, self.buffers))
 
     def write(self, *, durable: bool = True) -> None:
-        """Write, and sync unless the caller does. Blocks. Raises OSError: whatever for, it is a
-        failed sync."""
+        """Write, and sync unless the caller does. Blocks. Raises OSError. To be written again as a
+        whole where that is a refusal; a sync that failed is none."""
         start, end = self.position, self.position + self.bytes
         first, last = start - start % _PAGE_BYTES, end - end % _PAGE_BYTES
         # Of these two pages a part is written: one that the medium cannot read can only be written

@@ -583,9 +583,14 @@ class LogFiles(IndexFiles):
                     entry.index, entry.base_offset, max_timestamp, position, length,
                     segment.number, entry.term, entry.records, int(entry.kind),
                 )  # fmt: skip
-        finally:
+        except EntriesDamaged:
             writer.flush()
             writer.sync()
+            raise
+        else:
+            writer.flush()
+            writer.sync()
+        finally:
             writer.close()
         return damaged
 

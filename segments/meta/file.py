@@ -28,10 +28,10 @@ from typing import Protocol
 from crc32c import crc32c
 
 from ids import NO_INDEX, Index, LogId
-from segments.api import CorruptRecord, MetaBatch, StorageError
+from segments.api import CorruptRecord, MetaBatch, ReadRefused, StorageError
 from segments.format import meta_pages
 from segments.io import failpoint
-from segments.io.fs import FileSystem, MetaFile
+from segments.io.fs import FileSystem, MetaFile, is_passing, is_unreadable
 
 FORGOTTEN_KEYS = 256
 """With as many a transaction is written."""
@@ -109,7 +109,7 @@ class Meta:
         that nobody reads is not. Blocks."""
         for log_id in log_ids:
             try:
-                self.load(log_id)
+                self._load(log_id)
                 self._known[log_id] = self._read_applied(log_id)
             except CorruptRecord:
                 self._outdated.add(log_id)
@@ -135,7 +135,18 @@ class Meta:
             return NO_INDEX
 
     def load(self, log_id: LogId) -> tuple[Index, list[tuple[bytes, bytes]]]:
-        """(applied index, items in key order). Raises CorruptRecord."""
+        """(applied index, items in key order). Raises CorruptRecord, ReadRefused."""
+        try:
+            return self._load(log_id)
+        except OSError as error:
+            if is_passing(error):
+                raise ReadRefused(str(error)) from error
+            if is_unreadable(error):
+                raise CorruptRecord("meta of log", log_id) from error
+            raise
+
+    def _load(self, log_id: LogId) -> tuple[Index, list[tuple[bytes, bytes]]]:
+        """Raises CorruptRecord, OSError."""
         if log_id in self._outdated:
             raise CorruptRecord("meta of log is missing", log_id)
         applied, count, digest = self._read_applied(log_id)
@@ -228,7 +239,7 @@ class Meta:
 
     def _salvageable(self, log_id: LogId) -> list[tuple[bytes, bytes]]:
         try:
-            self.load(log_id)
+            self._load(log_id)
             self._recall(log_id, self._read_applied(log_id))
             return self._file.scan(_LOG.pack(log_id))
         except CorruptRecord:

@@ -18,7 +18,7 @@ from segments.directory.identity import Identity
 from segments.directory.log_registry import LogRegistry
 from segments.format.names import log_directory, log_id_of, says_nothing
 from segments.io import failpoint
-from segments.io.fs import FileSystem, is_disk_full
+from segments.io.fs import FileSystem, is_refused
 from segments.io.removals import FILES_AT_ONCE, Job, Removal, Removals
 from segments.meta.file import Meta
 from segments.recovery.replay import Replay
@@ -202,7 +202,7 @@ def forget_orphans(meta: Meta, identity: Identity) -> None:
     except CorruptRecord:
         return
     except OSError as error:
-        if not is_disk_full(error):
+        if not is_refused(error):
             raise
 
 

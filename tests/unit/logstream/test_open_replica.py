@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from raft.types import EntryKind
-from segments.api import CorruptRecord, NotInMemory, StoredEntry
+from segments.api import CorruptRecord, NotInMemory, ReadRefused, StoredEntry
+from segments.memory import MemoryStore
 from vdl.logstream.group.snapshots import Members
 from vdl.logstream.membership.open_replica import Replay
 
@@ -78,3 +79,30 @@ def test_replay_that_is_not_wanted_any_more_leaves_the_machine_alone(
     else:
         # Not lost: vote and log are in one piece. What cannot be read is applied when it is healed.
         assert (machine.told, ends) == ([], ["opened at 0"])
+
+
+def test_state_whose_read_is_refused_is_read_again(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of memory a replica comes later; its log is not lost."""
+    group_id = cluster.create_topic()
+    cluster.append(cluster.leader(group_id))
+    cluster.run(1_000)
+    node = cluster.nodes[2]
+    node.crash()
+    load_meta = MemoryStore.load_meta
+    refused: list[Any] = []
+
+    def load(store: MemoryStore, log: Any) -> Any:
+        if len(refused) < 5:
+            refused.append(log.log_id)
+            raise ReadRefused("no memory")
+        return load_meta(store, log)
+
+    monkeypatch.setattr(MemoryStore, "load_meta", load)
+    node.start()
+    cluster.run(5_000)
+    assert len(refused) == 5
+    stream = node.host.stream(group_id)
+    assert stream.group.commit == cluster.leader(group_id).group.commit
+    assert not stream.group.log.lost

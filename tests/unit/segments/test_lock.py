@@ -146,7 +146,7 @@ def test_journal_file_is_never_made_over_another(bench):
     existing = bench.journals()[0]
     before = existing.read_bytes()
     for make in (
-        lambda n: files.make(n, "", 64 << 10),
+        lambda n: files.make(n, 64 << 10),
         lambda n: files.make_from_reserve(n, 64 << 10),
     ):
         with pytest.raises(FileExistsError):

@@ -97,7 +97,13 @@ class ReplicaOpener:
         if not wanted():
             return
         state = self._state
-        found = load_state(state.store, log, placement.initial)
+        try:
+            found = load_state(state.store, log, placement.initial)
+        except storage.ReadRefused:
+            # Nothing is wrong with the state: to be read when there is memory.
+            again = partial(self._begin, log, placement, owner)
+            state.store.workers.call_later(REFUSED_RETRY_MS, again)
+            return
         if found is None:
             self._hosting.replica_lost(log)
             return
@@ -160,7 +166,8 @@ def load_state(
     """(applied index, members, items) to replay on from; None when the log's start cannot be had
     any more and what came before it is not stored either.
 
-    A checkpoint that cannot be trusted costs a replay of the whole log, never a default.
+    A checkpoint that cannot be trusted costs a replay of the whole log, never a default. Raises
+    ReadRefused.
     """
     born = Members(NO_INDEX, tuple(sorted(initial)))
     if log.installed_state:
