@@ -274,6 +274,7 @@ class StoreOptions:
     """An append of at least so many bytes is written to its segment at once, and only told of in
     the journal; 0: none is."""
     meta_map_bytes: int = 1 << 30
+    """Mapped at first for the applied state; more where more is stored."""
     scrub_bytes_per_second: int = 4 << 20
     """How fast segments are read through, again and again; 0: never."""
     accept_empty: bool = True

@@ -642,12 +642,15 @@ class DiskStore:
 
     def stats(self) -> dict[str, float]:
         cache, journal, replay = self._cache, self._journal, self._recovered.replay
-        scrubber = self._scrubber
+        scrubber, usage = self._scrubber, self._meta.usage
         since_ns = self._now_ns() - scrubber.last_pass_ns
         return {
             "logs": len(self._logs),
             "logs_lost": sum(log.is_lost for log in self._logs.values()),
             "meta_salvaged": self._meta.salvaged,
+            "meta_used_bytes": usage.used_bytes,
+            "meta_file_bytes": usage.file_bytes,
+            "meta_map_bytes": usage.map_bytes,
             "damaged_ranges": sum(len(log.damaged) for log in self._logs.values()),
             "segments": sum(len(log.segments) for log in self._logs.values()),
             "unflushed_bytes": cache.unflushed,

@@ -16,12 +16,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import lmdb
 
@@ -134,6 +136,15 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
 
+class MetaUsage(NamedTuple):
+    """Of a key-value file, in bytes: pages with items, all pages that were ever given out, among
+    them free ones for what comes next, and the room that is mapped."""
+
+    used_bytes: int
+    file_bytes: int
+    map_bytes: int
+
+
 class MetaFile(Protocol):
     """A small ordered key-value file whose commits are durable transactions. What is read from
     damaged pages raises CorruptRecord, or is nonsense that the reader must find out."""
@@ -143,6 +154,10 @@ class MetaFile(Protocol):
         """Pages made no sense when it was opened: what is read is what can be told of the others,
         and `commit` raises CorruptRecord."""
 
+    @property
+    def usage(self) -> MetaUsage:
+        """As of the last commit in this life, or the opening."""
+
     def get(self, key: bytes) -> bytes | None: ...
     def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """What is stored under each key, in one transaction."""
@@ -151,7 +166,7 @@ class MetaFile(Protocol):
         """Items whose key starts with `prefix`, in key order."""
 
     def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
-        """One durable transaction; None deletes."""
+        """One durable transaction; None deletes. The file grows as long as the disk has room."""
 
     def sync(self) -> None:
         """Make durable what can be read. Raises SyncFailed."""
@@ -212,7 +227,8 @@ class FileSystem(Protocol):
         """Whether `open_meta` would find one that is there already. Raises as `exists`."""
 
     def open_meta(self, path: str, map_bytes: int, checks: MetaChecks) -> MetaFile:
-        """Raises CorruptRecord when it cannot be used at all."""
+        """`map_bytes` are mapped at first, and more when more is stored. Raises CorruptRecord when
+        it cannot be used at all."""
 
 
 def _find_sync_file_range() -> Any:
@@ -395,6 +411,9 @@ _LMDB_DAMAGE = (
 """What LMDB says when its pages make no sense."""
 
 
+_NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0)
+
+
 @contextmanager
 def _reading() -> Iterator[None]:
     """What LMDB finds wrong with its pages is damage, like a bad CRC."""
@@ -402,6 +421,28 @@ def _reading() -> Iterator[None]:
         yield
     except _LMDB_DAMAGE as error:
         raise CorruptRecord("meta page", 0) from error
+    except lmdb.MemoryError as error:
+        raise OSError(errno.ENOMEM, str(error)) from error
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """The same of a transaction that changes something. There was room for it: what else fails is a
+    failed sync."""
+    try:
+        yield
+    except lmdb.DiskError as error:
+        raise SyncFailed(OSError(errno.ENOSPC, str(error))) from error
+    except (*_LMDB_DAMAGE, lmdb.PageFullError) as error:
+        raise CorruptRecord("meta page", 0) from error
+    except lmdb.Error as error:
+        raise SyncFailed(OSError(errno.EIO, str(error))) from error
+
+
+def _refusal_in(error: lmdb.Error) -> OSError:
+    """What the system said when LMDB opened its files, of which it gives the words only."""
+    codes = [code for code in (*_PASSING, errno.ENOSPC) if os.strerror(code) in str(error)]
+    return OSError(codes[0] if codes else errno.EIO, str(error))
 
 
 class LmdbFile:
@@ -413,16 +454,23 @@ class LmdbFile:
     can add is therefore had beforehand, which may be refused. After that there is no full disk: a
     commit that fails is a failed sync.
 
+    LMDB maps a part of the address space, and a file that has outgrown it is full, also for what
+    deletes items: a deletion takes pages first. So the map is doubled before a transaction that may
+    need more of it. Nobody may read meanwhile: readers of other threads hold a lock.
+
     Before LMDB acts on the file's headers, each time, they are checked: it would not. All pages are
     when the file is opened; one that changes later can still end the process. What can be told of a
     damaged file is read without LMDB.
     """
 
-    __slots__ = ("_checks", "_environment", "_fd", "_good", "_map_bytes", "_reserved")
+    __slots__ = (
+        "_checks", "_environment", "_fd", "_good", "_map_bytes", "_mapped", "_reserved", "_usage",
+    )  # fmt: skip
 
     def __init__(self, path: str, map_bytes: int, checks: MetaChecks) -> None:
         self._checks = checks
-        self._map_bytes = map_bytes
+        self._mapped = threading.Lock()
+        """Invariant: held by who reads, and by who changes the map."""
         self._reserved = 0
         self._good: dict[bytes, bytes] | None = None
         """Instead of the environment, when that is not to be touched."""
@@ -438,10 +486,29 @@ class LmdbFile:
             self._environment = lmdb.open(path, map_size=map_bytes, readahead=False, mode=0o600)
         except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
             raise CorruptRecord("meta file", 0) from error
+        except lmdb.Error as error:
+            raise _refusal_in(error) from error
+        self._map_bytes: int = self._environment.info()["map_size"]
+        """Never less than the file needs, whatever was asked for."""
         # LMDB syncs its file, not the names on the way to it.
         _sync_directory(path)
         _sync_directory(path.rpartition("/")[0] or ".")
         self._fd = os.open(data, os.O_RDWR | os.O_CLOEXEC)
+        self._usage = MetaUsage(0, 0, self._map_bytes)
+        self._note_usage()
+
+    @property
+    def usage(self) -> MetaUsage:
+        return self._usage
+
+    def _note_usage(self) -> None:
+        if self._good is None:
+            found, last = self._environment.stat(), self._environment.info()["last_pgno"]
+            pages = found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
+            page_bytes = found["psize"]
+            self._usage = MetaUsage(
+                pages * page_bytes, (last + 1) * page_bytes, self._map_bytes
+            )  # fmt: skip
 
     @property
     def is_damaged(self) -> bool:
@@ -453,14 +520,16 @@ class LmdbFile:
     def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
         if self._good is not None:
             return [self._good.get(key) for key in keys]
-        with _reading(), self._begin() as transaction:
+        with _reading(), self._mapped, self._begin() as transaction:
             return [transaction.get(key) for key in keys]
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         if self._good is not None:
             return sorted(item for item in self._good.items() if item[0].startswith(prefix))
         found: list[tuple[bytes, bytes]] = []
-        with _reading(), self._begin() as transaction, transaction.cursor() as cursor:
+        with (
+            _reading(), self._mapped, self._begin() as transaction, transaction.cursor() as cursor
+        ):  # fmt: skip
             if cursor.set_range(prefix):
                 for key, value in cursor:
                     if not key.startswith(prefix):
@@ -471,23 +540,35 @@ class LmdbFile:
     def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
         if self._good is not None:
             raise CorruptRecord("meta page", 0)
+        self._reserve(puts)
+        with _writing():
+            transaction = self._put(puts)
+            try:
+                transaction.commit()
+            except lmdb.MemoryError as error:  # it may have written some of it
+                raise SyncFailed(OSError(errno.ENOMEM, str(error))) from error
+        self._note_usage()
+
+    def _put(self, puts: list[tuple[bytes, bytes | None]]) -> lmdb.Transaction[bytes]:
+        """A transaction that is not committed. Raises OSError where LMDB was refused memory, or its
+        map was too small after all: nothing of it counts."""
         try:
-            self._reserve(puts)
-            with self._begin(write=True) as transaction:
+            transaction = self._begin(write=True)
+            try:
                 for key, value in puts:
                     if value is None:
                         transaction.delete(key)
                     else:
                         transaction.put(key, value)
+            except BaseException:
+                transaction.abort()
+                raise
+        except lmdb.MemoryError as error:
+            raise OSError(errno.ENOMEM, str(error)) from error
         except lmdb.MapFullError as error:
-            # Met while pages are given out, before one is written that counts.
-            raise OSError(errno.ENOSPC, "meta is full") from error
-        except lmdb.DiskError as error:
-            raise SyncFailed(OSError(errno.ENOSPC, str(error))) from error
-        except (*_LMDB_DAMAGE, lmdb.PageFullError) as error:
-            raise CorruptRecord("meta page", 0) from error
-        except lmdb.Error as error:
-            raise SyncFailed(OSError(errno.EIO, str(error))) from error
+            self._map(2 * self._map_bytes)
+            raise OSError(errno.ENOSPC, "meta was full") from error
+        return transaction
 
     def _begin(self, *, write: bool = False) -> lmdb.Transaction[bytes]:
         self._check_headers()
@@ -501,17 +582,33 @@ class LmdbFile:
         )
 
     def _reserve(self, puts: list[tuple[bytes, bytes | None]]) -> None:
-        """Have room for the pages that `puts` can add to the file. Raises OSError (ENOSPC)."""
+        """Have room for the pages that `puts` can add to the file, on the disk and in the map.
+        Raises OSError: refused."""
         self._check_headers()
         found = self._environment.stat()
         page_bytes: int = found["psize"]
         used = (self._environment.info()["last_pgno"] + 1) * page_bytes
         sizes = [len(key) + len(value or b"") for key, value in puts]
         end = used + page_bytes * _pages_added(found, sizes)
-        end = min(end, self._map_bytes - self._map_bytes % page_bytes)
         if end > self._reserved:
             os.posix_fallocate(self._fd, 0, end)
             self._reserved = end
+        if end > self._map_bytes:
+            self._map(max(end, 2 * self._map_bytes))
+
+    def _map(self, map_bytes: int) -> None:
+        """Have at least so much mapped. Raises OSError where there is not as much of the address
+        space, SyncFailed where LMDB has lost what it had."""
+        map_bytes -= map_bytes % -mmap.PAGESIZE
+        # LMDB lets go of its map before it asks for the larger one: first see if that can be had.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        mmap.mmap(-1, map_bytes, flags=flags, prot=mmap.PROT_READ).close()
+        with self._mapped:
+            try:
+                self._environment.set_mapsize(map_bytes)
+            except lmdb.Error as error:
+                raise SyncFailed(OSError(errno.ENOMEM, str(error))) from error
+        self._map_bytes = map_bytes
 
     def sync(self) -> None:
         try:

@@ -31,7 +31,7 @@ from ids import NO_INDEX, Index, LogId
 from segments.api import CorruptRecord, MetaBatch, ReadRefused, StorageError
 from segments.format import meta_pages
 from segments.io import failpoint
-from segments.io.fs import FileSystem, MetaFile, is_passing, is_unreadable
+from segments.io.fs import FileSystem, MetaFile, MetaUsage, is_passing, is_unreadable
 
 FORGOTTEN_KEYS = 256
 """With as many a transaction is written."""
@@ -126,6 +126,10 @@ class Meta:
     def outdated(self) -> frozenset[LogId]:
         """Logs of which nothing is kept until all of it is written again."""
         return frozenset(self._outdated)
+
+    @property
+    def usage(self) -> MetaUsage:
+        return self._file.usage
 
     def applied(self, log_id: LogId) -> Index:
         """The applied index of the last checkpoint, 0 when there is none or it is damaged."""

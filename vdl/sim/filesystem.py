@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from segments.api import Buffer, DirectoryInUse
-from segments.io.fs import MetaChecks
+from segments.io.fs import MetaChecks, MetaUsage
 from vdl.sim.disk import Directory, Inode, MetaStore, SimDisk
 
 ENDLESS_BYTES = 1 << 40
@@ -70,6 +70,11 @@ class SimMeta:
     def __init__(self, disk: SimDisk, store: MetaStore) -> None:
         self._disk = disk
         self._store = store
+
+    @property
+    def usage(self) -> MetaUsage:
+        size = sum(len(key) + len(value) for key, value in self._store.items.items())
+        return MetaUsage(size, size, ENDLESS_BYTES)
 
     def get(self, key: bytes) -> bytes | None:
         return self._store.items.get(key)

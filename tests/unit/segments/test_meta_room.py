@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,17 @@ import lmdb
 import pytest
 
 from segments.format import meta_pages
-from segments.io.fs import LmdbFile, RealFileSystem, SyncFailed, _pages_added, is_disk_full
+from segments.io import fs
+from segments.io.fs import (
+    LmdbFile,
+    MetaFile,
+    RealFileSystem,
+    SyncFailed,
+    _pages_added,
+    is_disk_full,
+    is_passing,
+    is_refused,
+)
 
 MAP_BYTES = 64 << 20
 Puts = list[tuple[bytes, bytes | None]]
@@ -93,15 +106,142 @@ def test_refused_reserve_is_a_full_disk_that_ends(
     file.close()
 
 
-def test_map_that_is_full_is_a_full_disk(tmp_path: Path) -> None:
-    """The transaction is given up before it is written."""
-    file = RealFileSystem().open_meta(str(tmp_path / "meta"), 1 << 20, meta_pages)
+SMALL_MAP = 1 << 20
+
+
+def items(start: int, end: int) -> Puts:
+    return [(b"%08d" % n, bytes([n & 0xFF]) * 500) for n in range(start, end)]
+
+
+def fill(file: MetaFile, count: int, first: int = 0) -> None:
+    for n in range(first, first + count, 500):
+        file.commit(list(items(n, min(n + 500, first + count))))
+
+
+def test_map_grows_with_what_is_stored(tmp_path: Path) -> None:
+    """Also in the next life, which maps as much as there is, whatever it asks for."""
+    path = str(tmp_path / "meta")
+    file = RealFileSystem().open_meta(path, SMALL_MAP, meta_pages)
+    assert file.usage.map_bytes == SMALL_MAP
+    fill(file, 10_000)
+    assert file.usage.used_bytes > 5 * SMALL_MAP
+    assert file.usage.map_bytes >= file.usage.file_bytes
+    file.close()
+    file = RealFileSystem().open_meta(path, SMALL_MAP, meta_pages)
+    assert file.usage.map_bytes >= file.usage.file_bytes > 5 * SMALL_MAP
+    fill(file, 10_000, first=10_000)
+    assert file.scan(b"") == items(0, 20_000)
+    file.commit([(b"large", bytes(8 << 20))])
+    assert file.get(b"large") == bytes(8 << 20)
+    file.close()
+
+
+def test_what_is_deleted_gives_room_to_what_comes(tmp_path: Path) -> None:
+    file = RealFileSystem().open_meta(str(tmp_path / "meta"), SMALL_MAP, meta_pages)
+    fill(file, 10_000)
+    full = file.usage
+    for n in range(0, 10_000, 500):
+        file.commit([(key, None) for key, _ in items(n, n + 500)])
+    assert file.usage.used_bytes < full.used_bytes // 50
+    for first in range(20_000, 60_000, 5_000):
+        fill(file, 5_000, first=first)
+        for n in range(first, first + 5_000, 500):
+            file.commit([(key, None) for key, _ in items(n, n + 500)])
+    assert file.usage.file_bytes < 2 * full.file_bytes
+    file.close()
+
+
+def test_map_does_not_grow_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = RealFileSystem().open_meta(str(tmp_path / "meta"), SMALL_MAP, meta_pages)
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", refuse)
+        with pytest.raises(OSError, match="no room"):
+            file.commit([(b"a", bytes(2 << 20))])
+    assert file.usage.map_bytes == SMALL_MAP
+    file.commit([(b"a", bytes(2 << 20))])
+    assert file.get(b"a") == bytes(2 << 20)
+    file.close()
+
+
+def test_map_that_the_address_space_has_no_place_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMDB would be left without any."""
+    file = RealFileSystem().open_meta(str(tmp_path / "meta"), SMALL_MAP, meta_pages)
     file.commit([(b"a", b"1")])
-    with pytest.raises(OSError, match="meta is full") as caught:
-        file.commit([(b"b", bytes(2 << 20))])
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mmap, "mmap", refuse)
+        with pytest.raises(OSError, match="no memory") as caught:
+            file.commit([(b"b", bytes(2 << 20))])
+        assert is_refused(caught.value)
+        assert file.get(b"a") == b"1"
+    file.commit([(b"b", bytes(2 << 20))])
+    file.close()
+
+
+def test_map_that_was_too_small_after_all_is_refused_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction is given up before it is written, and fits the next time."""
+    file = LmdbFile(str(tmp_path / "meta"), SMALL_MAP, meta_pages)
+    file.commit([(b"a", b"1")])
+    monkeypatch.setattr(fs, "_pages_added", lambda tree, sizes: 1)
+    with pytest.raises(OSError, match="meta was full") as caught:
+        file.commit([(b"b", bytes(1 << 20))])
     assert is_disk_full(caught.value)
-    file.commit([(b"a", b"2")])
-    assert file.get(b"a") == b"2"
+    assert file.get(b"b") is None
+    file.commit([(b"b", bytes(1 << 20))])
+    assert (file.get(b"a"), file.get(b"b")) == (b"1", bytes(1 << 20))
+    file.close()
+
+
+def test_readers_of_another_thread_outlive_a_larger_map(tmp_path: Path) -> None:
+    file = RealFileSystem().open_meta(str(tmp_path / "meta"), SMALL_MAP, meta_pages)
+    fill(file, 500)
+    has_ended = threading.Event()
+    found: list[Puts | BaseException] = []
+
+    def read() -> None:
+        try:
+            while not has_ended.is_set():
+                found[:] = [list(file.scan(b"0000000"))]
+        except BaseException as error:  # noqa: BLE001 - told by the test's own thread
+            found[:] = [error]
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        fill(file, 20_000, first=500)
+    finally:
+        has_ended.set()
+        reader.join()
+    assert found == [items(0, 10)]
+    assert file.usage.map_bytes > 8 * SMALL_MAP
+    file.close()
+
+
+def test_want_of_memory_before_a_commit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
+    refusing = Refusing(file._environment, lmdb.MemoryError("none"))
+    with monkeypatch.context() as patch:
+        patch.setattr(file, "_environment", refusing)
+        for ask in (lambda: file.commit([(b"a", b"1")]), lambda: file.scan(b"")):
+            with pytest.raises(OSError, match="none") as caught:
+                ask()
+            assert is_passing(caught.value)
+    file.commit([(b"a", b"1")])
     file.close()
 
 
