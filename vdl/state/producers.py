@@ -21,8 +21,9 @@ Rules, and where they are stricter than Kafka's:
   and a batch with an open fate would be appended twice.
 * A producer that was idle for `producer.id.expiration.ms` is forgotten by a command in the log
   (`expire`): the only other times in a partition's log are its clients'. Kafka uses those.
-* Where there are more than `PRODUCERS_KEPT`, the command forgets those of them that were idle
-  longest sooner, but not while their clients may still send again what was not answered.
+* Where there are more than `PRODUCERS_KEPT`, or than a partition's share of what its leader's
+  server keeps, the command forgets those of them that were idle longest sooner, but not while their
+  clients may still send again what was not answered.
 * Beyond `PRODUCERS_MAX` the producer that was idle longest is forgotten, however long that is: that
   bounds memory where ever new ones come.
 * A forgotten producer is an unknown one: see the first rule. Kafka would accept its batch.
@@ -272,11 +273,10 @@ class Producers:
                 return producer.index
         return None
 
-    @property
-    def excess_index(self) -> Index:
-        """Entry of the newest batch of the last one of those that are more than `PRODUCERS_KEPT`,
-        idle longest first; 0: there are no more."""
-        excess = len(self._producers) - PRODUCERS_KEPT
+    def excess_index(self, kept: int) -> Index:
+        """Entry of the newest batch of the last one of those that are more than `kept`, idle
+        longest first; 0: there are no more."""
+        excess = len(self._producers) - kept
         if excess <= 0:
             return NO_INDEX
         return next(islice(self._producers.values(), excess - 1, None)).index

@@ -13,9 +13,16 @@ from tests.unit.logstream.conftest import Cluster
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.logstream.group import producer_expiry
-from vdl.logstream.group.producer_expiry import PARTS, ProducerExpiry, ProducerMarks
+from vdl.logstream.group.producer_expiry import (
+    KEPT_MIN,
+    KEPT_TOGETHER,
+    PARTS,
+    PRODUCERS_KEPT,
+    ProducerExpiry,
+    ProducerMarks,
+    kept_of_each,
+)
 from vdl.logstream.options import HostOptions
-from vdl.state import producers
 
 DAY_MS = 86_400_000
 EXPIRATION_MS = 10_000
@@ -83,7 +90,8 @@ def test_producers_that_are_too_many_are_forgotten_once_nobody_sends_again(
 ) -> None:
     """Those that were idle longest, and no more than are too many; none of them before a client
     has given up what was not answered, so that nothing is written twice."""
-    monkeypatch.setattr(producers, "PRODUCERS_KEPT", 2)
+    monkeypatch.setattr(producer_expiry, "PRODUCERS_KEPT", 2)
+    monkeypatch.setattr(producer_expiry, "KEPT_MIN", 1)
     monkeypatch.setattr(producer_expiry, "RETRIED_NS", EXPIRATION_MS * MS)
     cluster: Any = Cluster(producer_expiration_check_ms=CHECK_MS)
     group_id = cluster.create_topic()
@@ -99,6 +107,15 @@ def test_producers_that_are_too_many_are_forgotten_once_nobody_sends_again(
     assert known(cluster, group_id, 3) == {True}
     first, *others = states(cluster, group_id)
     assert others == [first, first]
+
+
+@pytest.mark.parametrize("partitions", [0, 1, 200, 300, 656, 5_000, 16_384, 100_000])
+def test_producers_of_all_partitions_are_bounded_together(partitions: int) -> None:
+    """As many as a partition alone may have, until their product is too large."""
+    kept = kept_of_each(partitions)
+    assert KEPT_MIN <= kept <= PRODUCERS_KEPT
+    assert kept * partitions <= KEPT_TOGETHER or kept == KEPT_MIN
+    assert kept == PRODUCERS_KEPT or partitions > KEPT_TOGETHER // PRODUCERS_KEPT
 
 
 def test_one_command_forgets_all_and_none_follows(forgetting: Any) -> None:
@@ -254,11 +271,11 @@ def test_full_disk_takes_no_such_command(forgetting: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(MemoryStore, "accepts_appends", False)
     now_ns = cluster.time.now_ns + 10 * EXPIRATION_MS * 1_000_000
     last = stream.group.node.last_index
-    stream.expire_producers(now_ns, may_append=True)
+    stream.expire_producers(now_ns, kept=2, may_append=True)
     assert stream.group.node.last_index == last
     monkeypatch.undo()
-    stream.expire_producers(now_ns, may_append=True)
-    stream.expire_producers(now_ns, may_append=True)
+    stream.expire_producers(now_ns, kept=2, may_append=True)
+    stream.expire_producers(now_ns, kept=2, may_append=True)
     assert stream.group.node.last_index == last + 1, "one is under way"
 
 
@@ -267,7 +284,7 @@ def test_thousands_of_partitions_are_not_looked_at_together() -> None:
     looked: list[int] = []
 
     def stream(group_id: int) -> Any:
-        def expire_producers(now_ns: int, *, may_append: bool) -> None:
+        def expire_producers(now_ns: int, *, kept: int, may_append: bool) -> None:
             looked.append(group_id)
 
         return SimpleNamespace(group=SimpleNamespace(members=[]), expire_producers=expire_producers)

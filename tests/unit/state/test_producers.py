@@ -226,15 +226,15 @@ def test_excess_ends_where_as_many_are_left_as_are_kept() -> None:
         leader.send(0, pid=pid)
     leader.send(COUNT, pid=0)
     leader.apply()
-    assert leader.producers.excess_index == 0
+    assert leader.producers.excess_index(PRODUCERS_KEPT) == 0
     for pid in range(3):
         leader.send(0, pid=PRODUCERS_KEPT + pid)
     leader.apply()
-    assert leader.producers.excess_index == 4
+    assert leader.producers.excess_index(PRODUCERS_KEPT) == 4
     expire(leader.state, 4)
     assert [pid for pid in range(6) if leader.producers.get(pid)] == [0, 4, 5]
     assert len(leader.producers) == PRODUCERS_KEPT
-    assert leader.producers.excess_index == 0
+    assert leader.producers.excess_index(PRODUCERS_KEPT) == 0
 
 
 def test_state_loaded_is_the_state_stored_also_its_order_of_forgetting() -> None:

@@ -701,12 +701,13 @@ class LogStream:
             self._push_back = None
             self._outbox.mark_dirty(self.group)
 
-    def expire_producers(self, now_ns: int, *, may_append: bool) -> None:
-        """Have producers forgotten that have been idle for long enough. Called on every replica, so
-        that whoever leads next knows for how long; decided by the leader, if it `may_append`."""
+    def expire_producers(self, now_ns: int, *, kept: int, may_append: bool) -> None:
+        """Have producers forgotten that have been idle for long enough, which is sooner for those
+        that are more than `kept`. Called on every replica, so that whoever leads next knows for how
+        long; decided by the leader, if it `may_append`."""
         producers = self.state.producers
         self._idle_producers.note(producers, now_ns)
-        idle_index = self._idle_producers.index(producers, now_ns)
+        idle_index = self._idle_producers.index(producers, now_ns, kept=kept)
         oldest = producers.oldest_index
         if oldest is None or oldest > idle_index or not may_append or not self.serving:
             return

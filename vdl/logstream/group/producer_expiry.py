@@ -12,6 +12,8 @@ be slow (it stands while the machine sleeps), which keeps producers for longer.
 Where a partition has many, those that were idle longest are forgotten after `RETRIED_NS` already.
 Java's client and librdkafka give up a batch before that, by their own defaults, and do not send it
 again to a partition that has forgotten it. So how many producers come and go does not matter.
+What is many depends on how many partitions a server has: all of them are stored, and kept in
+memory, so together they are bounded (`KEPT_TOGETHER`).
 
 Marks are in memory only: a server that starts reckons anew, so producers go late rather than early.
 Marks are apart by a part of the expiration time, which is what a producer may be kept for longer,
@@ -32,7 +34,7 @@ from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.options import HostOptions
-from vdl.state.producers import Producers
+from vdl.state.producers import PRODUCERS_KEPT, Producers
 
 PARTS = 24
 """Marks are this part of the expiration time apart: an hour of a day."""
@@ -40,6 +42,13 @@ PARTS = 24
 RETRIED_NS = 600_000 * MS
 """After which a batch is hardly sent again: twice the default of librdkafka's `message.timeout.ms`,
 five times that of `delivery.timeout.ms` of Java's client."""
+
+KEPT_TOGETHER = 1 << 20
+"""Producers that the partitions of a server remember for as long as `producer.id.expiration.ms`
+says: some 400 MB of applied state, and a gigabyte of memory."""
+
+KEPT_MIN = 64
+"""Of one partition, however many there are."""
 
 LOOK_S = 60
 """How often a partition is looked at, at least: many producers may come in that time."""
@@ -95,10 +104,11 @@ class IdleProducers:
         self._long.note(producers.newest_index, now_ns)
         self._short.note(producers.newest_index, now_ns)
 
-    def index(self, producers: Producers, now_ns: int) -> Index:
-        """Those without a batch behind this entry may be forgotten; 0: none."""
+    def index(self, producers: Producers, now_ns: int, *, kept: int) -> Index:
+        """Those without a batch behind this entry may be forgotten; 0: none. More than `kept` are
+        many."""
         long_idle, short_idle = self._long.idle_index(now_ns), self._short.idle_index(now_ns)
-        return max(long_idle, min(short_idle, producers.excess_index))
+        return max(long_idle, min(short_idle, producers.excess_index(kept)))
 
 
 class PartitionReplica(Protocol):
@@ -106,8 +116,13 @@ class PartitionReplica(Protocol):
 
     group: Group
 
-    def expire_producers(self, now_ns: int, *, may_append: bool) -> None:
+    def expire_producers(self, now_ns: int, *, kept: int, may_append: bool) -> None:
         """See `LogStream.expire_producers`."""
+
+
+def kept_of_each(partitions: int) -> int:
+    """How many producers each of so many partitions keeps."""
+    return max(KEPT_MIN, min(PRODUCERS_KEPT, KEPT_TOGETHER // max(partitions, 1)))
 
 
 class ProducerExpiry:
@@ -131,9 +146,11 @@ class ProducerExpiry:
     def look(self, now_ns: int) -> None:
         """Look at one part of the partitions. Use: once a second."""
         self._round += 1
+        kept = kept_of_each(len(self._streams))
         for group_id, stream in self._streams.items():
             if (group_id + self._round) % self._rounds == 0:
-                stream.expire_producers(now_ns, may_append=self._is_understood(stream.group))
+                may_append = self._is_understood(stream.group)
+                stream.expire_producers(now_ns, kept=kept, may_append=may_append)
 
     def _is_understood(self, group: Group) -> bool:
         """Whether all members are known to be able to apply the command: a replica that cannot
