@@ -122,6 +122,19 @@ class ForeignFile(StorageError):
         self.owner = owner
 
 
+class UnknownFormat(StorageError):
+    """A later version wrote something that this one does not know. Nothing was changed."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"{path} was written by a later version: {why}. Nothing was changed. Start that "
+            "version again, or a later one. To go back to this one, replace the server: empty the "
+            "whole data directory, and a server of a replica set gets everything from the others"
+        )
+        self.path = path
+        self.why = why
+
+
 class DirectoryInUse(StorageError):
     """Another process holds the data directory."""
 

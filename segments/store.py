@@ -37,6 +37,7 @@ from segments.api import (
 from segments.checkpoint.scheduler import FULL, CheckpointScheduler
 from segments.checkpoint.trimming import RemoveBelow
 from segments.compaction.compactor import Compactor
+from segments.directory.format_note import FORM_CLEARS
 from segments.directory.identity import LogIdentity
 from segments.directory.log_registry import LogRegistry
 from segments.format.block import TRIM
@@ -104,6 +105,7 @@ class DiskStore:
         self._limits = SegmentLimits(options.segment_bytes)
         has_places = recovered.identity.has_places
         self._place_bytes_min = options.place_bytes_min if has_places else 0
+        self._may_clear = recovered.form >= FORM_CLEARS
         self._lock = lock
         self._recovered = recovered
         self._meta = meta = recovered.meta
@@ -148,8 +150,8 @@ class DiskStore:
         """Recover the directory, or make one; blocks. `now_ns` is only for sync latencies;
         `progress` is told how far recovery is.
 
-        Raises DirectoryInUse, CorruptRecord (identity), OSError, DataMissing when something is not
-        there that has been, and ForeignFile: nothing on disk is changed then.
+        Raises DirectoryInUse, CorruptRecord (identity, format), OSError, DataMissing when something
+        is not there that has been, ForeignFile, and UnknownFormat: nothing on disk is changed then.
         """
         if not fs.exists(f"{directory}/lock"):
             # Before even a lock is made.
@@ -353,7 +355,7 @@ class DiskStore:
             return
         assert log.install is None, "what follows an installed state is needed until it is covered"
         batch = self._queue.batch
-        if log.trims_all_files(first_index):
+        if self._may_clear and log.trims_all_files(first_index):
             self._clear(log, first_index)
             return
         log.touch(batch)

@@ -28,6 +28,7 @@ from segments.api import (
     StoreOptions,
 )
 from segments.compaction.note import read_note
+from segments.directory.format_note import read_form
 from segments.directory.identity import Identity, LogIdentity, read_identity
 from segments.format.frame import read_frame
 from segments.format.names import log_directory, sequence_of
@@ -95,7 +96,7 @@ class Directory:
     needed them are lost."""
 
     def __init__(self, fs: FileSystem, path: str, index_entries: int = INDEX_ENTRIES) -> None:
-        """Raises DirectoryInUse, CorruptRecord, ForeignFile, FileNotFoundError."""
+        """Raises DirectoryInUse, CorruptRecord, ForeignFile, UnknownFormat, FileNotFoundError."""
         self.fs = fs
         self.path = path
         self._index_entries = index_entries
@@ -103,6 +104,7 @@ class Directory:
             raise FileNotFoundError(f"{path}/identity")
         self._lock = fs.lock(f"{path}/lock")
         try:
+            read_form(fs, path)
             identity = read_identity(fs, path)
             if identity is None:
                 raise FileNotFoundError(f"{path}/identity")

@@ -106,6 +106,8 @@ PLACE = 9
 DETAIL = 10
 PLACED = 11
 CLEAR = 12
+KINDS = frozenset(range(ENTRY, CLEAR + 1))
+"""One that is not among them was written by a later version: a start ends there."""
 FRAMED = frozenset((ENTRY, INSTALL, STATE))
 """Kinds whose record has a frame in the block: its length and CRC stand in the record."""
 

@@ -11,8 +11,8 @@ from ids import LogId
 
 ROOT = frozenset(
     (
-        "identity", "identity.new", "lock", "journal", "logs", "deleted", "reserve", "meta",
-        "meta.new", "meta.damaged",
+        "identity", "identity.new", "format", "format.new", "lock", "journal", "logs", "deleted",
+        "reserve", "meta", "meta.new", "meta.damaged",
     )
 )  # fmt: skip
 """Names of the store's own beside each other."""

@@ -55,6 +55,8 @@ class Recovered:
     newly_lost: list[LogId] = field(default_factory=list)
     stale_files: list[str] = field(default_factory=list)
     stale_directories: list[str] = field(default_factory=list)
+    form: int = 1
+    """Of the directory: what asks for a higher one is not written."""
     strays: list[str] = field(default_factory=list)
     """Files among those of the store that are not its own."""
 

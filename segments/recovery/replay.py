@@ -46,7 +46,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ids import DirectoryId, LogId
-from segments.api import DataMissing, ForeignFile
+from segments.api import DataMissing, ForeignFile, UnknownFormat
 from segments.directory.identity import Identity
 from segments.format.block import (
     BLOCK_HEADER_BYTES,
@@ -59,6 +59,7 @@ from segments.format.block import (
     FLUSHED,
     FRAMED,
     INSTALL,
+    KINDS,
     MARK_INSTALLED,
     MARK_VOID,
     NO_DIRECTORY,
@@ -564,8 +565,11 @@ class _Replayer:
 
     def _apply(self, block: Block, data: memoryview, sequence: int, bad: frozenset[int]) -> None:
         """Apply a block's records; frames whose number is in `bad` are lost to their logs. Raises
-        ForeignFile."""
-        self._check_owner(file_path(self._directory, sequence), block.directory)
+        ForeignFile, UnknownFormat."""
+        path = file_path(self._directory, sequence)
+        self._check_owner(path, block.directory)
+        for kind in sorted(set(block.table[8::RECORD_BYTES]) - KINDS):
+            raise UnknownFormat(path, f"it has a record of kind {kind}")
         result = self.result
         result.blocks += 1
         at = BLOCK_HEADER_BYTES + len(block.table)

@@ -15,6 +15,7 @@ import random
 
 from ids import DirectoryId
 from segments.api import StoreOptions
+from segments.directory.format_note import FORM, read_form, write_form
 from segments.directory.identity import Identity, encode, write_identity
 from segments.directory.log_registry import identity_reserve, replace_identity
 from segments.io.fs import FileSystem, is_refused, make_durable_directory
@@ -35,10 +36,11 @@ def begin(
 ) -> Recovered:
     """What the directory holds, whose lock is held. Blocks. `rng` gives a new one its id.
 
-    Raises CorruptRecord (identity), OSError, DataMissing when something is not there that has been,
-    and ForeignFile: nothing on disk is changed then.
+    Raises CorruptRecord (identity, format), OSError, DataMissing when something is not there that
+    has been, ForeignFile, and UnknownFormat: nothing on disk is changed then.
     """
     identity = find_identity(fs, directory, may_be_new=options.accept_empty)
+    form = read_form(fs, directory)
     if identity is None:
         # Before anything else: what there is without an identity has lost it.
         has_places = bool(options.place_bytes_min)
@@ -66,6 +68,7 @@ def begin(
             replace_identity(fs, directory, identity_reserve(fs, directory), encode(identity))
         if options.place_bytes_min and not identity.has_places:
             _have_places(fs, directory, identity)
+        recovered.form = _have_form(fs, directory, form)
     except BaseException:
         meta.close()
         raise
@@ -83,6 +86,19 @@ def _have_places(fs: FileSystem, directory: str, identity: Identity) -> None:
         if not is_refused(error):
             raise
         identity.has_places = False
+
+
+def _have_form(fs: FileSystem, directory: str, form: int) -> int:
+    """Say, before the journal does, what a version must know. Where there is no room for that, this
+    life writes nothing which asks for it."""
+    if form < FORM:
+        try:
+            write_form(fs, directory, FORM)
+        except OSError as error:
+            if not is_refused(error):
+                raise
+            return form
+    return FORM
 
 
 def finish(fs: FileSystem, directory: str, recovered: Recovered) -> list[str]:

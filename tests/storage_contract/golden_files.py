@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from segments.api import HardState, MetaBatch, StoredEntry, StoreOptions
+from segments.api import Compaction, HardState, MetaBatch, StoredEntry, StoreOptions
 from tests.storage_contract.conftest import DiskHarness
 
 FOLDER = Path(__file__).with_name("golden")
@@ -24,6 +24,7 @@ OPTIONS = StoreOptions(
     cache_bytes_max=32 << 10,
     checkpoint_bytes=32 << 10,
     checkpoint_entries=50,
+    place_bytes_min=2_000,
     meta_map_bytes=1 << 20,
 )
 EMPTY = ("reserve", "lock", "lock.mdb")
@@ -40,6 +41,51 @@ def append(harness, log, count, size, *, term, commit):
         if commit:
             harness.store.set_hard_state(log, HardState(term, 2, index))
         harness.submit()
+
+
+def append_at_once(harness, log, count, size, *, term):
+    """As one batch, which goes to its segment if there is room."""
+    first, offset = log.last_index + 1, log.next_offset
+    entries = [
+        StoredEntry(term, first + n, 0, bytes([n]) * size, offset + n, 1, n) for n in range(count)
+    ]
+    harness.store.append(log, entries)
+    harness.store.set_hard_state(log, HardState(term, 2, log.last_index))
+    harness.submit()
+
+
+class Cleaner:
+    """Leaves something of every third entry."""
+
+    def scan(self, entries, *, keys_from):
+        return entries[-1].index + 1
+
+    def clean(self, entry, *, markers_upto):
+        return b"" if entry.index % 3 else None
+
+    def next_pass(self):
+        """All keys have room."""
+
+
+def fill_with_later_kinds(harness):
+    """Entries in segments of which the journal has only the places; a log without files; one that
+    is compacted, in part with an old file beside the new one."""
+    placed, cleared, compacted = (harness.new_log(group, 1) for group in (14, 15, 16))
+    for log in (placed, cleared, compacted):
+        append_at_once(harness, log, 40, 200, term=1)
+    checkpoint(harness, MetaBatch(compacted.log_id, 40, [(b"a", b"b")]))
+    for _ in range(3):
+        append_at_once(harness, placed, 4, 900, term=1)
+        checkpoint(harness)
+    append_at_once(harness, placed, 4, 900, term=1)
+    harness.store.trim_log(cleared, first_index=cleared.commit_index + 1)
+    append(harness, cleared, 3, 50, term=1, commit=True)
+    done = []
+    harness.store.compact(
+        compacted, Compaction(30, 10), Cleaner, pace=lambda count: 0, done=done.append
+    )
+    harness.workers.advance(1_000)
+    assert done == [True]
 
 
 def checkpoint(harness, *batches):
@@ -79,6 +125,7 @@ def fill(harness, *, clean):
         append(harness, first, 20, 900, term=8, commit=True)
         checkpoint(harness)
     # And one of each record that the last checkpoint has left behind.
+    fill_with_later_kinds(harness)
     append(harness, first, 3, 40, term=8, commit=False)
     end = first.last_index
     entry = StoredEntry(9, end, 0, b"truncated before", first.offset_after(end - 1), 1, 4)

@@ -7,19 +7,45 @@ import shutil
 import pytest
 
 from segments.api import HardState, StorageError, StoredEntry
+from segments.directory.format_note import FORM, read_form
+from segments.format.block import BLOCK_MAGIC, KINDS, PAGE_BYTES, RECORD_BYTES, decode_block
 from segments.io.fs import RealFileSystem
 from segments.tool import Directory, verify
 from tests.storage_contract.golden_files import FOLDER, OPTIONS, open_copy, shown
 
 NAMES = sorted(path.name.removesuffix(".tar.xz") for path in FOLDER.glob("*.tar.xz"))
-MAGICS = {".log": b"VDLSEG01", ".index": b"VDLIDX01", "": b"VDLIDNT1"}
-JOURNALS = {"v1": b"VDLJRNL1", "v2": b"VDLJRNL2"}
-"""By the archive's name: the journal file of an earlier version is read."""
+MAGICS = {".log": b"VDLSEG01", ".index": b"VDLIDX01"}
+BY_VERSION = {
+    "v1": {".journal": b"VDLJRNL1", "identity": b"VDLIDNT1"},
+    "v2": {".journal": b"VDLJRNL2", "identity": b"VDLIDNT1"},
+    "v3": {
+        ".journal": b"VDLJRNL2",
+        "identity": b"VDLIDNT2",
+        "format": b"VDLFORM1",
+        "compaction": b"VDLCMP01",
+    },
+}
+"""By the archive's name: what earlier versions wrote is read."""
 
 
 def test_golden_directories_are_there():
     """An empty list of names would test nothing."""
-    assert {"v1-clean", "v1-killed", "v2-clean", "v2-killed"} <= set(NAMES)
+    versions = ("v1", "v2", "v3")
+    assert {f"{v}-{end}" for v in versions for end in ("clean", "killed")} <= set(NAMES)
+
+
+def test_newest_golden_directory_has_every_kind_of_record(tmp_path):
+    """Else a later version could forget one."""
+    harness = open_copy("v3-killed", tmp_path)
+    found = set()
+    for path in (tmp_path / "data" / "journal").glob("*.journal"):
+        data = path.read_bytes()
+        for at in range(0, len(data), PAGE_BYTES):
+            kept = decode_block(data[at:], at) if data.startswith(BLOCK_MAGIC, at) else None
+            if kept is not None:
+                found |= set(kept.table[8::RECORD_BYTES])
+    assert found == KINDS
+    assert read_form(RealFileSystem(), harness.directory) == FORM
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,16 +85,17 @@ def test_golden_directory_is_whole_offline_and_each_file_names_its_version(name,
     assert [report.problems for report in reports] == [[]] * len(reports)
     assert differences == []
     seen = set()
-    magics = MAGICS | {".journal": JOURNALS[name.partition("-")[0]]}
+    magics = MAGICS | BY_VERSION[name.partition("-")[0]]
     data = tmp_path / "data"
     for path in sorted(data.rglob("*")):
-        if path.is_file() and path.suffix in magics and path.name != "lock":
+        kind = path.suffix or path.name
+        if path.is_file() and kind in magics:
             magic = path.read_bytes()[:8]
-            assert magic in {magics[path.suffix], bytes(8)}, path  # zeros: a file not used yet
+            assert magic in {magics[kind], bytes(8)}, path  # zeros: a file not used yet
             seen.add(magic)
     assert set(magics.values()) <= seen
     identity = data / "identity"
-    identity.write_bytes(identity.read_bytes().replace(b"VDLIDNT1", b"VDLIDNT9"))
+    identity.write_bytes(identity.read_bytes().replace(magics["identity"], b"VDLIDNT9"))
     with pytest.raises(StorageError, match="identity"):
         harness.start()
     shutil.rmtree(data)
