@@ -17,7 +17,6 @@ from vdl.sim.filesystem import SimFileSystem
 
 COUNT = 400
 BYTES = 1_000
-PAGE = 4_096
 
 
 def entry(index, *, is_empty=False):
