@@ -117,6 +117,14 @@ class Hello:
         if len(self.info) > INFO_BYTES_MAX:
             raise ValueError("info too long")
 
+    def is_same_process(self, other: Hello) -> bool:
+        """Whether both are HELLOs of one start of one server."""
+        return (self.server_id, self.directory_id, self.incarnation) == (
+            other.server_id,
+            other.directory_id,
+            other.incarnation,
+        )
+
 
 def encode_hello(hello: Hello) -> bytes:
     """The HELLO payload."""

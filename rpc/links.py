@@ -607,7 +607,9 @@ class Links:
         link = peer.link
         if link is not None:
             dialed_by_us = link.engine.role is Role.DIALER
-            if we_are_lower and dialed_by_us and _same_process(link.engine.remote, hello):
+            known = link.engine.remote
+            assert known is not None
+            if we_are_lower and dialed_by_us and known.is_same_process(hello):
                 self._suspect(link)
                 connection.close(RejectReason.DUPLICATE_LINK, "already linked")
                 return
@@ -848,11 +850,6 @@ def _cancel(timer: Timer | None) -> Timer | None:
     if timer is not None:
         timer.cancel()
     return None
-
-
-def _same_process(known: Hello | None, hello: Hello) -> bool:
-    assert known is not None
-    return (known.directory_id, known.incarnation) == (hello.directory_id, hello.incarnation)
 
 
 def _confirmed(peer: _Peer, asked_until_ns: int, *, answered: bool) -> None:

@@ -27,8 +27,8 @@ ENTRIES is
                         be smaller than what they stand for. Only between peers that speak
                         `VERSION_OF_COMPACTED_COPIES`
 
-then nothing if the asked one cannot help, or a RAFT payload with one message: a MsgApp that holds
-entries from `first` on, perhaps fewer than asked for, or a MsgSnap with the state.
+then nothing if the asked one cannot help, or a RAFT payload with one message of the group: a MsgApp
+that holds entries from `first` on, perhaps fewer than asked for, or a MsgSnap with the state.
 
 Must not know: why somebody asks, logs.
 """
@@ -72,6 +72,8 @@ class RangeAnswer:
 
     request: int
     log_start: Index
+    group: GroupId | None = None
+    """Of what it brings; None where it was decoded and brings nothing: it names none then."""
     entries: Sequence[Entry] = ()
     state: Snapshot | None = None
     compacted_upto: Index = NO_INDEX
@@ -96,7 +98,7 @@ def decode_range(payload: memoryview) -> RangeRequest:
     return RangeRequest(request, group, first, end, bool(wants_state), compacted)
 
 
-def encode_answer(group: GroupId, answer: RangeAnswer, version: int) -> list[Buffer]:
+def encode_answer(answer: RangeAnswer, version: int) -> list[Buffer]:
     """The payload of an ENTRIES frame for a peer that speaks `version`."""
     head: list[Buffer] = [_ANSWER.pack(answer.request, answer.log_start)]
     if version >= VERSION_OF_COMPACTED_COPIES:
@@ -111,7 +113,8 @@ def encode_answer(group: GroupId, answer: RangeAnswer, version: int) -> list[Buf
         message = MsgSnap(NONE, NONE, state.term, state)
     else:
         return head
-    return [*head, *encode_messages([(group, message)])]
+    assert answer.group is not None, answer.request
+    return [*head, *encode_messages([(answer.group, message)])]
 
 
 def decode_answer(payload: memoryview, version: int) -> RangeAnswer:
@@ -128,9 +131,12 @@ def decode_answer(payload: memoryview, version: int) -> RangeAnswer:
     if not len(rest):
         return RangeAnswer(request, log_start, compacted_upto=upto)
     messages = decode_messages(rest)
-    message = messages[0][1] if len(messages) == 1 else None
+    if len(messages) != 1:
+        raise MalformedFrame("entries")
+    ((group, message),) = messages
     if isinstance(message, MsgApp):
-        return RangeAnswer(request, log_start, message.entries, compacted_upto=upto)
+        return RangeAnswer(request, log_start, group, message.entries, compacted_upto=upto)
     if isinstance(message, MsgSnap):
-        return RangeAnswer(request, log_start, state=message.snapshot, compacted_upto=upto)
+        state = message.snapshot
+        return RangeAnswer(request, log_start, group, state=state, compacted_upto=upto)
     raise MalformedFrame("entries")

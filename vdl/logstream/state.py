@@ -12,6 +12,8 @@ Must not know: who works on it.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from itertools import count
 from typing import Final
 
 import segments.api as storage
@@ -35,6 +37,9 @@ from vdl.logstream.time.loop_time import LoopTime
 from vdl.state.catalog import Catalog
 from vdl.state.coordinator import Coordinator
 
+BOOT_BITS: Final = 62
+"""Of what distinguishes processes. Numbers that begin there stay below 2⁶⁴."""
+
 CATALOG_GROUP: Final = GroupId(0)
 """The group id of the catalog; those of the coordinators follow."""
 
@@ -44,10 +49,10 @@ class HostState:
     in place."""
 
     __slots__ = (
-        "alive", "cache_bytes_max", "catalog", "catalog_group", "clock", "front", "full", "gaps",
-        "groups", "in_sync", "log", "loop_time", "lost", "options", "outbox", "record", "rng",
-        "server_id", "silent", "state_groups", "stats", "store", "streams", "system_groups", "time",
-        "transport", "unheard",
+        "alive", "boot", "cache_bytes_max", "catalog", "catalog_group", "clock", "front", "full",
+        "gaps", "groups", "in_sync", "log", "loop_time", "lost", "options", "outbox", "record",
+        "request_numbers", "rng", "server_id", "silent", "state_groups", "stats", "store",
+        "streams", "system_groups", "time", "transport", "unheard",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +77,13 @@ class HostState:
         self.options = options
         self.log = log
         self.cache_bytes_max = cache_bytes_max
+        self.boot = rng.getrandbits(BOOT_BITS)
+        """Drawn at start: distinguishes what this process proposes and requests from what the one
+        before it did, also if the directory was restored from an older copy."""
+        self.request_numbers: Iterator[int] = count(self.boot)
+        """Of requests to other servers. An answer carries the number, and may come after a
+        restart. Invariant: no number is used twice, for whatever kind of request, nor by another
+        process of this server."""
         self.stats = HostStats()
         self.front: Front = NoFront()
         """Clients, and topics' settings. Set once, when the host starts."""
@@ -117,11 +129,10 @@ class HostState:
         """Of the groups led here: which replicas have all of the log, about."""
 
     def _make_system_groups(self) -> dict[GroupId, StateGroup]:
-        boot = self.rng.getrandbits(62)
         return {
             group_id: StateGroup(
                 server_id=self.server_id,
-                boot=boot,
+                boot=self.boot,
                 machine=self.catalog if group_id == CATALOG_GROUP else Coordinator(),
                 time=self.time,
                 outbox=self.outbox,
@@ -135,6 +146,13 @@ class HostState:
         """What no segment holds yet, of all groups together, before followers take no more records;
         producers wait earlier, at half of the cache."""
         return self.cache_bytes_max * 3 // 4
+
+    def answers_reach(self, asker: Hello | None) -> bool:
+        """Whether the process that said so when it asked is still the one that is linked. The next
+        one of its server must not be sent answers that are not for it: one of an older version
+        numbers its requests from the beginning again."""
+        hello = None if asker is None else self.alive.get(asker.server_id)
+        return asker is not None and hello is not None and hello.is_same_process(asker)
 
     def is_here(self, group: Group) -> bool:
         """Whether this replica still takes part: it may have been stopped, or replaced."""

@@ -120,6 +120,7 @@ class Node:
         self.id = server_id
         self.store: MemoryStore | None = None
         self.directories = 0
+        self.starts = 0
         self.start()
 
     def start(self) -> None:
@@ -128,6 +129,7 @@ class Node:
         self.workers = DelayWorkers(self.clock)
         self.log = ErrorLog()
         image = self.store.image if self.store is not None else None
+        self.starts += 1
         rng = random.Random(self.id + 10 * self.directories)
         self.store = MemoryStore(self.workers, rng=rng, image=image)
         node = self
@@ -155,7 +157,7 @@ class Node:
                 store=self.store,
                 transport=self.links,
                 clock=self.clock,
-                rng=random.Random(self.id + 100),
+                rng=random.Random(self.id + 100 * self.starts),
                 options=cluster.options,
                 log=self.log,
                 cache_bytes_max=128 << 20,
@@ -190,15 +192,16 @@ def make_state(
     clock: Any = None,
     log: Any = None,
     options: HostOptions | None = None,
+    life: int = 0,
 ) -> HostState:
-    """The state of a server of which a test needs only some parts."""
+    """The state of a server of which a test needs only some parts. `life`: which process of it."""
     return HostState(
         server_id=server_id,
         record=record or BirthRecord("cluster", ((1, b"1"), (2, b"2")), 3),
         store=store,
         transport=transport,
         clock=clock or NodeClock(VirtualTime()),
-        rng=random.Random(server_id),
+        rng=random.Random(server_id + 100 * life),
         options=options or HostOptions(),
         log=log,
         cache_bytes_max=128 << 20,

@@ -18,7 +18,7 @@ from rpc.ranges import (
     encode_answer,
     encode_range,
 )
-from segments.api import Compacted, Compaction, CorruptRecord, StoredEntry
+from segments.api import Compacted, Compaction, CorruptRecord, NotInMemory, StoredEntry
 from tests.unit.logstream.conftest import make_state
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import Outbox, replica_id_of
@@ -98,6 +98,13 @@ def repair_of(
     return EntryRepair(state, ServerStatus(state))
 
 
+def hello_of(
+    server_id: int, *, incarnation: int = 1, version: int = VERSION_OF_COMPACTED_COPIES - 1
+) -> Hello:
+    """What a peer said first."""
+    return Hello(server_id, bytes(16), incarnation, version=version)
+
+
 class Told(Refusing):
     """Keeps the events an operator is to act on."""
 
@@ -124,7 +131,7 @@ def test_asked_for_entries_gives_what_is_here(first: int, end: int, answered: li
     """Who asks has committed them and knows their terms: whether they are known to be committed
     here, or applied, does not matter (§5.3)."""
     wire = Wire()
-    repair = repair_of(Replica(), wire)
+    repair = repair_of(Replica(), wire, alive={2: hello_of(2)})
     (asked,) = encode_range(RangeRequest(12, GROUP, first, end))
     repair.request_received(2, memoryview(bytes(asked)))
     (frame,) = wire.frames
@@ -144,8 +151,8 @@ def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
         repair.look_around()
         request = decode_range(memoryview(wire.frames[-1])).request
         copy = Entry(term=1, index=4, data=b"x")
-        frame = b"".join(map(bytes, encode_answer(GROUP, RangeAnswer(request, 3, [copy]), 0)))
-        repair.answer_received(2, memoryview(frame))
+        frame = b"".join(map(bytes, encode_answer(RangeAnswer(request, 3, GROUP, [copy]), 0)))
+        repair.answer_received(wire.servers[-1], memoryview(frame))
     assert wire.servers[:3] == [2, 3, 2]
     assert refusing.warnings.count("repair_refused") == HOPELESS_REFUSALS
 
@@ -167,8 +174,8 @@ def test_copies_are_requested_one_at_a_time_however_long_the_disk_takes() -> Non
         repair.look_around()
         request = decode_range(memoryview(wire.frames[-1])).request
         copy = Entry(term=1, index=4, data=b"x")
-        frame = b"".join(map(bytes, encode_answer(GROUP, RangeAnswer(request, 3, [copy]), 0)))
-        repair.answer_received(2, memoryview(frame))
+        frame = b"".join(map(bytes, encode_answer(RangeAnswer(request, 3, GROUP, [copy]), 0)))
+        repair.answer_received(wire.servers[-1], memoryview(frame))
         time.run_until(time.now_ns + PATIENCE_NS)
     (done,) = under_way
     done(CorruptRecord("copy of an entry", 4))
@@ -191,8 +198,8 @@ def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
     for _ in range(HOPELESS_REFUSALS + 3):
         repair.look_around()
         request = decode_range(memoryview(wire.frames[-1])).request
-        regrets = encode_answer(GROUP, RangeAnswer(request, 3), 0)
-        repair.answer_received(2, memoryview(b"".join(map(bytes, regrets))))
+        regrets = encode_answer(RangeAnswer(request, 3), 0)
+        repair.answer_received(wire.servers[-1], memoryview(b"".join(map(bytes, regrets))))
     ((event, fields),) = told
     assert event == "entries_unrecoverable"
     assert (fields["group"], fields["topic"], fields["partition"]) == (GROUP, "events", 3)
@@ -261,8 +268,8 @@ def test_what_others_have_cut_off_does_not_hide_what_they_have_behind_it() -> No
         repair.look_around()
         request = decode_range(memoryview(wire.frames[-1]))
         wanted.append((request.first, request.end))
-        regrets = encode_answer(GROUP, RangeAnswer(request.request, 6), 0)
-        repair.answer_received(2, memoryview(b"".join(map(bytes, regrets))))
+        regrets = encode_answer(RangeAnswer(request.request, 6), 0)
+        repair.answer_received(wire.servers[-1], memoryview(b"".join(map(bytes, regrets))))
     assert wanted == [(4, 9), (6, 9), (4, 9)]
     assert not told.errors
 
@@ -295,8 +302,8 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
     repair = repair_of(replica, wire, alive={2: None}, store=store, log=store)
     repair.look_around()
     request = decode_range(memoryview(wire.frames[-1])).request
-    regrets = encode_answer(GROUP, RangeAnswer(request, 6), 0)
-    repair.answer_received(2, memoryview(b"".join(map(bytes, regrets))))
+    regrets = encode_answer(RangeAnswer(request, 6), 0)
+    repair.answer_received(wire.servers[-1], memoryview(b"".join(map(bytes, regrets))))
     assert trimmed == ([6] if log_start_offset >= 5 else [])
 
 
@@ -320,7 +327,8 @@ def test_copy_comes_only_from_a_replica_that_is_compacted_as_far(
     replica, wire = Replica(), Wire()
     replica.log.compaction = Compaction(*own)
     buffers = encode_range(RangeRequest(12, GROUP, first, first + 1, compacted=compacted))
-    repair_of(replica, wire).request_received(2, memoryview(b"".join(bytes(b) for b in buffers)))
+    repair = repair_of(replica, wire, alive={2: hello_of(2)})
+    repair.request_received(2, memoryview(b"".join(bytes(b) for b in buffers)))
     (frame,) = wire.frames
     assert bool(decode_answer(memoryview(frame), 0).entries) is answered
 
@@ -339,14 +347,81 @@ def test_copy_may_be_as_small_as_the_peers_log_is_compacted(version: int, upto: 
         def repair(self, _log: Any, _entries: Any, _done: Any, *, compacted_upto: int = 0) -> None:
             taken.append(compacted_upto)
 
-    peer = Hello(server_id=2, directory_id=bytes(16), incarnation=1, version=version)
     compacted, wire = Replica(), Wire()
     compacted.log.compaction = Compaction(8, 0)
-    answering = repair_of(compacted, wire, alive={1: peer})
+    answering = repair_of(compacted, wire, alive={1: hello_of(1, version=version)})
     damaged = Replica(applied=3)
     damaged.log.damaged = ((4, 5),)
-    asking = repair_of(damaged, wire, alive={2: peer}, store=Taking(), log=Refusing())
+    alive = {2: hello_of(2, version=version)}
+    asking = repair_of(damaged, wire, alive=alive, store=Taking(), log=Refusing())
     asking.look_around()
     answering.request_received(1, memoryview(wire.frames[-1]))
     asking.answer_received(2, memoryview(wire.frames[-1]))
     assert taken == [upto]
+
+
+@pytest.mark.parametrize(
+    ("server", "group", "index", "is_taken"),
+    [(2, GROUP, 4, True), (3, GROUP, 4, False), (2, GROUP + 1, 4, False), (2, GROUP, 5, False)],
+    ids=["what was asked for", "of another server", "of another group", "of another range"],
+)
+def test_answer_is_taken_as_the_one_to_a_request_only_if_all_that_it_names_is_the_same(
+    server: int, group: int, index: int, is_taken: bool
+) -> None:
+    """A copy of another group may have the index and the term of what is damaged here."""
+    taken: list[int] = []
+
+    class Taking(Refusing):
+        def repair(self, _log: Any, entries: Any, _done: Any, *, compacted_upto: int = 0) -> None:
+            taken.extend(entry.index for entry in entries)
+
+    replica, wire = Replica(), Wire()
+    replica.log.damaged = ((4, 5),)
+    alive = {2: hello_of(2), 3: hello_of(3)}
+    repair = repair_of(replica, wire, alive=alive, store=Taking(), log=Refusing())
+    repair.look_around()
+    assert wire.servers == [2]
+    request = decode_range(memoryview(wire.frames[-1])).request
+    copy = Entry(term=1, index=index, data=b"x")
+    buffers = encode_answer(RangeAnswer(request, 3, group, [copy]), 0)
+    repair.answer_received(server, memoryview(b"".join(map(bytes, buffers))))
+    assert taken == ([4] if is_taken else [])
+
+
+def test_requests_of_two_processes_of_a_server_have_no_number_in_common() -> None:
+    """An answer to one of the process before, which names nothing else if it brings nothing, would
+    have the log here cut where the other group's begins."""
+    numbers: set[int] = set()
+    for life in range(3):
+        replica, wire = Replica(), Wire()
+        replica.log.damaged = ((4, 5),)
+        repair = repair_of(replica, wire, alive={2: hello_of(2)}, log=Told(), life=life)
+        for _ in range(5):
+            repair.look_around()
+            repair._pending = None
+        numbers |= {decode_range(memoryview(frame)).request for frame in wire.frames}
+    assert len(numbers) == 15
+
+
+@pytest.mark.parametrize("incarnation", [1, 2])
+def test_copies_that_took_a_while_go_to_the_process_that_asked_alone(incarnation: int) -> None:
+    """The next one of that server has the same number for something else, if its version is an
+    older one."""
+    reads: list[Any] = []
+
+    class Cold(Refusing):
+        def entries_cold(self, _log: Any, *_range: int) -> None:
+            reads.append(_range[-1])
+
+    class Elsewhere(Log):
+        def entries(self, first: int, end: int, _bytes_max: int) -> list[StoredEntry]:
+            raise NotInMemory(first, end)
+
+    wire = Wire()
+    repair = repair_of(Replica(log=Elsewhere()), wire, alive={2: hello_of(2)}, store=Cold())
+    (asked,) = encode_range(RangeRequest(12, GROUP, 4, 5))
+    repair.request_received(2, memoryview(bytes(asked)))
+    repair._state.alive[2] = hello_of(2, incarnation=incarnation)
+    (found,) = reads
+    found([StoredEntry(1, 4, EntryKind.NORMAL, b"x", 4, 1, 0)])
+    assert len(wire.frames) == (1 if incarnation == 1 else 0)

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from rpc.commands import CommandDone, Fate, decode_command, encode_done
 from rpc.hello import VERSION_OF_COMMANDS, VERSION_OF_JOINED_COMMANDS
 from rpc.peer import FrameType
 from vdl.errors import ErrorCode
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.logstream.peers import group_commands
 from vdl.state import commands
+from vdl.state.commands import CreateTopics, NewTopic
 from vdl.state.partition import AdvanceLogStart, encode_command
 
 CUT = encode_command(AdvanceLogStart(1))
@@ -245,3 +247,139 @@ def test_commands_that_could_not_leave_are_sent_again(
     cluster.run(group_commands.RETRY_NS // 1_000_000 + 100)
     assert refused
     assert [applied(one) for one in found] == [ErrorCode.NONE] * 3
+
+
+def lone_partition(cluster: Any, server: int) -> int:
+    """A partition with two records, on one server alone."""
+    new = NewTopic("lone", b"lone".ljust(16), assignments=[[server]])
+    group_id = int(cluster.propose(CreateTopics([new])).topics[0].group_ids[0])
+    for _ in range(2):
+        cluster.append(cluster.leader(group_id))
+    cluster.run(200)
+    return group_id
+
+
+def frames_into(cluster: Any, server: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """(sender, kind, payload) of all that server is sent from now on."""
+    received: list[Any] = []
+    host = cluster.nodes[server].host
+    frame = host.frame
+
+    def noted(from_server: int, kind: FrameType, payload: memoryview) -> None:
+        received.append((from_server, kind, bytes(payload)))
+        frame(from_server, kind, payload)
+
+    monkeypatch.setattr(host, "frame", noted, raising=False)
+    return received
+
+
+def test_answer_for_a_former_process_ends_no_command_of_the_next(cluster: Any) -> None:
+    """A leader answers when it has applied a command, perhaps seconds later: by then the server
+    that sent it may have been killed and run again, and have sent another command to a group that
+    nobody serves."""
+    shared = partition(cluster)
+    lone = lone_partition(cluster, 3)
+    assert cluster.leader(shared).leader_server == 1
+    cluster.nodes[3].crash()
+    cluster.run(3_000)
+    cluster.nodes[2].workers.hold()  # the shared one has no majority for a moment
+    former = send(cluster, 2, shared, CUT, ms=10_000)
+    cluster.run(20)
+    cluster.nodes[2].crash()
+    cluster.run(500)
+    cluster.nodes[2].start()
+    found = send(cluster, 2, lone, CUT, ms=10_000)
+    cluster.run(3_000)
+    assert (former, found) == ([], [])
+    assert cluster.leader(shared).log_start_offset == 1, "the former one was applied"
+    cluster.nodes[3].start()
+    cluster.run(5_000)
+    assert applied(found) is ErrorCode.NONE
+
+
+def test_number_of_a_former_process_is_not_used_again(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer of an older version sends its answer to whoever is linked by then."""
+    group_id = partition(cluster)
+    leader = cluster.leader(group_id).leader_server
+    asker = next(server for server in (1, 2, 3) if server != leader)
+    received = frames_into(cluster, leader, monkeypatch)
+    send(cluster, asker, group_id, CUT)
+    cluster.run(100)
+    numbers = [
+        decode_command(memoryview(payload)).request_id
+        for _, kind, payload in received
+        if kind is FrameType.COMMAND
+    ]
+    cluster.nodes[asker].crash()
+    cluster.run(500)
+    cluster.nodes[asker].start()
+    cluster.run(1_000)
+    found = send(cluster, asker, 9_999, CUT, ms=10_000)
+    for number in numbers:
+        done = b"".join(map(bytes, encode_done(CommandDone(number, Fate.APPLIED))))
+        cluster.nodes[asker].host.frame(leader, FrameType.COMMAND_DONE, memoryview(done))
+    assert numbers
+    assert found == []
+
+
+def test_answer_is_not_sent_to_the_next_process(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an older version numbers its commands from the beginning, and would take it for one
+    of its own."""
+    group_id = partition(cluster)
+    leader = cluster.leader(group_id).leader_server
+    asker, third = (server for server in (1, 2, 3) if server != leader)
+    cluster.nodes[third].crash()
+    cluster.run(1_000)
+    cluster.nodes[asker].workers.hold()
+    send(cluster, asker, group_id, CUT, ms=10_000)
+    cluster.run(20)
+    cluster.nodes[asker].crash()
+    cluster.run(500)
+    cluster.nodes[asker].start()
+    received = frames_into(cluster, asker, monkeypatch)
+    cluster.run(3_000)
+    assert cluster.leader(group_id).log_start_offset == 1, "it was applied"
+    kinds = {kind for _, kind, _ in received}
+    assert FrameType.HEARTBEAT in kinds
+    assert not kinds & {FrameType.COMMAND_DONE, FrameType.COMMANDS_DONE}
+
+
+def test_what_waits_for_the_turns_end_is_not_sent_by_the_next_link(cluster: Any) -> None:
+    """A link may be replaced within a turn, by one of another process."""
+    group_id = partition(cluster)
+    leader = cluster.leader(group_id).leader_server
+    asker = next(server for server in (1, 2, 3) if server != leader)
+    host = cluster.nodes[leader].host
+    host.commands._outgoing(asker).answers.append([b"answer"])
+    hello = host.state.alive[asker]
+    host.link_down(asker, refused=False)
+    host.link_up(hello)
+    assert not host.commands.out
+
+
+@pytest.mark.parametrize("was_sent_before", [False, True])
+def test_refusal_is_final_unless_another_leader_may_have_taken_the_command(
+    cluster: Any, was_sent_before: bool
+) -> None:
+    """And it is one only of the server that the command was sent to last."""
+    group_id = partition(cluster)
+    leader = cluster.leader(group_id).leader_server
+    asker, third = (server for server in (1, 2, 3) if server != leader)
+    for node in cluster.nodes.values():
+        node.workers.hold()  # nothing is applied
+    found = send(cluster, asker, group_id, CUT, ms=20_000)
+    cluster.run(100)
+    if was_sent_before:
+        cluster.run(group_commands.ANSWER_NS // 1_000_000)
+    host = cluster.nodes[asker].host
+    (number,) = host.commands._sent
+    refused = b"".join(map(bytes, encode_done(CommandDone(number, Fate.REFUSED))))
+    host.frame(third, FrameType.COMMAND_DONE, memoryview(refused))
+    assert found == []
+    host.frame(leader, FrameType.COMMAND_DONE, memoryview(refused))
+    kinds = [outcome.kind for outcome in found]
+    assert kinds == [OutcomeKind.UNKNOWN if was_sent_before else OutcomeKind.TOO_LARGE]

@@ -57,12 +57,12 @@ def test_range_cut_is_malformed() -> None:
 @VERSIONS
 def test_entries_come_back_whole(version: int) -> None:
     """With their terms, places and payloads; payloads leave as they lie in memory."""
-    buffers = encode_answer(9, RangeAnswer(5, 3, ENTRIES), version)
+    buffers = encode_answer(RangeAnswer(5, 3, 9, ENTRIES), version)
     assert any(buffer is ENTRIES[2].data for buffer in buffers)
     found = decode_answer(joined(buffers), version)
     for entry in found.entries:
         entry.data = bytes(entry.data)
-    assert found == RangeAnswer(5, 3, ENTRIES)
+    assert found == RangeAnswer(5, 3, 9, ENTRIES)
 
 
 @VERSIONS
@@ -70,26 +70,26 @@ def test_a_state_comes_back_whole(version: int) -> None:
     """In place of entries that were cut off."""
     state = Snapshot(20, 4, ConfState(voters=(1, 2, 3)), 77, b"what the entries did")
     found = decode_answer(
-        joined(encode_answer(9, RangeAnswer(5, 21, state=state), version)), version
+        joined(encode_answer(RangeAnswer(5, 21, 9, state=state), version)), version
     )
     assert found.state is not None
     found.state.data = bytes(found.state.data)
-    assert found == RangeAnswer(5, 21, state=state)
+    assert found == RangeAnswer(5, 21, 9, state=state)
 
 
 @VERSIONS
 def test_regrets_come_back(version: int) -> None:
     """Nobody can always help."""
-    assert decode_answer(
-        joined(encode_answer(9, RangeAnswer(5, 3), version)), version
-    ) == RangeAnswer(5, 3)
+    assert decode_answer(joined(encode_answer(RangeAnswer(5, 3), version)), version) == RangeAnswer(
+        5, 3
+    )
 
 
 @VERSIONS
 def test_entries_cut_are_malformed(version: int) -> None:
     """But for a cut right behind the numbers, which is a regret."""
     head = 16 if version < VERSION_OF_COMPACTED_COPIES else 24
-    frame = joined(encode_answer(9, RangeAnswer(5, 3, ENTRIES), version))
+    frame = joined(encode_answer(RangeAnswer(5, 3, 9, ENTRIES), version))
     for end in [*range(head), *range(head + 1, len(frame), 97)]:
         with pytest.raises(MalformedFrame):
             decode_answer(frame[:end], version)
@@ -154,7 +154,7 @@ def test_range_of_a_compacted_log_says_how_far() -> None:
 def test_how_far_copies_are_compacted_is_told_to_who_understands(version: int) -> None:
     """Others get the frame that they know."""
     found = decode_answer(
-        joined(encode_answer(9, RangeAnswer(5, 3, ENTRIES, compacted_upto=8), version)), version
+        joined(encode_answer(RangeAnswer(5, 3, 9, ENTRIES, compacted_upto=8), version)), version
     )
     assert found.compacted_upto == (8 if version >= VERSION_OF_COMPACTED_COPIES else 0)
     assert [entry.index for entry in found.entries] == [7, 8, 9]

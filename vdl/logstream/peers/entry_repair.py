@@ -58,17 +58,34 @@ class Request:
     """The one request of this server that is under way: for entries [start, end) of a range
     that begins at `first`."""
 
-    __slots__ = ("end", "first", "group", "number", "start", "until_ns")
+    __slots__ = ("end", "first", "group", "number", "peer", "start", "until_ns")
 
     def __init__(
-        self, number: int, group: Group, first: Index, start: Index, end: Index, until_ns: int
+        self,
+        number: int,
+        peer: ServerId,
+        group: Group,
+        *,
+        first: Index,
+        start: Index,
+        end: Index,
+        until_ns: int,
     ) -> None:
         self.number = number
+        self.peer = peer
         self.group = group
         self.first = first
         self.start = start
         self.end = end
         self.until_ns = until_ns
+
+    def is_met_by(self, from_server: ServerId, answer: RangeAnswer) -> bool:
+        """Whether an answer is to this request, in all that it names."""
+        return (
+            (answer.request, from_server) == (self.number, self.peer)
+            and answer.group in (None, self.group.group_id)
+            and all(self.start <= entry.index < self.end for entry in answer.entries)
+        )
 
 
 class EntryRepair:
@@ -77,7 +94,6 @@ class EntryRepair:
     def __init__(self, state: HostState, status: ServerStatus) -> None:
         self._state = state
         self._status = status
-        self._requests = 0
         self._pending: Request | None = None
         self._is_repairing = False
         """Copies are being written, which may take as long as the disk likes: others would wait
@@ -131,7 +147,6 @@ class EntryRepair:
         self, group: Group, damage: tuple[Index, Index], peers: Sequence[ServerId], now_ns: int
     ) -> None:
         first, end = damage
-        self._requests += 1
         # A range that comes up again goes to the next peer, whatever the number of ranges.
         asked_before = self._refusals.get((group.group_id, first), 0)
         peer = peers[asked_before % len(peers)]
@@ -140,18 +155,19 @@ class EntryRepair:
         start = self._cut_off.pop((group.group_id, first), first)
         if start >= end:
             start = first
-        request = RangeRequest(
-            self._requests, group.group_id, start, end, wants_state, _compacted(group)
-        )
+        number = next(self._state.request_numbers)
+        request = RangeRequest(number, group.group_id, start, end, wants_state, _compacted(group))
         if self._state.transport.send(peer, FrameType.RANGE, encode_range(request)):
             until_ns = now_ns + PATIENCE_NS
-            self._pending = Request(self._requests, group, first, start, end, until_ns)
+            self._pending = Request(
+                number, peer, group, first=first, start=start, end=end, until_ns=until_ns
+            )
 
     def answer_received(self, from_server: ServerId, payload: memoryview) -> None:
         """A peer's copy, or its regrets. Raises MalformedFrame."""
         answer = decode_answer(payload, self._version_of(from_server))
         request = self._pending
-        if request is None or request.number != answer.request:
+        if request is None or not request.is_met_by(from_server, answer):
             return
         group = request.group
         if self._state.groups.get(group.group_id) is not group:
@@ -247,13 +263,16 @@ class EntryRepair:
         """A peer needs entries. Raises MalformedFrame."""
         wanted = decode_range(payload)
         group = self._state.groups.get(wanted.group)
+        asker = self._state.alive.get(from_server)
 
         def answer(entries: Sequence[Entry], state: Snapshot | None = None) -> None:
+            if not self._state.answers_reach(asker):
+                return
             log_start = upto = NO_INDEX
             if group is not None:
                 log_start, upto = group.log.first_index, group.log.compaction.upto
-            found = RangeAnswer(wanted.request, log_start, entries, state, upto)
-            frame = encode_answer(wanted.group, found, self._version_of(from_server))
+            found = RangeAnswer(wanted.request, log_start, wanted.group, entries, state, upto)
+            frame = encode_answer(found, self._version_of(from_server))
             self._state.transport.send(from_server, FrameType.ENTRIES, frame)
 
         if group is None or self._answering >= ANSWERS_AT_ONCE_MAX:

@@ -54,16 +54,20 @@ class Forwarded:
 class Forwarding:
     """The catalog commands of one server."""
 
-    __slots__ = ("_catalog", "_liveness", "_sent", "_server_id", "_transport", "_waiting")
+    __slots__ = (
+        "_catalog", "_liveness", "_numbers", "_sent", "_server_id", "_transport", "_waiting",
+    )  # fmt: skip
 
     def __init__(self, state: HostState, liveness: Liveness) -> None:
         self._server_id = state.server_id
         self._catalog = state.catalog_group
         self._transport = state.transport
+        self._numbers = state.request_numbers
         self._liveness = liveness
         self._waiting: list[Forwarded] = []
         """Not sent to anybody, or definitely refused."""
         self._sent: dict[int, Forwarded] = {}
+        """By the number of the request."""
 
     def propose(self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:
         """`done` once: applied here, certainly not appended, or unknown at the deadline."""
@@ -94,17 +98,18 @@ class Forwarding:
                 return False
             catalog.expect(seq, forwarded.deadline_ns, forwarded.done, term=catalog.term)
             return True
-        propose = SentCommand(seq, CATALOG_GROUP, 0, data)
+        number = next(self._numbers)
+        propose = SentCommand(number, CATALOG_GROUP, 0, data)
         if not self._transport.send(leader, FrameType.PROPOSE, encode_command(propose)):
             return False
         forwarded.seq = seq
         forwarded.sent_to = leader
-        self._sent[seq] = forwarded
-        catalog.expect(seq, forwarded.deadline_ns, lambda outcome: self._ended(seq, outcome))
+        self._sent[number] = forwarded
+        catalog.expect(seq, forwarded.deadline_ns, lambda outcome: self._ended(number, outcome))
         return True
 
-    def _ended(self, seq: int, outcome: Outcome) -> None:
-        forwarded = self._sent.pop(seq, None)
+    def _ended(self, number: int, outcome: Outcome) -> None:
+        forwarded = self._sent.pop(number, None)
         if forwarded is not None:
             forwarded.done(outcome)
 
@@ -132,7 +137,7 @@ class Forwarding:
         if answer.outcome is ProposeOutcome.ACCEPTED:
             return
         del self._sent[answer.request_id]
-        self._catalog.forget(answer.request_id)
+        self._catalog.forget(forwarded.seq)
         if answer.outcome is ProposeOutcome.REFUSED:
             forwarded.done(NOT_APPENDED)
         else:

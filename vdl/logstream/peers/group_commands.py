@@ -7,6 +7,10 @@ command is sent to the leader of its group as far as it is known here, and sent 
 leads by then, until it is answered or its deadline has passed. So it may be applied more than once,
 and must be one that does no harm then.
 
+An answer names its command by a number alone, and may come seconds later, after the link or the
+process that sent the command was replaced. So numbers begin at random in each process
+(`HostState.request_numbers`), and whoever answers does so only to the process that asked.
+
 What small commands and answers a turn brings for one server leaves at its end, in one frame of each
 kind: a system call for each would cost more than what they are for.
 
@@ -108,7 +112,7 @@ class GroupCommands:
     """The commands that one server sends to groups, and those it is sent as their leader."""
 
     __slots__ = (
-        "_again_timer_ns", "_due_ns", "_liveness", "_number", "_sent", "_state", "out", "receive",
+        "_again_timer_ns", "_due_ns", "_liveness", "_sent", "_state", "out", "receive",
     )  # fmt: skip
 
     def __init__(self, state: HostState, liveness: Liveness) -> None:
@@ -119,7 +123,6 @@ class GroupCommands:
         """Before which none of them is due: thousands need not be looked at each time."""
         self.out: dict[ServerId, _Outgoing] = {}
         """What leaves at the turn's end, by server. Use: `flush` while there is any."""
-        self._number = 0
         self._again_timer_ns = NEVER
         self.receive: Receiver = self._propose
         """What is done with a command for a coordinator that leads here. By default it is proposed
@@ -136,8 +139,7 @@ class GroupCommands:
         elif len(data) > COMMAND_BYTES_MAX:
             done(TOO_LARGE)
         else:
-            self._number += 1
-            number = self._number
+            number = next(self._state.request_numbers)
             self._sent[number] = _Sent(group_id, data, deadline_ns, done)
             self._try(number)
 
@@ -239,10 +241,15 @@ class GroupCommands:
         sent = self._sent.get(number)
         if sent is None:
             return
-        if outcome.kind is OutcomeKind.APPLIED or outcome.kind is OutcomeKind.TOO_LARGE:
+        if outcome.kind is OutcomeKind.APPLIED:
             del self._sent[number]
             sent.done(outcome)
         elif sent.sent_to == server_id:
+            if outcome.kind is OutcomeKind.TOO_LARGE:
+                del self._sent[number]
+                # Whoever led before may have appended it all the same.
+                sent.done(UNKNOWN if sent.was_open else outcome)
+                return
             if outcome.kind is OutcomeKind.NOT_APPENDED:
                 sent.is_open = sent.was_open
             self._wait(sent)
@@ -263,9 +270,11 @@ class GroupCommands:
         MalformedFrame."""
         sent = decode_command(payload)
         request_id = sent.request_id
+        asker = self._state.alive.get(from_server)
 
         def done(outcome: Outcome) -> None:
-            self._answer(from_server, request_id, outcome)
+            if self._state.answers_reach(asker):
+                self._answer(from_server, request_id, outcome)
 
         deadline_ns = self._state.clock.now_ns() + sent.timeout_ms * MS
         self._deliver(sent.group, bytes(sent.command), deadline_ns, done)
@@ -342,7 +351,9 @@ class GroupCommands:
                 late.done(UNKNOWN if late.is_open else NOT_APPENDED)
 
     def link_down(self, server_id: ServerId) -> None:
-        """What it was sent may be lost."""
+        """What it was sent may be lost. Nothing that was to leave for it does: the next link may be
+        to another process."""
+        self.out.pop(server_id, None)
         for sent in self._sent.values():
             if sent.sent_to == server_id:
                 self._wait(sent)

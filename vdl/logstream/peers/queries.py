@@ -37,14 +37,13 @@ class Asked(Pending[Reply | None]):
 class Queries:
     """The questions of one server."""
 
-    __slots__ = ("_answer", "_asked", "_number", "_state")
+    __slots__ = ("_answer", "_asked", "_state")
 
     def __init__(self, state: HostState, answer: Callable[[Query], Reply | None]) -> None:
         """`answer`: what this server says to a question."""
         self._state = state
         self._answer = answer
         self._asked: dict[int, Asked] = {}
-        self._number = 0
 
     def ask(
         self,
@@ -60,18 +59,16 @@ class Queries:
             done(self._answer(query))
             return
         hello = state.alive.get(server_id)
+        number = next(state.request_numbers)
         if (
             hello is None
             or hello.version < VERSION_OF_QUERIES
             or len(self._asked) >= WAITING_MAX
-            or not state.transport.send(
-                server_id, FrameType.QUERY, encode_query(self._number + 1, query)
-            )
+            or not state.transport.send(server_id, FrameType.QUERY, encode_query(number, query))
         ):
             done(None)
             return
-        self._number += 1
-        self._asked[self._number] = Asked(server_id, deadline_ns, done)
+        self._asked[number] = Asked(server_id, deadline_ns, done)
 
     def query_received(self, from_server: ServerId, payload: memoryview) -> None:
         """A peer asks. Raises MalformedFrame. An answer that does not leave is missed by its
