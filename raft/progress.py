@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
+from typing import Final
 
 from ids import NO_INDEX, Index, NodeId
 from raft.membership import Membership
@@ -36,6 +37,9 @@ SNAPSHOT = ProgressState.SNAPSHOT
 
 ROUNDS_BETWEEN_MAX = 8
 """Between two turns of a replica that answers no heartbeat."""
+
+TRIES_MAX: Final = 2 * ROUNDS_BETWEEN_MAX.bit_length()
+"""More turns than these in vain change nothing."""
 
 
 class Inflights:
@@ -120,8 +124,8 @@ class Progress:
         self.cold_read_first: Index = NO_INDEX
         """First index of the read from disk the host was asked for; 0: none pending."""
         self.tries = 0
-        """How often it was its turn to be sent a heartbeat since it last answered. Use:
-        `quiet_heartbeats`."""
+        """How often it was its turn to be sent a heartbeat since it last answered, `TRIES_MAX` for
+        more. Use: `quiet_heartbeats`."""
         self.asked_round = 0
         """In which of the leader's heartbeat rounds it was sent the last one."""
         self.ask_round = 0
@@ -181,7 +185,7 @@ class Progress:
         if asks:
             self.asked_round = round_
         self.ask_round = round_ + min(1 << (self.tries >> 1), ROUNDS_BETWEEN_MAX)
-        self.tries += 1
+        self.tries = min(self.tries + 1, TRIES_MAX)
 
     def answered(self) -> None:
         """It did, or what it was asked is lost: its next turn is the next round."""

@@ -6,7 +6,15 @@ import pytest
 
 from raft.errors import DropReason, ProposalDropped
 from raft.messages import MsgApp, MsgAppResp, MsgHeartbeat, MsgProp, MsgVoteResp
-from raft.progress import PROBE, REPLICATE, SNAPSHOT, Inflights, Progress
+from raft.progress import (
+    PROBE,
+    REPLICATE,
+    ROUNDS_BETWEEN_MAX,
+    SNAPSHOT,
+    TRIES_MAX,
+    Inflights,
+    Progress,
+)
 from raft.types import ENTRY_OVERHEAD_BYTES, Entry, EntryKind
 from tests.unit.raft.network import Network
 
@@ -430,3 +438,18 @@ def test_batched_cluster_commits_like_any_other() -> None:
         network.propose(b"x", b"y")
         network.settle()
     assert [network.node(n).applied for n in (1, 2, 3)] == [22] * 3
+
+
+def test_replica_that_never_answers_costs_a_turn_no_more_however_long_it_is_away() -> None:
+    """Its turns come further and further apart, up to a bound; what counts them has one, too."""
+    progress = Progress(next_index=1, inflights=Inflights(1), is_learner=False)
+    gaps = []
+    for round_ in range(10_000):
+        progress.tried(round_, asks=True)
+        gaps.append(progress.ask_round - round_)
+    assert gaps == sorted(gaps)
+    assert (gaps[0], gaps[-1]) == (1, ROUNDS_BETWEEN_MAX)
+    assert progress.tries == TRIES_MAX
+    progress.answered()
+    progress.tried(10_000, asks=True)
+    assert progress.ask_round == 10_001
