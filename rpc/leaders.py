@@ -43,7 +43,7 @@ from typing import Final
 
 from ids import TERM_MAX, GroupId, NodeId, ServerId, Term
 from raft.types import NONE
-from rpc.errors import MalformedFrame, RemoteError
+from rpc.errors import MalformedFrame
 from rpc.peer import FrameType
 from rpc.reader import Buffer
 
@@ -64,15 +64,23 @@ IN_SYNC_MAX: Final = 255
 OutFrame = tuple[FrameType, list[Buffer]]
 
 
-class ConflictingLeaders(RemoteError):
-    """Two replicas claim one term of one group, which Raft rules out (§5.2)."""
+@dataclass(frozen=True, slots=True)
+class LeaderConflict:
+    """Two replicas claim one term of one group, which Raft rules out (§5.2). The one that is known
+    stays so; what else the list says is taken."""
 
-    def __init__(self, group: GroupId, term: Term, *, known: NodeId, claimed: NodeId) -> None:
-        super().__init__(f"group {group} term {term}: led by {known}, claimed by {claimed}")
-        self.group = group
-        self.term = term
-        self.known = known
-        self.claimed = claimed
+    group: GroupId
+    term: Term
+    known: NodeId
+    claimed: NodeId
+
+    @property
+    def server_id(self) -> ServerId:
+        """Whose list has the claim."""
+        return self.claimed >> REPLICA_NUMBER_BITS
+
+    def __str__(self) -> str:
+        return f"{self.claimed} leads term {self.term}, which {self.known} leads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +289,8 @@ class _Held:
 class LeaderListReceiver:
     """What all peers lead, merged: per group the leader of the highest term."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_conflict: Callable[[LeaderConflict], None]) -> None:
+        self._on_conflict = on_conflict
         self._held: dict[ServerId, _Held] = {}
         self._leaders: dict[GroupId, Leader] = {}
 
@@ -297,7 +306,7 @@ class LeaderListReceiver:
             held.end_session()
 
     def leaders(self, peer: ServerId, payload: memoryview) -> list[LeaderChange]:
-        """A LEADERS frame: what changed for the host. Raises MalformedFrame, ConflictingLeaders."""
+        """A LEADERS frame: what changed for the host. Raises MalformedFrame."""
         if len(payload) < _LEADERS.size:
             raise MalformedFrame("leader list", len(payload))
         whole, from_version, version, count = _LEADERS.unpack_from(payload)
@@ -400,10 +409,12 @@ class LeaderListReceiver:
         changes: list[LeaderChange],
     ) -> None:
         group, term, replica = claim.group, claim.term, claim.replica
-        held.listed[group] = (term, replica)
         known = self._leaders.get(group)
         if known is not None and known.term == term and known.replica not in (0, replica):
-            raise ConflictingLeaders(group, term, known=known.replica, claimed=replica)
+            held.listed.pop(group, None)
+            self._on_conflict(LeaderConflict(group, term, known.replica, replica))
+            return
+        held.listed[group] = (term, replica)
         if known is None or known.term < term or (known.term == term and not known.replica):
             self._leaders[group] = Leader(term, replica, in_sync)
             changes.append(claim)
@@ -425,9 +436,10 @@ class LeaderListReceiver:
 class LeaderLists:
     """Both directions of all links: what the host wires to its transport's callbacks."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_conflict: Callable[[LeaderConflict], None]) -> None:
+        """`on_conflict`: told of each row that is not taken."""
         self.sender = LeaderListSender()
-        self.receiver = LeaderListReceiver()
+        self.receiver = LeaderListReceiver(on_conflict)
 
     def connected(self, peer: ServerId) -> None:
         """`PeerHandler.link_up`, for a peer of our cluster. Send `frames` right after."""
@@ -451,7 +463,7 @@ class LeaderLists:
     def received(
         self, peer: ServerId, frame_type: FrameType, payload: memoryview, now_ns: int
     ) -> list[LeaderChange]:
-        """A HEARTBEAT or LEADERS frame. Raises MalformedFrame, ConflictingLeaders."""
+        """A HEARTBEAT or LEADERS frame. Raises MalformedFrame."""
         if frame_type is FrameType.LEADERS:
             return self.receiver.leaders(peer, payload)
         assert frame_type is FrameType.HEARTBEAT, frame_type

@@ -59,6 +59,7 @@ from vdl.logstream.membership.replicas import (
 from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.commit_propagation import CommitPropagation
+from vdl.logstream.peers.contradictions import Contradictions
 from vdl.logstream.peers.entry_repair import EntryRepair
 from vdl.logstream.peers.follower_reads import FollowerReads
 from vdl.logstream.peers.forwarding import Forwarding
@@ -97,9 +98,10 @@ class Host:
         """When any group here last lost its leader together with the leader's server (monotonic
         ns); 0: never."""
         self._responses = DurableResponses(state.store)
-        self.liveness = Liveness(state)
+        contradictions = Contradictions(state)
+        self.liveness = Liveness(state, contradictions)
         self._commits = CommitPropagation(state)
-        self._proofs = LeaderProofs(state, self.liveness)
+        self._proofs = LeaderProofs(state, self.liveness, contradictions)
         self.timers = Timers(state, self.liveness, self._proofs, self._commits)
         self.campaigns = self.timers.campaigns
         self._status = ServerStatus(state)
@@ -107,7 +109,7 @@ class Host:
         self.commands = GroupCommands(state, self.liveness)
         self._follower_reads = FollowerReads(state, self.liveness)
         self._repair = EntryRepair(state, self._status)
-        self._inbox = Inbox(state, self._status, self._proofs, self._commits)
+        self._inbox = Inbox(state, self._status, self._proofs, self._commits, contradictions)
         self._opener = ReplicaOpener(state, self.liveness, hosting=self)
         self._move_limits = MoveLimits(state, self._opener.move_throttle)
         self._replicas = Replicas(state, hosting=self)

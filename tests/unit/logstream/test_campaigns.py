@@ -24,6 +24,7 @@ from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.membership import open_replica as opening
 from vdl.logstream.membership.open_replica import ReplicaOpener
 from vdl.logstream.options import TICK_NS, HostOptions
+from vdl.logstream.peers.contradictions import Contradictions
 from vdl.logstream.peers.liveness import Liveness
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state.commands import CreateTopics, NewTopic
@@ -340,7 +341,7 @@ def test_partitions_are_opened_a_few_in_a_turn_and_the_catalog_at_once(
         replica_lost=lambda log: opened.append(log.group_id),
     )
     state = make_state(clock=clock, options=HostOptions(openings_per_turn=3))
-    made = ReplicaOpener(state, Liveness(state), hosting)
+    made = ReplicaOpener(state, Liveness(state, Contradictions(state)), hosting)
 
     def begin(group_id: int, kind: type) -> None:
         log: Any = SimpleNamespace(group_id=group_id)

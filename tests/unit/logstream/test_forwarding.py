@@ -10,6 +10,7 @@ import pytest
 from tests.unit.logstream.conftest import make_state
 from vdl.logstream.group.state_group import NOT_APPENDED, Outcome
 from vdl.logstream.peers import forwarding
+from vdl.logstream.peers.contradictions import Contradictions
 from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.liveness import Liveness
 
@@ -50,7 +51,7 @@ def test_commands_beyond_the_limit_are_refused(
     catalog.leader_server = leader
     wire: Any = Wire()
     state = make_state(transport=wire)
-    commands = Forwarding(state, Liveness(state))
+    commands = Forwarding(state, Liveness(state, Contradictions(state)))
     commands._catalog = catalog
     outcomes: list[Outcome] = []
 

@@ -6,6 +6,7 @@ import pytest
 
 from rpc.leaders import LeaderLists
 from tests.unit.logstream.conftest import make_state
+from vdl.logstream.peers.contradictions import Contradictions
 from vdl.logstream.peers.liveness import Liveness
 from vdl.state.catalog import Catalog
 from vdl.state.commands import CreateTopics, DeleteTopics, NewTopic, RegisterServer
@@ -37,8 +38,8 @@ class Pair:
     def __init__(self) -> None:
         state = make_state()
         self.catalog = registered(state.catalog)
-        self.liveness = Liveness(state)
-        self.peer = LeaderLists()
+        self.liveness = Liveness(state, Contradictions(state))
+        self.peer = LeaderLists(lambda _: None)
         self.connect()
 
     def connect(self) -> None:

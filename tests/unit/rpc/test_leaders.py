@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
 from rpc.errors import MalformedFrame
 from rpc.leaders import (
     CHANGES_KEPT,
-    ConflictingLeaders,
     Leader,
     LeaderChange,
+    LeaderConflict,
     LeaderLists,
     LeaderListSender,
     OutFrame,
@@ -34,9 +35,15 @@ def deliver(
     return changes
 
 
-def linked(*servers: int) -> dict[int, LeaderLists]:
+def no_conflict(conflict: LeaderConflict) -> None:
+    raise AssertionError(conflict)
+
+
+def linked(
+    *servers: int, on_conflict: Callable[[LeaderConflict], None] = no_conflict
+) -> dict[int, LeaderLists]:
     """Lists of servers that all have links to one another."""
-    lists = {server: LeaderLists() for server in servers}
+    lists = {server: LeaderLists(on_conflict) for server in servers}
     for server in servers:
         for other in servers:
             if other != server:
@@ -105,15 +112,44 @@ def test_leaders_highest_term_wins_whoever_speaks_last() -> None:
     assert deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 4), 4) == []
 
 
-def test_leaders_two_leaders_of_one_term_are_an_error() -> None:
-    """Election safety (§5.2) is checked where the news meet."""
-    lists = linked(ONE, TWO, THREE)
+def test_leaders_second_leader_of_a_term_costs_its_row_only() -> None:
+    """Election safety (§5.2) is checked where the news meet. Who was known first stays so; the rest
+    of the list is taken, and confirmed by heartbeats."""
+    found: list[LeaderConflict] = []
+    lists = linked(ONE, TWO, THREE, on_conflict=found.append)
     lists[ONE].sender.set(9, 4, replica(ONE))
-    lists[THREE].sender.set(9, 4, replica(THREE))
+    for group in (8, 9, 10):
+        lists[THREE].sender.set(group, 4, replica(THREE))
     deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 1), 1)
-    with pytest.raises(ConflictingLeaders) as caught:
-        deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 1), 1)
-    assert (caught.value.group, caught.value.term) == (9, 4)
+    changes = deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 1), 1)
+    assert found == [LeaderConflict(9, 4, replica(ONE), replica(THREE))]
+    assert changes == [LeaderChange(group, 4, replica(THREE)) for group in (8, 10)]
+    receiver = lists[TWO].receiver
+    assert receiver.leader(9) == Leader(4, replica(ONE))
+    assert receiver.confirmed(10) == (Leader(4, replica(THREE)), 1)
+    assert receiver.count(THREE) == 2
+    # A later term is no contradiction, whoever claims it.
+    lists[THREE].sender.set(9, 5, replica(THREE))
+    assert deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 2), 2) == [
+        LeaderChange(9, 5, replica(THREE))
+    ]
+    assert len(found) == 1
+
+
+def test_leaders_row_that_was_not_taken_takes_nothing_away() -> None:
+    """When its server gives that claim up, or its older one, the other is still the leader."""
+    found: list[LeaderConflict] = []
+    lists = linked(ONE, TWO, THREE, on_conflict=found.append)
+    lists[THREE].sender.set(9, 3, replica(THREE))
+    deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 1), 1)
+    lists[ONE].sender.set(9, 4, replica(ONE))
+    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 2), 2)
+    lists[THREE].sender.set(9, 4, replica(THREE))
+    deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 3), 3)
+    lists[THREE].sender.drop(9)
+    assert deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 4), 4) == []
+    assert lists[TWO].receiver.leader(9) == Leader(4, replica(ONE))
+    assert len(found) == 1
 
 
 def test_leaders_acknowledgement_counts_from_when_the_heartbeat_was_sent() -> None:
@@ -348,7 +384,7 @@ def test_in_sync_replicas_that_do_not_fit_their_rows_are_malformed() -> None:
     assert found is not None
     frame = b"".join(found[1])
     for wrong in (frame[:-4], frame[:-1], frame + bytes(4), frame + b"x"):
-        lists = LeaderLists()
+        lists = LeaderLists(no_conflict)
         lists.connected(ONE)
         with pytest.raises(MalformedFrame):
             lists.received(ONE, FrameType.LEADERS, memoryview(wrong), 2)

@@ -48,6 +48,7 @@ from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import SERVER_SHIFT, server_of
 from vdl.logstream.group.snapshots import DecodeError, decode_snapshot
 from vdl.logstream.peers.commit_propagation import CommitPropagation
+from vdl.logstream.peers.contradictions import Contradictions
 from vdl.logstream.peers.early_messages import EarlyMessages
 from vdl.logstream.peers.leader_proofs import LeaderProofs
 from vdl.logstream.peers.server_status import ServerStatus
@@ -59,8 +60,6 @@ ENTRY_OVERHEAD_BYTES = 256
 """More than an entry takes in the journal besides its data."""
 NEEDED_NS = 500 * MS
 """How long entries wait before a full disk takes them: longer than others need to commit them."""
-TELL_NS = 10_000 * MS
-"""How often it is told that messages contradict what is here: each heartbeat may bring one."""
 SENT_BY_HOSTS: Final[frozenset[type[PeerMessage]]] = frozenset(
     (
         MsgApp,
@@ -89,6 +88,7 @@ class Inbox:
     __slots__ = (
         "_awaited",
         "_commits",
+        "_contradictions",
         "_early",
         "_flushable_bytes",
         "_granted_bytes",
@@ -101,7 +101,6 @@ class Inbox:
         "_store",
         "_taken_bytes",
         "_taken_turn",
-        "_tell_ns",
         "_unflushed_max",
     )
 
@@ -111,8 +110,10 @@ class Inbox:
         status: ServerStatus,
         proofs: LeaderProofs,
         commits: CommitPropagation,
+        contradictions: Contradictions,
     ) -> None:
         self._state = state
+        self._contradictions = contradictions
         self._groups = state.groups
         self._stats = state.stats
         self._status = status
@@ -132,8 +133,6 @@ class Inbox:
         self._taken_bytes = 0
         """Of entries that are not staged yet, with their frames: since turn `_taken_turn`."""
         self._taken_turn = -1
-        self._tell_ns = 0
-        """Before which no contradiction is told of again."""
         self._flushable_bytes = -1
         """As of turn `_taken_turn`; -1 before it was looked up."""
 
@@ -174,28 +173,11 @@ class Inbox:
             stats.messages_dropped += 1
             return
         except Contradiction as contradiction:
-            self._tell_of(contradiction, message, group, server_id)
+            stats.messages_dropped += 1
+            self._contradictions.found(
+                server_id, group_id, message=type(message).__name__, says=str(contradiction)
+            )
         self._commits.stepped(group)
-
-    def _tell_of(
-        self, contradiction: Contradiction, message: PeerMessage, group: Group, server_id: ServerId
-    ) -> None:
-        stats, state = self._stats, self._state
-        stats.messages_dropped += 1
-        stats.contradictions += 1
-        stats.contradicted_ns = now_ns = state.clock.now_ns()
-        if now_ns < self._tell_ns:
-            return
-        self._tell_ns = now_ns + TELL_NS
-        state.log.error(
-            "peer_contradicts",
-            server=server_id,
-            group=group.group_id,
-            message=type(message).__name__,
-            says=str(contradiction),
-            in_all=stats.contradictions,
-            meaning="that replica or the one here is faulty, or has lost what it acknowledged",
-        )
 
     def begin(self, group: Group, tick: int) -> None:
         """The group runs from now on: it gets what its peers have already said."""

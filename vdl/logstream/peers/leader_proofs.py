@@ -14,9 +14,11 @@ from functools import partial
 
 from ids import NO_INDEX, NodeId
 from raft.messages import MsgHeartbeat
+from raft.types import NONE
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.options import TICK_NS
+from vdl.logstream.peers.contradictions import Contradictions
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import HostState
 
@@ -28,11 +30,14 @@ otherwise. It passes through two turns of each server; both may be overloaded.""
 class LeaderProofs:
     """See the module."""
 
-    __slots__ = ("_liveness", "_state", "_within_ns")
+    __slots__ = ("_contradictions", "_liveness", "_state", "_within_ns")
 
-    def __init__(self, state: HostState, liveness: Liveness) -> None:
+    def __init__(
+        self, state: HostState, liveness: Liveness, contradictions: Contradictions
+    ) -> None:
         self._state = state
         self._liveness = liveness
+        self._contradictions = contradictions
         self._within_ns = state.options.election_ticks * TICK_NS
 
     def confirm(self, done: Callable[[bool], None]) -> None:
@@ -101,6 +106,12 @@ class LeaderProofs:
             return False
         term, leader, ago_ns = heard
         node = group.node
+        if node.term == term and node.lead not in {NONE, leader}:
+            says = f"{leader} leads term {term}, which {node.lead} leads"
+            self._contradictions.found(
+                server_of(leader), group.group_id, message="leader list", says=says
+            )
+            return False
         is_news = node.term != term or node.lead != leader
         if term >= node.term:
             node.leader_heard(ago_ns // TICK_NS, lead=leader, term=term)

@@ -14,27 +14,34 @@ Must not know: timers, sockets.
 from __future__ import annotations
 
 from ids import NO_LEADER, GroupId, NodeId, ServerId, Term
-from rpc.leaders import LeaderChange, LeaderLists, OutFrame
+from rpc.leaders import LeaderChange, LeaderConflict, LeaderLists, OutFrame
 from rpc.peer import FrameType
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.options import TICK_NS
+from vdl.logstream.peers.contradictions import Contradictions
 from vdl.logstream.state import HostState
 
 
 class Liveness:
     """The leader lists of one server, both directions, on the server's clock."""
 
-    __slots__ = ("_deletions", "_led", "_lists", "_loop_time", "_state")
+    __slots__ = ("_contradictions", "_deletions", "_led", "_lists", "_loop_time", "_state")
 
-    def __init__(self, state: HostState) -> None:
+    def __init__(self, state: HostState, contradictions: Contradictions) -> None:
         self._state = state
+        self._contradictions = contradictions
         self._loop_time = state.loop_time
         self._deletions = 0
         """Grows by one with each group that the applied catalog deletes."""
-        self._lists = LeaderLists()
+        self._lists = LeaderLists(self._conflict_found)
         self._led: dict[GroupId, int] = {}
         """Group → term this server leads it in."""
+
+    def _conflict_found(self, conflict: LeaderConflict) -> None:
+        self._contradictions.found(
+            conflict.server_id, conflict.group, message="leader list", says=str(conflict)
+        )
 
     # --- this server's own groups ---------------------------------------------------------
     def lead(

@@ -1,0 +1,62 @@
+"""Peers whose leader lists say what cannot be true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vdl.errors import ErrorCode
+from vdl.logstream.peers.contradictions import TELL_NS
+
+
+def appends(cluster: Any, group_id: int) -> None:
+    """A record is acknowledged."""
+    fates = cluster.append(cluster.leader(group_id))
+    cluster.run(200)
+    assert [fate.error for fate in fates] == [ErrorCode.NONE]
+
+
+@pytest.mark.parametrize("liar", [2, 3])
+def test_row_that_contradicts_costs_neither_its_link_nor_the_rest_of_the_list(
+    cluster: Any, liar: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server lists itself as the leader of a term that another one leads. It is told of once in a
+    while, and so is the leader itself, which does not stop for it."""
+    group_id, other = cluster.create_topic(), cluster.create_topic("others")
+    for _ in range(5):
+        appends(cluster, group_id)
+    leader = cluster.leader(group_id)
+    assert leader.leader_server == 1
+    host = cluster.nodes[liar].host
+    here = cluster.nodes[5 - liar].host
+    downs: list[int] = []
+    for node in (cluster.nodes[1], cluster.nodes[5 - liar]):
+        monkeypatch.setattr(
+            node.host, "link_down", lambda server, refused: downs.append(server), raising=False
+        )
+    host.liveness.lead(group_id, leader.term, host.groups[group_id].replica_id)
+    cluster.run(TELL_NS // 1_000_000)
+    assert downs == []
+    assert liar in here.state.alive
+    assert here.leader_of(group_id) == (1, leader.term)
+    assert here.stats.contradictions >= 1
+    assert cluster.nodes[5 - liar].log.errors.count(("peer_contradicts", group_id)) == 1
+    for group in (group_id, other):
+        appends(cluster, group)
+    assert cluster.leader(group_id).term == leader.term
+    assert {node.host.groups[group_id].node.lead >> 16 for node in cluster.nodes.values()} == {1}
+
+
+def test_list_that_contradicts_the_leaders_own_messages_is_not_followed(cluster: Any) -> None:
+    """The leader's row may come after the wrong one, and is not taken then: what it sends does."""
+    group_id = cluster.create_topic()
+    appends(cluster, group_id)
+    leader = cluster.leader(group_id)
+    liar, here = (cluster.nodes[s].host for s in (1, 2, 3) if s != leader.leader_server)
+    node = here.groups[group_id].node
+    here.liveness._lists.receiver._leaders.pop(group_id)
+    liar.liveness.lead(group_id, leader.term, liar.groups[group_id].replica_id)
+    cluster.run(300)
+    assert node.lead == leader.group.replica_id
+    assert here.stats.contradictions > 0

@@ -1,0 +1,45 @@
+"""What peers say that cannot be true: counted, and told of now and then.
+
+It is dropped where it is found, and costs nothing else: one of the two replicas is faulty, and all
+other groups of that server go on.
+
+Must not know: what is said.
+"""
+
+from __future__ import annotations
+
+from ids import GroupId, ServerId
+from vdl.clock import MS
+from vdl.logstream.state import HostState
+
+TELL_NS = 10_000 * MS
+"""How often it is told of: each heartbeat may bring one."""
+
+
+class Contradictions:
+    """Of all peers of one server."""
+
+    __slots__ = ("_state", "_tell_ns")
+
+    def __init__(self, state: HostState) -> None:
+        self._state = state
+        self._tell_ns = 0
+        """Before which none is told of again."""
+
+    def found(self, server_id: ServerId, group_id: GroupId, *, message: str, says: str) -> None:
+        """A peer's message contradicts what is known of a group here, or itself."""
+        state, stats = self._state, self._state.stats
+        stats.contradictions += 1
+        stats.contradicted_ns = now_ns = state.clock.now_ns()
+        if now_ns < self._tell_ns:
+            return
+        self._tell_ns = now_ns + TELL_NS
+        state.log.error(
+            "peer_contradicts",
+            server=server_id,
+            group=group_id,
+            message=message,
+            says=says,
+            in_all=stats.contradictions,
+            meaning="that replica or the one here is faulty, or has lost what it acknowledged",
+        )
