@@ -2,13 +2,13 @@
 
 A `FrameFaults` is between the links of a simulated machine and its server. It may drop a RAFT
 frame, deliver it twice, or delay it past later ones; a deaf machine gets none for a while although
-its links are up. Raft promises to survive all of that, and streams alone would never test it.
-Heartbeats, leader lists and forwarded proposals rely on the order of their stream and are never
-touched.
+its links are up, and of a group that stands still no message arrives. Raft promises to survive all
+of that, and streams alone would never test it. Heartbeats, leader lists and forwarded proposals
+rely on the order of their stream and are never touched.
 
 A delayed frame may outlive its link, as a packet may.
 
-Must not know: what is in a frame.
+Must not know: what messages say.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from random import Random
 from zlib import crc32
 
-from ids import ServerId
+from ids import GroupId, ServerId
+from rpc.frames import decode_messages, encode_messages
 from rpc.hello import Hello, RejectReason
 from rpc.peer import FrameType
 from rpc.streams import PeerHandler
@@ -42,6 +43,10 @@ class FrameWeather:
     """Whether machines may be deaf at all."""
     deaf: set[int] = field(default_factory=set)
     """Ids of servers that get no RAFT frame now."""
+    stillness: bool = False
+    """Whether groups may stand still at all."""
+    still: set[GroupId] = field(default_factory=set)
+    """Groups of which no message arrives now, `active` or not."""
     holds_snapshots: bool = False
     """Whether snapshots arrive just when a checkpoint's notes are on their way to the journal."""
     snapshots: set[int] = field(default_factory=set)
@@ -56,7 +61,7 @@ class FrameWeather:
     def any(self) -> bool:
         """Whether any frame may ever be touched."""
         chances = self.loss or self.duplicates or self.delays
-        return bool(chances or self.deafness or self.holds_snapshots)
+        return bool(chances or self.deafness or self.stillness or self.holds_snapshots)
 
 
 class FrameFaults:
@@ -86,6 +91,10 @@ class FrameFaults:
     def frame(self, server_id: ServerId, frame_type: FrameType, payload: memoryview) -> None:
         """See `PeerHandler.frame`."""
         weather = self._weather
+        if frame_type is FrameType.RAFT and weather.still:
+            payload = _without(payload, weather.still)
+            if not len(payload):
+                return
         if frame_type is not FrameType.RAFT or not weather.active:
             self._handler.frame(server_id, frame_type, payload)
             return
@@ -155,3 +164,12 @@ class FrameFaults:
 
     def beat(self) -> None:
         self._handler.beat()
+
+
+def _without(payload: memoryview, groups: set[GroupId]) -> memoryview:
+    """The frame without what it has of these groups; empty if nothing is left."""
+    messages = decode_messages(payload)
+    kept = [(group_id, message) for group_id, message in messages if group_id not in groups]
+    if len(kept) == len(messages):
+        return payload
+    return memoryview(b"".join(encode_messages(kept)) if kept else b"")

@@ -54,6 +54,12 @@ CROWDED_JOURNAL_KIB, CROWDED_CACHE_KIB = 16 << 10, 64 << 10
 
 TRANSACTIONAL = 0.25
 """Chance that there are transactions."""
+ANSWERED_LATE = 0.8
+"""Chance that there are many then, and answers to their coordinators come late."""
+LATE_ROUNDS = (2, 6)
+MANY_PRODUCERS = (6, 9)
+QUICK_US_MAX = 1_000
+MANY_PARTITIONS = 6
 
 GROWS = 0.2
 """Chance that the topic gets more partitions."""
@@ -243,6 +249,11 @@ class Options:
     transactional_producers: int = 0
     """Producers of transactions, and readers of what they commit, in a topic of their own
     (`transactional.py`)."""
+    transactional_partitions: int = 2
+    """Of that topic."""
+    late_answers: int = 0
+    """So many times, before anything else goes wrong, a server that tells partitions how
+    transactions ended restarts while they do not answer (`late_answers.py`)."""
     share_members: int = 0
     """Members of a share group that reads the topic."""
     share_limit: int = 10
@@ -417,12 +428,28 @@ def draw(rng: Random) -> Options:
     # Journals with room for very many groups take long to fill.
     if rng.random() < FILLS and is_roomy and not world.quiet_groups:
         world = replace(world, fills_disks=True)
+    if rng.random() < ANSWERED_LATE and world.transactional_producers and world.servers > 2:
+        world = _answered_late(world, rng)
     return world
 
 
 def intruded(drawn: Options, rng: Random) -> Options:
     """The same world with intruders. Without encryption few frauds are left that can be told."""
     return replace(drawn, encrypted=rng.random() < ENCRYPTED, intruders=rng.randint(1, 3))
+
+
+def _answered_late(drawn: Options, rng: Random) -> Options:
+    """The same world with many transactions and restarts of their coordinators. Its disks and links
+    are quick enough for a server that runs again at once to lead on."""
+    return replace(
+        drawn,
+        delay_us=min(drawn.delay_us, QUICK_US_MAX),
+        jitter_us=min(drawn.jitter_us, QUICK_US_MAX),
+        sync_us=min(drawn.sync_us, QUICK_US_MAX),
+        transactional_producers=rng.randint(*MANY_PRODUCERS),
+        transactional_partitions=MANY_PARTITIONS,
+        late_answers=rng.randint(*LATE_ROUNDS),
+    )
 
 
 def _moving(drawn: Options, rng: Random) -> Options:

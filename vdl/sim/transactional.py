@@ -48,7 +48,6 @@ from vdl.sim.transaction_positions import TransactionPositions
 from vdl.sim.workload import Env, note_poll
 
 TOPIC = "exact"
-PARTITIONS = 2
 READERS = 2
 TIMEOUT_MS = 4_000
 """After which a coordinator aborts what a producer has left open."""
@@ -226,7 +225,7 @@ class TransactionalProducer:
         batches: list[_Batch] = []
         deadline_ns = self._client.clock.now_ns() + ATTEMPT_MS * MS
         for _ in range(rng.randint(1, BATCHES_MAX)):
-            tp = TopicPartition(TOPIC, rng.randrange(PARTITIONS))
+            tp = TopicPartition(TOPIC, rng.randrange(self._env.options.transactional_partitions))
             records: list[Record] = []
             for _ in range(rng.randint(1, 3)):
                 value = self._env.recorder.new_value()
@@ -450,6 +449,7 @@ class TransactionalTopic:
         self._client = client
         self._rng = rng
         self._count = count
+        self._partitions = env.options.transactional_partitions
         self.producers: list[TransactionalProducer] = []
         self._readers: list[Consumer] = []
         self._is_ending = False
@@ -460,11 +460,11 @@ class TransactionalTopic:
 
     @property
     def partitions(self) -> list[TopicPartition]:
-        return [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
+        return [TopicPartition(TOPIC, partition) for partition in range(self._partitions)]
 
     def _create(self) -> None:
         request = create_topics.CreateTopicsRequest(
-            [create_topics.CreatableTopic(TOPIC, PARTITIONS, -1)], timeout_ms=2_000
+            [create_topics.CreatableTopic(TOPIC, self._partitions, -1)], timeout_ms=2_000
         )
 
         def answered(response: Message | Failure) -> None:

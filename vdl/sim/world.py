@@ -55,6 +55,7 @@ from vdl.sim.intruder import Doorkeeper, Intruder
 from vdl.sim.invariants import Violation, Watch
 from vdl.sim.keyed import KeyedTopic
 from vdl.sim.laggard import CATCH_UP_NS, FLOOR_BYTES, LAGGARDS, Laggard
+from vdl.sim.late_answers import LateAnswers
 from vdl.sim.lateness import judge_lateness
 from vdl.sim.liar import Liar
 from vdl.sim.machine import (
@@ -95,6 +96,8 @@ TOPIC = "orders"
 QUIET = "quiet"
 BIRTH_NS = 30 * S
 ELECTION_TIMEOUT_NS = 1_200 * MS
+LATE_ANSWERS_NS = 4 * S
+"""How long it is waited for what makes an answer come late, and for that answer."""
 LEADERS_NS = 10 * ELECTION_TIMEOUT_NS
 HANDLED = 24
 """Messages and turns of a server for each of the groups that are to be led again: two or three of
@@ -187,7 +190,7 @@ class World:
             name: Random(root.getrandbits(64))
             for name in (
                 "net", "disk", "server", "client", "nemesis", "start", "ageing", "late", "keyed",
-                "transactional", "intruder",
+                "transactional", "intruder", "answers",
             )
         }  # fmt: skip
         weather = Weather(
@@ -197,6 +200,7 @@ class World:
         self.frames = FrameWeather(options.raft_loss, options.raft_duplicates, options.raft_delays)
         self.frames.deafness = options.deafness > 0
         self.frames.holds_snapshots = options.held_snapshots
+        self.frames.stillness = bool(options.late_answers)
         self.machines = [self._machine(ServerId(i)) for i in range(1, options.servers + 1)]
         self.hosts = [machine.name for machine in self.machines] + list(CLIENT_HOSTS)
         self.is_compacting = options.keyed
@@ -554,6 +558,8 @@ class World:
 
     def _safety(self) -> None:
         """Clients work while things go wrong."""
+        if self.options.late_answers:
+            self._answer_late()
         self.nemesis.start()
         self.run_for(self.options.seconds * S)
         until_ns = self.time.now_ns + SAFETY_LONGER_MAX * self.options.seconds * S
@@ -561,6 +567,21 @@ class World:
             if self.crashes < CRASHES_MIN:
                 self.nemesis.strike()
             self.run_for(S)
+
+    def _answer_late(self) -> None:
+        """A coordinator's server restarts while partitions do not answer it, again and again."""
+        rng = self._rng["answers"]
+        for machine in self.machines:
+            machine.cuts_in_start = 0.0
+        for _ in range(self.options.late_answers):
+            fault = LateAnswers()
+            if self.wait(LATE_ANSWERS_NS, partial(fault.begin, self, rng)):
+                self.wait(LATE_ANSWERS_NS, fault.is_over)
+                self.run_for(rng.randint(0, 500) * MS)
+                fault.end(self)
+                self.run_for(rng.randint(500, 2_000) * MS)
+        for machine in self.machines:
+            machine.cuts_in_start = self.options.cuts_in_start
 
     def _start_load(self) -> None:
         self.recorder.happened("nemesis", "fault").note = "begin"

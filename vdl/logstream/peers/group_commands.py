@@ -143,6 +143,11 @@ class GroupCommands:
             self._sent[number] = _Sent(group_id, data, deadline_ns, done)
             self._try(number)
 
+    @property
+    def awaited(self) -> set[GroupId]:
+        """Groups whose leaders have not answered something that they were sent."""
+        return {sent.group_id for sent in self._sent.values() if sent.sent_to}
+
     def _try(self, number: int) -> None:
         sent = self._sent[number]
         state = self._state

@@ -1,0 +1,86 @@
+"""Answers for a process that has ended: they come, and nobody takes them for others."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from ids import GroupId
+from raft.messages import MsgCommit, MsgHeartbeat
+from rpc.frames import decode_messages, encode_messages
+from rpc.peer import FrameType
+from vdl.clock import MS
+from vdl.logstream.state import HostState
+from vdl.sim.clock import NodeClock, VirtualTime
+from vdl.sim.frame_faults import FrameFaults, FrameWeather
+from vdl.sim.late_answers import KILLS, LateAnswers
+from vdl.sim.options import Options
+from vdl.sim.world import World
+
+S = 1_000 * MS
+MANY = Options(
+    partitions=1, idempotent_producers=1, plain_producers=0, readers=0, members=0,
+    transactional_producers=6, transactional_partitions=6, late_answers=1,
+)  # fmt: skip
+
+
+def test_answers_come_late_and_nothing_is_violated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They find the process that runs by then, which waits for others."""
+    late: list[bool] = []
+    reach = HostState.answers_reach
+
+    def noted(state: HostState, asker: Any) -> bool:
+        late.append(not reach(state, asker))
+        return not late[-1]
+
+    monkeypatch.setattr(HostState, "answers_reach", noted)
+    world = World(1, MANY)
+    crashes: list[int] = []
+
+    def story() -> None:
+        world.run_for(4 * S)
+        fault = LateAnswers()
+        assert world.wait(4 * S, lambda: fault.begin(world, Random(1)))
+        assert world.wait(4 * S, fault.is_over)
+        crashes.append(world.crashes)
+        fault.end(world)
+        assert not world.frames.still
+        world.run_for(1 * S)
+
+    outcome = world.live(story)
+    assert outcome.violations == []
+    assert crashes == [KILLS]
+    assert any(late)
+
+
+def test_where_nobody_else_can_answer_nothing_happens() -> None:
+    """It takes a server that asks, one that stands still, and one that lets the first lead on."""
+    world = World(1, Options(servers=1, partitions=1))
+    assert not LateAnswers().begin(world, Random(1))
+
+
+def test_of_a_group_that_stands_still_no_message_arrives() -> None:
+    """Those of others in the same frame do."""
+    frames: list[memoryview] = []
+
+    class Sink:
+        def frame(self, _server_id: int, _kind: FrameType, payload: memoryview) -> None:
+            frames.append(payload)
+
+    weather = FrameWeather(stillness=True)
+    handler: Any = Sink()
+    faults = FrameFaults(handler, weather, NodeClock(VirtualTime()), Random(1), lambda: False)
+    messages = [
+        (GroupId(7), MsgHeartbeat(1 << 16 | 1, 2 << 16 | 1, 3, 4)),
+        (GroupId(8), MsgCommit(1 << 16 | 1, 2 << 16 | 1, 3, 4)),
+    ]
+    payload = memoryview(b"".join(encode_messages(messages)))
+    arrived = []
+    for still in (set(), {GroupId(7)}, {GroupId(7), GroupId(8)}):
+        weather.still = still
+        faults.frame(2, FrameType.RAFT, payload)
+        arrived.append([group for frame in frames for group, _ in decode_messages(frame)])
+        frames.clear()
+    assert arrived == [[7, 8], [8], []]

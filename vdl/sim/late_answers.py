@@ -1,0 +1,126 @@
+"""Answers that come after the process that they are for: what chance alone hardly meets.
+
+A server that leads a coordinator tells partitions how transactions ended. One of them is led
+elsewhere and stands still: its leader keeps what it is sent, and answers when it goes on. Another
+one is led by that server itself, stands still, and so has no leader once the server is killed.
+The server is killed a few times and runs again at once each time: the first time because a process
+that is old has numbered many requests, then as soon as the new one waits for the first partition.
+At last that one goes on. What its leader answers was asked by processes that have ended, and their
+successor waits for the other partition, under numbers of its own.
+
+Nothing else goes wrong meanwhile: who leads what must stay as it was.
+
+Must not know: how requests are numbered.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from ids import GroupId
+from vdl.clock import MS
+from vdl.state.coordinator import Coordinator
+
+if TYPE_CHECKING:
+    from vdl.logstream.host import Host
+    from vdl.sim.faults import Target
+    from vdl.sim.machine import Machine
+
+KILLS = 3
+LOOK_NS = 5 * MS
+KILL_IN_MS = (0, 200)
+"""How long after a process waits for an answer it is killed."""
+GO_ON_IN_MS = (100, 1_500)
+"""How long after its last start the partition that others lead goes on."""
+
+
+class LateAnswers:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._still: set[GroupId] = set()
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        """See `Fault`."""
+        self._kills = KILLS
+        plans = [] if len(world.machines) < 3 else list(_plans(world.machines))
+        if not plans:
+            return False
+        self._machine, self._awaited, unled = rng.choice(plans)
+        self._still = {self._awaited, unled}
+        world.frames.still |= self._still
+        world.note(f"{self._machine.name} is to miss answers of {self._awaited}, not of {unled}")
+        self._strike(world, rng)
+        return True
+
+    def is_over(self) -> bool:
+        """Whether what was answered late has been."""
+        return self._awaited not in self._still
+
+    def _strike(self, world: Target, rng: Random) -> None:
+        """Have the process ended, and the next begin."""
+        if not self._still:
+            return
+        self._machine.kill()
+        self._machine.start()
+        self._kills -= 1
+        if self._kills:
+            self._look(world, rng)
+        else:
+            in_ns = rng.randint(*GO_ON_IN_MS) * MS
+            world.time.after(in_ns, partial(self._go_on, world, self._awaited))
+
+    def _look(self, world: Target, rng: Random) -> None:
+        """Wait until the new process waits for the partition."""
+        host = _host(self._machine)
+        if host is not None and self._awaited in host.commands.awaited:
+            world.time.after(rng.randint(*KILL_IN_MS) * MS, partial(self._strike, world, rng))
+        elif self._still:
+            world.time.after(LOOK_NS, partial(self._look, world, rng))
+
+    def _go_on(self, world: Target, group_id: GroupId) -> None:
+        if group_id in self._still:
+            self._still.discard(group_id)
+            world.frames.still.discard(group_id)
+
+    def end(self, world: Target) -> None:
+        """See `Fault`."""
+        for group_id in sorted(self._still):
+            self._go_on(world, group_id)
+        self._machine.start()
+
+
+def _host(machine: Machine) -> Host | None:
+    return machine.server.host if machine.server is not None else None
+
+
+def _plans(machines: list[Machine]) -> list[tuple[Machine, GroupId, GroupId]]:
+    """(machine that leads a coordinator of transactions, a participant led elsewhere, one led by
+    itself)."""
+    plans: list[tuple[Machine, GroupId, GroupId]] = []
+    for machine in machines:
+        host = _host(machine)
+        participants = _participants(host) if host is not None else set()
+        for group_id in sorted(participants):
+            assert host is not None, machine.name
+            if host.leader_of(group_id)[0] in {-1, host.server_id}:
+                continue
+            plans += [
+                (machine, group_id, other)
+                for other in sorted(participants)
+                if host.groups[other].node.is_leader
+            ]
+    return plans
+
+
+def _participants(host: Host) -> set[GroupId]:
+    """The partitions with a replica here that transactions of coordinators led here write to."""
+    found: set[GroupId] = set()
+    for group_id, state_group in host.state.state_groups.items():
+        machine = state_group.machine
+        if isinstance(machine, Coordinator) and host.groups[group_id].serving:
+            for known in machine.transactions.ids.values():
+                found |= set(known.participants)
+    return {group_id for group_id in found if host.stream(group_id) is not None}
