@@ -35,6 +35,9 @@ TRANSACTIONS_MIN = int(os.environ.get("TRANSACTIONS", "50"))
 SERVING_SECONDS_MAX = 120.0
 """Of a server that reads its logs while all others work, on two processors."""
 FAULT_SECONDS, CALM_SECONDS = (1.0, 4.0), (2.0, 5.0) if IS_FULL else (1.0, 2.0)
+AT_ONCE_SECONDS = (0.3, 1.2)
+"""Between two kills of a server that runs again at once: both within the time for which a leader
+still answers what the first process sent."""
 SHOWN = 10
 
 
@@ -105,6 +108,16 @@ def strike(
         time.sleep(seconds)
         replica_set.start(server_id)
         replica_set.wait_serving(server_id, seconds_max=SERVING_SECONDS_MAX)
+    elif fault == "restart a server twice":
+        # What it sent last waits for the one that stands still, and is answered to its successors.
+        held_up = rng.choice([other for other in replica_set.server_ids if other != server_id])
+        replica_set.pause(held_up)
+        for _ in range(2):
+            replica_set.kill(server_id)
+            replica_set.start(server_id)
+            time.sleep(rng.uniform(*AT_ONCE_SECONDS))
+        replica_set.resume(held_up)
+        replica_set.wait_serving(server_id, seconds_max=SERVING_SECONDS_MAX)
     elif fault == "pause a server":
         replica_set.pause(server_id)
         time.sleep(seconds)
@@ -125,6 +138,7 @@ def strike(
 
 FAULTS = (
     "kill a server",
+    "restart a server twice",
     "pause a server",
     "silence a server",
     "deafen a server",
@@ -134,8 +148,9 @@ FAULTS = (
 
 
 def test_lists_of_transactions_show_no_anomaly_under_faults(tmp_path: Path, figure: Figure) -> None:
-    """Servers are killed, paused and cut off one way; producers are killed, and others succeed them
-    while they stand still. Every kind of anomaly that is planted into the history is found."""
+    """Servers are killed, started again at once, paused and cut off one way; producers are killed,
+    and others succeed them while they stand still. Every kind of anomaly that is planted into the
+    history is found."""
     seed = int(os.environ.get("SEED", str(random.randrange(1 << 32))))
     print(f"SEED={seed}")
     rng = random.Random(seed)
