@@ -63,7 +63,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.records.batch",),
     ("vdl.records.walk",),
     ("vdl.records.compression",),
-    ("vdl.linear_regex",),
+    ("vdl.patterns",),
     ("vdl.check", "vdl.listening", "vdl.log", "vdl.errors", "vdl.clock"),
     ("vdl.config", "vdl.kafka", "vdl.logstream", "vdl.records", "vdl.server"),
     ("vdl",),
@@ -107,7 +107,7 @@ PIPELINE_PACKAGES = ("vdl.pipeline", "pyarrow", "pyspark", "deltalake", "pyicebe
 
 NOT_BEFORE_LISTENING = {
     "click", "confluent_kafka", "google.protobuf", "grpc", "numpy", "prometheus_client", "pyarrow",
-    "pyiceberg", "pyspark", "rich", "vdl.pipeline",
+    "pyiceberg", "pyspark", "re2", "rich", "vdl.pipeline",
 }  # fmt: skip
 """What a server's memory and its start are not spent on."""
 

@@ -83,6 +83,16 @@ class Later:
             self._notify = None
             notify(self)
 
+    def follow(self, answer: Any) -> None:
+        """Answer as `answer`, which may be another one that is not known yet."""
+        if not isinstance(answer, Later):
+            self.complete(answer)
+        elif answer.done:
+            self.complete(answer.response)
+        else:
+            self.on_cancel = answer.cancel
+            answer.when_done(lambda other: self.complete(other.response))
+
     def release(self) -> None:
         """The requests behind it may start."""
         self.holding = False

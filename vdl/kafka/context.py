@@ -22,6 +22,7 @@ from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.host import Compute, Host, LogStream, at_once
 from vdl.kafka.limits.client_quotas import ClientQuotas
 from vdl.kafka.limits.memory import AnswerAccount, AnswerMemory, RequestMemory
+from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.kafka.partitions.down_conversion import DownConversion
 from vdl.kafka.partitions.fetch_sessions import FetchSessions
 from vdl.kafka.partitions.log_sizes import LogSizes
@@ -95,6 +96,8 @@ class Context:
     resources_revision: int = -1
     """Of the settings in the catalog that `config` reflects."""
     log_sizes: LogSizes = field(init=False)
+    pattern_work: PatternWork = None  # type: ignore[assignment]
+    """Where patterns that clients choose are matched. None: in `compute`."""
     login_compute: Compute = at_once
     """Where a password is checked."""
     authorizer: Authorizer | None = field(init=False)
@@ -129,6 +132,7 @@ class Context:
         config = self.file_config = self.config
         self.requests = RequestMemory(config.request_memory_max, config.request_bytes_max)
         self.answers = AnswerMemory(config.answer_memory_max)
+        self.pattern_work = self.pattern_work or PatternWork(self.compute, self.clock)
         self.batch_rules = RulesByTopic()
         self.record_checks = RecordChecks(self.compute, config.record_check_loop_bytes)
         self.down_conversion = DownConversion(self.compute)
@@ -197,6 +201,13 @@ class RequestContext:
     def client_host(self) -> str:
         """The address the client connects from, as ACLs name hosts."""
         return self.connection.peer_host
+
+    @property
+    def asker(self) -> str:
+        """Whose turn it is where work is shared out: the principal, or the address of a client
+        that has not shown who it is."""
+        principal = self.principal
+        return self.client_host if principal == ANONYMOUS else str(principal)
 
     def deadline_ns(self, timeout_ms: int) -> int:
         """When a client's timeout ends: not before now, not beyond the server's own limit."""

@@ -127,6 +127,8 @@ HELP: dict[str, str] = {
         "Batches that were compressed anew, as their topic asks."
     ),
     "vdl_server_record_checks_refused_total": "Batches refused for what is inside them.",
+    "vdl_server_pattern_slices_total": "Slices of work on clients' patterns, in their thread.",
+    "vdl_server_patterns_compiled_total": "Patterns of clients that were compiled.",
     "vdl_server_down_conversions_total": "Answers converted for consumers before Kafka 0.11.",
     "vdl_server_request_memory_bytes": "Requests that are arriving or not answered.",
     "vdl_server_request_memory_bytes_max": "The most they may come to.",

@@ -124,6 +124,7 @@ class Process:
         self._link_handshakes = SideThread("peer-tls", self._doorbell.ring)
         """Another thread than that of clients: a flood of these must not keep servers apart."""
         self._logins = SideThread("login", self._doorbell.ring)
+        self._patterns = SideThread("patterns", self._doorbell.ring)
         self._tls = ServerTls(config)
         self._link_security: LinkSecurity | None = None
         self._admin: AdminService | None = None
@@ -215,6 +216,8 @@ class Process:
             log_of=self._log.part,
             loggers=Loggers(),
             login_compute=self._logins.run,
+            pattern_compute=self._patterns.run,
+            cpu_ns=time.thread_time_ns,
             first_users=users,
             delegation_key=delegation_key,
             audit=self._audit,

@@ -38,6 +38,7 @@ from vdl.kafka.connections.frontend import Frontend
 from vdl.kafka.context import Context
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.host import Compute, at_once
+from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.oauth import Validator
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
@@ -111,6 +112,8 @@ class Server:
         log_of: Callable[[str], Log] | None = None,
         loggers: Loggers | None = None,
         login_compute: Compute = at_once,
+        pattern_compute: Compute | None = None,
+        cpu_ns: Callable[[], int] = lambda: 0,
         first_users: Sequence[ScramUpsert] = (),
         delegation_key: bytes = b"",
         audit: AuditLog | None = None,
@@ -118,9 +121,10 @@ class Server:
     ) -> None:
         """`advertised`: listener name → address that clients are told. `log_of`: the log of a part
         of the server. `loggers`: those whose levels may be changed. `login_compute`: where
-        passwords are checked. `first_users`: those of a cluster that never had any.
-        `tokens`: who judges those of OAUTHBEARER. `delegation_key`: what secrets of delegation
-        tokens are made of."""
+        passwords are checked. `pattern_compute`: where patterns are matched, one after the other;
+        None: where everything is computed. `cpu_ns`: processor time of a thread. `first_users`:
+        those of a cluster that never had any. `tokens`: who judges those of OAUTHBEARER.
+        `delegation_key`: what secrets of delegation tokens are made of."""
         self.config = config
         self.store = store
         self.clock = clock
@@ -137,6 +141,7 @@ class Server:
         self._random_bytes = random_bytes
         self._advertised = advertised
         self._login_compute = login_compute
+        self._pattern_work = PatternWork(pattern_compute or store.workers.compute, clock, cpu_ns)
         self._first_users = first_users
         self._delegation_key = delegation_key
         self._tokens = tokens
@@ -329,6 +334,7 @@ class Server:
             random_bytes=self._random_bytes,
             log_directory=str(config.data_dir.absolute()),
             compute=self.store.workers.compute,
+            pattern_work=self._pattern_work,
             login_compute=self._login_compute,
             audit=self._audit,
             tokens=self._tokens,
@@ -340,6 +346,7 @@ class Server:
             rng=self._rng,
             config=config.kafka,
             compute=context.compute,
+            pattern_work=self._pattern_work,
         )
         context.transactions = TransactionCoordinator(
             host=host, clock=self.clock, options=config.kafka
@@ -597,6 +604,8 @@ class Server:
             "record_checks_off_loop_total": frontend.context.record_checks.left_loop,
             "record_checks_recompressed_total": frontend.context.record_checks.recompressed,
             "record_checks_refused_total": frontend.context.record_checks.refused,
+            "pattern_slices_total": frontend.context.pattern_work.slices,
+            "patterns_compiled_total": frontend.context.pattern_work.compiles,
             "down_conversions_total": frontend.context.down_conversion.converted,
             "replicas": host.partition_count,
             "replicas_max": self.config.kafka.replicas_per_server_max,

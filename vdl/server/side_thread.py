@@ -1,4 +1,5 @@
-"""A thread of its own for one kind of computing: handshakes of TLS, passwords of logins.
+"""A thread of its own for one kind of computing: handshakes of TLS, passwords of logins,
+patterns.
 
 Those that anybody can ask for have a thread that nothing else waits for: a flood of them delays
 itself. OpenSSL computes without Python's lock.

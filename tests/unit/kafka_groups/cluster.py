@@ -21,6 +21,7 @@ from vdl.kafka.api import API
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
+from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
 from vdl.logstream.group.state_group import UNKNOWN, Outcome, OutcomeKind, StateGroup
@@ -129,8 +130,13 @@ class FakeServer:
         self.catalog = Catalog("cluster", coordinator_groups=COORDINATORS)
         self.coordinator_count = COORDINATORS
         self.state_groups: dict[int, StateGroup] = {}
+        self.pattern_work = PatternWork(cluster.compute, self.clock, lambda: cluster.cpu_ns)
         self.groups = GroupCoordinator(
-            host=self, clock=self.clock, rng=random.Random(server_id), config=cluster.options
+            host=self,
+            clock=self.clock,
+            rng=random.Random(server_id),
+            config=cluster.options,
+            pattern_work=self.pattern_work,
         )
         self.transactions = TransactionCoordinator(
             host=self, clock=self.clock, options=cluster.options
@@ -151,6 +157,7 @@ class FakeServer:
             clock=self.clock,
             log=None,  # type: ignore[arg-type]
             random_bytes=random.Random(server_id).randbytes,
+            pattern_work=self.pattern_work,
             groups=self.groups,
             transactions=self.transactions,
         )
@@ -238,6 +245,10 @@ class Cluster:
         self.time = VirtualTime()
         self.options = KafkaOptions(**({"group_initial_rebalance_delay_ms": 0} | options))
         self.commits = True
+        self.computing: list[tuple[Callable[[], Any], Callable[[Any], None]]] | None = None
+        """Not None: no thread matches patterns; this is what waits."""
+        self.cpu_ns = 0
+        """Processor time of the thread that does."""
         self.catalog_outcome = OutcomeKind.APPLIED
         self.logs = {number: GroupLog(number) for number in range(1, COORDINATORS + 1)}
         self.markers: list[tuple[int, EndTransactionMarker]] = []
@@ -254,6 +265,22 @@ class Cluster:
         self.apply_catalog(commands.UpdateFeatures([commands.FeatureUpdate(GROUP_VERSION, 1)]))
         for number in self.logs:
             self.elect(number, 1)
+
+    # --- the thread that matches patterns ----------------------------------------------------
+    def compute(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """At once, unless jobs are to wait."""
+        if self.computing is None:
+            done(job())
+        else:
+            self.computing.append((job, done))
+
+    def compute_one(self) -> None:
+        """The job that has waited longest."""
+        assert self.computing, "nothing waits"
+        job, done = self.computing.pop(0)
+        done(job())
+        if self.commits:
+            self.pump()
 
     # --- the catalog -------------------------------------------------------------------------
     def register(self, server_id: int, features: Levels) -> None:

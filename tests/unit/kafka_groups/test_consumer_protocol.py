@@ -416,8 +416,8 @@ def test_topic_that_comes_does_not_have_all_groups_computed_at_once(
         assert indexes(one) == [0, 1, 2, 3]
     computed: list[tuple[int, int]] = []
 
-    def request_of(*args: Any) -> Request:
-        request = target_computation.request_of(*args)
+    def request_of(*args: Any, **named: Any) -> Request:
+        request = target_computation.request_of(*args, **named)
         computed.append((cluster.time.now_ns, len(request.topics)))
         return request
 

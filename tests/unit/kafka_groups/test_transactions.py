@@ -24,6 +24,7 @@ from vdl.kafka.wire import offset_fetch as fetch_wire
 from vdl.kafka.wire import txn_offset_commit as commit_wire
 from vdl.kafka.wire import write_txn_markers as markers_wire
 from vdl.logstream.group.state_group import NOT_APPENDED
+from vdl.patterns import Pattern
 from vdl.state import commands
 from vdl.state.transactions import TransactionalId, TransactionState
 
@@ -767,6 +768,76 @@ def test_transactions_are_listed_by_what_is_asked_for(cluster: Cluster) -> None:
     request = list_wire.ListTransactionsRequest(transactional_id_pattern="(")
     refused = cluster.call(LIST, 2, request).response
     assert refused.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+
+
+def listed(call: Call) -> list[str]:
+    return [state.transactional_id for state in call.response.transaction_states]
+
+
+def by_pattern(cluster: Cluster, pattern: str, user: str = "") -> Call:
+    request = list_wire.ListTransactionsRequest(transactional_id_pattern=pattern)
+    return cluster.call(LIST, 2, request, user=user)
+
+
+def test_pattern_is_matched_off_the_loop_and_compiled_once(cluster: Cluster) -> None:
+    """One that cannot be compiled within its budget is refused as one that is none."""
+    for name in ("x", "y1", "y2"):
+        init(cluster, name=name)
+    work = cluster.servers[1].pattern_work
+    cluster.computing = []
+    call = by_pattern(cluster, "y.*")
+    assert not call.done
+    assert (work.compiles, work.matches) == (0, 0)
+    while cluster.computing:
+        cluster.compute_one()
+    assert sorted(listed(call)) == ["y1", "y2"]
+    again = by_pattern(cluster, "y.*")
+    while cluster.computing:
+        cluster.compute_one()
+    assert sorted(listed(again)) == ["y1", "y2"]
+    assert (work.compiles, work.matches) == (1, 6)
+    cluster.computing = None
+    for _ in range(2):
+        refused = by_pattern(cluster, r"\pL{0,1000}").response
+        assert refused.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+    assert work.compiles == 2
+
+
+def test_pattern_is_not_matched_with_ids_that_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the answer nor the work tells whether an id has a prefix: a pattern that costs much
+    after `payments-` costs the same whether there is one or not."""
+    cluster = Cluster(3, authorizer=True)
+    ids, describe = 5, 8
+    cluster.apply_catalog(
+        commands.CreateAcls([commands.AclBinding(ids, "mine-", 4, "User:eve", "*", describe, 3)])
+    )
+    for name in ("mine-1", "payments-eu", "payments-us"):
+        init(cluster, name=name)
+    matched: list[str] = []
+    matches = Pattern.matches
+
+    def counted(pattern: Pattern, text: str) -> bool:
+        matched.append(text)
+        return matches(pattern, text)
+
+    monkeypatch.setattr(Pattern, "matches", counted)
+    for pattern in ("payments-.{0,100}", "payroll-.{0,100}", ".*", "payments-eu"):
+        found = listed(by_pattern(cluster, pattern, user="eve"))
+        assert found == (["mine-1"] if pattern == ".*" else [])
+        assert matched == ["mine-1"]
+        matched.clear()
+
+
+def test_patterns_of_one_client_that_wait_are_bounded(cluster: Cluster) -> None:
+    """More are told to come again; those of others are not."""
+    cluster.computing = []
+    calls = [by_pattern(cluster, f"x{number}", user="eve") for number in range(110)]
+    refused = [call.response.error_code for call in calls if call.done]
+    assert refused == [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 9
+    other = by_pattern(cluster, "y", user="alice")
+    for _ in range(8):  # in turns: its check, and a match for each coordinator
+        cluster.compute_one()
+    assert other.done
 
 
 @pytest.mark.parametrize("version", [1, 2])

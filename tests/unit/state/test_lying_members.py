@@ -16,7 +16,6 @@ import pytest
 
 from vdl.errors import ErrorCode
 from vdl.kafka.groups.target_computation import request_of, targets_of
-from vdl.kafka.groups.topic_patterns import TopicPatterns
 from vdl.state import commands
 from vdl.state.catalog import Catalog
 from vdl.state.coordinator import Coordinator
@@ -87,7 +86,7 @@ class Liars:
     def assign(self) -> None:
         group = self.machine.consumer.groups.get(GROUP)
         if group is not None and group.members:
-            command = targets_of(request_of(group, self.catalog, {}, {}), TopicPatterns())
+            command = targets_of(request_of(group, self.catalog))
             if command is not None:
                 self.apply(command)
 

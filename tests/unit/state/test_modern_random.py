@@ -13,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vdl.errors import ErrorCode
+from vdl.kafka.groups.pattern_subscriptions import PatternSubscriptions
 from vdl.kafka.groups.target_computation import request_of, targets_of
-from vdl.kafka.groups.topic_patterns import TopicPatterns
+from vdl.kafka.host import at_once
+from vdl.kafka.limits.pattern_work import PatternWork
+from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state import commands
 from vdl.state.catalog import Catalog
 from vdl.state.coordinator import Coordinator
@@ -56,7 +59,8 @@ class Life:
     def __init__(self) -> None:
         self.machine = Coordinator()
         self.catalog = Catalog("c", coordinator_groups=1)
-        self.patterns = TopicPatterns()
+        work = PatternWork(at_once, NodeClock(VirtualTime()))
+        self.patterns = PatternSubscriptions(self.catalog, {}, work)
         self.catalog.apply(commands.RegisterServer(1, b"d" * 16, "r1", {"P": ("h", 1)}, True), 0, 0)
         self.make_topic("t", 5)
         self.log: list[bytes] = []
@@ -195,7 +199,10 @@ class Life:
     # --- what the leader does --------------------------------------------------------------------
     def compute(self) -> None:
         if self.group is not None and self.group.members:
-            command = targets_of(request_of(self.group, self.catalog, {}, {}), self.patterns)
+            self.patterns.resolve(GROUP, self.patterns.matched(self.group), lambda: None)
+            matched = self.patterns.matched(self.group)
+            assert not matched.missing
+            command = targets_of(request_of(self.group, self.catalog, {}, matched))
             if command is not None:
                 self.computed.append(command)
 

@@ -16,7 +16,7 @@ Must not know: wire formats and versions (the caller builds responses), other AP
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -34,9 +34,10 @@ from vdl.kafka.groups.led_coordinator import (
     undecided,
 )
 from vdl.kafka.host import Compute, at_once
+from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
-from vdl.state.catalog import Catalog
+from vdl.state.catalog import Catalog, TopicInfo
 from vdl.state.consumer_group import GroupState
 from vdl.state.consumer_groups import JoinAnswer
 from vdl.state.coordinator import Coordinator
@@ -69,9 +70,15 @@ class GroupCoordinator:
         rng: random.Random,
         config: GroupOptions,
         compute: Compute = at_once,
+        pattern_work: PatternWork | None = None,
+        own_topics: Iterable[TopicInfo] = (),
     ) -> None:
+        """`compute`: where what takes long is computed. `pattern_work`: the server's. `own_topics`:
+        Kafka's own, which are views here."""
         self._host = host
         self._compute = compute
+        self._pattern_work = pattern_work or PatternWork(compute, clock)
+        self._own_topics = {topic.name: topic for topic in own_topics}
         self._clock = clock
         self._rng = rng
         self._options = config
@@ -100,6 +107,8 @@ class GroupCoordinator:
             self._host.catalog,
             self._host.settled_ms,
             self._compute,
+            self._pattern_work,
+            self._own_topics,
         )
 
     def on_stopped_serving(self, group: StateGroup) -> None:

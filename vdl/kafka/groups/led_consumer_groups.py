@@ -10,6 +10,8 @@ Rules:
   on (an error, a whole assignment) only after a quorum confirmed this leader: an old leader knows
   old epochs.
 * Who joins is answered when it has a target: within a moment, or told to come again.
+* A pattern is matched elsewhere. Its member's heartbeats are answered meanwhile; it is assigned
+  what matches once that is known. A member whose pattern is refused gets an error.
 * Targets are computed at most once in `consumer.assignment.interval.ms`, for all who came
   meanwhile.
 * While a group moves, its members are asked to come more often: each step of it waits for
@@ -20,7 +22,7 @@ Must not know: wire formats, other kinds of groups.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -30,6 +32,7 @@ import msgspec
 from vdl.clock import MS, Clock, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.groups.member_sessions import MemberSessions
+from vdl.kafka.groups.pattern_subscriptions import Matched, PatternSubscriptions, Sender
 from vdl.kafka.groups.target_computation import (
     INLINE_WORK_MAX,
     Request,
@@ -37,11 +40,12 @@ from vdl.kafka.groups.target_computation import (
     targets_of,
     work_of,
 )
-from vdl.kafka.groups.topic_patterns import TopicPatterns
 from vdl.kafka.host import Compute
+from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
+from vdl.patterns import BadPattern
 from vdl.state import commands
-from vdl.state.catalog import Catalog
+from vdl.state.catalog import Catalog, TopicInfo
 from vdl.state.consumer_group import ConsumerGroup
 from vdl.state.coordinator import Coordinator
 from vdl.state.modern.group import ModernGroup
@@ -61,8 +65,9 @@ LOOK_AGAIN_NS = 10 * MS
 coordinator may have thousands, and all are concerned at once."""
 REPEAT_NS = 200 * MS
 """After which targets are proposed again, if they were not appended or their fate is open."""
-_VIEWED_MAX = 100
-"""Viewers of whom it is remembered what they cannot see."""
+PATTERNS_WAIT_NS = 500 * MS
+"""Targets wait so long for a group's patterns to be matched. Then they are computed from what is
+known, and once more afterwards."""
 MOVING_NS = 60_000 * MS
 """How long after its last change a group of several members counts as moving."""
 WAITING_INTERVAL_MS = 500
@@ -100,6 +105,10 @@ class Leader(Protocol):
     def catalog(self) -> Catalog: ...
     @property
     def compute(self) -> Compute: ...
+    @property
+    def pattern_work(self) -> PatternWork: ...
+    @property
+    def own_topics(self) -> Mapping[str, TopicInfo]: ...
     def propose(self, command: Any) -> None: ...
     def undecided(self, outcome: Outcome) -> ErrorCode: ...
     def deadline_ns(self) -> int: ...
@@ -127,17 +136,6 @@ class ClassicStep:
     assignment: bytes = b""
 
 
-class Viewer(Protocol):
-    """Who a member is, as far as it may not see every topic. Equal ones see the same."""
-
-    @property
-    def revision(self) -> int:
-        """Another one when it may see others than before."""
-
-    def hidden(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of the topics that it may not describe."""
-
-
 @dataclass(slots=True, eq=False)
 class _Waiting:
     """Somebody who waits for targets. A key by its identity: ten thousand may wait in one group,
@@ -156,7 +154,7 @@ class _Step:
     is_full: bool
     """The member has said all of itself: it may have missed an answer."""
     answer: Callable[[Heartbeated], None]
-    viewer: Viewer | None
+    sender: Sender
     is_confirmed: bool = False
     changed: bool = False
     """Its assignment, or what the client takes for its epoch, is another one than before."""
@@ -177,19 +175,16 @@ class LedConsumerGroups:
         """Classic members that have to join, or to sync."""
         self._waiting: dict[str, dict[_Waiting, Timer]] = {}
         """By group: who waits, in the order of coming, and when that is over."""
-        self._patterns = TopicPatterns()
+        self._patterns = PatternSubscriptions(led.catalog, led.own_topics, led.pattern_work)
+        self._resolving: dict[str, int] = {}
+        """By group with patterns of which not all is known: until when its targets wait."""
         self._is_computing = False
         self._computed_ns: dict[str, int] = {}
         """By group: when its targets were computed last."""
         self._moved_ns: dict[str, int] = {}
         """By group: when its epoch grew last, as this leader saw it."""
-        self._viewers: dict[tuple[str, str], Viewer] = {}
-        """(group, member) → who sent its heartbeats to this leader, of members that subscribe by a
-        pattern. Of a member that was not heard of yet, everything is taken to be seen."""
         self._hidden: dict[str, dict[str, frozenset[str]]] = {}
         """By group: what its members could not see when its targets were computed last."""
-        self._viewed: dict[Viewer, tuple[tuple[int, int], frozenset[str]]] = {}
-        """What a viewer cannot see, and the revisions of what that follows from."""
         self._views_revision = 0
         self._due: dict[str, Timer] = {}
         """Groups whose targets will be computed."""
@@ -210,6 +205,7 @@ class LedConsumerGroups:
         self._sessions.close()
         self._revocations.close()
         self._phases.close()
+        self._patterns.close()
         for timer in (*self._due.values(), self._watch, self._look_timer):
             if timer is not None:
                 timer.cancel()
@@ -227,20 +223,10 @@ class LedConsumerGroups:
         *,
         is_full: bool,
         answer: Callable[[Heartbeated], None],
-        viewer: Viewer | None = None,
+        sender: Sender,
     ) -> None:
-        """A member joins or says that it is there; `answer` once. `viewer`: who it is; None: it
-        may see everything."""
-        self._take(_Step(command, is_full, answer, viewer))
-
-    def _heard_from(self, group: ModernGroup, member: ModernMember, viewer: Viewer | None) -> None:
-        """Note who a member is. Whether it may not see something decides what it is to read."""
-        key = group.group_id, member.member_id
-        if viewer is None or not member.pattern:
-            self._viewers.pop(key, None)
-        elif self._viewers.get(key) != viewer and member.member_id in group.members:
-            self._viewers[key] = viewer
-            self._compute_later(group.group_id)
+        """A member joins or says that it is there; `answer` once."""
+        self._take(_Step(command, is_full, answer, sender))
 
     def _take(self, step: _Step) -> None:
         if self._is_closed:
@@ -251,6 +237,10 @@ class LedConsumerGroups:
             topics = _topics_of(classic, self._led.catalog)
             step.command = msgspec.structs.replace(step.command, upgrade=topics)
             self._propose(step)
+            return
+        refused = self._refusal(step)
+        if refused is not None:
+            step.answer(refused)
             return
         heard = self._led.machine.heard(step.command)
         if heard.error is not ErrorCode.NONE:
@@ -270,6 +260,19 @@ class LedConsumerGroups:
             self._confirm(step)
         else:
             self._applied(step, HeartbeatAnswer(ErrorCode.NONE, member=member, before=member))
+
+    def _refusal(self, step: _Step) -> Heartbeated | None:
+        """The answer to a member whose pattern is refused: the one it sends, or had before."""
+        command = step.command
+        pattern = command.pattern
+        if pattern is None:
+            group = self._groups.groups.get(command.group_id)
+            member = None if group is None else group.members.get(command.member_id)
+            pattern = None if member is None else member.pattern
+        error = self._patterns.refusal(pattern, step.sender) if pattern else None
+        if error is None:
+            return None
+        return Heartbeated(ErrorCode.INVALID_REGULAR_EXPRESSION, refusal_text(error))
 
     def _confirm(self, step: _Step) -> None:
         def confirmed(current: bool) -> None:
@@ -299,7 +302,8 @@ class LedConsumerGroups:
         member = answer.member
         assert member is not None, step.command
         group = self._groups.groups[step.command.group_id]
-        self._heard_from(group, member, step.viewer)
+        if self._patterns.heard_from(group, member, step.sender):
+            self._compute_later(group.group_id)
         if answer.before is None or answer.before.assigned != member.assigned:
             step.changed = True
         if step.command.member_epoch != member.epoch:
@@ -559,7 +563,7 @@ class LedConsumerGroups:
         if member is None:
             for sessions in (self._sessions, self._revocations, self._phases):
                 sessions.end(group_id, member_id)
-            self._viewers.pop(key, None)
+            self._patterns.forget(group_id, member_id)
             return
         if key not in self._sessions:
             self._renew(group, member)
@@ -571,8 +575,8 @@ class LedConsumerGroups:
     def _forget(self, group_id: str) -> None:
         for sessions in (self._sessions, self._revocations, self._phases):
             sessions.end_others(group_id, ())
-        for key in [key for key in self._viewers if key[0] == group_id]:
-            del self._viewers[key]
+        self._patterns.forget_group(group_id)
+        self._resolving.pop(group_id, None)
         self._hidden.pop(group_id, None)
         self._computed_ns.pop(group_id, None)
         self._moved_ns.pop(group_id, None)
@@ -588,7 +592,7 @@ class LedConsumerGroups:
         """Groups whose topics changed get other targets. Ends when no group has members."""
         self._watch = None
         groups = [one for one in self._groups.groups.values() if one.members]
-        self._forget_patterns(groups)
+        self._patterns.keep_only(groups)
         if not groups:
             return
         revision = self._led.catalog.topics_revision
@@ -599,7 +603,7 @@ class LedConsumerGroups:
             if self._look_timer is None:
                 self._look_on()
         elif views != self._views_revision:
-            for group_id in sorted({group_id for group_id, _ in self._viewers}):
+            for group_id in self._patterns.limited_groups():
                 self._compute_later(group_id)
         self._views_revision = views
         self._watch = self._clock.call_later(WATCH_NS, self._look_at_topics)
@@ -611,18 +615,6 @@ class LedConsumerGroups:
             self._compute_later(group_id)
         if self._to_look:
             self._look_timer = self._clock.call_later(LOOK_AGAIN_NS, self._look_on)
-
-    def _forget_patterns(self, groups: Iterable[ModernGroup]) -> None:
-        """Nothing need be known of patterns that nobody uses."""
-        if len(self._patterns) and not self._is_computing:
-            self._patterns.keep_only(
-                {
-                    member.pattern
-                    for group in groups
-                    for member in group.members.values()
-                    if member.pattern
-                }
-            )
 
     def _compute_later(self, group_id: str, delay_ns: int = 0) -> None:
         if group_id in self._due:
@@ -641,12 +633,18 @@ class LedConsumerGroups:
         group = self._groups.groups.get(group_id)
         if group is None or not group.members:
             return
+        matched = self._patterns.matched(group)
+        if matched.missing and self._waits_for_patterns(group_id, matched):
+            return
+        if not matched.missing:
+            self._resolving.pop(group_id, None)
         self._computed_ns[group_id] = self._clock.now_ns()
-        hidden = self._hidden_from(group)
         before = self._hidden.get(group_id, {})
-        request = request_of(group, self._led.catalog, hidden, before)
-        if work_of(request, self._patterns) <= INLINE_WORK_MAX:
-            self._computed(request, targets_of(request, self._patterns))
+        request = request_of(
+            group, self._led.catalog, self._led.own_topics, matched, hidden_before=before
+        )
+        if work_of(request) <= INLINE_WORK_MAX:
+            self._computed(request, targets_of(request))
             return
         self._is_computing = True
 
@@ -657,27 +655,28 @@ class LedConsumerGroups:
             if not self._is_closed:
                 self._computed(request, result)
 
-        self._led.compute(lambda: targets_of(request, self._patterns), done)
+        self._led.compute(lambda: targets_of(request), done)
 
-    def _hidden_from(self, group: ModernGroup) -> dict[str, frozenset[str]]:
-        """What members that subscribe by a pattern may not see, for those of whom that is known."""
-        if not self._viewers:
-            return {}
-        topics = self._led.catalog.topics
-        hidden: dict[str, frozenset[str]] = {}
-        for member in group.members.values():
-            viewer = self._viewers.get((group.group_id, member.member_id))
-            if viewer is None or not member.pattern:
-                continue
-            revisions = viewer.revision, self._led.catalog.topics_revision
-            known = self._viewed.get(viewer)
-            if known is None or known[0] != revisions:
-                if len(self._viewed) >= _VIEWED_MAX:
-                    self._viewed.clear()
-                known = self._viewed[viewer] = revisions, viewer.hidden(topics)
-            if known[1]:
-                hidden[member.member_id] = known[1]
-        return hidden
+    def _waits_for_patterns(self, group_id: str, matched: Matched) -> bool:
+        """Have matched what is missing; whether targets wait for it."""
+        now_ns = self._clock.now_ns()
+        until_ns = self._resolving.setdefault(group_id, now_ns + PATTERNS_WAIT_NS)
+        is_waiting = now_ns < until_ns
+        if is_waiting:
+            self._due[group_id] = self._clock.call_later(
+                until_ns - now_ns, lambda: self._compute(group_id)
+            )
+        self._patterns.resolve(group_id, matched, lambda: self._resolved(group_id))
+        return is_waiting
+
+    def _resolved(self, group_id: str) -> None:
+        """More is known of a group's patterns."""
+        if self._is_closed or group_id not in self._resolving:
+            return
+        timer = self._due.pop(group_id, None)
+        if timer is not None:
+            timer.cancel()
+        self._compute_later(group_id)
 
     def _computed(self, request: Request, command: commands.AssignTargets | None) -> None:
         if command is None:
@@ -738,6 +737,12 @@ class LedConsumerGroups:
     def _assignment_pause_ms(self, group_id: str) -> int:
         default = self._led.options.group_consumer_assignment_interval_ms
         return self._setting(group_id, "assignment.interval.ms", default)
+
+
+def refusal_text(error: BadPattern) -> str:
+    """Kafka's words for a pattern that is refused."""
+    pattern = error.pattern
+    return f"SubscribedTopicRegex `{pattern}` is not a valid regular expression: {error.what}."
 
 
 def _topics_of(classic: ConsumerGroup, catalog: Catalog) -> list[commands.SubscribedTopic]:

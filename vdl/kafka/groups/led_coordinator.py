@@ -19,7 +19,7 @@ Must not know: requests, wire formats, other coordinator groups.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, assert_never
 
@@ -29,10 +29,11 @@ from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
 from vdl.kafka.groups.led_consumer_groups import LedConsumerGroups
 from vdl.kafka.groups.led_share_groups import LedShareGroups
-from vdl.kafka.host import Compute, at_once
+from vdl.kafka.host import Compute
+from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
-from vdl.state.catalog import Catalog
+from vdl.state.catalog import Catalog, TopicInfo
 from vdl.state.consumer_group import ConsumerGroup, GroupState
 from vdl.state.consumer_groups import (
     ClassicEvent,
@@ -373,10 +374,12 @@ class LedCoordinator:
         options: GroupOptions,
         catalog: Catalog,
         settled_ms: Callable[[], int],
-        compute: Compute = at_once,
+        compute: Compute,
+        pattern_work: PatternWork,
+        own_topics: Mapping[str, TopicInfo],
     ) -> None:
         """`settled_ms`: the time to delete by (`AgreedTime.settled_ms`). `compute`: where what
-        takes long is computed."""
+        takes long is computed. `own_topics`: Kafka's own, by name, which are views here."""
         machine = state_group.machine
         assert isinstance(machine, Coordinator), machine
         self.machine = machine
@@ -385,6 +388,8 @@ class LedCoordinator:
         self.options = options
         self.catalog = catalog
         self.compute = compute
+        self.pattern_work = pattern_work
+        self.own_topics = own_topics
         self._settled_ms = settled_ms
         self._live: dict[str, LiveGroup] = {}
         """Groups with members or pending members, and others that requests named."""

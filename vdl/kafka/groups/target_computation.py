@@ -9,21 +9,22 @@ Must not know: Raft, sessions, requests.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from vdl.kafka.groups.assignors import ASSIGNORS, UNIFORM, AssignableTopic, Candidate
-from vdl.kafka.groups.topic_patterns import TopicPatterns
+from vdl.kafka.groups.pattern_subscriptions import Matched
 from vdl.state.catalog import Catalog, TopicInfo
 from vdl.state.commands import AssignTargets, ResolvedPattern, SubscribedTopic
 from vdl.state.modern.group import ModernGroup, changed_targets
 from vdl.state.modern.member import ModernMember
 from vdl.state.modern.partitions import Partitions
 
+_NO_TOPICS: Mapping[str, TopicInfo] = MappingProxyType({})
 _NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
 INLINE_WORK_MAX = 4_000
-"""Members, partitions and matches of a pattern beyond which a group is computed in a thread: some
+"""Members, partitions and matched names beyond which a group is computed in a thread: some
 milliseconds."""
 
 
@@ -40,32 +41,37 @@ class Request:
     known_patterns: dict[str, list[str]]
     assignor: str
     topics: Mapping[str, TopicInfo]
-    """All that there are if a member subscribes by a pattern, else those that are named."""
+    """Those that members name, that their patterns match, or that the group knows."""
     racks: Mapping[int, tuple[str, ...]]
     """Partition's group id → racks of its replicas; empty when no member has a rack."""
     gone: frozenset[str]
     """Of what the group knows, what is deleted, and not only unheard of here."""
+    matched: Mapping[str, tuple[str, ...]]
+    """Member → names that its pattern matches and that it may see, ascending."""
     hidden: Mapping[str, frozenset[str]]
-    """Member → topics that it may not describe: its pattern does not stand for them."""
+    """Member → topics that it may not describe."""
     hidden_before: Mapping[str, frozenset[str]]
     """What `hidden` was when the targets were computed last."""
-
-    @property
-    def patterns(self) -> set[str]:
-        """What members subscribe by."""
-        return {member.pattern for member in self.members if member.pattern}
 
 
 def request_of(
     group: ModernGroup,
     catalog: Catalog,
-    hidden: Mapping[str, frozenset[str]] = _NOTHING,
+    own_topics: Mapping[str, TopicInfo] = _NO_TOPICS,
+    matched: Matched | None = None,
+    *,
     hidden_before: Mapping[str, frozenset[str]] = _NOTHING,
 ) -> Request:
-    """What has to be known to compute the targets of a group. Where thousands of groups are
-    computed because a topic came, none of those that name theirs costs a look at all topics."""
-    has_patterns = any(member.pattern for member in group.members.values())
-    topics = dict(catalog.topics) if has_patterns else _named(group, catalog)
+    """Collect the facts that a group's targets follow from: no topics that it has nothing to do
+    with. `own_topics`: Kafka's own. `matched`: None where no member has a pattern."""
+    matched = matched or Matched()
+    names = set(group.topics).union(*(member.topics for member in group.members.values()))
+    names.update(*_distinct(matched.names.values()))
+    topics = {
+        name: topic
+        for name in names
+        if (topic := catalog.topics.get(name) or own_topics.get(name)) is not None
+    }
     has_racks = any(member.rack_id for member in group.members.values())
     return Request(
         group_id=group.group_id,
@@ -81,15 +87,15 @@ def request_of(
         gone=frozenset(
             name for name, topic in group.topics.items() if catalog.has_deleted(topic.last_group)
         ),
-        hidden=hidden,
+        matched=matched.names,
+        hidden=matched.hidden,
         hidden_before=hidden_before,
     )
 
 
-def _named(group: ModernGroup, catalog: Catalog) -> dict[str, TopicInfo]:
-    """The topics that members name, or that the group knows, as far as they are there."""
-    names = set(group.topics).union(*(member.topics for member in group.members.values()))
-    return {name: topic for name in names if (topic := catalog.topics.get(name)) is not None}
+def _distinct(many: Iterable[tuple[str, ...]]) -> Iterable[tuple[str, ...]]:
+    """Each of them once: members with one pattern have the very same."""
+    return {id(one): one for one in many}.values()
 
 
 def assignor_of(group: ModernGroup) -> str:
@@ -98,34 +104,34 @@ def assignor_of(group: ModernGroup) -> str:
     return min(votes, key=lambda name: (-votes[name], name)) if votes else UNIFORM
 
 
-def work_of(request: Request, patterns: TopicPatterns) -> int:
+def work_of(request: Request) -> int:
     """How much there is to do, about: see `INLINE_WORK_MAX`."""
-    names = {name for member in request.members for name in member.topics}
-    total = len(request.members) + patterns.unseen(request.patterns, request.topics.keys())
-    for name in names | {name for names in request.known_patterns.values() for name in names}:
-        topic = request.topics.get(name)
-        if topic is not None:
-            total += len(topic.partitions)
+    total = len(request.members) + sum(map(len, _distinct(request.matched.values())))
+    for topic in request.topics.values():
+        total += len(topic.partitions)
     return total
 
 
-def targets_of(request: Request, patterns: TopicPatterns) -> AssignTargets | None:
+def targets_of(request: Request) -> AssignTargets | None:
     """The command that gives members their targets; None: all is as it was."""
-    names = request.topics.keys() | (request.known.keys() - request.gone)
-    resolved = {pattern: patterns.resolve(pattern, names) for pattern in request.patterns}
+    by_pattern: dict[str, list[tuple[str, ...]]] = {}
     by_name: dict[str, SubscribedTopic] = {}
     members = []
     for member in request.members:
         mine = set(member.topics)
         if member.pattern:
-            # Of a topic that its member may not see nobody would read what the member is assigned.
-            unseen = request.hidden.get(member.member_id, frozenset())
-            mine.update(name for name in resolved[member.pattern] if name not in unseen)
+            matched = request.matched.get(member.member_id, ())
+            by_pattern.setdefault(member.pattern, []).append(matched)
+            mine.update(matched)
         for name in mine - by_name.keys():
             found = _subscribed(request, name)
             if found is not None:
                 by_name[name] = found
         members.append((member, {name for name in mine if name in by_name}))
+    resolved = {
+        pattern: sorted(set[str]().union(*_distinct(names)))
+        for pattern, names in by_pattern.items()
+    }
     is_known = (
         by_name == request.known
         and resolved == request.known_patterns

@@ -1,63 +1,141 @@
 """Which topics match the patterns that members of groups subscribe by.
 
-A pattern is matched once with each name: what matched is kept until the topic is gone or nobody
+A pattern is matched once with each name: what matched is kept until the topic is gone or no member
 uses the pattern. So a new topic costs one match for each pattern, however many topics there are.
+It is done elsewhere (`vdl.kafka.limits.pattern_work`), while groups go on with what is known.
 
-Must not know: groups, who uses a pattern.
+A member's pattern is matched only with topics that it may see: a name that it may not see must not
+show in how long it takes. So what is known is of a pattern and a viewer.
+
+Must not know: members, what a viewer is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Set
 
-from vdl.linear_regex import Pattern, compile_pattern
+from vdl.kafka.limits.pattern_work import Asked, Found, PatternWork
+from vdl.patterns import BadPattern
+
+KEPT_BYTES_MAX = 16 << 20
+"""Bytes of all that is known, about; beyond that the patterns used longest ago are forgotten."""
+_KNOWN_BYTES = 500
+_NAME_BYTES = 8
+
+Key = tuple[str, Hashable]
+"""A pattern, and who looks; None: somebody who may see all topics."""
 
 
 class _Known:
-    """One pattern, and what is known of it."""
+    """The names that one key was matched with, and the result."""
 
-    __slots__ = ("matched", "pattern", "seen")
+    __slots__ = ("asked", "matched", "names", "refusal", "waiting")
 
-    def __init__(self, pattern: Pattern) -> None:
-        self.pattern = pattern
-        self.seen: set[str] = set()
-        self.matched: set[str] = set()
+    def __init__(self) -> None:
+        self.names: frozenset[str] = frozenset()
+        """Those that it was matched with."""
+        self.matched: tuple[str, ...] = ()
+        """Those of them that match, ascending."""
+        self.refusal: BadPattern | None = None
+        """Set: it matches nothing, whatever the names, for this reason."""
+        self.asked: Asked | None = None
+        """The match that is under way."""
+        self.waiting: dict[str, Callable[[], None]] = {}
+        """By group: called when the match under way has ended."""
 
 
 class TopicPatterns:
-    """See the module. Not for two threads at once."""
+    """See the module. Called on the loop."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+    def __init__(self, work: PatternWork) -> None:
+        self._work = work
+        self._known: OrderedDict[Key, _Known] = OrderedDict()
+        """The one that was used longest ago first."""
+        self._bytes = 0
 
     def __len__(self) -> int:
-        """How many patterns something is known of."""
+        """Return of how many patterns, by viewer, something is known."""
         return len(self._known)
 
-    def unseen(self, patterns: Collection[str], names: Collection[str]) -> int:
-        """How many matches `resolve` would have to make, about."""
-        total = 0
-        for pattern in patterns:
-            known = self._known.get(pattern)
-            total += len(names) if known is None else max(0, len(names) - len(known.seen))
-        return total
+    def refusal(self, key: Key) -> BadPattern | None:
+        """Return why the pattern matches nothing, if that is known. One that an earlier version
+        let in may be none here."""
+        known = self._known.get(key)
+        return self._work.refusal(key[0]) if known is None else known.refusal
 
-    def resolve(self, pattern: str, names: Set[str]) -> list[str]:
-        """The names that match all of the pattern, in order. One whose syntax is wrong, which
-        nobody let in, matches nothing."""
-        known = self._known.get(pattern)
+    def matched(self, key: Key, names: frozenset[str]) -> tuple[str, ...] | None:
+        """Return those of the names that match all of the pattern, ascending; None: it has not
+        been matched with all of them."""
+        known = self._known.get(key)
         if known is None:
-            known = self._known[pattern] = _Known(compile_pattern(pattern))
-        if gone := known.seen - names:
-            known.seen -= gone
-            known.matched -= gone
-        for name in names - known.seen:
-            known.seen.add(name)
-            if known.pattern.matches(name):
-                known.matched.add(name)
-        return sorted(known.matched)
+            return None
+        is_current = known.names is names or known.names == names
+        if known.refusal is None and not is_current:
+            return None
+        self._known.move_to_end(key)
+        return known.matched
 
-    def keep_only(self, patterns: Set[str]) -> None:
+    def resolve(
+        self,
+        key: Key,
+        names: frozenset[str],
+        *,
+        asker: str,
+        group_id: str,
+        done: Callable[[], None],
+    ) -> None:
+        """Match the pattern with names it has not been matched with, in the asker's turn; then
+        `done()`, once for a group. After that, `matched` knows, unless there are other names by
+        then."""
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _Known()
+            self._count(key, known, 1)
+        known.waiting[group_id] = done
+        if known.asked is not None:
+            self._work.join(asker, known.asked)
+            return
+        question = key[0], names - known.names
+
+        def answered(found: list[Found]) -> None:
+            self._answered(key, known, names, found[0])
+
+        asked = Asked([question], answered)
+        known.asked = asked
+        self._work.join(asker, asked)
+
+    def _answered(self, key: Key, known: _Known, names: frozenset[str], found: Found) -> None:
+        known.asked = None
+        is_kept = self._known.get(key) is known
+        if is_kept:
+            self._count(key, known, -1)
+        if isinstance(found, BadPattern):
+            known.refusal, known.matched, known.names = found, (), frozenset()
+        else:
+            still = [name for name in known.matched if name in names]
+            known.matched, known.names = tuple(sorted([*still, *found])), names
+        if is_kept:
+            self._count(key, known, 1)
+        waiting, known.waiting = known.waiting, {}
+        for done in waiting.values():
+            done()
+        self._forget_oldest()
+
+    def _count(self, key: Key, known: _Known, sign: int) -> None:
+        self._bytes += sign * (_KNOWN_BYTES + len(key[0]) + _NAME_BYTES * len(known.matched))
+
+    def _forget_oldest(self) -> None:
+        while self._bytes > KEPT_BYTES_MAX and len(self._known) > 1:
+            self._forget(next(iter(self._known)))
+
+    def keep_only(self, keys: Set[Key]) -> None:
         """Forget what is known of others."""
-        for pattern in self._known.keys() - patterns:
-            del self._known[pattern]
+        for key in self._known.keys() - keys:
+            self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        known = self._known.pop(key)
+        self._count(key, known, -1)
+        if known.asked is not None:
+            known.asked.cancel()

@@ -16,7 +16,7 @@ Topics and the rest are two commands.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -37,6 +37,7 @@ from vdl.kafka.handlers.configs import check_server_name
 from vdl.kafka.handlers.topics import undecided
 from vdl.kafka.lookup import find_topic
 from vdl.kafka.telemetry import client_metrics_configs
+from vdl.kafka.telemetry.client_metrics_configs import Refusal
 from vdl.kafka.wire import alter_configs as whole
 from vdl.kafka.wire import incremental_alter_configs as incremental
 from vdl.log import KAFKA_LEVELS, ROOT_LOGGER
@@ -53,7 +54,13 @@ from vdl.state.topic_names import topic_name_complaint
 _TIMEOUT_MS = 30_000
 """These requests have no time-out of their own."""
 
+PATTERNS_MAX = 500
+"""Patterns of one request, all of which are remembered until it is decided."""
+
 Asked = TypeVar("Asked", whole.AlterConfigsResource, incremental.AlterConfigsResource)
+Response = TypeVar(
+    "Response", whole.AlterConfigsResponse, incremental.IncrementalAlterConfigsResponse
+)
 Result = whole.AlterConfigsResourceResponse | incremental.AlterConfigsResourceResponse
 
 
@@ -74,7 +81,7 @@ class _Kind:
     settings: Mapping[str, TopicConfig]
     unknown: ErrorCode = ErrorCode.INVALID_CONFIG
     invalid: ErrorCode = ErrorCode.INVALID_CONFIG
-    check_parts: Callable[[str, str], None] | None = None
+    check_parts: Callable[[str, str, Refusal], None] | None = None
     """What is asked of (name, value) besides. Raises InvalidConfig."""
     check_together: Callable[[Mapping[str, str]], None] | None = None
     """What is asked of all settings that a resource would have. Raises InvalidConfig."""
@@ -88,14 +95,14 @@ class _Kind:
             raise KafkaError(self.unknown, f"{self.name}: {name}")
         return known
 
-    def check(self, values: dict[str, str]) -> dict[str, str]:
+    def check(self, values: dict[str, str], refusal: Refusal) -> dict[str, str]:
         """The settings as they are kept. Raises KafkaError, InvalidConfig."""
         for name in values:
             self.setting(name)
         kept = check_configs(values, self.settings)
         if self.check_parts is not None:
             for name, value in kept.items():
-                self.check_parts(name, value)
+                self.check_parts(name, value, refusal)
         return kept
 
 
@@ -143,10 +150,18 @@ def handle_alter_configs(
     ctx: RequestContext, request: whole.AlterConfigsRequest
 ) -> whole.AlterConfigsResponse | Later:
     """Replace the settings of each resource; each has its own answer."""
+    alter = partial(_alter_whole, ctx, request)
+    return _with_patterns(ctx, request.resources, alter, partial(fail_alter_configs, request))
+
+
+def _alter_whole(
+    ctx: RequestContext, request: whole.AlterConfigsRequest
+) -> whole.AlterConfigsResponse | Later:
     response = whole.AlterConfigsResponse()
     changes: list[_Change] = []
+    refusal = ctx.server.pattern_work.refusal
     for asked, result in _answers(request.resources, response, whole.AlterConfigsResourceResponse):
-        _judge(ctx, result, changes, partial(_whole, asked))
+        _judge(ctx, result, changes, partial(_whole, asked, refusal=refusal))
     if request.validate_only:
         _validate(ctx, changes)
         return response
@@ -169,14 +184,23 @@ def handle_incremental_alter_configs(
     ctx: RequestContext, request: incremental.IncrementalAlterConfigsRequest
 ) -> incremental.IncrementalAlterConfigsResponse | Later:
     """Change settings of each resource; each has its own answer."""
+    alter = partial(_alter_incrementally, ctx, request)
+    fail = partial(fail_incremental_alter_configs, request)
+    return _with_patterns(ctx, request.resources, alter, fail)
+
+
+def _alter_incrementally(
+    ctx: RequestContext, request: incremental.IncrementalAlterConfigsRequest
+) -> incremental.IncrementalAlterConfigsResponse | Later:
     response = incremental.IncrementalAlterConfigsResponse()
     changes: list[_Change] = []
+    refusal = ctx.server.pattern_work.refusal
     made = incremental.AlterConfigsResourceResponse
     for asked, result in _answers(request.resources, response, made):
         if asked.resource_type == ResourceType.BROKER_LOGGER:
             _set_levels(ctx, asked, result, validate_only=request.validate_only)
         else:
-            _judge(ctx, result, changes, partial(_incremental, asked))
+            _judge(ctx, result, changes, partial(_incremental, asked, refusal=refusal))
     if request.validate_only:
         _validate(ctx, changes)
         return response
@@ -195,6 +219,31 @@ def fail_incremental_alter_configs(
             for asked in request.resources
         ]
     )
+
+
+def _with_patterns(
+    ctx: RequestContext,
+    resources: Sequence[whole.AlterConfigsResource] | Sequence[incremental.AlterConfigsResource],
+    alter: Callable[[], Response | Later],
+    fail: Callable[[int, ErrorCode], Response],
+) -> Response | Later:
+    """Have the patterns in a request compiled, which takes too long for the loop; then alter."""
+    patterns = [
+        pattern
+        for asked in resources
+        if asked.resource_type == ResourceType.CLIENT_METRICS
+        for config in asked.configs
+        for pattern in client_metrics_configs.patterns_of(config.name, config.value)
+    ]
+    work = ctx.server.pattern_work
+    if all(work.knows(pattern) for pattern in patterns):
+        return alter()
+    later = Later()
+    if len(patterns) > PATTERNS_MAX or not work.check(
+        ctx.asker, patterns, later.step(lambda: later.follow(alter()))
+    ):
+        return fail(ctx.api_version, ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+    return later
 
 
 def _answers(
@@ -315,17 +364,19 @@ def _check_name(ctx: RequestContext, resource_type: int, name: str) -> None:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
 
 
-def _whole(asked: whole.AlterConfigsResource, kind: _Kind) -> ConfigChange:
+def _whole(asked: whole.AlterConfigsResource, kind: _Kind, *, refusal: Refusal) -> ConfigChange:
     """Raises KafkaError, InvalidConfig."""
     values: dict[str, str] = {}
     for config in asked.configs:
         if config.value is None:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"null value for {config.name}")
         values[config.name] = config.value
-    return ConfigChange(asked.resource_name, kind.check(values), replaces=True)
+    return ConfigChange(asked.resource_name, kind.check(values, refusal), replaces=True)
 
 
-def _incremental(asked: incremental.AlterConfigsResource, kind: _Kind) -> ConfigChange:
+def _incremental(
+    asked: incremental.AlterConfigsResource, kind: _Kind, *, refusal: Refusal
+) -> ConfigChange:
     """Raises KafkaError, InvalidConfig."""
     values: dict[str, str] = {}
     unset: list[str] = []
@@ -350,7 +401,7 @@ def _incremental(asked: incremental.AlterConfigsResource, kind: _Kind) -> Config
         if known.type is not ConfigType.LIST:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} is not a list")
         if known.is_open_list:
-            kind.check({name: value})
+            kind.check({name: value}, refusal)
         lists[name] = ListChange(
             name,
             list_parts(value),
@@ -360,7 +411,9 @@ def _incremental(asked: incremental.AlterConfigsResource, kind: _Kind) -> Config
             is_open=known.is_open_list,
             may_be_empty=known.may_be_empty,
         )
-    return ConfigChange(asked.resource_name, kind.check(values), unset, lists=list(lists.values()))
+    return ConfigChange(
+        asked.resource_name, kind.check(values, refusal), unset, lists=list(lists.values())
+    )
 
 
 def _validate(ctx: RequestContext, changes: list[_Change]) -> None:

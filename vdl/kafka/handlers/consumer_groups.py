@@ -16,8 +16,9 @@ from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.groups.assignors import ASSIGNORS
-from vdl.kafka.groups.led_consumer_groups import Heartbeated
+from vdl.kafka.groups.led_consumer_groups import Heartbeated, refusal_text
 from vdl.kafka.groups.led_coordinator import LedCoordinator
+from vdl.kafka.groups.pattern_subscriptions import Sender
 from vdl.kafka.groups.target_computation import assignor_of
 from vdl.kafka.handlers.groups import (
     GROUP_OPERATIONS,
@@ -25,10 +26,10 @@ from vdl.kafka.handlers.groups import (
     described,
     group_coordinator,
 )
+from vdl.kafka.lookup import find_topic
 from vdl.kafka.security.authorizer import TopicViewer
 from vdl.kafka.wire import consumer_group_describe as describe_wire
 from vdl.kafka.wire import consumer_group_heartbeat as heartbeat_wire
-from vdl.linear_regex import BadPattern, compile_pattern
 from vdl.state import commands
 from vdl.state.coordinator import Coordinator
 from vdl.state.features import GROUP_VERSION
@@ -52,7 +53,8 @@ _CONSUMER_MEMBER = 1
 def handle_consumer_group_heartbeat(
     ctx: RequestContext, request: heartbeat_wire.ConsumerGroupHeartbeatRequest
 ) -> Later | heartbeat_wire.ConsumerGroupHeartbeatResponse:
-    """Answered at once while nothing changes; who joins, when it has an assignment."""
+    """Answered at once while nothing changes; who joins, when it has an assignment. A pattern that
+    was not seen before is compiled first: none that cannot be comes into the log."""
     try:
         _check(ctx, request)
     except KafkaError as error:
@@ -64,10 +66,41 @@ def handle_consumer_group_heartbeat(
     if not isinstance(led, LedCoordinator):
         return heartbeat_wire.ConsumerGroupHeartbeatResponse(error_code=led)
     later = Later()
+    pattern = request.subscribed_topic_regex
+    work = ctx.server.pattern_work
+    if not pattern or work.knows(pattern):
+        _take_heartbeat(ctx, request, led, later)
+    elif not work.check(
+        ctx.asker, (pattern,), later.step(lambda: _take_heartbeat(ctx, request, led, later))
+    ):
+        return heartbeat_wire.ConsumerGroupHeartbeatResponse(
+            error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+            error_message="Too many regular expressions wait to be checked.",
+        )
+    return later
+
+
+def _take_heartbeat(
+    ctx: RequestContext,
+    request: heartbeat_wire.ConsumerGroupHeartbeatRequest,
+    led: LedCoordinator,
+    later: Later,
+) -> None:
+    """The coordinator's turn. Its pattern, if it has one, was checked."""
+    pattern = request.subscribed_topic_regex
+    refused = ctx.server.pattern_work.refusal(pattern) if pattern else None
+    if refused is not None:
+        later.complete(
+            heartbeat_wire.ConsumerGroupHeartbeatResponse(
+                error_code=ErrorCode.INVALID_REGULAR_EXPRESSION,
+                error_message=refusal_text(refused),
+            )
+        )
+        return
     if request.member_epoch in (LEAVING_EPOCH, STATIC_LEAVING_EPOCH):
         _leave(led, request, later)
-        return later
-    member_id = request.member_id or groups.random_id()
+        return
+    member_id = request.member_id or group_coordinator(ctx).random_id()
 
     def answer(outcome: Heartbeated) -> None:
         if not (later.done or later.cancelled):
@@ -99,9 +132,8 @@ def handle_consumer_group_heartbeat(
             and request.topic_partitions is not None
         ),
         answer=answer,
-        viewer=_viewer(ctx),
+        sender=Sender(ctx.asker, _viewer(ctx)),
     )
-    return later
 
 
 def _viewer(ctx: RequestContext) -> TopicViewer | None:
@@ -152,15 +184,6 @@ def _check(ctx: RequestContext, request: heartbeat_wire.ConsumerGroupHeartbeatRe
             f"ServerAssignor {request.server_assignor} is not supported. Supported assignors: "
             f"{', '.join(sorted(ASSIGNORS))}.",
         )
-    if request.subscribed_topic_regex:
-        try:
-            compile_pattern(request.subscribed_topic_regex)
-        except BadPattern as error:
-            raise KafkaError(
-                ErrorCode.INVALID_REGULAR_EXPRESSION,
-                f"SubscribedTopicRegex `{request.subscribed_topic_regex}` is not a valid regular "
-                f"expression: {error.what}.",
-            ) from error
 
 
 def _invalid(message: str) -> KafkaError:
@@ -285,11 +308,10 @@ def _member(ctx: RequestContext, group: ModernGroup, member: ModernMember) -> de
 
 def _assignment(ctx: RequestContext, partitions: Partitions) -> describe_wire.Assignment:
     """By name; of topics that are gone, or that this server has not heard of, nothing is said."""
-    by_id = ctx.server.host.catalog.topics_by_id
     return describe_wire.Assignment(
         [
-            describe_wire.TopicPartitions(topic_id, by_id[topic_id].name, list(indexes))
+            describe_wire.TopicPartitions(topic_id, topic.name, list(indexes))
             for topic_id, indexes in partitions
-            if topic_id in by_id
+            if (topic := find_topic(ctx, topic_id)) is not None
         ]
     )

@@ -8,6 +8,7 @@ Must not know: what is done with the numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from uuid import UUID
 
 from vdl.errors import ErrorCode, KafkaError
@@ -38,18 +39,42 @@ def _says(ctx: RequestContext, instance_id: bytes) -> dict[str, str]:
     }
 
 
+def _choose(
+    ctx: RequestContext, instance_id: bytes, later: Later, go_on: Callable[[], None]
+) -> bool:
+    """Find what the client is asked for, then go on. False: the server has too much to match."""
+    server = ctx.server
+    return server.client_metrics.choose(
+        instance_id,
+        _says(ctx, instance_id),
+        server.host.catalog.resources,
+        server.pattern_work,
+        ctx.asker,
+        later.step(go_on),
+    )
+
+
 def handle_get_telemetry_subscriptions(
     ctx: RequestContext, request: GetTelemetrySubscriptionsRequest
-) -> GetTelemetrySubscriptionsResponse:
+) -> GetTelemetrySubscriptionsResponse | Later:
     """What to push, how often; a client that has no instance id yet gets one."""
     server = ctx.server
     instance_id = bytes(request.client_instance_id)
     if instance_id == _NO_INSTANCE:
         instance_id = UUID(bytes=server.random_bytes(16), version=4).bytes
+    later = Later()
+    chosen = _choose(
+        ctx, instance_id, later, lambda: later.complete(_subscriptions(ctx, instance_id))
+    )
+    if not chosen:
+        return GetTelemetrySubscriptionsResponse(error_code=ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+    return later.response if later.done else later
+
+
+def _subscriptions(ctx: RequestContext, instance_id: bytes) -> GetTelemetrySubscriptionsResponse:
+    server = ctx.server
     try:
-        asked = server.client_metrics.ask(
-            instance_id, _says(ctx, instance_id), server.host.catalog.resources, ctx.received_ns
-        )
+        asked = server.client_metrics.ask(instance_id, ctx.received_ns)
     except KafkaError as error:
         return GetTelemetrySubscriptionsResponse(error_code=error.code)
     return GetTelemetrySubscriptionsResponse(
@@ -67,12 +92,27 @@ def handle_push_telemetry(
     ctx: RequestContext, request: PushTelemetryRequest
 ) -> PushTelemetryResponse | Later:
     """Take a client's metrics."""
+    instance_id = bytes(request.client_instance_id)
+    if instance_id == _NO_INSTANCE:
+        return _refused(ctx, ErrorCode.INVALID_REQUEST)
+    later = Later()
+    if not _choose(ctx, instance_id, later, lambda: later.follow(_push(ctx, request))):
+        return _refused(ctx, ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+    return later.response if later.done else later
+
+
+def _refused(ctx: RequestContext, code: ErrorCode) -> PushTelemetryResponse:
+    ctx.server.client_metrics.pushes_refused += 1
+    return PushTelemetryResponse(error_code=code)
+
+
+def _push(ctx: RequestContext, request: PushTelemetryRequest) -> PushTelemetryResponse | Later:
+    """Take metrics of a client whose subscriptions are chosen."""
     server, metrics = ctx.server, ctx.server.client_metrics
     try:
         interval_ms = _check(ctx, request)
     except KafkaError as error:
-        metrics.pushes_refused += 1
-        return PushTelemetryResponse(error_code=error.code)
+        return _refused(ctx, error.code)
     metrics.pushes += 1
     if not request.metrics:
         return PushTelemetryResponse()
@@ -105,12 +145,8 @@ def _check(ctx: RequestContext, request: PushTelemetryRequest) -> int:
     """The interval of the client, which may push. Raises KafkaError, in Kafka's order."""
     server = ctx.server
     instance_id = bytes(request.client_instance_id)
-    if instance_id == _NO_INSTANCE:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "no client instance id")
     interval_ms = server.client_metrics.check_push(
         instance_id,
-        _says(ctx, instance_id),
-        server.host.catalog.resources,
         ctx.received_ns,
         subscription_id=request.subscription_id,
         is_terminating=request.terminating,

@@ -30,6 +30,7 @@ from vdl.kafka.context import RequestContext
 from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.handlers.offsets import position_of
+from vdl.kafka.limits.pattern_work import Found
 from vdl.kafka.limits.repeats import Repeats
 from vdl.kafka.lookup import find_topic, is_internal
 from vdl.kafka.transactions.led_transactions import LedTransactions
@@ -42,9 +43,10 @@ from vdl.kafka.wire import end_txn as end_wire
 from vdl.kafka.wire import list_transactions as list_wire
 from vdl.kafka.wire import txn_offset_commit as commit_wire
 from vdl.kafka.wire import write_txn_markers as markers_wire
-from vdl.linear_regex import BadPattern, compile_pattern
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.patterns import BadPattern
 from vdl.state import commands
+from vdl.state.acls import AclOperation, AclResource
 from vdl.state.answer import CommandAnswer
 from vdl.state.coordinator import CommitAnswer, Coordinator
 from vdl.state.partition import EndTransactionMarker, encode_command
@@ -579,7 +581,24 @@ def fail_describe_transactions(
 def handle_list_transactions(
     ctx: RequestContext, request: list_wire.ListTransactionsRequest
 ) -> list_wire.ListTransactionsResponse | Later:
-    """What this server coordinates. KIP-664."""
+    """List what this server coordinates. KIP-664. A pattern that was not seen before is compiled
+    first, off the loop."""
+    pattern = request.transactional_id_pattern
+    work = ctx.server.pattern_work
+    if not pattern or work.knows(pattern):
+        return _list_transactions(ctx, request)
+    later = Later()
+    checked = later.step(lambda: later.follow(_list_transactions(ctx, request)))
+    if not work.check(ctx.asker, (pattern,), checked):
+        return list_wire.ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    return later
+
+
+def _list_transactions(
+    ctx: RequestContext, request: list_wire.ListTransactionsRequest
+) -> list_wire.ListTransactionsResponse | Later:
+    """Match a pattern only with ids that the client may describe: neither the answer nor the time
+    it takes tells anything of the others."""
     known_names = {*STATE_NAMES.values(), *_OTHER_STATES}
     response = list_wire.ListTransactionsResponse(
         unknown_state_filters=[name for name in request.state_filters if name not in known_names]
@@ -587,13 +606,10 @@ def handle_list_transactions(
     states = {name for name in request.state_filters if name in known_names}
     if request.state_filters and not states:
         return response
-    matches = None
-    if request.transactional_id_pattern:
-        try:
-            matches = compile_pattern(request.transactional_id_pattern).matches
-        except BadPattern:
-            response.error_code = ErrorCode.INVALID_REGULAR_EXPRESSION
-            return response
+    pattern, work = request.transactional_id_pattern, ctx.server.pattern_work
+    if pattern and work.refusal(pattern) is not None:
+        response.error_code = ErrorCode.INVALID_REGULAR_EXPRESSION
+        return response
     now_ms = ctx.server.host.agreed_ms()
     producers = set(request.producer_id_filters)
     parts = Gathering(response)
@@ -603,21 +619,35 @@ def handle_list_transactions(
             return False
         if producers and known.producer_id not in producers:
             return False
-        if request.duration_filter >= 0 and (
-            known.started_ms < 0 or now_ms - known.started_ms <= request.duration_filter
-        ):
-            return False
-        return matches is None or matches(known.transactional_id)
+        return request.duration_filter < 0 or (
+            known.started_ms >= 0 and now_ms - known.started_ms > request.duration_filter
+        )
 
     def read(led: LedTransactions, current: bool) -> None:
         if not current:
             response.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            parts.arrived()
+            return
+        wanted = {
+            name: list_wire.TransactionState(name, known.producer_id, STATE_NAMES[known.state])
+            for name, known in sorted(led.machine.transactions.ids.items())
+            if is_wanted(known)
+        }
+        if not pattern:
+            response.transaction_states += wanted.values()
+            parts.arrived()
+            return
+        names = [name for name in wanted if _may_describe(ctx, name)]
+        matched = parts.later.step(lambda found: take(wanted, found[0]))
+        if work.match(ctx.asker, [(pattern, names)], matched) is None:
+            response.error_code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            parts.arrived()
+
+    def take(wanted: dict[str, list_wire.TransactionState], found: Found) -> None:
+        if isinstance(found, BadPattern):
+            response.error_code = ErrorCode.INVALID_REGULAR_EXPRESSION
         else:
-            response.transaction_states += [
-                list_wire.TransactionState(name, known.producer_id, STATE_NAMES[known.state])
-                for name, known in sorted(led.machine.transactions.ids.items())
-                if is_wanted(known)
-            ]
+            response.transaction_states += [wanted[name] for name in found]
         parts.arrived()
 
     transactions = transaction_coordinator(ctx)
@@ -628,3 +658,10 @@ def handle_list_transactions(
             parts.expect()
             transactions.read(led, parts.later.step(partial(read, led)))
     return parts.result()
+
+
+def _may_describe(ctx: RequestContext, transactional_id: str) -> bool:
+    authorizer = ctx.server.authorizer
+    return authorizer is None or authorizer.allows(
+        ctx.connection, AclOperation.DESCRIBE, AclResource.TRANSACTIONAL_ID, transactional_id
+    )

@@ -8,20 +8,25 @@ What is pushed is summed up here by metric and client id, and shown on the opera
 bounded: `SERIES_MAX` numbers, those that came first; and those of a client go when it has not
 pushed for `INTERVALS_KEPT` of its intervals.
 
+Which subscriptions are for a client is decided by patterns of administrators. They are matched off
+the loop (`choose`), once for a client while the settings stay as they are.
+
 Must not know: requests, the wire format, how the numbers are shown.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from zlib import crc32
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.limits.pattern_work import Found, PatternWork
 from vdl.kafka.telemetry.otlp import Point
-from vdl.linear_regex import BadPattern, Pattern, compile_pattern
+from vdl.patterns import BadPattern
 from vdl.state.resource_configs import ResourceConfigs, ResourceType, list_parts
 
 METRICS = "metrics"
@@ -61,14 +66,8 @@ class Subscription:
     name: str
     metrics: tuple[str, ...]
     interval_ms: int
-    match: tuple[tuple[str, Pattern], ...]
-
-    def is_for(self, client: Mapping[str, str]) -> bool:
-        """Whether the client is one of those that are asked."""
-        return all(
-            pattern.matches(client[selector][:SELECTED_CHARS_MAX])
-            for selector, pattern in self.match
-        )
+    match: tuple[tuple[str, str], ...]
+    """(selector, pattern), all of which must match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +139,61 @@ class ClientMetrics:
         return len(self._clients)
 
     # --- what clients are asked for ----------------------------------------------------------
-    def ask(
+    def choose(
         self,
         instance_id: bytes,
         client: Mapping[str, str],
         resources: ResourceConfigs,
-        now_ns: int,
-    ) -> Asked:
-        """What a client is to push. `client`: what it says of itself, by selector. Raises
-        KafkaError: it asked too soon."""
-        known = self._known(instance_id, client, resources)
+        work: PatternWork,
+        asker: str,
+        done: Callable[[], None],
+    ) -> bool:
+        """Find the subscriptions that are for a client, then `done()`, which may be at once: it may
+        call `ask` or `check_push`. `client`: what it says of itself, by selector. False: too many
+        patterns wait to be matched."""
+        self._follow(resources)
+        known = self._clients.get(instance_id)
+        if known is not None and known.revision == self._revision:
+            self._clients.move_to_end(instance_id)
+            done()
+            return True
+        revision, subscriptions = self._revision, self._subscriptions
+        asked = [
+            (pattern, (client[selector][:SELECTED_CHARS_MAX],))
+            for one in subscriptions
+            for selector, pattern in one.match
+        ]
+
+        def matched(found: list[Found]) -> None:
+            answers = iter(found)
+            chosen = []
+            for one in subscriptions:
+                own = list(islice(answers, len(one.match)))
+                # A pattern that an earlier version took, and this one does not, matches no client.
+                if all(isinstance(answer, list) and answer for answer in own):
+                    chosen.append(one)
+            self._choose(instance_id, _union(chosen), revision)
+            done()
+
+        if not asked:
+            matched([])
+            return True
+        return work.match(asker, asked, matched) is not None
+
+    def _choose(self, instance_id: bytes, asked: Asked, revision: int) -> None:
+        known = self._clients.get(instance_id)
+        if known is not None:
+            known.asked, known.revision = asked, revision
+            self._clients.move_to_end(instance_id)
+            return
+        self._clients[instance_id] = _Client(asked, revision)
+        if len(self._clients) > CLIENTS_MAX:
+            self._clients.popitem(last=False)
+
+    def ask(self, instance_id: bytes, now_ns: int) -> Asked:
+        """Return what a client is to push; its subscriptions are chosen. Raises KafkaError: it
+        asked too soon."""
+        known = self._clients[instance_id]
         too_soon = now_ns - known.got_ns < known.asked.interval_ms * MS
         if too_soon and not known.may_ask:
             raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "asked again too soon")
@@ -160,15 +204,14 @@ class ClientMetrics:
     def check_push(
         self,
         instance_id: bytes,
-        client: Mapping[str, str],
-        resources: ResourceConfigs,
         now_ns: int,
         *,
         subscription_id: int,
         is_terminating: bool,
     ) -> int:
-        """The interval of a client that may push now, by this id. Raises KafkaError."""
-        known = self._known(instance_id, client, resources)
+        """The interval of a client that may push now, by this id, and for which subscriptions are
+        chosen. Raises KafkaError."""
+        known = self._clients[instance_id]
         if known.is_terminating:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "it has pushed its last metrics before")
         too_soon = now_ns - known.pushed_ns < known.asked.interval_ms * MS
@@ -187,21 +230,6 @@ class ClientMetrics:
         if known is not None:
             known.may_ask = True
 
-    def _known(
-        self, instance_id: bytes, client: Mapping[str, str], resources: ResourceConfigs
-    ) -> _Client:
-        self._follow(resources)
-        known = self._clients.get(instance_id)
-        if known is None:
-            known = self._clients[instance_id] = _Client(self._asked_of(client), self._revision)
-            if len(self._clients) > CLIENTS_MAX:
-                self._clients.popitem(last=False)
-        else:
-            self._clients.move_to_end(instance_id)
-            if known.revision != self._revision:
-                known.asked, known.revision = self._asked_of(client), self._revision
-        return known
-
     def _follow(self, resources: ResourceConfigs) -> None:
         """Read the subscriptions again if any settings have changed."""
         if self._revision == resources.revision:
@@ -211,16 +239,6 @@ class ClientMetrics:
             _subscription(name, resources.of(ResourceType.CLIENT_METRICS, name))
             for name in resources.names(ResourceType.CLIENT_METRICS)
         ]
-
-    def _asked_of(self, client: Mapping[str, str]) -> Asked:
-        """The union of all subscriptions that are for the client, at the shortest interval."""
-        own = [one for one in self._subscriptions if one.metrics and one.is_for(client)]
-        wanted = sorted({prefix for one in own for prefix in one.metrics})
-        if ALL_METRICS in wanted:
-            wanted = [ALL_METRICS]
-        interval_ms = min((one.interval_ms for one in own), default=DEFAULT_INTERVAL_MS)
-        text = ",".join([str(interval_ms), *wanted])
-        return Asked(crc32(text.encode()) & _SUBSCRIPTION_ID_MASK, interval_ms, tuple(wanted))
 
     # --- what they pushed --------------------------------------------------------------------
     def take(
@@ -259,15 +277,27 @@ class ClientMetrics:
                 yield name, client_id, attributes, value, is_counter
 
 
-def read_match(part: str) -> tuple[str, Pattern]:
-    """Selector and pattern of one part of `match`. Raises BadPattern."""
+def _union(subscriptions: list[Subscription]) -> Asked:
+    """Combine the subscriptions of a client: all their metrics, at the shortest interval."""
+    own = [one for one in subscriptions if one.metrics]
+    wanted = sorted({prefix for one in own for prefix in one.metrics})
+    if ALL_METRICS in wanted:
+        wanted = [ALL_METRICS]
+    interval_ms = min((one.interval_ms for one in own), default=DEFAULT_INTERVAL_MS)
+    text = ",".join([str(interval_ms), *wanted])
+    return Asked(crc32(text.encode()) & _SUBSCRIPTION_ID_MASK, interval_ms, tuple(wanted))
+
+
+def read_match(part: str) -> tuple[str, str]:
+    """Selector and pattern of one part of `match`; the pattern is not compiled. Raises
+    BadPattern."""
     selector, equals, pattern = part.partition("=")
     selector, pattern = selector.strip(), pattern.strip()
     if not equals or not pattern:
         raise BadPattern(part, "no selector and no pattern")
     if selector not in SELECTORS:
         raise BadPattern(part, "an unknown selector")
-    return selector, compile_pattern(pattern)
+    return selector, pattern
 
 
 def _subscription(name: str, configs: Mapping[str, str]) -> Subscription:

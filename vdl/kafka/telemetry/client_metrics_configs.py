@@ -5,7 +5,7 @@ Must not know: clients, the catalog.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from vdl.kafka.configs.topic_configs import ConfigType, InvalidConfig, TopicConfig
 from vdl.kafka.telemetry.client_metrics import (
@@ -15,7 +15,7 @@ from vdl.kafka.telemetry.client_metrics import (
     METRICS,
     read_match,
 )
-from vdl.linear_regex import BadPattern
+from vdl.patterns import BadPattern
 from vdl.state.resource_configs import list_parts
 
 KNOWN = (
@@ -45,11 +45,29 @@ KNOWN = (
 BY_NAME: Mapping[str, TopicConfig] = {config.name: config for config in KNOWN}
 
 
-def check_parts(name: str, value: str) -> None:
-    """What is in a list of a subscription. Raises InvalidConfig."""
-    if name == MATCH:
+Refusal = Callable[[str], BadPattern | None]
+"""Why a pattern that was checked is none."""
+
+
+def patterns_of(name: str | None, value: str | None) -> Iterable[str]:
+    """Return the patterns in a setting, which may be wrong otherwise: they are to be checked before
+    `check_parts`."""
+    if name == MATCH and value:
         for part in list_parts(value):
             try:
-                read_match(part)
-            except BadPattern as error:
-                raise InvalidConfig(f"Illegal client matching pattern: {part} ({error})") from None
+                yield read_match(part)[1]
+            except BadPattern:
+                continue
+
+
+def check_parts(name: str, value: str, refusal: Refusal) -> None:
+    """Check the parts of a list in a subscription. Raises InvalidConfig."""
+    if name != MATCH:
+        return
+    for part in list_parts(value):
+        try:
+            error = refusal(read_match(part)[1])
+        except BadPattern as wrong:
+            error = wrong
+        if error is not None:
+            raise InvalidConfig(f"Illegal client matching pattern: {part} ({error})")

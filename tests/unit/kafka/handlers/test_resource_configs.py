@@ -163,6 +163,7 @@ def test_setting_that_only_the_file_has_is_refused_by_name(name: str, server: st
         (METRICS, "m", "interval.ms", "3600001", ErrorCode.INVALID_CONFIG),
         (METRICS, "m", "match", "client_id", ErrorCode.INVALID_CONFIG),
         (METRICS, "m", "match", "client_id=(", ErrorCode.INVALID_CONFIG),
+        (METRICS, "m", "match", r"client_id=\pL{1000}", ErrorCode.INVALID_CONFIG),
         (METRICS, "m", "match", "colour=red", ErrorCode.INVALID_CONFIG),
         (METRICS, "m", "push", "1", ErrorCode.INVALID_REQUEST),
     ],

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.kafka.fake_host import Client, World
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
+from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.kafka.telemetry import client_metrics, otlp
 from vdl.kafka.telemetry.client_metrics import ALL_METRICS, ClientMetrics
 from vdl.kafka.telemetry.otlp import BadMetrics, Point, read_points
@@ -150,6 +151,36 @@ def test_client_is_asked_for_what_all_its_subscriptions_want() -> None:
     subscribe(world, "d", metrics="*", match="client_software_name=fr.nz")
     world.run(1_000)
     assert ask(client).requested_metrics == [ALL_METRICS]
+
+
+def test_subscriptions_are_chosen_off_the_loop_once_for_a_client() -> None:
+    """By patterns of administrators, over what the client says: either may be long."""
+    world, jobs = World(), []
+    work = PatternWork(lambda job, done: jobs.append((job, done)), world.clock)
+    world.context.pattern_work = work
+    subscribe(world, metrics="a.", match="client_id=f.*,client_software_name=.*", interval_ms="100")
+    client = world.client()
+    client.request(GET, 0, GetTelemetrySubscriptionsRequest(INSTANCE))
+    assert client.answers() == []
+    assert work.compiles == 0
+    job, done = jobs.pop()
+    done(job())
+    world.run(10)
+    (answer,) = client.answers()
+    assert answer.requested_metrics == ["a."]
+    world.run(1_000)
+    assert ask(client).requested_metrics == ["a."]
+    assert push(client, answer.subscription_id) == ErrorCode.NONE
+    assert (jobs, work.compiles, work.matches) == ([], 2, 2)
+
+
+def test_pattern_that_an_earlier_version_took_chooses_no_client() -> None:
+    """It is in the catalog, and cannot be compiled here: others are not affected."""
+    world = World()
+    subscribe(world, "a", metrics="a.", match=r"client_id=\pL{1000}")
+    subscribe(world, "b", metrics="b.", match="client_id=(")
+    subscribe(world, "c", metrics="c.", match="client_id=f.*")
+    assert ask(world.client()).requested_metrics == ["c."]
 
 
 def test_every_server_asks_for_the_same_under_the_same_id() -> None:
