@@ -42,8 +42,12 @@ from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.oauth import Validator
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
-from vdl.kafka.views.offsets_topic import OFFSETS_TOPIC, commit_log
-from vdl.kafka.views.transactions_topic import TRANSACTIONS_TOPIC, transaction_log
+from vdl.kafka.views.offsets_topic import OFFSETS_TOPIC, commit_log, offsets_topic
+from vdl.kafka.views.transactions_topic import (
+    TRANSACTIONS_TOPIC,
+    transaction_log,
+    transactions_topic,
+)
 from vdl.log import Log, Loggers
 from vdl.logstream.bootstrap import (
     Birth,
@@ -347,6 +351,7 @@ class Server:
             config=config.kafka,
             compute=context.compute,
             pattern_work=self._pattern_work,
+            own_topics=(offsets_topic(host.catalog), transactions_topic(host.catalog)),
         )
         context.transactions = TransactionCoordinator(
             host=host, clock=self.clock, options=config.kafka

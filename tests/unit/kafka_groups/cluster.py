@@ -24,6 +24,8 @@ from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
+from vdl.kafka.views.offsets_topic import offsets_topic
+from vdl.kafka.views.transactions_topic import transactions_topic
 from vdl.logstream.group.state_group import UNKNOWN, Outcome, OutcomeKind, StateGroup
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.state import commands
@@ -137,6 +139,7 @@ class FakeServer:
             rng=random.Random(server_id),
             config=cluster.options,
             pattern_work=self.pattern_work,
+            own_topics=(offsets_topic(self.catalog), transactions_topic(self.catalog)),
         )
         self.transactions = TransactionCoordinator(
             host=self, clock=self.clock, options=cluster.options

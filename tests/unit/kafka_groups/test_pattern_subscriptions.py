@@ -11,6 +11,8 @@ from tests.unit.kafka_groups.cluster import Cluster
 from tests.unit.kafka_groups.consumer import Consumer, group_of, settle
 from vdl.errors import ErrorCode
 from vdl.kafka.groups.led_consumer_groups import PATTERNS_WAIT_NS
+from vdl.kafka.views.offsets_topic import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
+from vdl.kafka.views.transactions_topic import TRANSACTIONS_TOPIC_ID
 from vdl.patterns import BadPattern, compile_pattern
 from vdl.state import commands
 from vdl.state.coordinator import Coordinator
@@ -107,7 +109,7 @@ def test_names_are_matched_once_and_new_ones_only(cluster: Cluster) -> None:
     """By each leader, for all groups with the pattern."""
     for number in range(10):
         cluster.create_topic(f"t{number}", partitions=1)
-    names = 11
+    names = 11 + 2
     one = Consumer(cluster, "one", subscribed_topic_regex="t.*")
     one.join()
     settle(cluster, one)
@@ -157,6 +159,18 @@ def test_hidden_names_are_not_matched(monkeypatch: pytest.MonkeyPatch) -> None:
     settle(cluster, eve)
     assert work(cluster).matches == 1
     assert group_of(cluster).patterns == {"t.*": ["tall"]}
+
+
+def test_pattern_stands_for_kafkas_own_topics(cluster: Cluster) -> None:
+    """As in Kafka; and they can be subscribed to by name."""
+    one = Consumer(cluster, "one", subscribed_topic_regex="__.*")
+    one.join()
+    settle(cluster, one)
+    assert {topic_id for topic_id, _ in one.owned} == {OFFSETS_TOPIC_ID, TRANSACTIONS_TOPIC_ID}
+    two = Consumer(cluster, "two", OFFSETS_TOPIC, group_id="other")
+    two.join()
+    assert {topic_id for topic_id, _ in two.owned} == {OFFSETS_TOPIC_ID}
+    cluster.assert_replicas_equal()
 
 
 # --- a pattern that an earlier version let in ----------------------------------------------------
