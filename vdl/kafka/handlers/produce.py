@@ -193,7 +193,9 @@ class _Produce:
             self.place(placed, stream)
             return
         self.line.append(placed)
-        checks.check_later(records, header, bounds, partial(self.checked, placed), codec)
+        checks.check_later(
+            records, header, bounds, partial(self.checked, placed), codec, asker=self.ctx.asker
+        )
 
     def verification(self, header: BatchHeader, group_id: GroupId) -> Verify:
         """How it is found out whether a batch's transaction is open. Raises KafkaError."""
@@ -238,7 +240,7 @@ class _Produce:
                 self.checked(placed, placed.header.max_timestamp)
 
         self.line.append(placed)
-        checks.convert_later(placed.records, bytes_max, bounds, done, codec)
+        checks.convert_later(placed.records, bytes_max, bounds, done, codec, asker=self.ctx.asker)
 
     def checked(self, placed: _Placed, verdict: Verdict) -> None:
         """A batch that had left the loop is checked. Called from the loop, which a bug here must

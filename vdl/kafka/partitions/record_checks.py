@@ -18,6 +18,8 @@ Bounds over all connections:
 
 * `CHECKS_AT_ONCE` batches are checked in threads at a time, each decompressed into a buffer of
   `OUTPUT_BYTES_MAX`. No more is ever held decompressed; the buffers are reused.
+* Threads take batches in turns between those who sent them: one that sends many, or expensive
+  ones, keeps others waiting for one batch.
 * Batches that wait for a thread are held as they were sent. From `WAITING_BYTES_MAX` on, `is_full`
   says that no further Produce may start.
 
@@ -26,13 +28,13 @@ Must not know: requests, connections, logs.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from mmap import PAGESIZE, mmap
 from typing import Any, NamedTuple
 
 from vdl.errors import ErrorCode, KafkaError
+from vdl.kafka.fair_queue import FairQueue
 from vdl.kafka.host import Compute
 from vdl.records import legacy
 from vdl.records import walk as record_walk
@@ -173,7 +175,7 @@ class RecordChecks:
         self._convert_scratch = memoryview(b"")
         self._scratches: list[Scratch] = []
         self._running = 0
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: FairQueue[_Waiting] = FairQueue()
         self._waiting_bytes = 0
         self.is_full = False
         """Whether so much waits for the threads that nothing further may come."""
@@ -231,9 +233,13 @@ class RecordChecks:
         bounds: Bounds,
         done: Callable[[Verdict], None],
         wanted: Codec | None = None,
+        *,
+        asker: str = "",
     ) -> None:
-        """As `check`, whatever the size; `done` gets the verdict. Batches come out in any order."""
-        self._leave_loop(len(batch), partial(_judge_in_thread, batch, header, bounds, wanted), done)
+        """As `check`, whatever the size, in the turn of `asker`; `done` gets the verdict. Batches
+        come out in any order."""
+        job = partial(_judge_in_thread, batch, header, bounds, wanted)
+        self._leave_loop(len(batch), job, done, asker)
 
     def convert(
         self, records: memoryview, bytes_max: int, bounds: Bounds, wanted: Codec | None = None
@@ -260,16 +266,19 @@ class RecordChecks:
         bounds: Bounds,
         done: Callable[[memoryview | BaseException], None],
         wanted: Codec | None = None,
+        *,
+        asker: str = "",
     ) -> None:
-        """As `convert`, whatever the size; `done` gets the batch, or what speaks against it."""
+        """As `convert`, whatever the size, in the turn of `asker`; `done` gets the batch, or what
+        speaks against it."""
         job = partial(_convert_in_thread, records, bytes_max, bounds, wanted)
-        self._leave_loop(len(records), job, done)
+        self._leave_loop(len(records), job, done, asker)
 
     def _leave_loop(
-        self, size: int, job: Callable[[Scratch], Any], done: Callable[[Any], None]
+        self, size: int, job: Callable[[Scratch], Any], done: Callable[[Any], None], asker: str
     ) -> None:
         self.left_loop += 1
-        self._waiting.append(_Waiting(size, job, done))
+        self._waiting.put(asker, _Waiting(size, job, done))
         self._count_waiting(size)
         self._start()
 
@@ -279,7 +288,7 @@ class RecordChecks:
 
     def _start(self) -> None:
         while self._waiting and self._running < CHECKS_AT_ONCE:
-            one = self._waiting.popleft()
+            one = self._waiting.take()
             self._running += 1
             scratch = self._scratches.pop() if self._scratches else Scratch()
             self._compute(partial(one.job, scratch), partial(self._done, one, scratch))

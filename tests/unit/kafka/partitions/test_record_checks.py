@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -151,6 +152,26 @@ def test_checks_in_threads_are_few_and_use_their_buffers_again() -> None:
     assert sum(len(one.view) for one in {id(one): one for one in made}.values()) <= (
         record_checks.CHECKS_AT_ONCE * OUTPUT_BYTES_MAX
     )
+
+
+def test_checks_in_threads_take_turns_between_askers() -> None:
+    """One that sends many batches keeps others waiting for those in the threads."""
+    jobs: list[tuple[Any, Any]] = []
+    checks = RecordChecks(lambda job, done: jobs.append((job, done)), 0)
+    batch = sized(500, Compression.LZ4)
+    header, ended = read_header(batch), []
+
+    def check(asker: str) -> None:
+        checks.check_later(batch, header, BOUNDS, lambda _: ended.append(asker), asker=asker)
+
+    for _ in range(6):
+        check("eve")
+    check("alice")
+    check("bob")
+    while jobs:
+        job, done = jobs.pop(0)
+        done(job())
+    assert ended == ["eve", "eve", "eve", "alice", "bob", "eve", "eve", "eve"]
 
 
 def verdict_of(batch: bytearray, codec: Codec, *, in_thread: bool) -> object:
