@@ -34,6 +34,7 @@ from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.share.live_partitions import LivePartitions
 from vdl.kafka.share.sessions import ShareSessions
 from vdl.kafka.telemetry.client_metrics import ClientMetrics
+from vdl.kafka.telemetry.push_reader import PushReader
 from vdl.log import Log, Loggers
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Context:
     """Memory of answers that are not sent."""
     fetch_sessions: FetchSessions = field(init=False)
     client_metrics: ClientMetrics = field(default_factory=ClientMetrics)
+    push_reader: PushReader = field(init=False)
     share_sessions: ShareSessions = field(default_factory=ShareSessions)
     share_partitions: LivePartitions = field(init=False)
     file_config: KafkaOptions = field(init=False)
@@ -136,6 +138,7 @@ class Context:
         self.batch_rules = RulesByTopic()
         self.record_checks = RecordChecks(self.compute, config.record_check_loop_bytes)
         self.down_conversion = DownConversion(self.compute)
+        self.push_reader = PushReader(self.compute)
         self.fetch_sessions = FetchSessions(
             config.fetch_sessions_max, config.fetch_session_partitions_max, self.random_bytes
         )
@@ -171,6 +174,10 @@ class ConnectionInfo:
     """What the authorizer answered this connection, where there is one."""
     client_software_name: str = "unknown"
     client_software_version: str = "unknown"
+    pushed_ns: int | None = None
+    """When it pushed metrics last, of whatever instance; None: it never did."""
+    has_pushed_last: bool = False
+    """It pushed the last metrics of some instance."""
     loss_reported_ns: int = 0
     """The latest loss of a leader that Metadata has reported to this client."""
     on_lost: Callable[[], None] | None = field(default=None, repr=False)

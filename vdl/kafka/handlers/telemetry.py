@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import UUID
 
+from vdl.clock import MS
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
-from vdl.kafka.telemetry.otlp import BadMetrics, Point, read_points
+from vdl.kafka.telemetry.client_metrics import Asked
+from vdl.kafka.telemetry.push_reader import Outcome
 from vdl.kafka.wire.get_telemetry_subscriptions import (
     GetTelemetrySubscriptionsRequest,
     GetTelemetrySubscriptionsResponse,
 )
 from vdl.kafka.wire.push_telemetry import PushTelemetryRequest, PushTelemetryResponse
-from vdl.records.compression import Compression, CorruptCompression, decompress
+from vdl.records.compression import Compression
 
 ACCEPTED = (Compression.ZSTD, Compression.LZ4, Compression.GZIP, Compression.SNAPPY)
 _NO_INSTANCE = bytes(16)
@@ -107,53 +109,63 @@ def _refused(ctx: RequestContext, code: ErrorCode) -> PushTelemetryResponse:
 
 
 def _push(ctx: RequestContext, request: PushTelemetryRequest) -> PushTelemetryResponse | Later:
-    """Take metrics of a client whose subscriptions are chosen."""
+    """Take metrics of a client whose subscriptions are chosen. Where it is asked for none, they are
+    not looked at."""
     server, metrics = ctx.server, ctx.server.client_metrics
     try:
-        interval_ms = _check(ctx, request)
+        asked = _check(ctx, request)
     except KafkaError as error:
         return _refused(ctx, error.code)
     metrics.pushes += 1
-    if not request.metrics:
+    if not request.metrics or not asked.metrics:
         return PushTelemetryResponse()
-    data, codec = bytes(request.metrics), Compression(request.compression_type)
     later = Later()
 
-    def read() -> list[Point] | ErrorCode:
-        try:
-            return read_points(decompress(codec, data))
-        except (CorruptCompression, BadMetrics):
-            return ErrorCode.INVALID_RECORD
-
-    def done(points: list[Point] | ErrorCode | BaseException) -> None:
+    def done(points: Outcome) -> None:
         if isinstance(points, BaseException):
             later.complete(points)
         elif isinstance(points, ErrorCode):
             metrics.pushes_refused += 1
             later.complete(PushTelemetryResponse(error_code=points))
         else:
-            metrics.take(
-                ctx.client_id, points, now_ns=server.clock.now_ns(), interval_ms=interval_ms
-            )
+            now_ns = server.clock.now_ns()
+            metrics.take(ctx.client_id, points, now_ns=now_ns, interval_ms=asked.interval_ms)
             later.complete(PushTelemetryResponse())
 
-    server.compute(read, done)
+    codec = Compression(request.compression_type)
+    if not server.push_reader.read(ctx.asker, codec, bytes(request.metrics), done):
+        return _refused(ctx, ErrorCode.THROTTLING_QUOTA_EXCEEDED)
     return later
 
 
-def _check(ctx: RequestContext, request: PushTelemetryRequest) -> int:
-    """The interval of the client, which may push. Raises KafkaError, in Kafka's order."""
+def _check(ctx: RequestContext, request: PushTelemetryRequest) -> Asked:
+    """Return what the client is asked for, which may push. Raises KafkaError, in Kafka's order."""
     server = ctx.server
     instance_id = bytes(request.client_instance_id)
-    interval_ms = server.client_metrics.check_push(
+    asked = server.client_metrics.check_push(
         instance_id,
         ctx.received_ns,
         subscription_id=request.subscription_id,
         is_terminating=request.terminating,
     )
+    _check_connection(ctx, asked.interval_ms, is_terminating=request.terminating)
     if request.compression_type not in (Compression.NONE, *ACCEPTED):
         server.client_metrics.refused_compression(instance_id)
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "unknown compression type")
     if len(request.metrics) > server.config.telemetry_max_bytes:
         raise KafkaError(ErrorCode.TELEMETRY_TOO_LARGE, "more than telemetry.max.bytes")
-    return interval_ms
+    return asked
+
+
+def _check_connection(ctx: RequestContext, interval_ms: int, *, is_terminating: bool) -> None:
+    """Raise KafkaError for a connection that pushes more often than one client does, whatever ids
+    it names: once in an interval, and once more to end."""
+    connection = ctx.connection
+    too_soon = (
+        connection.pushed_ns is not None
+        and ctx.received_ns - connection.pushed_ns < interval_ms * MS
+    )
+    if too_soon and (connection.has_pushed_last or not is_terminating):
+        raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "the connection pushed too soon")
+    connection.pushed_ns = ctx.received_ns
+    connection.has_pushed_last |= is_terminating

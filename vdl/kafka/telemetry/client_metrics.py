@@ -190,6 +190,11 @@ class ClientMetrics:
         if len(self._clients) > CLIENTS_MAX:
             self._clients.popitem(last=False)
 
+    def has_subscriptions(self, resources: ResourceConfigs) -> bool:
+        """Return whether any client is asked for anything."""
+        self._follow(resources)
+        return any(one.metrics for one in self._subscriptions)
+
     def ask(self, instance_id: bytes, now_ns: int) -> Asked:
         """Return what a client is to push; its subscriptions are chosen. Raises KafkaError: it
         asked too soon."""
@@ -208,8 +213,8 @@ class ClientMetrics:
         *,
         subscription_id: int,
         is_terminating: bool,
-    ) -> int:
-        """The interval of a client that may push now, by this id, and for which subscriptions are
+    ) -> Asked:
+        """Return what a client is asked for that may push now, by this id; its subscriptions are
         chosen. Raises KafkaError."""
         known = self._clients[instance_id]
         if known.is_terminating:
@@ -222,7 +227,7 @@ class ClientMetrics:
             raise KafkaError(ErrorCode.UNKNOWN_SUBSCRIPTION_ID, "the subscription has changed")
         known.is_terminating = is_terminating
         known.pushed_ns = now_ns
-        return known.asked.interval_ms
+        return known.asked
 
     def refused_compression(self, instance_id: bytes) -> None:
         """The client has to ask what it may compress with."""

@@ -24,7 +24,9 @@ from typing import NamedTuple
 from vdl.errors import VdlError
 
 POINTS_MAX = 2_000
-"""Points of one push; what is behind them is not read."""
+FIELDS_MAX = 50_000
+"""Points and fields of one push; what is behind them is not read. A field costs a microsecond or
+two, whatever is in it; a point need not have any, and a push without points millions."""
 TEXT_CHARS_MAX = 256
 """Of a name, and of all attributes of a point; what is longer is cut."""
 _VARINT_BYTES_MAX = 10
@@ -55,108 +57,122 @@ class Point(NamedTuple):
 
 
 def read_points(data: memoryview) -> list[Point]:
-    """The first points of a push. Raises BadMetrics."""
+    """Return the first points of a push. Raises BadMetrics."""
+    reader = _Reader()
     points: list[Point] = []
     try:
-        for metric in _metrics(data):
-            points += _points(metric)
-            if len(points) >= POINTS_MAX:
-                break
+        for metric in reader.metrics(data):
+            for point in reader.points(metric):
+                points.append(point)
+                if len(points) == POINTS_MAX:
+                    return points
+    except _Enough:
+        return points
     except (StructError, IndexError) as error:
         raise BadMetrics("a field that is cut off", len(data)) from error
-    return points[:POINTS_MAX]
+    return points
 
 
-def _metrics(data: memoryview) -> Iterator[memoryview]:
-    for resource in _parts(data, 1):
-        for scope in _parts(resource, 2):
-            yield from _parts(scope, 2)
+class _Enough(Exception):
+    """As many fields were read as may be."""
 
 
-def _points(metric: memoryview) -> Iterator[Point]:
-    name = ""
-    kinds: list[tuple[bool, memoryview]] = []
-    for number, value in _fields(metric):
-        if isinstance(value, memoryview):
-            if number == 1:
-                name = _text(value)
-            elif number in (5, 7):
-                kinds.append((number == 7, value))
-    for is_sum, body in kinds:
-        temporality = is_monotonic = 0
-        for number, value in _fields(body) if is_sum else ():
-            if isinstance(value, int):
-                if number == 2:
-                    temporality = value
-                elif number == 3:
-                    is_monotonic = value
-        for point in _parts(body, 1):
-            attributes, number_value = _point(point)
-            is_counter = bool(is_monotonic)
-            adds = is_counter and temporality == _DELTA
-            yield Point(name, attributes, number_value, is_counter, adds)
+class _Reader:
+    """Reads one push. Raises BadMetrics, StructError, IndexError, _Enough."""
 
+    __slots__ = ("_left",)
 
-def _point(data: memoryview) -> tuple[str, float]:
-    value = 0.0
-    attributes: list[str] = []
-    for number, found in _fields(data):
-        if not isinstance(found, memoryview):
-            continue
-        if number == 4:
-            value = _DOUBLE.unpack(found)[0]
-        elif number == 6:
-            value = float(_INT64.unpack(found)[0])
-        elif number == 7:
-            attributes.append(_attribute(found))
-    return ",".join(sorted(attributes))[:TEXT_CHARS_MAX], value
+    def __init__(self) -> None:
+        self._left = FIELDS_MAX
 
+    def metrics(self, data: memoryview) -> Iterator[memoryview]:
+        for resource in self._parts(data, 1):
+            for scope in self._parts(resource, 2):
+                yield from self._parts(scope, 2)
 
-def _attribute(data: memoryview) -> str:
-    key = value = ""
-    for number, found in _fields(data):
-        if number == 1 and isinstance(found, memoryview):
-            key = _text(found)
-        elif number == 2 and isinstance(found, memoryview):
-            for kind, content in _fields(found):
-                if kind == 4 and isinstance(content, memoryview):
-                    value = str(_DOUBLE.unpack(content)[0])
-                else:
-                    value = _text(content) if isinstance(content, memoryview) else str(content)
-    return f"{key}={value}"
+    def points(self, metric: memoryview) -> Iterator[Point]:
+        name = ""
+        kinds: list[tuple[bool, memoryview]] = []
+        for number, value in self._fields(metric):
+            if isinstance(value, memoryview):
+                if number == 1:
+                    name = _text(value)
+                elif number in (5, 7):
+                    kinds.append((number == 7, value))
+        for is_sum, body in kinds:
+            temporality = is_monotonic = 0
+            for number, value in self._fields(body) if is_sum else ():
+                if isinstance(value, int):
+                    if number == 2:
+                        temporality = value
+                    elif number == 3:
+                        is_monotonic = value
+            for point in self._parts(body, 1):
+                attributes, number_value = self._point(point)
+                is_counter = bool(is_monotonic)
+                adds = is_counter and temporality == _DELTA
+                yield Point(name, attributes, number_value, is_counter, adds)
+
+    def _point(self, data: memoryview) -> tuple[str, float]:
+        value = 0.0
+        attributes: list[str] = []
+        for number, found in self._fields(data):
+            if not isinstance(found, memoryview):
+                continue
+            if number == 4:
+                value = _DOUBLE.unpack(found)[0]
+            elif number == 6:
+                value = float(_INT64.unpack(found)[0])
+            elif number == 7:
+                attributes.append(self._attribute(found))
+        return ",".join(sorted(attributes))[:TEXT_CHARS_MAX], value
+
+    def _attribute(self, data: memoryview) -> str:
+        key = value = ""
+        for number, found in self._fields(data):
+            if number == 1 and isinstance(found, memoryview):
+                key = _text(found)
+            elif number == 2 and isinstance(found, memoryview):
+                for kind, content in self._fields(found):
+                    if kind == 4 and isinstance(content, memoryview):
+                        value = str(_DOUBLE.unpack(content)[0])
+                    else:
+                        value = _text(content) if isinstance(content, memoryview) else str(content)
+        return f"{key}={value}"
+
+    def _parts(self, data: memoryview, wanted: int) -> Iterator[memoryview]:
+        """The submessages with this field number."""
+        for number, value in self._fields(data):
+            if number == wanted and isinstance(value, memoryview):
+                yield value
+
+    def _fields(self, data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+        """(number, value) of each field: a number, or bytes."""
+        position, end = 0, len(data)
+        while position < end:
+            self._left -= 1
+            if self._left < 0:
+                raise _Enough
+            tag, position = _varint(data, position)
+            number, kind = tag >> 3, tag & 7
+            if kind == _VARINT:
+                value, position = _varint(data, position)
+                yield number, value
+                continue
+            if kind == _BYTES:
+                size, position = _varint(data, position)
+            elif kind in (_FIXED64, _FIXED32):
+                size = 8 if kind == _FIXED64 else 4
+            else:
+                raise BadMetrics("a kind of field that does not exist", position)
+            if size > end - position:
+                raise BadMetrics("a field that is cut off", position)
+            yield number, data[position : position + size]
+            position += size
 
 
 def _text(data: memoryview) -> str:
     return data[: 4 * TEXT_CHARS_MAX].tobytes().decode("utf-8", "replace")[:TEXT_CHARS_MAX]
-
-
-def _parts(data: memoryview, wanted: int) -> Iterator[memoryview]:
-    """The submessages with this field number."""
-    for number, value in _fields(data):
-        if number == wanted and isinstance(value, memoryview):
-            yield value
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """(number, value) of each field: a number, or bytes. Raises BadMetrics."""
-    position, end = 0, len(data)
-    while position < end:
-        tag, position = _varint(data, position)
-        number, kind = tag >> 3, tag & 7
-        if kind == _VARINT:
-            value, position = _varint(data, position)
-            yield number, value
-            continue
-        if kind == _BYTES:
-            size, position = _varint(data, position)
-        elif kind in (_FIXED64, _FIXED32):
-            size = 8 if kind == _FIXED64 else 4
-        else:
-            raise BadMetrics("a kind of field that does not exist", position)
-        if size > end - position:
-            raise BadMetrics("a field that is cut off", position)
-        yield number, data[position : position + size]
-        position += size
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:

@@ -13,9 +13,10 @@ from tests.unit.kafka.fake_host import Client, World
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.limits.pattern_work import PatternWork
-from vdl.kafka.telemetry import client_metrics, otlp
+from vdl.kafka.telemetry import client_metrics, otlp, push_reader
 from vdl.kafka.telemetry.client_metrics import ALL_METRICS, ClientMetrics
 from vdl.kafka.telemetry.otlp import BadMetrics, Point, read_points
+from vdl.kafka.telemetry.push_reader import PushReader
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 from vdl.kafka.wire.get_telemetry_subscriptions import GetTelemetrySubscriptionsRequest
 from vdl.kafka.wire.push_telemetry import PushTelemetryRequest
@@ -85,6 +86,27 @@ def test_points_of_a_push_are_bounded() -> None:
     points = read_points(memoryview(data))
     assert len(points) == otlp.POINTS_MAX
     assert {len(one.name) for one in points} == {otlp.TEXT_CHARS_MAX}
+
+
+@pytest.mark.parametrize("fields", [b"\x08\x01", b"\x12\x00", part(7, part(1, b""))])
+def test_fields_of_a_push_are_bounded(fields: bytes) -> None:
+    """Also where there are no points: a field costs as much, and millions fit. What is before them
+    is read."""
+    metric = part(2, part(1, b"a") + fields * 2 * otlp.FIELDS_MAX)
+    data = memoryview(pushed(gauge("first", point(1)), metric, gauge("last", point(1))))
+    varints = 0
+
+    def counted(data: memoryview, position: int) -> tuple[int, int]:
+        nonlocal varints
+        varints += 1
+        return varint_of(data, position)
+
+    varint_of = otlp._varint
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(otlp, "_varint", counted)
+        points = read_points(data)
+    assert [one.name for one in points] == ["first"]
+    assert varints <= 2 * otlp.FIELDS_MAX
 
 
 @settings(max_examples=300, deadline=None)
@@ -234,6 +256,53 @@ def test_push_is_refused_as_kafka_refuses_it() -> None:
     assert push(client, own, last=True) == ErrorCode.NONE, "the last one may be early"
     world.run(2_000)
     assert push(client, own) == ErrorCode.INVALID_REQUEST
+
+
+def test_connection_pushes_once_in_an_interval_whatever_ids_it_names() -> None:
+    """And once more to end: a client has one instance."""
+    world = World()
+    subscribe(world, metrics="*", interval_ms="1000")
+    client = world.client()
+    own = ask(client).subscription_id
+    assert push(client, own) == ErrorCode.NONE
+    throttled = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    for number in range(5):
+        assert push(client, own, instance_id=bytes([number]) * 15 + b"x") == throttled
+    assert push(client, own, instance_id=b"y" * 16, last=True) == ErrorCode.NONE
+    assert push(client, own, instance_id=b"z" * 16, last=True) == throttled
+    world.run(1_000)
+    assert push(client, own, instance_id=b"w" * 16) == ErrorCode.NONE
+
+
+def test_push_is_not_read_where_nothing_is_asked_for() -> None:
+    world = World()
+    client = world.client()
+    own = ask(client).subscription_id
+    assert push(client, own, b"\xff\xff") == ErrorCode.NONE
+    assert world.context.push_reader.read_total == 0
+
+
+def test_pushes_take_one_thread_in_turns() -> None:
+    """Batches of producers wait for the same threads: one client's pushes never take all."""
+    jobs: list[tuple[Any, Any]] = []
+    reader = PushReader(lambda job, done: jobs.append((job, done)))
+    data, ended = pushed(gauge("a", point(1))), []
+
+    def read(asker: str) -> bool:
+        return reader.read(asker, Compression.NONE, data, lambda _: ended.append(asker))
+
+    taken = [read("eve") for _ in range(10)]
+    assert taken == [True] * (1 + push_reader.WAITING_OF_ONE_MAX) + [False] * 5
+    assert read("alice")
+    while jobs:
+        assert len(jobs) == 1
+        job, done = jobs.pop()
+        done(job())
+    assert ended == ["eve", "eve", "alice", "eve", "eve", "eve"]
+    others = 0
+    while read(f"other{others}"):
+        others += 1
+    assert others == 1 + push_reader.WAITING_MAX
 
 
 def test_decompression_of_a_push_is_bounded() -> None:
