@@ -452,8 +452,12 @@ def load() -> None:
         row.load()
 
 
-def advertised() -> Iterator[tuple[int, int, int]]:
-    """(key, lowest, highest version) of every API, by key."""
-    for key in sorted(API):
+TELEMETRY_KEYS = frozenset({71, 72})
+
+
+def advertised(*, has_telemetry: bool = True) -> Iterator[tuple[int, int, int]]:
+    """(key, lowest, highest version) of every API, by key. Those of clients' metrics only where
+    some are asked for, as in Kafka: a client that sees them asks, and some print a line for it."""
+    for key in sorted(API if has_telemetry else API.keys() - TELEMETRY_KEYS):
         row = API[key]
         yield key, row.min_version, row.max_version

@@ -12,8 +12,10 @@ import pytest
 from tests.unit.kafka.fake_host import World
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later, Reply
-from vdl.kafka.api import API, ROWS, Api, advertised
+from vdl.kafka.api import API, ROWS, TELEMETRY_KEYS, Api, advertised
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
+from vdl.state import commands
+from vdl.state.resource_configs import ResourceType
 
 API_VERSIONS = 18
 ROW = pytest.mark.parametrize("api", ROWS, ids=lambda api: api.name)
@@ -104,9 +106,16 @@ def test_later_takes_the_exception_of_a_step_as_its_answer() -> None:
 
 @pytest.mark.parametrize("version", range(6))
 def test_api_versions_of_each_version_lists_the_table(version: int) -> None:
-    """What is advertised is what is accepted; InitProducerId stops below v6 (KIP-939)."""
+    """What is advertised is what is accepted; InitProducerId stops below v6 (KIP-939). Clients'
+    metrics only while some are asked for: others would ask for nothing (KIP-714)."""
     request = ApiVersionsRequest("fake", "1.0")
-    answer = World().client().ask(API_VERSIONS, version, request)
+    world = World()
+    answer = world.client().ask(API_VERSIONS, version, request)
+    keys = {api.api_key for api in answer.api_keys}
+    assert API.keys() - keys == TELEMETRY_KEYS
+    change = commands.ConfigChange("s", {"metrics": "a."}, replaces=True)
+    world.host.apply(commands.AlterResourceConfigs([(ResourceType.CLIENT_METRICS, change)]))
+    answer = world.client().ask(API_VERSIONS, version, request)
     assert answer.error_code == ErrorCode.NONE
     rows = [(api.api_key, api.min_version, api.max_version) for api in answer.api_keys]
     assert rows == list(advertised())

@@ -8,6 +8,8 @@ the client can ask again; the connection stays.
 v3 features: what this server understands, and what the cluster has finalised (KIP-584). v4 they may
 begin at level 0 (KAFKA-17011). v5 a client says whom it means to ask: another server, or one of
 another cluster, at that address tells it to begin anew (KIP-1242).
+
+The APIs of clients' metrics are listed while there is a subscription (KIP-714).
 """
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ def handle_api_versions(ctx: RequestContext, request: ApiVersionsRequest) -> Api
         return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
     features = host.catalog.features
     lowest = 0 if ctx.api_version >= _LEVEL_0_FROM else 1
+    has_telemetry = ctx.server.client_metrics.has_subscriptions(host.catalog.resources)
     return ApiVersionsResponse(
-        api_keys=[ApiVersion(*row) for row in advertised()],
+        api_keys=[ApiVersion(*row) for row in advertised(has_telemetry=has_telemetry)],
         supported_features=[
             SupportedFeatureKey(name, max(low, lowest), high)
             for name, (low, high, _) in SUPPORTED.items()
