@@ -1,22 +1,29 @@
-"""Runs the test stages of budgets.toml, each within its budget.
+"""Runs the test stages of budgets.toml; in CI each within its budget.
 
-Stages run in the order of the file, one after the other. Stages marked `beside` need one processor
-and no quiet machine: those that follow one another run two at a time. What they print appears when
-they end.
+First the set-ups of the stages run, one after the other, and show what they do. Then the stages
+run in the order of the file, one after the other. Stages marked `beside` need one processor and no
+quiet machine: those that follow one another run two at a time. What they print appears when they
+end.
 
-Budgets are for a quiet machine. A shared one may be half as fast for hours: what a fixed piece of
-work takes then, in processor time, stretches them, at most to twice.
+Budgets are for CI, on a quiet machine. A shared one may be half as fast for hours: what a fixed
+piece of work takes then, in processor time, stretches them, at most to twice. Elsewhere a budget
+ends nothing: a line names the stages that were slower.
+
+Each stage runs in a scope (scope.py) that ends what the stage started, however the stage ends. ^C,
+SIGTERM and SIGHUP end the stages that run, and then this process.
 
     stages.py [--ci] [NAME...]
 
 Every stage writes a JUnit file; the counts are read from it, so that the last line, `N passed,
 N failed, N skipped`, is a sum of what really ran. Exits with 1 when a test failed, a stage
-outlived its budget or broke down, or when no test ran at all: silence is not success.
+outlived its budget or broke down, when a set-up failed, or when no test ran at all: silence is not
+success. What was skipped is said behind the table, a line for each reason.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import signal
@@ -26,15 +33,20 @@ import tempfile
 import time
 import tomllib
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from threading import Lock
 from typing import IO, Any
 
+from scope import GRACE_SECONDS, KILL_SECONDS_MAX
+
 ROOT = Path(__file__).resolve().parent.parent
+SCOPE = Path(__file__).with_name("scope.py")
 RESULTS = ROOT / "build" / "test-results"
 LOOPS = 1_000_000
 LOOPS_SECONDS = 0.02
@@ -45,8 +57,8 @@ BESIDE = min(2, os.cpu_count() or 1)
 MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 MEMORY_BYTES_MIN = 4 << 30
 POLL_SECONDS = 0.05
-GRACE_SECONDS = 10
-"""Between the request to end (SIGINT, so that fixtures stop their servers) and SIGKILL."""
+END_SECONDS_MAX = 2 * (GRACE_SECONDS + KILL_SECONDS_MAX)
+"""A scope that was asked to end has ended by then."""
 
 
 @dataclass
@@ -79,10 +91,11 @@ class Outcome:
     passed: int = 0
     failed: int = 0
     skipped: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why tests were skipped, and how many for it."""
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Processor time of the stage and of all it waited for; of servers that go their own ways, as
-    those of `vdl up` do, it knows nothing."""
+    """Processor time of the stage and of all that it started."""
     problem: str = ""
 
 
@@ -100,17 +113,81 @@ def main() -> int:
         for stage in stages
         if (stage.name in arguments.names if arguments.names else arguments.ci or not stage.ci)
     ]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
+    try:
+        return run(wanted, budgets_bind=arguments.ci or os.environ.get("CI") == "true")
+    except KeyboardInterrupt:
+        print("\nended before its time", file=sys.stderr)
+        return 130
+
+
+def run(stages: Sequence[Stage], *, budgets_bind: bool) -> int:
+    """Set up and run the stages; the exit code."""
     began = time.monotonic()
-    for setup in dict.fromkeys(stage.setup for stage in wanted if stage.setup):
-        # What fails here is what its stage fails of, which needs the same.
-        subprocess.run(make(setup), cwd=ROOT, check=False)
+    scopes = Scopes()
+    is_ready = {
+        setup: set_up(setup, scopes) for setup in dict.fromkeys(stage.setup for stage in stages)
+    }
     outcomes: list[Outcome] = []
-    for beside, group in groupby(wanted, key=lambda stage: stage.beside):
+    ready = [stage for stage in stages if is_ready[stage.setup]]
+    for beside, group in groupby(ready, key=lambda stage: stage.beside):
         if beside:
-            outcomes += run_beside(list(group))
+            outcomes += run_beside(list(group), scopes, budgets_bind=budgets_bind)
         else:
-            outcomes += [run_alone(stage) for stage in group]
+            outcomes += [run_alone(stage, scopes, budgets_bind=budgets_bind) for stage in group]
+    outcomes += [
+        Outcome(stage, problem=f"its set-up failed: make {stage.setup}")
+        for stage in stages
+        if not is_ready[stage.setup]
+    ]
     return report(outcomes, time.monotonic() - began)
+
+
+class Scopes:
+    """The scopes that were started; several threads start them, one ends them all."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._ended = False
+
+    def start(
+        self, command: list[str], env: dict[str, str] | None = None, output: IO[bytes] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a command in a scope. Its session is its own: ^C reaches it through this process.
+        Raises KeyboardInterrupt after `end_all`."""
+        with self._lock:
+            if self._ended:
+                raise KeyboardInterrupt
+            process = subprocess.Popen(
+                [sys.executable, str(SCOPE), str(os.getpid()), *command],
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=None if output is None else subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self._started.append(process)
+            return process
+
+    def end_all(self) -> None:
+        """Ask every scope to end; none is started any more."""
+        with self._lock:
+            self._ended = True
+            for process in self._started:
+                process.terminate()
+
+
+def set_up(target: str, scopes: Scopes) -> bool:
+    """Run a set-up, which shows what it does; whether it came to its end."""
+    process = scopes.start([*make(target), "--silent"])
+    try:
+        return process.wait() == 0
+    finally:
+        end(process)
 
 
 def make(target: str) -> list[str]:
@@ -134,24 +211,23 @@ def load_stages() -> list[Stage]:
     return [Stage(**row) for row in rows]
 
 
-def run_alone(stage: Stage) -> Outcome:
+def run_alone(stage: Stage, scopes: Scopes, *, budgets_bind: bool) -> Outcome:
     """Run one stage, which prints as it goes."""
     stage.seconds = round(stage.seconds * stretch())
     print(head(stage), flush=True)
-    return run_stage(stage, [])
+    return run_stage(stage, scopes, budgets_bind=budgets_bind)
 
 
-def run_beside(stages: Sequence[Stage]) -> list[Outcome]:
+def run_beside(stages: Sequence[Stage], scopes: Scopes, *, budgets_bind: bool) -> list[Outcome]:
     """Run stages as many at a time as may; the outcomes in the order of `stages`."""
     stretched = stretch()
     for stage in stages:
         stage.seconds = round(stage.seconds * stretched)
     print(f"\n=== {BESIDE} at a time: {', '.join(stage.name for stage in stages)}", flush=True)
-    processes: list[subprocess.Popen[bytes]] = []
 
     def run(stage: Stage) -> Outcome:
         with tempfile.TemporaryFile() as output:
-            outcome = run_stage(stage, processes, output)
+            outcome = run_stage(stage, scopes, output, budgets_bind=budgets_bind)
             output.seek(0)
             text = output.read().decode(errors="replace")
         print(f"{head(stage)}\n{text}", end="", flush=True)
@@ -164,44 +240,35 @@ def run_beside(stages: Sequence[Stage]) -> list[Outcome]:
         except BaseException:
             # ^C: what runs is ended, what waits does not begin.
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in processes:
-                end_group(process)
+            scopes.end_all()
             raise
 
 
 def head(stage: Stage) -> str:
-    return f"\n=== {stage.name} (at most {stage.seconds} s)"
+    return f"\n=== {stage.name} (CI: at most {stage.seconds} s)"
 
 
 def run_stage(
-    stage: Stage, processes: list[subprocess.Popen[bytes]], output: IO[bytes] | None = None
+    stage: Stage, scopes: Scopes, output: IO[bytes] | None = None, *, budgets_bind: bool
 ) -> Outcome:
-    """Run one stage in a process group of its own, so that nothing it started outlives it. Its
-    process is added to `processes`. It prints to `output` if given."""
+    """Run one stage in a scope of its own, so that nothing it started outlives it. It prints to
+    `output` if given."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     results = RESULTS / f"{stage.name.replace(' ', '-')}.xml"
     results.unlink(missing_ok=True)
     outcome = Outcome(stage)
     started = time.monotonic()
     with files_of(stage) as temporary:
-        process = subprocess.Popen(
-            stage.command(results),
-            cwd=ROOT,
-            env={**environment(), **temporary, **stage.env},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=None if output is None else subprocess.STDOUT,
-            start_new_session=True,
-        )
-        processes.append(process)
+        env = {**environment(), **temporary, **stage.env}
+        process = scopes.start(stage.command(results), env, output)
         try:
-            outcome.cpu_seconds = wait(process, stage.seconds)
+            outcome.cpu_seconds = wait(process, stage.seconds if budgets_bind else math.inf)
             code = process.returncode
         except subprocess.TimeoutExpired:
             outcome.problem = f"over its budget of {stage.seconds} s"
             code = -1
         finally:
-            end_group(process)
+            end(process)
     outcome.seconds = time.monotonic() - started
     if stage.make:
         outcome.passed, outcome.failed = (1, 0) if code == 0 else (0, 1)
@@ -252,17 +319,15 @@ def wait(process: subprocess.Popen[bytes], seconds: float) -> float:
         time.sleep(POLL_SECONDS)
 
 
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End whatever is left of the stage's process group."""
-    for number, wait_seconds in ((signal.SIGINT, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a scope, if it still runs, and with it whatever its command started."""
+    if process.poll() is None:
+        process.terminate()
         try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            return
-        try:
-            process.wait(timeout=wait_seconds)
+            process.wait(timeout=END_SECONDS_MAX)
         except subprocess.TimeoutExpired:
-            continue
+            process.kill()
+            process.wait()
 
 
 def read_counts(results: Path, outcome: Outcome) -> None:
@@ -277,6 +342,8 @@ def read_counts(results: Path, outcome: Outcome) -> None:
         outcome.failed += failures + errors
         outcome.skipped += skipped
         outcome.passed += total - failures - errors - skipped
+        for skip in suite.iter("skipped"):
+            outcome.reasons[skip.get("message", "")] += 1
 
 
 def report(outcomes: list[Outcome], seconds: float) -> int:
@@ -295,8 +362,14 @@ def report(outcomes: list[Outcome], seconds: float) -> int:
     # A stage that broke down without a failed test is one failure of its own.
     failed = sum(outcome.failed or bool(outcome.problem) for outcome in outcomes)
     skipped = sum(outcome.skipped for outcome in outcomes)
+    reasons = sum((outcome.reasons for outcome in outcomes), Counter[str]())
+    slow = [row for row in outcomes if not row.problem and row.seconds > row.stage.seconds]
     cpu_seconds = sum(outcome.cpu_seconds for outcome in outcomes)
     print(f"{'all':<20}{seconds:>9.1f}{cpu_seconds:>16.0f}\n")
+    if slow:
+        print("slower than CI allows:", ", ".join(row.stage.name for row in slow))
+    for reason, count in sorted(reasons.items()):
+        print(f"{count} skipped: {reason}")
     if passed + failed == 0:
         print("no test ran")
         return 1

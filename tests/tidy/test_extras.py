@@ -40,7 +40,9 @@ def outside_imports(path):
             modules = [node.module]
         for module in modules:
             top = module.partition(".")[0]
-            if top not in OURS and top != "_typeshed" and top not in sys.stdlib_module_names:
+            if top in OURS | sys.stdlib_module_names | {"_typeshed"}:
+                continue
+            if not path.with_name(f"{top}.py").exists():
                 yield node.lineno, module
 
 

@@ -1,0 +1,167 @@
+"""How the stages of `make test` are run: what they start ends with them, and nothing else does.
+
+Each test has a small project of its own, whose stages are targets of its Makefile. Some leave a
+process that detached itself, as the servers of `vdl up --detach` do: it holds a named pipe open, so
+that the test sees its end without knowing its number.
+"""
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CI = Path(__file__).resolve().parents[3] / ".ci"
+SECONDS_MAX = 60
+HOURS = 36_000
+MAKEFILE = """
+setup:
+	@echo setting up
+broken:
+	@exit 1
+passes:
+	@true
+leaves:
+	@setsid --fork sh -c 'echo here; echo > up; exec sleep 3600' > held 2> /dev/null < /dev/null
+	@read line < up
+stays: leaves
+	@sleep 3600
+is-killed: leaves
+	@kill -KILL $$PPID
+"""
+TEST_SKIPPED = """
+import pytest
+@pytest.mark.parametrize("case", range(3))
+def test_tea_without_kettle_is_skipped(case):
+    if case:
+        pytest.skip("no kettle: get one at the shop")
+"""
+
+
+class Project:
+    """Stages in a folder of their own."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self._rows = []
+        (folder / ".ci").mkdir()
+        for name in ("stages.py", "scope.py"):
+            shutil.copy(CI / name, folder / ".ci")
+        (folder / "Makefile").write_text(MAKEFILE)
+        os.mkfifo(folder / "held")
+        os.mkfifo(folder / "up")
+        self._held = os.open(folder / "held", os.O_RDONLY | os.O_NONBLOCK)
+
+    def close(self):
+        os.close(self._held)
+
+    def stage(self, name, *, seconds=HOURS, setup="setup", more=""):
+        lines = [
+            "[[stage]]",
+            f'name = "{name}"',
+            f"seconds = {seconds}",
+            f'setup = "{setup}"',
+            more,
+        ]
+        self._rows += [*lines, ""]
+        return self
+
+    def start(self, **variables):
+        (self.folder / ".ci" / "budgets.toml").write_text("\n".join(self._rows))
+        environment = {name: value for name, value in os.environ.items() if name != "CI"}
+        return subprocess.Popen(
+            [sys.executable, str(self.folder / ".ci" / "stages.py")],
+            env=environment | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, **variables):
+        """(exit code, what was printed)"""
+        return ended(self.start(**variables))
+
+    def next_of_detached(self):
+        """Wait for the detached process: what it wrote, or nothing when it has ended."""
+        poll = select.poll()
+        poll.register(self._held, select.POLLIN)
+        assert poll.poll(SECONDS_MAX * 1_000), "it neither came nor went"
+        return os.read(self._held, 100)
+
+
+def ended(process):
+    text, _ = process.communicate(timeout=SECONDS_MAX)
+    return process.returncode, text
+
+
+@pytest.fixture
+def project(tmp_path):
+    made = Project(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("more", ["", "beside = true"], ids=["alone", "beside"])
+def test_stages_that_are_ended_leave_no_process(project, number, more):
+    """^C, a stopped service, a closed terminal, and a kill that nothing can be done about."""
+    process = project.stage("stays", more=f'make = "stays"\n{more}').start()
+    assert project.next_of_detached() == b"here\n"
+    process.send_signal(number)
+    code, _ = ended(process)
+    assert project.next_of_detached() == b""
+    assert code == (-number if number == signal.SIGKILL else 130)
+
+
+def test_stage_over_its_budget_leaves_no_process(project):
+    """In CI, where budgets bind."""
+    code, text = project.stage("stays", seconds=1, more='make = "stays"').run(CI="true")
+    assert (project.next_of_detached(), project.next_of_detached()) == (b"here\n", b"")
+    assert code == 1
+    assert "over its budget" in text
+
+
+@pytest.mark.parametrize(("target", "expected"), [("leaves", 0), ("is-killed", 1)])
+def test_stage_that_ends_leaves_no_process(project, target, expected):
+    """By itself or by SIGKILL, after which no fixture stops anything. What was left is named."""
+    code, text = project.stage(target, more=f'make = "{target}"').run()
+    assert (project.next_of_detached(), project.next_of_detached()) == (b"here\n", b"")
+    assert code == expected
+    assert "ended what was left running: " in text
+
+
+def test_stages_end_only_what_they_started(project):
+    """A server that somebody started elsewhere, with the same command line."""
+    with subprocess.Popen(["sleep", "3600"], start_new_session=True) as bystander:
+        code, _ = project.stage("leaves", more='make = "leaves"').run()
+        assert code == 0
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def test_stage_over_its_budget_outside_ci_is_slow_and_no_failure(project):
+    """How fast the machine is says nothing about the code."""
+    code, text = project.stage("slow", seconds=0, more='make = "passes"').run()
+    assert code == 0
+    assert "slower than CI allows: slow\n" in text
+
+
+def test_stage_whose_set_up_fails_does_not_run(project):
+    """It would say of its tests what is true of the set-up; others run."""
+    project.stage("lame", setup="broken", more='make = "leaves"')
+    code, text = project.stage("sound", more='make = "passes"').run()
+    assert code == 1
+    assert "its set-up failed: make broken" in text
+    assert "1 passed, 1 failed, 0 skipped" in text
+
+
+def test_stages_say_at_the_end_what_was_skipped(project):
+    """One line a reason, where it is seen; it says how to get what is missing."""
+    (project.folder / "test_kettle.py").write_text(TEST_SKIPPED)
+    code, text = project.stage("tea", more='pytest = ["test_kettle.py"]').run()
+    assert code == 0
+    assert "2 skipped: no kettle: get one at the shop\n1 passed, 0 failed, 2 skipped\n" in text
