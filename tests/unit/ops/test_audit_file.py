@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+from tests.hangs import HANG_SECONDS
 from vdl.server.audit_file import QUEUE_BYTES, AuditFile
 
 
@@ -66,7 +67,7 @@ def test_lines_that_find_no_room_are_counted(tmp_path: Path) -> None:
         file.write(line)
     may_read.set()
     file.write(b"last\n")
-    file.close(30)
+    file.close(HANG_SECONDS)
     thread.join()
     lines = reader[0].splitlines()
     lost = sum(json.loads(one)["count"] for one in lines if one.startswith(b"{"))
@@ -111,7 +112,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
 file.write(b"c\\n")
 file.close()
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG_SECONDS)
     assert path.read_bytes().splitlines() == [
         b"a" * 60,
         b'{"event": "lost", "count": 1}',

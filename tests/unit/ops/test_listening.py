@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hangs import HANG_SECONDS
 from vdl.listening import listening_socket
 
 V4 = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 0))
@@ -43,7 +44,7 @@ def test_unspecified_address_takes_both_kinds():
     with listening_socket("::", 0, 1) as listening:
         port = listening.getsockname()[1]
         for host in ("127.0.0.1", "::1"):
-            socket.create_connection((host, port), timeout=5).close()
+            socket.create_connection((host, port), timeout=HANG_SECONDS).close()
 
 
 @pytest.mark.skipif(not link_local(), reason="there is no address of a link")

@@ -10,15 +10,26 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.hangs import HANG_SECONDS
 from vdl.server.loop import Doorbell, LoopClock, TurnLoop
 
 
-def run(scenario: Callable[[TurnLoop], None], *, seconds: float = 0.2) -> None:
-    """Call `scenario`, then let the loop turn until it stops, or for so long."""
+def run(scenario: Callable[[TurnLoop], None], done: Callable[[], bool]) -> None:
+    """Call `scenario`, then let the loop turn until `done()`, and some turns more: what should not
+    come has its chance to."""
     loop = TurnLoop()
+    more = iter(range(10))
+
+    def look() -> None:
+        if done() and next(more, None) is None:
+            loop.stop()
+        else:
+            loop.call_soon(look)
+
     try:
         scenario(loop)
-        loop.call_later(seconds, loop.stop)
+        loop.call_soon(look)
+        loop.call_later(HANG_SECONDS, loop.stop)
         loop.run_forever()
     finally:
         loop.close()
@@ -46,7 +57,7 @@ def test_turn_ends_after_all_that_was_ready_and_before_the_next_look() -> None:
         for file in files:
             loop.add_reader(file, readable, file)
 
-    run(scenario)
+    run(scenario, lambda: len(seen) >= 6)
     for file in files:
         os.close(file)
     assert seen == ["in", "in", "end", "end", "next", "next"]
@@ -78,7 +89,7 @@ def test_turn_end_may_ask_for_more_but_not_for_ever() -> None:
         loop.add_reader(file, readable)
         loop.add_reader(other, other_readable)
 
-    run(scenario)
+    run(scenario, lambda: "other" in seen)
     os.close(file)
     os.close(other)
     assert "other" in seen
@@ -93,7 +104,7 @@ def test_call_soon_between_turns_runs_soon() -> None:
         clock = LoopClock(loop)
         clock.call_later(1_000_000, lambda: clock.call_soon(lambda: seen.append("done")))
 
-    run(scenario, seconds=0.1)
+    run(scenario, lambda: bool(seen))
     assert seen == ["done"]
 
 
@@ -117,7 +128,7 @@ def test_turn_goes_on_after_a_callback_failed() -> None:
 
         loop.add_reader(file, readable)
 
-    run(scenario)
+    run(scenario, lambda: bool(seen and failures))
     os.close(file)
     assert [str(failure) for failure in failures] == ["on purpose"]
     assert seen == ["later"]
@@ -145,7 +156,7 @@ def test_doorbell_runs_calls_of_threads_in_order() -> None:
         threads = [threading.Thread(target=ring, args=(number,)) for number in seen]
         for thread in threads:
             thread.start()
-        await asyncio.wait_for(done, 30)
+        await asyncio.wait_for(done, HANG_SECONDS)
         for thread in threads:
             thread.join()
 
@@ -183,10 +194,17 @@ def test_files_are_called_for_until_nobody_wants_to_be() -> None:
         loop.add_writer(theirs, loop.remove_writer, theirs)
         loop.call_later(0.05, theirs.send, b"2")
 
-    run(scenario)
+    run(scenario, lambda: len(seen) >= 2)
     ours.close()
     theirs.close()
     assert seen == ["first 1", "again 2"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for it."""
+    async with asyncio.timeout(HANG_SECONDS):
+        while not condition():  # noqa: ASYNC110 - any condition at all, on a loop of its own
+            await asyncio.sleep(0)
 
 
 def test_files_of_transports_share_the_turn() -> None:
@@ -214,7 +232,7 @@ def test_files_of_transports_share_the_turn() -> None:
 
         theirs.send(b"x")
         loop.add_reader(file, readable)
-        await asyncio.sleep(0.1)
+        await until(lambda: len(seen) == 4)
         loop.remove_reader(file)
         transport.close()
         theirs.close()
@@ -242,7 +260,7 @@ def test_files_that_asyncio_watches_itself_are_its_own() -> None:
         await loop.sock_connect(ours, listening.getsockname())
         theirs, _ = await accepted
         heard = asyncio.ensure_future(loop.sock_recv(theirs, 10))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         await loop.sock_sendall(ours, b"x")
         assert await heard == b"x"
         # It belongs to nobody now, and can be watched.
@@ -256,7 +274,7 @@ def test_files_that_asyncio_watches_itself_are_its_own() -> None:
         assert failures == []
 
     with asyncio.Runner(loop_factory=TurnLoop) as runner:
-        runner.run(asyncio.wait_for(scenario(), 30))
+        runner.run(asyncio.wait_for(scenario(), HANG_SECONDS))
 
 
 def test_transport_that_is_registered_anew_in_a_turn_goes_on_reading() -> None:
@@ -280,12 +298,12 @@ def test_transport_that_is_registered_anew_in_a_turn_goes_on_reading() -> None:
             transport.resume_reading()
 
         loop.add_reader(file, readable)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0)
         theirs.send(b"x")
         os.eventfd_write(file, 1)
-        await asyncio.sleep(0.05)
+        await until(lambda: got == [b"x"])
         theirs.send(b"y")
-        await asyncio.sleep(0.05)
+        await until(lambda: len(got) == 2)
         loop.remove_reader(file)
         transport.close()
         theirs.close()
@@ -314,7 +332,7 @@ def test_doorbell_goes_on_behind_a_call_that_failed() -> None:
         for number in range(3):
             bell.ring(take, number)
 
-    run(scenario)
+    run(scenario, lambda: len(seen) >= 2)
     assert seen == [1, 2]
     assert [str(failure) for failure in failures] == ["on purpose"]
 

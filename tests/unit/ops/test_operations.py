@@ -248,7 +248,8 @@ def test_http_server_sends_what_does_not_fit_into_the_socket():
         port = await server.start("127.0.0.1", 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /x HTTP/1.1\r\n\r\n")
-        await asyncio.sleep(0.05)
+        while not any(one._unsent for one in server._connections):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
         received = await reader.read()
         writer.close()
         server.close()

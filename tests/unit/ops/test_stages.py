@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.hangs import HANG_SECONDS
+
 CI = Path(__file__).resolve().parents[3] / ".ci"
-SECONDS_MAX = 60
 HOURS = 36_000
 MAKEFILE = """
 setup:
@@ -89,12 +90,12 @@ class Project:
         """Wait for the detached process: what it wrote, or nothing when it has ended."""
         poll = select.poll()
         poll.register(self._held, select.POLLIN)
-        assert poll.poll(SECONDS_MAX * 1_000), "it neither came nor went"
+        assert poll.poll(HANG_SECONDS * 1_000), "it neither came nor went"
         return os.read(self._held, 100)
 
 
 def ended(process):
-    text, _ = process.communicate(timeout=SECONDS_MAX)
+    text, _ = process.communicate(timeout=HANG_SECONDS)
     return process.returncode, text
 
 

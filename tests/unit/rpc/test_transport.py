@@ -20,10 +20,10 @@ from rpc.peer import FrameType, PeerLimits
 from rpc.reader import Buffer
 from rpc.streams import DialFailed, Stream
 from rpc.transport import SocketDialer, SocketStream, SocketTransport
+from tests.hangs import HANG_SECONDS
 from tests.unit.rpc.world import Recorder, hello_of
 
 LOOPBACK = ("127.0.0.1", 0)
-DEADLINE_S = 5.0
 ROOT = Path(__file__).parents[3]
 # A link counts as stable at once, so that a loss is dialled again at once.
 OPTIONS = LinkOptions(stable_ms=0)
@@ -31,7 +31,7 @@ OPTIONS = LinkOptions(stable_ms=0)
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition, with a deadline."""
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(HANG_SECONDS):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.001)
 
@@ -263,7 +263,7 @@ def test_transport_second_listener_on_the_port_is_an_error() -> None:
 async def dial(host: str, port: int) -> Stream | DialFailed:
     result: asyncio.Future[Stream | DialFailed] = asyncio.get_running_loop().create_future()
     SocketDialer(asyncio.get_running_loop()).dial((host, port), result.set_result)
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(HANG_SECONDS):
         return await result
 
 

@@ -14,6 +14,7 @@ from segments.io.workers import ThreadWorkers
 from segments.journal.files import JournalFiles
 from segments.recovery import start
 from segments.store import DiskStore
+from tests.hangs import HANG_SECONDS
 from tests.unit.segments.conftest import OPTIONS
 
 
@@ -124,15 +125,15 @@ def test_lock_follows_a_job_that_a_thread_is_in_the_middle_of():
 
     def write():
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(HANG_SECONDS)
 
     jobs.pool(write, told.append)
     jobs.pool(lambda: told.append("began"), told.append)
-    assert begun.wait(30)
+    assert begun.wait(HANG_SECONDS)
     jobs.over(lambda: released.append(True))
     assert released == []
     go_on.set()
-    assert has_rung.wait(30)
+    assert has_rung.wait(HANG_SECONDS)
     workers.close()
     for call in rung:
         call()

@@ -9,10 +9,10 @@ from segments.api import HardState, StoredEntry
 from segments.io.fs import RealFile, RealFileSystem
 from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
+from tests.hangs import HANG_SECONDS
 from tests.unit.segments.conftest import OPTIONS
 
 POOL_THREADS = 3
-GUARD_S = 30
 """A run that hangs is ended by it; one that does not takes a fraction of a second."""
 
 
@@ -90,7 +90,7 @@ def test_reads_that_hang_stop_neither_new_logs_nor_the_journal_nor_flushes(tmp_p
     fs = StuckFileSystem()
 
     async def run():
-        async with asyncio.timeout(GUARD_S):
+        async with asyncio.timeout(HANG_SECONDS):
             bench = Bench(fs, str(tmp_path / "data"), asyncio.get_running_loop())
             log = await bench.create(9)
             await bench.append(log, 200, 500)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.hangs import HANG_SECONDS
 from tests.unit.kafka.fake_host import LISTENER, FakeHost, FakeLog
 from vdl.kafka.configs.options import KafkaOptions, ListenerOptions
 from vdl.kafka.connections import listener as listener_module
@@ -58,8 +59,8 @@ class Edge:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for it, at most five seconds."""
-    async with asyncio.timeout(5):
+    """Wait for it."""
+    async with asyncio.timeout(HANG_SECONDS):
         while not condition():  # noqa: ASYNC110 - any condition at all, on a loop of its own
             await asyncio.sleep(0)
 
@@ -78,7 +79,7 @@ async def connect_slow(edge: Edge) -> tuple[socket.socket, ClientSession]:
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
     """One ApiVersions request and its answer."""
     writer.write(API_VERSIONS_V0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         (size,) = unpack(">i", await reader.readexactly(4))
         return await reader.readexactly(size)
 
@@ -159,7 +160,7 @@ def test_listener_sends_to_a_slow_reader_piece_by_piece() -> None:
         sent = b"".join(pieces)
         received = bytearray()
         while len(received) < len(sent):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_SECONDS):
                 received += await loop.sock_recv(slow, 1 << 20)
         assert received == sent
         await until(lambda: session._writable)
@@ -312,7 +313,7 @@ def test_rest_of_an_answer_that_leaves_at_once_does_not_stand_still(monkeypatch)
         monkeypatch.setattr(listener_module, "write_some", full_once)
         session._out = [bytes(1 << 18)]
         session._send()
-        await asyncio.wait_for(reader.readexactly(1 << 18), 10)
+        await asyncio.wait_for(reader.readexactly(1 << 18), HANG_SECONDS)
         writer.close()
         await writer.wait_closed()
         await edge.close()
