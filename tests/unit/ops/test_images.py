@@ -1,0 +1,73 @@
+"""The images of `deploy/` have in their context what they copy, and copy what they install."""
+
+import re
+import subprocess
+import tomllib
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCKERFILES = sorted((ROOT / "deploy").rglob("Dockerfile"))
+
+
+def copied(dockerfile):
+    """The paths that an image takes from the context, not from another stage of its build."""
+    rows = re.findall(r"^COPY +((?:--\S+ +)*)(.+)$", dockerfile.read_text(), re.MULTILINE)
+    return [
+        source
+        for options, words in rows
+        if "--from" not in options
+        for source in words.split()[:-1]
+    ]
+
+
+def is_admitted(path):
+    """Whether .dockerignore leaves a path in the context: the last rule that names the path, or a
+    folder that it is in, decides."""
+    places = [path, *(str(folder) for folder in Path(path).parents)]
+    admitted = True
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        rule = line.removeprefix("!").removeprefix("**/")
+        anywhere = "**/" in line
+        if any(fnmatchcase(Path(place).name if anywhere else place, rule) for place in places):
+            admitted = line.startswith("!")
+    return admitted
+
+
+def tracked(path):
+    """The files of the repository there."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", path], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return listed.stdout.split("\0")[:-1]
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_image_context_has_every_file_that_is_copied(dockerfile):
+    """A build ends at the first COPY of something that .dockerignore keeps out."""
+    for source in copied(dockerfile):
+        files = tracked(source)
+        assert files, f"{source} is not in the repository"
+        assert [file for file in files if not is_admitted(file)] == []
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_image_copies_all_that_is_installed(dockerfile):
+    """Every top-level package, and every file that pyproject.toml reads."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]}
+    read = {project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml"}
+    assert packages | read <= set(copied(dockerfile))
+
+
+def test_image_context_has_nothing_that_is_not_copied():
+    """Data, environments and the history stay where they are."""
+    wanted = {source for dockerfile in DOCKERFILES for source in copied(dockerfile)}
+    places = {path for path in tracked(".") if is_admitted(path)}
+    assert [path for path in places if not wanted & {path, path.partition("/")[0]}] == []
+    for path in ("data/1/server.pid", ".venv/bin/python", ".git/HEAD", "vdl/records/_walk.abi3.so"):
+        assert not is_admitted(path)
