@@ -3,6 +3,7 @@
 #   make up             three servers on 127.0.0.1:9092-9094, until ^C; NODES=3, PORT=9092, DATA=data
 #   make down           stop the servers whose data is in DATA
 #   make test           all tests, stage by stage (.ci/budgets.toml); STAGES="unit codec" for some
+#   make newcomer       make test in a fresh clone with an empty home and no caches; STAGES="check"
 #   make check          format, lint, types, tidy, generated code; writes nothing
 #   make fix            format and repair what can be repaired
 #   make gen            regenerate the Kafka codec and the gRPC modules
@@ -67,7 +68,7 @@ export PEER_COMMAND ?=
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --editable
 PIP := PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL)
 
-.PHONY: help setup setup-spark up down test check fix gen conformance sim chaos examples mutants planted fuzz cost \
+.PHONY: help setup setup-spark setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen conformance sim chaos examples mutants planted fuzz cost \
   suites differential bench bench-limit clean test-pipeline cdc violence pipeline-env audit-large pipeline-demo
 
 help:
@@ -107,6 +108,13 @@ setup: $(DEV)
 
 setup-spark: $(SPARK)
 
+# What the tests of a folder drive, built and fetched into .cache, so that no test has to.
+setup-clients setup-codec setup-ecosystem: $(DEV)
+	@exec $(BIN)/python -m tests.programs $(@:setup-%=%)
+
+setup-pipeline: $(SPARK)
+	@exec $(BIN)/python -m tests.programs pipeline
+
 # --- running ------------------------------------------------------------------------------------
 
 up: $(RUNTIME)
@@ -119,6 +127,15 @@ down: $(RUNTIME)
 
 test: $(DEV)
 	@exec $(BIN)/python .ci/stages.py $(CI_STAGES) $(STAGES)
+
+# With what a newcomer has: committed files, nothing installed, no variable but PATH. Go's caches are
+# read-only until they are not.
+newcomer:
+	@folder=$$(mktemp --directory); \
+	trap "chmod --recursive u+w $$folder; rm --recursive --force $$folder" EXIT; \
+	git clone --quiet . $$folder/vdl; mkdir $$folder/home; \
+	env --ignore-environment PATH="$$PATH" HOME=$$folder/home \
+	  make --no-print-directory --directory $$folder/vdl test STAGES="$(STAGES)"
 
 conformance: $(DEV)
 	@exec $(BIN)/python -m tests.conformance.run $(DIR)

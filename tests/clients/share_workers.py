@@ -25,6 +25,14 @@ Record = tuple[int, int]
 """(partition, offset)."""
 
 
+def share_worker() -> list[str]:
+    """The command of a worker, which is built where it was not yet."""
+    flags = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx256m"]
+    flags += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
+    classes, libraries = java_classes(SOURCES, VERSION), java_libraries(VERSION)
+    return ["java", *flags, "-cp", f"{classes}:{libraries}/*", "vdl.ShareWorker"]
+
+
 class ShareWorker:
     """One process with some consumers of a group."""
 
@@ -40,11 +48,7 @@ class ShareWorker:
         rejects_percent: int = 0,
     ) -> None:
         self.log = log
-        flags = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx256m"]
-        flags += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
-        classes = java_classes(SOURCES, VERSION)
-        command = ["java", *flags, "-cp", f"{classes}:{java_libraries(VERSION)}/*"]
-        command += ["vdl.ShareWorker", bootstrap, group, topic, str(consumers), str(log)]
+        command = [*share_worker(), bootstrap, group, topic, str(consumers), str(log)]
         command += [str(releases_percent), str(rejects_percent)]
         self._errors = log.with_suffix(".err").open("wb")
         self.process = subprocess.Popen(

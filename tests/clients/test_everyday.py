@@ -7,54 +7,27 @@ machines may have it.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import pytest
 
 from tests.clients import everyday
-from tests.clients.clients import CLIENTS, DRIVERS, node_program, python_environment
+from tests.clients.clients import CLIENTS
 from tests.clients.conftest import Drivers
-from tests.clients.go_program import go_program
+from tests.clients.everyday_programs import PROGRAMS
 from tests.clients.scenarios import BASE_TIMESTAMP, numbered
 from tests.clients.topics import Topics
 
 KCAT_SECONDS_MAX = 60
-INSTALL_SECONDS_MAX = 240
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A client's program: how it is built, and what it does not tell."""
-
-    command: Callable[[], list[str]]
-    untold: frozenset[str] = frozenset()
-
-
-def _aiokafka() -> list[str]:
-    folder = DRIVERS / "aiokafka"
-    python = python_environment("aiokafka", folder / "requirements.txt")
-    return [str(python), str(folder / "everyday.py")]
-
-
-PROGRAMS = {
-    "aiokafka": Program(_aiokafka),
-    "kafka-go": Program(
-        lambda: [str(go_program(DRIVERS / "kafka_go"))], untold=frozenset({"offsets"})
-    ),
-    "kafkajs": Program(lambda: ["node", str(node_program(DRIVERS / "kafkajs") / "everyday.js")]),
-}
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "aiokafka",
-        pytest.param("kafka-go", marks=pytest.mark.go),
-        pytest.param("kafkajs", marks=pytest.mark.node),
+        pytest.param(name, marks=getattr(pytest.mark, program.needs) if program.needs else ())
+        for name, program in PROGRAMS.items()
     ],
 )
 def test_client_does_what_applications_do_every_day(
@@ -74,18 +47,8 @@ def test_client_does_what_applications_do_every_day(
 
 @pytest.fixture(scope="module")
 def kcat() -> str:
-    """The program; CI installs it where it is missing."""
+    """The program; the set-up installs it in CI."""
     path = shutil.which("kcat")
-    if path is None and os.environ.get("CI") == "true" and os.geteuid() == 0:
-        for command in (["update", "-qq"], ["install", "-qq", "-y", "kcat"]):
-            subprocess.run(  # where it cannot be had, the skip below says so
-                ["apt-get", *command],
-                check=False,
-                timeout=INSTALL_SECONDS_MAX,
-                stdout=subprocess.DEVNULL,
-                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
-            )
-        path = shutil.which("kcat")
     if path is None:
         pytest.skip("needs kcat")
     return path

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.codec.java_oracle import NEWEST, OLDER
 from vdl.kafka.codegen.samples import Sampler, side_of, to_json, wire_module
 from vdl.kafka.codegen.schema import load_all
 from vdl.kafka.wire.header import RequestHeader, encode_request_header, encode_response_header
@@ -15,7 +16,6 @@ from vdl.records.compression import Compression
 pytestmark = pytest.mark.java
 
 Oracle = Callable[[str, list[str]], list[list[str]]]
-NEWEST, OLDER = "4.4.0", "3.9.2"
 SAMPLES = 4
 
 

@@ -52,7 +52,7 @@ class Registry:
 
 def program(port: int, log: Path, *, bootstrap: str = "") -> Program:
     """A registry that keeps what it knows in topics there, or in memory."""
-    folder = _installed()
+    folder = installed()
     storage = {
         "APICURIO_STORAGE_KIND": "kafkasql",
         "APICURIO_KAFKASQL_BOOTSTRAP_SERVERS": bootstrap,
@@ -70,7 +70,7 @@ def program(port: int, log: Path, *, bootstrap: str = "") -> Program:
     )
 
 
-def _installed() -> Path:
+def installed() -> Path:
     """The program, fetched once."""
     folder = CACHE / f"apicurio-{VERSION}"
     if not folder.exists():

@@ -18,14 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.go_program import digest
+from tests.clients.go_program import BUILD_SECONDS_MAX, digest
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "ecosystem"
 HERE = Path(__file__).parent
 MAVEN_CENTRAL = "https://repo1.maven.org/maven2"
-FETCH_SECONDS_MAX = 600
-BUILD_SECONDS_MAX = 120
 WAIT_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 30.0
 TOOL_SECONDS_MAX = 90
@@ -46,7 +44,7 @@ def libraries(project: str) -> Path:
         command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"]
         command += [f"-DoutputDirectory={partial}"]
         fetched = subprocess.run(
-            command, check=False, timeout=FETCH_SECONDS_MAX, capture_output=True, text=True
+            command, check=False, timeout=BUILD_SECONDS_MAX, capture_output=True, text=True
         )
         if fetched.returncode:
             pytest.skip(f"Maven Central cannot be reached: {fetched.stdout[-300:].strip()}")
@@ -74,7 +72,7 @@ def fetch(path: str) -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     try:
         with (
-            urllib.request.urlopen(f"{MAVEN_CENTRAL}/{path}", timeout=FETCH_SECONDS_MAX) as answer,
+            urllib.request.urlopen(f"{MAVEN_CENTRAL}/{path}", timeout=BUILD_SECONDS_MAX) as answer,
             target.open("wb") as file,
         ):
             shutil.copyfileobj(answer, file)

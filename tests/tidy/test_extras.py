@@ -99,5 +99,5 @@ def test_stages_name_a_set_up_that_make_knows():
 
 def test_stages_of_the_pipeline_alone_install_spark():
     """Its environment is its own: in the others' nothing hides that a dependency is missing."""
-    of_spark = {stage["name"] for stage in STAGES if stage["setup"] == "setup-spark"}
+    of_spark = {stage["name"] for stage in STAGES if stage["setup"] == "setup-pipeline"}
     assert of_spark == {"pipeline"}
