@@ -118,7 +118,7 @@ setup-pipeline: $(SPARK)
 # --- running ------------------------------------------------------------------------------------
 
 up: $(RUNTIME)
-	@exec $(BIN)/vdl up --nodes $(NODES) --data $(DATA) --base-port $(PORT)
+	@VDL_CALLED_BY="make up" exec $(BIN)/vdl up --nodes $(NODES) --data $(DATA) --base-port $(PORT)
 
 down: $(RUNTIME)
 	@$(BIN)/vdl down --data $(DATA)

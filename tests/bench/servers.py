@@ -18,6 +18,7 @@ from tests.chaos.harness.cluster import numbers
 from tests.chaos.harness.replica_set import ROOT, ReplicaSet
 from vdl.commands.replica_set import (
     LocalServer,
+    ReplicaSetError,
     make_replica_set,
     start_server,
     stop_servers,
@@ -68,9 +69,11 @@ class Servers:
     # --- their processes ------------------------------------------------------------------------
     def up(self) -> None:
         self.start()
-        wait_until_started(
+        started = wait_until_started(
             list(self._servers.values()), self._processes, timeout_seconds=START_SECONDS_MAX
         )
+        for server_id, why in started.failed.items():
+            raise ReplicaSetError(f"server {server_id} {why}")
 
     def start(self) -> dict[int, float]:
         """Server id → when its process was started (monotonic); does not wait."""

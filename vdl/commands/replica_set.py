@@ -285,18 +285,23 @@ def config_text(server_id: ServerId, count: int, base_port: int, *, is_secure: b
 # --- processes ------------------------------------------------------------------------------------
 
 
-def check_ports(servers: Iterable[LocalServer]) -> None:
-    """Raises ReplicaSetError naming the first port that somebody else listens on."""
+def taken_ports(servers: Iterable[LocalServer]) -> dict[ServerId, str]:
+    """The servers that cannot listen on one of their addresses: server id → why. Raises
+    ConfigError."""
+    found: dict[ServerId, str] = {}
     for server in servers:
         config = server.config()
         wanted = [Address(listener.host, listener.port) for listener in config.listeners]
         wanted += [endpoint.listen for endpoint in (config.peer, config.admin) if endpoint]
         wanted += [config.http] if config.http else []
-        for address in wanted:
-            _check_port(server.id, address)
+        causes = [cause for cause in map(_why_not, wanted) if cause]
+        if causes:
+            found[server.id] = causes[0]
+    return found
 
 
-def _check_port(server_id: ServerId, address: Address) -> None:
+def _why_not(address: Address) -> str:
+    """Why an address cannot be listened on; empty where it can."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As the servers bind: a port that only lingers in TIME_WAIT is free.
@@ -305,11 +310,9 @@ def _check_port(server_id: ServerId, address: Address) -> None:
             probe.bind((address.host, address.port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise ReplicaSetError(f"server {server_id}: {address}: {error.strerror}") from error
-            raise ReplicaSetError(
-                f"port {address.port}, wanted by server {server_id}, is in use by another program; "
-                "choose others with --base-port (and another --data)"
-            ) from error
+                return f"{address}: {error.strerror}"
+            return f"port {address.port} is in use by another program"
+    return ""
 
 
 def start_server(server: LocalServer) -> subprocess.Popen[bytes]:
@@ -323,7 +326,7 @@ def start_server(server: LocalServer) -> subprocess.Popen[bytes]:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
     except OSError as error:
-        raise ReplicaSetError(f"cannot start server {server.id}: {error}") from error
+        raise ReplicaSetError(f"cannot be started: {error}") from error
     try:
         # Written by the server as well; here at once, so that who is interrupted now finds it.
         write_pid(server.pid_file, process.pid)
@@ -370,41 +373,53 @@ class Probe:
             connection.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What became of the servers of a set that were started."""
+
+    serving: list[ServerId]
+    outside: list[ServerId]
+    """They take no part: their cluster does not know their data directory."""
+    failed: dict[ServerId, str]
+    """They ended, or do not serve yet; and why, with the end of the log."""
+
+
 def wait_until_started(
     servers: Sequence[LocalServer],
     processes: Mapping[ServerId, subprocess.Popen[bytes]],
     *,
     timeout_seconds: float,
-) -> list[ServerId]:
-    """Return when each of `servers` serves, or says that it takes no part because its cluster does
-    not know its data directory: the ids of these. Raises ReplicaSetError when one of `processes`
-    (by server id) ends first, or time runs out."""
+) -> Started:
+    """Return when each of `servers` serves, says that it takes no part, or has ended (those of
+    `processes`, by server id), or when time runs out."""
     deadline = time.monotonic() + timeout_seconds
     starting = [Probe.of(server) for server in servers]
-    outside: list[ServerId] = []
+    started = Started([], [], {})
     by_id = {server.id: server for server in servers}
-    while True:
+
+    def fail(server_id: ServerId, how: str) -> None:
+        server = by_id[server_id]
+        started.failed[server_id] = f"{how}; {server.log_file} ends with\n{server.log_tail()}"
+
+    while starting:
         states = {probe.server_id: probe.state() for probe in starting}
-        # Before an answer is believed: it may be another's, who has the port of one that is gone.
-        for server_id, process in processes.items():
-            if process.poll() is not None:
-                server = by_id[server_id]
-                raise ReplicaSetError(
-                    f"server {server_id} ended with exit code {process.returncode}; "
-                    f"{server.log_file} ends with\n{server.log_tail()}"
-                )
-        outside += [server_id for server_id, state in states.items() if state == WAITING]
-        starting = [p for p in starting if states[p.server_id] not in {SERVING, WAITING}]
-        if not starting:
-            return sorted(outside)
-        if time.monotonic() > deadline:
-            names = ", ".join(str(probe.server_id) for probe in starting)
-            late = [by_id[probe.server_id] for probe in starting]
-            tails = "".join(f"\n{s.log_file} ends with\n{s.log_tail()}" for s in late)
-            raise ReplicaSetError(
-                f"server {names} does not serve after {timeout_seconds:.0f} s;{tails}"
-            )
-        time.sleep(POLL_SECONDS)
+        # An end before an answer: that may be another's, who has the port of one that is gone.
+        for server_id in sorted(states):
+            process = processes.get(server_id)
+            if process is not None and process.poll() is not None:
+                fail(server_id, f"ended with exit code {process.returncode}")
+            elif states[server_id] == SERVING:
+                started.serving.append(server_id)
+            elif states[server_id] == WAITING:
+                started.outside.append(server_id)
+            elif time.monotonic() > deadline:
+                fail(server_id, f"does not serve after {timeout_seconds:.0f} s")
+            else:
+                continue
+            starting = [probe for probe in starting if probe.server_id != server_id]
+        if starting:
+            time.sleep(POLL_SECONDS)
+    return started
 
 
 def stop_servers(servers: Iterable[LocalServer], *, patience_seconds: float) -> dict[ServerId, str]:

@@ -19,12 +19,12 @@ from vdl.commands.replica_set import (
     ReplicaSet,
     ReplicaSetError,
     check_layout,
-    check_ports,
     find_replica_set,
     locked,
     make_replica_set,
     start_server,
     stop_servers,
+    taken_ports,
     wait_until_started,
     write_configs,
 )
@@ -34,6 +34,7 @@ SERVERS_DEFAULT = 3
 BASE_PORT_DEFAULT = 9092
 STOP_PATIENCE_SECONDS = 5.0
 EXIT_INTERRUPTED = 130
+MAKE_OPTIONS = {"--base-port": "PORT=", "--data": "DATA=", "--nodes": "NODES="}
 
 Processes = dict[ServerId, subprocess.Popen[bytes]]
 
@@ -77,29 +78,49 @@ def up(
         base_port=BASE_PORT_DEFAULT if base_port is None else base_port,
     )
     with locked(data):
+        is_new = find_replica_set(data) is None
         replica_set = _open(data, nodes, base_port, is_secure=secure)
         if replica_set.is_secure:
             secure_replica_set(replica_set)
         missing = _missing(replica_set, data, is_detached=detach)
+        failed = taken_ports(missing)
+        if failed and (is_new or len(failed) == len(replica_set.servers)):
+            raise ReplicaSetError(
+                f"{_reasons(failed)}; choose others with {_option('--base-port')} "
+                f"(and another {_option('--data')})"
+            )
+        missing = [server for server in missing if server.id not in failed]
         # From here on a signal must not leave half a replica set behind.
         stop = _StopFlag()
         processes: Processes = {}
         try:
             for server in missing:
-                processes[server.id] = start_server(server)
-            outside = wait_until_started(replica_set.servers, processes, timeout_seconds=timeout)
+                try:
+                    processes[server.id] = start_server(server)
+                except ReplicaSetError as error:
+                    failed[server.id] = str(error)
+            awaited = [server for server in replica_set.servers if server.id not in failed]
+            started = wait_until_started(awaited, processes, timeout_seconds=timeout)
+            failed |= started.failed
+            if failed and not started.serving:
+                raise ReplicaSetError(_reasons(failed))
         except BaseException:
             stop_servers(missing, patience_seconds=STOP_PATIENCE_SECONDS)
             raise
-    _greet(replica_set, data, is_detached=detach)
-    for server_id in outside:
+    _greet(replica_set, data, serving=started.serving, is_detached=detach)
+    for server_id in started.outside:
         click.echo(
             f"server {server_id} takes no part: the cluster does not know its data directory; "
             f"see {data}/{server_id}/server.log",
             err=True,
         )
+    if failed:
+        again = f"{_command()} up --data {data} --detach"
+        click.echo(f"{_reasons(failed)}\nwhen that is mended: {again}", err=True)
     if not detach:
-        _stay(replica_set, data, processes, stop)
+        _stay(replica_set, data, processes, stop, reported=set(failed))
+    elif failed:
+        raise click.exceptions.Exit(1)
 
 
 @click.command()
@@ -139,11 +160,14 @@ def _open(data: Path, nodes: int | None, base_port: int | None, *, is_secure: bo
         )
     count = len(found.servers)
     if nodes not in {None, count}:
-        raise ReplicaSetError(f"the replica set in {data} has {count} servers, not {nodes}")
+        raise ReplicaSetError(
+            f"the replica set in {data} has {count} servers, not {nodes} ({_option('--nodes')})"
+        )
     if base_port not in {None, found.base_port}:
         raise ReplicaSetError(
-            f"the replica set in {data} has its ports from {found.base_port}, not {base_port}; "
-            f"to move it, edit {data}/*/vdl.toml and {data}/replica_set.toml"
+            f"the replica set in {data} has its ports from {found.base_port}, not {base_port} "
+            f"({_option('--base-port')}); to move it, edit {data}/*/vdl.toml and "
+            f"{data}/replica_set.toml"
         )
     return found
 
@@ -157,16 +181,30 @@ def _missing(replica_set: ReplicaSet, data: Path, *, is_detached: bool) -> list[
         pids = ", ".join(f"server {number} is process {pid}" for number, pid in running.items())
         way_out = f"stop with: {_command()} down --data {data}"
         raise ReplicaSetError(f"already running in {data} ({pids}); {way_out}")
-    check_ports(missing)
     return missing
 
 
-def _greet(replica_set: ReplicaSet, data: Path, *, is_detached: bool) -> None:
+def _reasons(failed: dict[ServerId, str]) -> str:
+    return "\n".join(f"server {server_id}: {why}" for server_id, why in sorted(failed.items()))
+
+
+def _option(name: str) -> str:
+    """What an option is called by those who typed `make up`, which sets the variable."""
+    return MAKE_OPTIONS[name] if os.environ.get("VDL_CALLED_BY") == "make up" else name
+
+
+def _greet(
+    replica_set: ReplicaSet, data: Path, *, serving: list[ServerId], is_detached: bool
+) -> None:
     count = len(replica_set.servers)
     bootstrap = replica_set.bootstrap
     python = sys.executable
     command = _command()
-    click.echo(f"{count} server{'s' if count > 1 else ''} up, data in {data}")
+    if len(serving) == count:
+        click.echo(f"{count} server{'s' if count > 1 else ''} up, data in {data}")
+    else:
+        names = ", ".join(map(str, sorted(serving)))
+        click.echo(f"{len(serving)} of {count} servers up ({names}), data in {data}")
     click.echo(f"bootstrap.servers={bootstrap}\n")
     if replica_set.is_secure:
         click.echo(f"A client's settings, as they stand in {data}/client.properties:")
@@ -213,10 +251,17 @@ class _StopFlag:
             raise _Stopped
 
 
-def _stay(replica_set: ReplicaSet, data: Path, processes: Processes, stop: _StopFlag) -> None:
-    """Wait for a signal; say when a server ends; then stop all, also those started meanwhile."""
+def _stay(
+    replica_set: ReplicaSet,
+    data: Path,
+    processes: Processes,
+    stop: _StopFlag,
+    *,
+    reported: set[ServerId],
+) -> None:
+    """Wait for a signal; say when a server ends that is not `reported` yet; then stop all, also
+    those started meanwhile."""
     stop.is_starting = False
-    reported: set[int] = set()
     while not stop.is_set:
         for server_id, process in processes.items():
             code = process.poll()
