@@ -94,10 +94,16 @@ def read_client_settings(path: Path) -> ClientSettings:
     except UnicodeDecodeError:
         raise ClientSettingsError(path, "is not UTF-8 text") from None
     properties: dict[str, str] = {}
-    for line in text.splitlines():
+    for line in text.replace("\\\n", "").splitlines():  # a backslash at its end goes on
         name, separator, value = line.partition("=")
-        if separator and not line.lstrip().startswith(("#", "!")):
-            properties[name.strip()] = value.strip()
+        if not line.strip() or line.lstrip().startswith(("#", "!")):
+            continue
+        if not separator:
+            # Ignored, another kind of file would be taken for one without encryption.
+            raise ClientSettingsError(
+                path, f"{line.strip()[:40]!r} is no name=value of a client's properties"
+            )
+        properties[name.strip()] = value.strip()
     return parse_client_settings(properties, path, path.resolve().parent)
 
 
