@@ -107,6 +107,18 @@ def test_replica_set_impossible_size_or_port_is_refused(tmp_path, count, base_po
     assert not (tmp_path / "set").exists()
 
 
+@pytest.mark.parametrize("name", ["letter.txt", "1"])
+def test_replica_set_is_not_made_in_the_folder_of_something_else(tmp_path, name):
+    """What is there stays as it is; a folder beside the servers' hurts none."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / ".keep").touch()
+    (tmp_path / name).touch()
+    with pytest.raises(ReplicaSetError, match=f"has no replica set but {name}"):
+        make_replica_set(tmp_path, count=1, base_port=BASE_PORT)
+    (tmp_path / name).unlink()
+    make_replica_set(tmp_path, count=1, base_port=BASE_PORT)
+
+
 def test_replica_set_damaged_record_is_an_error(tmp_path):
     """A record that cannot be read is not taken for an empty folder."""
     (tmp_path / "replica_set.toml").write_text("servers = 'x'\n")
@@ -410,7 +422,7 @@ def test_replica_set_file_in_the_place_of_a_folder_is_an_error_in_words(tmp_path
     with pytest.raises(ReplicaSetError, match="cannot be started"):
         start_server(made.servers[0])
     with (
-        pytest.raises(ReplicaSetError, match="cannot use"),
+        pytest.raises(ReplicaSetError, match="is a file, and has to be a folder"),
         locked(made.servers[0].directory),
     ):
         pass

@@ -43,6 +43,7 @@ from vdl.config.settings import Config, load_config
 from vdl.config.values import Address
 
 SERVERS_MAX = 9
+RECORD = "replica_set.toml"
 PEER_PORT_STEP, ADMIN_PORT_STEP, HTTP_PORT_STEP = 10, 20, 30
 POLL_SECONDS = 0.02
 LOG_TAIL_LINES = 5
@@ -131,6 +132,11 @@ def locked(directory: Path, *, on_wait: Callable[[], None] | None = None) -> Ite
     no room on the disk: a set is stopped on a full one as well. It ends with the process."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ReplicaSetError(f"{directory} is a file, and has to be a folder") from None
+    except OSError as error:
+        raise ReplicaSetError(f"cannot use {directory}: {error.strerror}") from error
+    try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise ReplicaSetError(f"cannot use {directory}: {error.strerror}") from error
@@ -156,7 +162,7 @@ def locked(directory: Path, *, on_wait: Callable[[], None] | None = None) -> Ite
 
 def find_replica_set(directory: Path) -> ReplicaSet | None:
     """The set that was made below `directory`; None when there is none. Raises ReplicaSetError."""
-    file = directory / "replica_set.toml"
+    file = directory / RECORD
     try:
         recorded = tomllib.loads(file.read_text(encoding="utf-8"))
         count, base_port = int(recorded["servers"]), int(recorded["base_port"])
@@ -175,14 +181,32 @@ def make_replica_set(
     check_layout(count=count, base_port=base_port)
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        strange = _strange_entry(directory, count)
+        if strange:
+            raise ReplicaSetError(
+                f"{directory} has no replica set but {strange}; choose a folder of its own"
+            )
     except OSError as error:
         raise ReplicaSetError(f"cannot write to {directory}: {error.strerror}") from error
     _write_file(
-        directory / "replica_set.toml",
+        directory / RECORD,
         f"# Written by `vdl up`: the replica set in this folder.\n"
         f"servers = {count}\nbase_port = {base_port}\n" + "secure = true\n" * is_secure,
     )
     return _replica_set(directory, count, base_port, is_secure=is_secure)
+
+
+def _strange_entry(directory: Path, count: int) -> str:
+    """What is there already where no set was made yet: a file, or something in a server's place.
+    Other folders, and files whose names begin with a dot, may stand beside a set."""
+    if (directory / RECORD).exists():
+        return ""
+    places = {str(number) for number in range(1, count + 1)}
+    for entry in sorted(directory.iterdir()):
+        is_file = entry.is_file() and not entry.name.startswith((".", RECORD))
+        if is_file or entry.name in places:
+            return entry.name
+    return ""
 
 
 def check_layout(*, count: int, base_port: int) -> None:
