@@ -205,8 +205,9 @@ def _discover(
 ) -> tuple[Any, list[DescribeClusterBroker]]:
     """Metadata of all topics and the servers by id, from the first server that answers. One that is
     cut off leaves itself out of its Metadata; DescribeCluster names it."""
-    problems = []
-    for connected in as_completed(connecting.values()):
+    problems: dict[str, list[str]] = {}
+    addresses = {connected: str(address) for address, connected in connecting.items()}
+    for connected in as_completed(addresses):
         try:
             everyone = DescribeClusterRequest(include_fenced_brokers=True)
             everything = MetadataRequest(topics=None, allow_auto_topic_creation=False)
@@ -214,12 +215,11 @@ def _discover(
                 [(DESCRIBE_CLUSTER_KEY, everyone), (METADATA_KEY, everything)]
             )
         except Unreachable as error:
-            problems.append(error)
+            problems.setdefault(error.reason, []).append(addresses[connected])
         else:
             return metadata, cluster.brokers
-    if len(problems) == 1:
-        raise problems[0]
-    raise Unreachable(next(iter(connecting)), "; ".join(str(problem) for problem in problems))
+    lines = [f"{', '.join(sorted(those))}: {reason}" for reason, those in problems.items()]
+    raise Unreachable("no server answers", "; ".join(sorted(lines)))
 
 
 def _find_admin(client: KafkaClient, server_id: ServerId, address: Address) -> Address:

@@ -28,6 +28,12 @@ CLIENT_ID = "vdl-cli"
 RESPONSE_BYTES_MAX = 100 << 20
 
 _LENGTH = Struct(">i")
+_CLOSED = "closed the connection"
+_OTHERS = {
+    0x1503: "speaks TLS: set security.protocol to SSL or SASL_SSL",  # an alert
+    0x4854: "speaks HTTP: this is no port for Kafka clients",
+}
+"""The first two bytes of what others send at a time when a length was expected."""
 
 
 class Unreachable(Exception):
@@ -98,7 +104,7 @@ class KafkaClient:
             raise Unreachable(self._address, f"TLS: {error.verify_message}") from None
         except (OSError, ValueError) as error:
             words = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
-            raise Unreachable(self._address, f"TLS: {words}") from None
+            raise self._misunderstood(f"TLS: {words}") from None
 
     def _log_in(self) -> None:
         """SaslHandshake, then the mechanism's messages."""
@@ -134,7 +140,12 @@ class KafkaClient:
     def _greet(self) -> None:
         request = ApiVersionsRequest(client_software_name="vdl", client_software_version="0")
         self._versions = {header.API_VERSIONS_KEY: (0, API_VERSIONS_VERSION)}
-        answer = self.request(header.API_VERSIONS_KEY, request)
+        try:
+            answer = self.request(header.API_VERSIONS_KEY, request)
+        except Unreachable as error:
+            if error.reason == _CLOSED:  # as a listener with TLS does to what is no handshake
+                raise self._misunderstood(_CLOSED) from None
+            raise
         self._versions = {
             row.api_key: (row.min_version, row.max_version) for row in answer.api_keys
         }
@@ -185,6 +196,11 @@ class KafkaClient:
             raise
         return responses
 
+    def _misunderstood(self, problem: str) -> Unreachable:
+        """What the server did to the first bytes of a connection, and the likeliest cause."""
+        hint = f"is its listener one for {self._settings.protocol.value}?"
+        return Unreachable(self._address, f"{problem}; {hint}")
+
     def _words(self, error: OSError) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer within {self._timeout_seconds:g} s"
@@ -193,7 +209,8 @@ class KafkaClient:
     def _receive(self) -> memoryview:
         length = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))[0]
         if not 4 <= length <= RESPONSE_BYTES_MAX:
-            raise Unreachable(self._address, f"answered with a frame of {length} bytes")
+            other = _OTHERS.get(length >> 16, f"answers with a frame of {length} bytes")
+            raise Unreachable(self._address, other)
         return memoryview(self._receive_exactly(length))
 
     def _receive_exactly(self, count: int) -> bytearray:
@@ -202,6 +219,6 @@ class KafkaClient:
         while rest:
             got = self._socket.recv_into(rest)
             if not got:
-                raise Unreachable(self._address, "closed the connection")
+                raise Unreachable(self._address, _CLOSED)
             rest = rest[got:]
         return received

@@ -10,6 +10,8 @@ from struct import pack, unpack
 import pytest
 
 from vdl.kafka.client import KafkaClient, Unreachable
+from vdl.kafka.security.client_settings import ClientSettings
+from vdl.kafka.security.protocol import SecurityProtocol
 from vdl.kafka.wire import api_versions, describe_cluster
 from vdl.kafka.wire.api_versions import ApiVersion, ApiVersionsResponse
 from vdl.kafka.wire.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
@@ -79,3 +81,35 @@ def test_client_says_how_long_it_waited_and_takes_no_late_answer_for_another(
         client._timeout_seconds = 60  # the second one was not sent
         with pytest.raises(Unreachable, match=r"no answer within 0.1 s$"):
             client.request(DESCRIBE_CLUSTER, DescribeClusterRequest())
+
+
+@pytest.mark.parametrize(
+    ("sends", "protocol", "words"),
+    [
+        (b"", "PLAINTEXT", "closed the connection; is its listener one for PLAINTEXT?"),
+        (b"\x15\x03\x03\x00\x02\x02\x32", "PLAINTEXT", "speaks TLS: set security.protocol to SSL"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "PLAINTEXT", "speaks HTTP: this is no port for Kafka"),
+        (b"", "SSL", "is its listener one for SSL?"),
+        (b"\x00\x00\x00\x0a", "SSL", "is its listener one for SSL?"),
+    ],
+)
+def test_client_at_the_port_of_something_else_says_so(
+    sends: bytes, protocol: str, words: str
+) -> None:
+    """Without TLS at a listener with it, the other way round, and at the port for metrics."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            accepted, _ = listening.accept()
+            with accepted:
+                accepted.recv(1 << 16)
+                accepted.sendall(sends)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        port = listening.getsockname()[1]
+        client = KafkaClient("127.0.0.1", port, settings=ClientSettings(SecurityProtocol(protocol)))
+        with pytest.raises(Unreachable) as caught, client:
+            pass
+        thread.join()
+    assert words in caught.value.reason

@@ -1,5 +1,7 @@
 """What `vdl status` makes of bad addresses, and how it shows good ones."""
 
+import socket
+
 import pytest
 
 from vdl.commands.app import run_app
@@ -95,3 +97,22 @@ def test_of_many_problems_of_a_kind_the_first_are_shown(capsys):
     print_tables(cluster_of(1, notes=notes), Shown())
     (line,) = (one for one in capsys.readouterr().out.splitlines() if one.startswith("no_leader"))
     assert line.endswith("; and 4 more")
+
+
+def test_status_of_servers_that_are_all_down_names_each_once(capsys):
+    """With the same cause: once, behind their addresses."""
+    with socket.socket() as one, socket.socket() as other:
+        for free in (one, other):
+            free.bind(("127.0.0.1", 0))  # and does not listen
+        places = [f"127.0.0.1:{free.getsockname()[1]}" for free in (one, other)]
+        assert run_app(["status", "--bootstrap", ",".join(places)]) == 1
+    down = f"no server answers: {', '.join(sorted(places))}: Connection refused"
+    assert down in capsys.readouterr().err
+
+
+def test_status_with_a_file_that_is_no_clients_properties_is_refused(tmp_path, capsys):
+    """It would be taken for one without encryption."""
+    file = tmp_path / "vdl.toml"
+    file.write_text("# a server\n[server]\nid = 1\n")
+    assert run_app(["status", "--bootstrap", "127.0.0.1:1", "--config", str(file)]) == 2
+    assert "'[server]' is no name=value of a client's properties" in capsys.readouterr().err
