@@ -70,7 +70,8 @@ def up(
     """Start a replica set on this machine.
 
     In the foreground it runs until ^C. Started on existing data with some servers running,
-    `--detach` starts the missing ones.
+    `--detach` starts the missing ones. A server that cannot be started takes no other down: the
+    command says why, and exits with 1 if it is not to stay. A new set needs all of its servers.
     """
     os.umask(0o077)
     check_layout(
