@@ -349,6 +349,13 @@ class RawNode:
             raft.campaign_due = 0
             raft.election_elapsed = min(raft.election_elapsed, ticks_ago)
 
+    def newer_term(self, term: Term) -> None:
+        """Others are in that term, the host has proof: if it is newer it is entered, as by any
+        message of theirs (§5.1), unless it cannot be."""
+        raft = self.raft
+        if term > raft.term and _can_be_reached(raft, term):
+            follower.become_follower(raft, term, NONE)
+
     def peer_heard(self, peer: NodeId) -> None:
         """A peer was heard on another way: it counts for check-quorum."""
         progress = self.raft.progress.get(peer)

@@ -31,7 +31,7 @@ from struct import Struct
 from ids import DirectoryId, ServerId
 from rpc.errors import MalformedFrame
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 PROTOCOL_VERSION_MIN = 3
 """Of what links carry. 2: commits are told in messages of their own kind (`MsgCommit`). 3: leader
 lists say which replicas are in sync. 4: logs of partitions may hold `ExpireProducers`, which a
@@ -57,6 +57,9 @@ VERSION_OF_JOINED_COMMANDS = 9
 
 VERSION_OF_COMPACTED_COPIES = 10
 """Who speaks less neither says in ENTRIES how far its log is compacted nor is told."""
+
+VERSION_OF_DENIALS = 11
+"""Who speaks less would end the link at DENIALS, and is answered in Raft messages."""
 
 DIRECTORY_ID_BYTES = 16
 CLUSTER_ID_BYTES_MAX = 255

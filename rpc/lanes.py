@@ -19,10 +19,11 @@ the two there is none. Raft allows any order between nodes. What this implementa
 * `MsgReadIndex`, `MsgReadIndexResp`: about committed entries, for which the requester waits.
 
 Of the other frames, heartbeats and leader lists are urgent, in their order: a heartbeat vouches
-for the list before it. A list may name a leader whose first entries are still to come, as its
-first heartbeat would. A full disk or a stop (CONDITION), a question for a range, one on behalf of
-a client and its answer (QUERY, REPLY), and the fate of a forwarded command (PROPOSED) say nothing
-about what they overtake: who forwarded it waits for the command itself. A command that is
+for the list before it, and confirms of the peer's list what no frame before it denied (DENIALS). A
+list may name a leader whose first entries are still to come, as its first heartbeat would. A full
+disk or a stop (CONDITION), a question for a range, one on behalf of a client and its answer (QUERY,
+REPLY), and the fate of a forwarded command (PROPOSED) say nothing about what they overtake: who
+forwarded it waits for the command itself. A command that is
 sent until it is answered (COMMAND) waits for no entries either, unless it is large; its answer
 (COMMAND_DONE) says that it is applied. Several of them together (COMMANDS, COMMANDS_DONE) likewise.
 How far a replica is compacted (COMPACTED) is durable before it is sent. REJECT comes last of all,

@@ -15,8 +15,9 @@ Time proves things in two directions, and both are conservative:
   outstanding. An acknowledgement counts for a group only if the list version the peer holds
   includes the group's present term.
 
-Acknowledgements do not prove that the peer's replica has not moved to a higher term. A server whose
-replica has a higher term than the list answers with that term, in a Raft message.
+An acknowledgement says which list the peer holds, not that it agrees. A peer that knows of a newer
+term than a claim on the list denies the claim before each of its heartbeats (`rpc.denials`): what
+it acknowledges and has not denied before it confirms.
 
 A frame that could not be sent is not remembered here. The receiver sees a version that it does not
 hold and acknowledges version 0; then the whole list is sent again.
@@ -38,11 +39,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from struct import Struct, pack, unpack
 from typing import Final
 
-from ids import TERM_MAX, GroupId, NodeId, ServerId, Term
+from ids import NO_TERM, TERM_MAX, GroupId, NodeId, ServerId, Term
 from raft.types import NONE
+from rpc.denials import DENIALS_MAX, Denial, encode_denials
 from rpc.errors import MalformedFrame
 from rpc.peer import FrameType
 from rpc.reader import Buffer
@@ -269,10 +272,12 @@ class LeaderListSender:
 class _Held:
     """One peer's list as held here."""
 
-    __slots__ = ("confirmed_ns", "echo_ns", "listed", "version", "wall_ms")
+    __slots__ = ("confirmed_ns", "echo_ns", "listed", "outdated", "version", "wall_ms")
 
     def __init__(self) -> None:
         self.listed: dict[GroupId, tuple[Term, NodeId]] = {}  # group → (term, replica)
+        self.outdated: dict[GroupId, None] = {}
+        """Those of them that are older than a term known here, in the order of their denials."""
         self.version = 0  # 0: not (or no longer) known to be complete
         self.confirmed_ns = -1
         self.echo_ns = -1
@@ -293,6 +298,8 @@ class LeaderListReceiver:
         self._on_conflict = on_conflict
         self._held: dict[ServerId, _Held] = {}
         self._leaders: dict[GroupId, Leader] = {}
+        self._entered: dict[GroupId, Term] = {}
+        """The newest term that a replica on this server was seen in."""
 
     def connected(self, peer: ServerId) -> None:
         """A new session with `peer`."""
@@ -376,6 +383,26 @@ class LeaderListReceiver:
         confirmed_ns = self.confirmed_ns(leader.server_id)
         return None if confirmed_ns < 0 else (leader, confirmed_ns)
 
+    def entered(self, group: GroupId, term: Term) -> None:
+        """A replica of the group here is in this term."""
+        if term > self._entered.get(group, NO_TERM):
+            self._entered[group] = term
+            self._outdate(group)
+
+    def denials(self, peer: ServerId) -> list[Denial]:
+        """The claims of `peer`, on the list that it is heard to confirm, that are older than a term
+        known here: as many as go with one heartbeat. Those that do not fit come first next time."""
+        held = self._held[peer]
+        if not held.outdated or not held.version:
+            return []
+        denials: list[Denial] = []
+        for group in list(islice(held.outdated, DENIALS_MAX)):
+            term, replica = held.listed[group]
+            denials.append(Denial(group, term, self._newest(group), replica))
+            del held.outdated[group]
+            held.outdated[group] = None
+        return denials
+
     def acknowledgement(self, peer: ServerId) -> tuple[int, int]:
         """(echo_ns, held_version) for our next heartbeat to `peer`."""
         held = self._held[peer]
@@ -384,12 +411,15 @@ class LeaderListReceiver:
     def forget_group(self, group: GroupId) -> None:
         """The group was deleted."""
         self._leaders.pop(group, None)
+        self._entered.pop(group, None)
         for held in self._held.values():
             held.listed.pop(group, None)
+            held.outdated.pop(group, None)
 
     def forget_groups(self, is_deleted: Callable[[GroupId], bool]) -> None:
         """Some groups were deleted: all that are known are looked at."""
-        for group in [group for group in self._leaders if is_deleted(group)]:
+        known = [*self._leaders, *self._entered]
+        for group in [group for group in known if is_deleted(group)]:
             self.forget_group(group)
 
     def forget_peer(self, peer: ServerId) -> list[LeaderChange]:
@@ -420,9 +450,12 @@ class LeaderListReceiver:
             changes.append(claim)
         elif known.term == term and known.in_sync != in_sync:
             self._leaders[group] = Leader(term, replica, in_sync)
+        held.outdated.pop(group, None)
+        self._outdate(group)
 
     def _dropped(self, held: _Held, group: GroupId, changes: list[LeaderChange]) -> None:
         listed = held.listed.pop(group, None)
+        held.outdated.pop(group, None)
         if listed is None:
             return
         term, replica = listed
@@ -431,6 +464,20 @@ class LeaderListReceiver:
             # The term stays known, so that an older claim does not come back.
             self._leaders[group] = Leader(term, NONE, known.in_sync)
             changes.append(LeaderChange(group, term, NONE))
+
+    def _newest(self, group: GroupId) -> Term:
+        """The newest term known of a group, by lists and by the replica here."""
+        leader = self._leaders.get(group)
+        entered = self._entered.get(group, NO_TERM)
+        return entered if leader is None else max(leader.term, entered)
+
+    def _outdate(self, group: GroupId) -> None:
+        """A term of the group became known, or a claim: deny what is older."""
+        newest = self._newest(group)
+        for held in self._held.values():
+            claim = held.listed.get(group)
+            if claim is not None and claim[0] < newest:
+                held.outdated.setdefault(group)
 
 
 class LeaderLists:
@@ -451,14 +498,24 @@ class LeaderLists:
         self.sender.disconnected(peer)
         self.receiver.disconnected(peer)
 
-    def frames(self, peer: ServerId, now_ns: int, *, wall_ms: int = 0) -> list[OutFrame]:
-        """What to send at a beat: changes if there are any, then the heartbeat."""
+    def frames(
+        self, peer: ServerId, now_ns: int, *, wall_ms: int = 0, denies: bool = True
+    ) -> list[OutFrame]:
+        """What to send at a beat: changes if there are any, then denials of what the heartbeat
+        would else confirm, then the heartbeat. `denies`: whether the peer takes denials."""
+        frames: list[OutFrame] = []
         changes = self.sender.changes(peer, now_ns)
+        if changes is not None:
+            frames.append(changes)
+        denials = self.receiver.denials(peer) if denies else []
+        if denials:
+            frames.append((FrameType.DENIALS, [encode_denials(denials)]))
         echo_ns, held_version = self.receiver.acknowledgement(peer)
         heartbeat = self.sender.heartbeat(
             peer, now_ns, wall_ms=wall_ms, echo_ns=echo_ns, held_version=held_version
         )
-        return [heartbeat] if changes is None else [changes, heartbeat]
+        frames.append(heartbeat)
+        return frames
 
     def received(
         self, peer: ServerId, frame_type: FrameType, payload: memoryview, now_ns: int

@@ -95,6 +95,7 @@ class FrameType(IntEnum):
     COMMAND_DONE = 19  # its answer, once it is applied there
     COMMANDS = 20  # several of these
     COMMANDS_DONE = 21  # likewise
+    DENIALS = 22  # newer terms than those of a leader list, see rpc.denials
 
 
 _TYPE_BY_CODE = {frame_type.value: frame_type for frame_type in FrameType}
@@ -105,6 +106,7 @@ _BORN_TYPES = frozenset(
         FrameType.PROPOSE, FrameType.PROPOSED, FrameType.CONDITION, FrameType.RANGE,
         FrameType.ENTRIES, FrameType.QUERY, FrameType.REPLY, FrameType.COMPACTED,
         FrameType.COMMAND, FrameType.COMMAND_DONE, FrameType.COMMANDS, FrameType.COMMANDS_DONE,
+        FrameType.DENIALS,
     )
 )  # fmt: skip
 _BULK_TYPES = frozenset((FrameType.RAFT, FrameType.PROPOSE, FrameType.ENTRIES, FrameType.COMMAND))

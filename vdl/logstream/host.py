@@ -146,6 +146,9 @@ class Host:
         self.state.front = front
         self.state.gaps.unread_ns = self.state.transport.unread_ns
         self.loop_time.start(self.state.transport.unread_ns)
+        for log in self.store.logs.values():
+            # Its replica may open later than this server confirms what others claim to lead.
+            self.liveness.entered(log.group_id, log.hard_state.term)
         self.periodic.start()
         self._replicas.open_system()
 
@@ -379,6 +382,9 @@ class Host:
         node = group.node
         self.campaigns.noted(group)
         raft = node.raft
+        if raft.term != group.term_listed:
+            group.term_listed = raft.term
+            self.liveness.entered(group.group_id, raft.term)
         if raft.state is StateType.LEADER:
             if raft.commit_news_due:
                 self._commits.due(group)
@@ -505,6 +511,8 @@ class Host:
                 self._inbox.step(group_id, message, server_id, tick)
         elif frame_type is FrameType.HEARTBEAT or frame_type is FrameType.LEADERS:
             self._leader_frame(server_id, frame_type, payload)
+        elif frame_type is FrameType.DENIALS:
+            self._proofs.denied(payload)
         elif frame_type is FrameType.PROPOSE:
             self._forwarding.proposal_received(server_id, payload)
         elif frame_type is FrameType.PROPOSED:
@@ -542,6 +550,7 @@ class Host:
             return
         self._look_at_links()
         for server in sorted(self._alive):
+            self._proofs.answer_claims(server)
             for frame_type, buffers in self.liveness.beat(server):
                 self.state.transport.send(server, frame_type, buffers)
 
@@ -573,19 +582,26 @@ class Host:
             self.time.received(server_id, *self.liveness.wall_received(server_id))
         for change in changed:
             group = self._groups.get(change.group)
-            if group is not None and change.replica and not group.node.is_leader:
+            if group is None:
+                continue
+            node = group.node
+            if node.is_leader:
+                if change.term > node.term:
+                    group.catch_up(tick)
+                    node.newer_term(change.term)
+                    self._outbox.mark_dirty(group)
+            elif change.replica:
                 group.catch_up(tick)
                 self._proofs.report_leader(group)
                 self._outbox.mark_dirty(group)
-            elif group is not None and not group.node.is_leader:
+            else:
                 # Nobody leads it, as far as that server is concerned, from now on.
-                node = group.node
                 if change.term == node.term and server_of(node.lead) == server_id:
                     group.leader_gave_up({self.server_id, *self._alive} - {server_id}, tick)
                     self._outbox.mark_dirty(group)
                 else:
                     group.leader_resigned(tick)
-                self.timers.schedule(group, tick, group.node.ticks_until_due())
+                self.timers.schedule(group, tick, node.ticks_until_due())
                 self.timers.arm()
 
     # --- Hosting: what `Replicas` makes ---------------------------------------------------
@@ -647,6 +663,7 @@ class Host:
     def _run_group(self, group: Group) -> None:
         """Let it take part, beginning with what its peers have already said."""
         self._groups[group.group_id] = group
+        self.liveness.entered(group.group_id, group.term_listed)
         self._place(group)
         self._proofs.report_leader(group)
         self._inbox.begin(group, self.loop_time.tick())

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rpc.hello import Hello
 from rpc.leaders import LeaderLists
 from tests.unit.logstream.conftest import make_state
 from vdl.logstream.peers.contradictions import Contradictions
@@ -19,7 +20,7 @@ def known(liveness: Liveness) -> set[int]:
     """The groups of which anything is remembered."""
     receiver = liveness._lists.receiver
     listed = {group for held in receiver._held.values() for group in held.listed}
-    return set(receiver._leaders) | listed | set(liveness._led)
+    return set(receiver._leaders) | set(receiver._entered) | listed | set(liveness._led)
 
 
 def topic(name: str, *partitions: list[int]) -> CreateTopics:
@@ -38,6 +39,7 @@ class Pair:
     def __init__(self) -> None:
         state = make_state()
         self.catalog = registered(state.catalog)
+        state.alive[PEER] = Hello(PEER, b"2".ljust(16), 1)
         self.liveness = Liveness(state, Contradictions(state))
         self.peer = LeaderLists(lambda _: None)
         self.connect()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from struct import pack
 
 import pytest
 
+from ids import TERM_MAX
+from rpc.denials import DENIALS_MAX, decode_denials
 from rpc.errors import MalformedFrame
 from rpc.leaders import (
     CHANGES_KEPT,
@@ -31,6 +34,8 @@ def deliver(
 ) -> list[LeaderChange]:
     changes: list[LeaderChange] = []
     for frame_type, buffers in frames:
+        if frame_type is FrameType.DENIALS:
+            continue  # the host's to hear
         changes += target.received(source, frame_type, memoryview(b"".join(buffers)), now_ns)
     return changes
 
@@ -354,6 +359,105 @@ def test_leaders_random_changes_losses_and_reconnects_converge(seed: int) -> Non
             for group in led[server]:
                 if other != server:
                     assert lists[server].sender.heard_ns(other, group) >= now_ns - 1
+
+
+def denials(frames: list[OutFrame]) -> list[tuple[int, int, int]]:
+    """(group, claimed term, newer term) of what is denied among frames, which are in order."""
+    kinds = [frame_type for frame_type, _ in frames]
+    assert kinds == sorted(
+        kinds, key=[FrameType.LEADERS, FrameType.DENIALS, FrameType.HEARTBEAT].index
+    )
+    found = [b"".join(buffers) for kind, buffers in frames if kind is FrameType.DENIALS]
+    return [row for payload in found for row in decode_denials(memoryview(payload))]
+
+
+def test_claims_that_are_older_than_another_servers_are_denied_at_each_beat() -> None:
+    """Before the heartbeat that would else confirm them, and until they are given up."""
+    lists = linked(ONE, TWO, THREE)
+    for group in (10, 11):
+        lists[ONE].sender.set(group, 5, replica(ONE))
+    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 1), 1)
+    assert denials(lists[TWO].frames(ONE, 2)) == []
+    lists[THREE].sender.set(10, 6, replica(THREE))
+    deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 3), 3)
+    for now_ns in (4, 5):
+        assert denials(lists[TWO].frames(ONE, now_ns)) == [(10, 5, 6)]
+        assert denials(lists[TWO].frames(THREE, now_ns)) == []
+    assert [kind for kind, _ in lists[TWO].frames(ONE, 6, denies=False)] == [FrameType.HEARTBEAT]
+    lists[THREE].sender.drop(10)
+    deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 7), 7)
+    assert denials(lists[TWO].frames(ONE, 8)) == [(10, 5, 6)]
+    lists[ONE].sender.drop(10)
+    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 9), 9)
+    assert denials(lists[TWO].frames(ONE, 10)) == []
+
+
+def test_claims_that_are_older_than_the_term_of_a_replica_here_are_denied() -> None:
+    """Whichever is known first, and though nobody may lead the newer term."""
+    lists = linked(ONE, TWO)
+    receiver = lists[TWO].receiver
+    receiver.entered(10, 6)
+    lists[ONE].sender.set(10, 5, replica(ONE))
+    lists[ONE].sender.set(11, 5, replica(ONE))
+    lists[ONE].sender.set(12, 5, replica(ONE))
+    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 1), 1)
+    receiver.entered(11, 7)
+    receiver.entered(12, 5)
+    assert denials(lists[TWO].frames(ONE, 2)) == [(10, 5, 6), (11, 5, 7)]
+    lists[ONE].sender.set(11, 7, replica(ONE))
+    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 3), 3)
+    assert denials(lists[TWO].frames(ONE, 4)) == [(10, 5, 6)]
+    receiver.forget_groups(lambda group: group == 10)
+    assert denials(lists[TWO].frames(ONE, 5)) == []
+    receiver.forget_groups(lambda group: True)
+    receiver.entered(10, 1)
+    assert receiver.leader(11) is None
+
+
+def test_claims_of_a_list_that_is_not_confirmed_are_not_denied() -> None:
+    """A server that comes back says anew what it leads; what it led before says nothing."""
+    lists = linked(ONE, TWO)
+    lists[ONE].sender.set(10, 5, replica(ONE))
+    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 1), 1)
+    lists[TWO].receiver.entered(10, 6)
+    for server, other in ((ONE, TWO), (TWO, ONE)):
+        lists[server].disconnected(other)
+        lists[server].connected(other)
+    assert denials(lists[TWO].frames(ONE, 2)) == []
+    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 3), 3)
+    assert denials(lists[TWO].frames(ONE, 4)) == [(10, 5, 6)]
+
+
+@pytest.mark.parametrize("more", [0, 1, DENIALS_MAX])
+def test_denials_of_one_heartbeat_are_bounded_and_all_have_their_turn(more: int) -> None:
+    lists = linked(ONE, TWO)
+    count = DENIALS_MAX + more
+    for group in range(count):
+        lists[ONE].sender.set(group, 5, replica(ONE))
+    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 1), 1)
+    for group in range(count):
+        lists[TWO].receiver.entered(group, 6)
+    first = denials(lists[TWO].frames(ONE, 2))
+    assert len(first) == DENIALS_MAX
+    second = denials(lists[TWO].frames(ONE, 3))
+    assert {group for group, _, _ in first + second} == set(range(count))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        bytes(23),
+        pack("<QQQ", 1, 5, 5),
+        pack("<QQQ", 1, 5, 4),
+        pack("<QQQ", 1, 5, TERM_MAX + 1),
+        pack("<QQQ", 1, 5, 6) * (DENIALS_MAX + 1),
+    ],
+    ids=["none", "cut", "no newer", "older", "beyond all terms", "too many"],
+)
+def test_denials_that_make_no_sense_are_malformed(payload: bytes) -> None:
+    with pytest.raises(MalformedFrame):
+        decode_denials(memoryview(payload))
 
 
 def test_in_sync_replicas_travel_with_the_list_and_change_no_leader() -> None:

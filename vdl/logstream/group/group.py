@@ -196,6 +196,7 @@ class Group:
         "snapshot_cache",
         "store",
         "term_known",
+        "term_listed",
         "to_finish",
         "trim_refused",
         "wanted_revision",
@@ -313,7 +314,8 @@ class Group:
         self.leader_known: NodeId = NodeId(0)
         self.lost_leader = _NO_LOSS
         """When the leader's server was last lost (monotonic ns), and that server."""
-        self.term_known = self.node.term
+        self.term_known = self.term_listed = self.node.term
+        """`term_listed`: the last of them that was held against what other servers claim."""
 
     # --- members ---------------------------------------------------------------------------
     @property

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ids import NO_INDEX, NodeId
+from ids import NO_INDEX, NodeId, ServerId
 from raft.messages import MsgHeartbeat
 from raft.types import NONE
+from rpc.denials import decode_denials
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.options import TICK_NS
@@ -98,9 +99,30 @@ class LeaderProofs:
         for group in self._state.in_sync.look(now_ns, share=share, is_heard=self.is_heard):
             self._liveness.in_sync_changed(group)
 
+    def denied(self, payload: memoryview) -> None:
+        """A DENIALS frame: a peer knows of newer terms than those that this server leads in, and
+        their leaders give up. Raises MalformedFrame."""
+        tick = self._state.loop_time.tick()
+        for group_id, claimed, newer in decode_denials(payload):
+            group = self._state.groups.get(group_id)
+            if group is not None and group.node.is_leader and group.node.term == claimed:
+                group.catch_up(tick)
+                group.node.newer_term(newer)
+                self._state.outbox.mark_dirty(group)
+
+    def answer_claims(self, server: ServerId) -> None:
+        """Deny what a server of an older version claims: each leader of an older term is answered
+        as if it had sent a heartbeat to the replica here."""
+        for denial in self._liveness.outdated(server):
+            group = self._state.groups.get(denial.group)
+            if group is not None and group.node.term > denial.claimed:
+                node = group.node
+                node.step(MsgHeartbeat(node.id, denial.replica, denial.claimed, NO_INDEX))
+                self._state.outbox.mark_dirty(group)
+
     def report_leader(self, group: Group) -> bool:
-        """Report to a node that does not lead what the lists prove about its leader; whether it may
-        be more than that the leader it follows is alive."""
+        """Report to a node what the lists prove about its leader, or who leads in its place;
+        whether it may be more than that the leader it follows is alive."""
         heard = self._liveness.leader_heard(group.group_id)
         if heard is None:
             return False
@@ -113,10 +135,6 @@ class LeaderProofs:
             )
             return False
         is_news = node.term != term or node.lead != leader
-        if term >= node.term:
-            node.leader_heard(ago_ns // TICK_NS, lead=leader, term=term)
-        else:
-            # A leader of an older term, that the others still follow. Lists do not tell it of the
-            # newer term; the answer to an old heartbeat does, and then it makes room.
-            node.step(MsgHeartbeat(to=node.id, from_=leader, term=term, commit=NO_INDEX))
+        # The leader of an older term is denied at the next heartbeat.
+        node.leader_heard(ago_ns // TICK_NS, lead=leader, term=term)
         return is_news

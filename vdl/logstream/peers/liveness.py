@@ -14,6 +14,8 @@ Must not know: timers, sockets.
 from __future__ import annotations
 
 from ids import NO_LEADER, GroupId, NodeId, ServerId, Term
+from rpc.denials import Denial
+from rpc.hello import VERSION_OF_DENIALS
 from rpc.leaders import LeaderChange, LeaderConflict, LeaderLists, OutFrame
 from rpc.peer import FrameType
 from vdl.logstream.group.group import Group
@@ -70,6 +72,10 @@ class Liveness:
         self._lists.sender.drop(group_id)
         return True
 
+    def entered(self, group_id: GroupId, term: Term) -> None:
+        """The replica here is in this term: whoever leads an older one is deposed, or will be."""
+        self._lists.receiver.entered(group_id, term)
+
     def forget(self, group_id: GroupId) -> None:
         """The group was deleted."""
         self.resign(group_id)
@@ -95,7 +101,17 @@ class Liveness:
     def beat(self, server_id: ServerId) -> list[OutFrame]:
         """What to send at a heartbeat."""
         clock = self._state.clock
-        return self._lists.frames(server_id, clock.now_ns(), wall_ms=clock.wall_ms())
+        return self._lists.frames(
+            server_id,
+            clock.now_ns(),
+            wall_ms=clock.wall_ms(),
+            denies=self._state.alive[server_id].version >= VERSION_OF_DENIALS,
+        )
+
+    def outdated(self, server_id: ServerId) -> list[Denial]:
+        """What a server claims that takes no denials, and is older than what is known here."""
+        takes_denials = self._state.alive[server_id].version >= VERSION_OF_DENIALS
+        return [] if takes_denials else self._lists.receiver.denials(server_id)
 
     def received(
         self, server_id: ServerId, frame_type: FrameType, payload: memoryview
