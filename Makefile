@@ -9,7 +9,7 @@
 #   make gen            regenerate the Kafka codec and the gRPC modules
 #   make sim SEEDS=100 FIRST=1 [MINUTES=8]
 #   make chaos          real servers and disks, mistreated at length; CUTS=200, FLIPS=300, SYNCS=20,
-#                       FAILOVERS=10, CHURN=300, LISTS=600 one kind only
+#                       FAILOVERS=10, BRIDGES=10, CHURN=300, LISTS=600 one kind only
 #   make eos            exactly once at length: Kafka Streams, Connect and Flink over kills, lists of
 #                       transactions under faults; ONLY=streams, connect, flink or lists
 #   make examples       properties, tried with examples that no run has had before; TIMES=10
@@ -143,13 +143,13 @@ conformance: $(DEV)
 sim: $(DEV)
 	@exec $(BIN)/vdl sim --seeds $(SEEDS) --first $(FIRST) --minutes $(MINUTES)
 
-# CUTS, FLIPS, SYNCS, FAILOVERS, CHURN and LISTS choose a test each and say how much of it; without any
+# CUTS, FLIPS, SYNCS, FAILOVERS, BRIDGES, CHURN and LISTS choose a test each and say how much of it; without any
 # of them everything runs in its full form, more than an hour. SEED draws the same again.
 CHAOS_TESTS := $(if $(CUTS),tests/chaos/test_power_cut.py) \
   $(if $(FLIPS),tests/chaos/test_bit_flips.py) $(if $(SYNCS),tests/chaos/test_failed_sync.py) \
   $(if $(FAILOVERS),tests/chaos/test_failover.py) $(if $(CHURN),tests/chaos/test_consumer_churn.py) \
-  $(if $(LISTS),tests/chaos/test_list_append.py)
-CHAOS_FULL := CUTS=200 FLIPS=300 SYNCS=20 FAILOVERS=10 CHURN=300 LISTS=600 TRANSACTIONS=100000
+  $(if $(BRIDGES),tests/chaos/test_bridge.py) $(if $(LISTS),tests/chaos/test_list_append.py)
+CHAOS_FULL := CUTS=200 FLIPS=300 SYNCS=20 FAILOVERS=10 BRIDGES=10 CHURN=300 LISTS=600 TRANSACTIONS=100000
 
 chaos: $(DEV)
 	@exec env $(if $(strip $(CHAOS_TESTS)),,$(CHAOS_FULL)) $(BIN)/python -m pytest -q -s \

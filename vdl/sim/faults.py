@@ -24,6 +24,7 @@ from ids import Index, LogId, indexes
 from segments.io import failpoint
 from vdl.clock import MS
 from vdl.logstream.state import CATALOG_GROUP
+from vdl.sim.bridge import Bridge
 from vdl.sim.clock import VirtualTime
 from vdl.sim.damage import spoil_header
 from vdl.sim.frame_faults import FrameWeather
@@ -740,6 +741,7 @@ FAULTS = (
     Row(BadPage, lambda o: o.bad_pages, 1, waits=True),
     Row(BadBlock, lambda o: o.bad_blocks, 4_000, waits=True),
     Row(LoneLeader, lambda o: o.lone_leaders, 6_000),
+    Row(Bridge, lambda o: o.bridges, 6_000),
 )
 
 

@@ -7,6 +7,7 @@
   bytes that became durable, whoever wrote them and why. Of a topic with `min.insync.replicas` it is
   that many disks, too, for clients that asked for it.
 * What servers tell of in-sync replicas is so, and at the end all are (`in_sync_watch`).
+* A leader that was deposed does not serve for long (`stale_watch`).
 * At the end all replicas of a group hold equal entries and equal state.
 * Where producers expire, no live one is forgotten, and in the end none is remembered.
 * What a server holds in memory because no segment has it yet stays within its bound, whatever its
@@ -34,6 +35,7 @@ from vdl.sim.in_sync_watch import InSyncWatch
 from vdl.sim.machine import Life, Machine
 from vdl.sim.raft_watch import RaftWatch
 from vdl.sim.recorder import values_in
+from vdl.sim.stale_watch import StaleWatch
 from vdl.sim.subscription import TopicPartition
 
 COMMANDS_BYTES = 16 << 10
@@ -65,6 +67,7 @@ class Watch:
         self.raft = RaftWatch(machines, self.violate)
         self.audited = 0
         self._in_sync = InSyncWatch(machines, self.raft, self.violate)
+        self.stale = StaleWatch(machines, self.raft, self.violate)
         self.held_most: dict[str, int] = {}
         """The most that any server held for its clients, by what."""
         self.sent_bytes_max = 0

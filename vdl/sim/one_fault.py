@@ -26,6 +26,9 @@ Slow disk, narrow link: it leads on, and nobody else comes to lead.
 A server that comes back gets its groups back, some each second (`transfers`); a hand-over that
 fails is tried again after two. Then nothing may move any more.
 
+A bridge is no kind of these: who is heard is led all the time, by one side or the other, and how
+long a deposed leader may serve is watched in all worlds (`stale_watch`).
+
 Must not know: what else has happened in this world.
 """
 
@@ -33,10 +36,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from random import Random
 from typing import TYPE_CHECKING
 
 from vdl.clock import MS
 from vdl.logstream.options import TICK_NS, HostOptions
+from vdl.sim.bridge import Bridge
 
 if TYPE_CHECKING:
     from vdl.sim.machine import Machine
@@ -60,6 +65,9 @@ NARROW_BYTES = 256 << 10
 QUIET_NS = 3 * S
 LOOKED_NS = 50 * MS
 """How often a world looks."""
+BRIDGED_NS = 4 * S
+"""How long a bridge lasts once all but it is over: longer than a deposed leader may serve."""
+BRIDGE_LED_NS = 12 * S
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +199,27 @@ def _judge_quiet(world: World, kind: str, groups: int, election: int) -> None:
     limit_ns = QUIET_NS + 10 * S + 3 * groups * (S + election)
     if not world.wait(limit_ns, is_quiet):
         watch.violate("not-quiet", f"leaders still change {limit_ns // MS} ms after a {kind}")
+
+
+def judge_bridge(world: World, rng: Random) -> None:
+    """Have one, in a world in which nothing else is wrong, that deposes who leads most. How long it
+    serves on is watched (`stale_watch`); a majority hears each other all the time, and must be led
+    before the bridge is gone."""
+    watch = world.watch
+
+    def is_at_rest() -> bool:
+        return not watch.away_from_home() and not watch.leaderless(world.machines)
+
+    if not world.wait(60 * S, is_at_rest):
+        return  # a disk is too slow for it; who leads is judged elsewhere
+    bridge = Bridge(near=max(world.machines, key=watch.led).name)
+    if not bridge.begin(world, rng):
+        return
+    world.run_for(bridge.over_ns + BRIDGED_NS)
+    elections_ns = 3 * election_ns(world.options, len(watch.terms(world.machines)))
+    for when in ("while a bridge lasts", "after a bridge"):
+        if not world.wait(
+            BRIDGE_LED_NS + elections_ns, lambda: not watch.leaderless(world.machines)
+        ):
+            watch.violate("no-leader", f"{watch.leaderless(world.machines)}, {when}")
+        bridge.end(world)

@@ -33,6 +33,12 @@ KINDS = ("kill", "pause", "cut", "mute", "deaf", "slow disk", "narrow link")
 FILLS = 0.4
 """Chance that the disks of a majority fill then."""
 
+BRIDGING = 0.25
+"""Chance that servers may hear others that do not hear each other."""
+BRIDGES = (0.1, 0.4)
+BRIDGED = 0.6
+"""In so many of these worlds also by itself, when all is well again."""
+
 SLOWLY_FED = 0.3
 """Chance that followers far behind are fed slowly."""
 CATCH_UP_KIB = (16, 512)
@@ -173,6 +179,9 @@ class Options:
     lone_leaders: float = 0.0
     """A leader is heard by clients only, and what it appends then is older than what the others
     go on with. When they have a leader, that one dies."""
+    bridges: float = 0.0
+    """Servers on two sides do not hear each other; one in the middle hears all, and then one side
+    not for a while (`bridge.py`)."""
     held_snapshots: bool = False
     """Snapshots arrive just when a checkpoint's notes are on their way to the journal."""
     majority_first: bool = False
@@ -234,6 +243,9 @@ class Options:
     one_fault: str = ""
     """Not empty: once all is healed and settled, this kind of fault happens to the server that
     leads most. What it may cost then is known: see `one_fault`."""
+    bridged: bool = False
+    """Later, there is a bridge, and nothing else is wrong: a leader is deposed by whom it does not
+    hear (`bridge.py`)."""
     fills_disks: bool = False
     """After that the disks of all servers but one leader's fill (`filled_disks.py`)."""
     catch_up_kib: int = 0
@@ -430,6 +442,10 @@ def draw(rng: Random) -> Options:
         world = replace(world, fills_disks=True)
     if rng.random() < ANSWERED_LATE and world.transactional_producers and world.servers > 2:
         world = _answered_late(world, rng)
+    if world.servers > 2 and rng.random() < BRIDGING:
+        world = replace(
+            world, bridges=round(rng.uniform(*BRIDGES), 3), bridged=rng.random() < BRIDGED
+        )
     return world
 
 

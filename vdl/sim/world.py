@@ -69,11 +69,12 @@ from vdl.sim.machine import (
 )
 from vdl.sim.mover import Mover
 from vdl.sim.network import Network, SimDialer, Weather
-from vdl.sim.one_fault import judge_one_fault
+from vdl.sim.one_fault import judge_bridge, judge_one_fault
 from vdl.sim.options import Options
 from vdl.sim.producer import ProducerOptions
 from vdl.sim.recorder import Recorder, value_of
 from vdl.sim.share import SHARE_GROUP, ShareLoad
+from vdl.sim.stale_watch import STALE_LOOK_NS
 from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartition
 from vdl.sim.trace import Trace
 from vdl.sim.transactional import TransactionalTopic
@@ -190,7 +191,7 @@ class World:
             name: Random(root.getrandbits(64))
             for name in (
                 "net", "disk", "server", "client", "nemesis", "start", "ageing", "late", "keyed",
-                "transactional", "intruder", "answers",
+                "transactional", "intruder", "answers", "bridge",
             )
         }  # fmt: skip
         weather = Weather(
@@ -537,6 +538,7 @@ class World:
             return False
         self._elections_at_birth = self.watch.elections
         self._watch_in_sync()
+        self._watch_stale()
         self.note("born")
         return True
 
@@ -555,6 +557,11 @@ class World:
         """Hold what servers tell of in-sync replicas against the disks, again and again."""
         self.watch.look_at_in_sync(self.time.now_ns)
         self.time.after(IN_SYNC_LOOK_NS, self._watch_in_sync)
+
+    def _watch_stale(self) -> None:
+        """Look how long deposed leaders serve, again and again."""
+        self.watch.stale.look(self.time.now_ns)
+        self.time.after(STALE_LOOK_NS, self._watch_stale)
 
     def _safety(self) -> None:
         """Clients work while things go wrong."""
@@ -817,6 +824,10 @@ class World:
             return self._slow_failover() and self._settles()
         if self.options.one_fault and len(self.machines) > 1:
             judge_one_fault(self)
+            if not self._settles():
+                return False
+        if self.options.bridged:
+            judge_bridge(self, self._rng["bridge"])
             if not self._settles():
                 return False
         if self.options.fills_disks and len(self.machines) > 2:

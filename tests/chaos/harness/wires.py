@@ -82,6 +82,10 @@ class Wires:
         """This server hears nothing of the others; they hear it."""
         self._change({(other, server_id) for other in self._ids if other != server_id})
 
+    def cut(self, *ways: tuple[int, int]) -> None:
+        """These ways and no others: nothing of the first server reaches the second."""
+        self._change(set(ways))
+
     def heal(self) -> None:
         """What was kept arrives."""
         self._change(set())

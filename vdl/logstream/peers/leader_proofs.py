@@ -25,7 +25,8 @@ from vdl.logstream.state import HostState
 
 LATE_TIMEOUTS = 5
 """Election timeouts for which a list's acknowledgement speaks for a peer that is heard of
-otherwise. It passes through two turns of each server; both may be overloaded."""
+otherwise. It passes through two turns of each server; both may be overloaded. It keeps no deposed
+leader in office: who follows a newer term denies its claim with the next bytes that come."""
 
 
 class LeaderProofs:
