@@ -512,7 +512,7 @@ class Host:
         elif frame_type is FrameType.HEARTBEAT or frame_type is FrameType.LEADERS:
             self._leader_frame(server_id, frame_type, payload)
         elif frame_type is FrameType.DENIALS:
-            self._proofs.denied(payload)
+            self._proofs.denied(server_id, payload)
         elif frame_type is FrameType.PROPOSE:
             self._forwarding.proposal_received(server_id, payload)
         elif frame_type is FrameType.PROPOSED:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from raft.node import TERM_LEAP_MAX
+from rpc.denials import Denial, encode_denials
 from rpc.hello import PROTOCOL_VERSION, VERSION_OF_DENIALS
 from rpc.leaders import LeaderLists
 from rpc.peer import FrameType
@@ -186,6 +188,27 @@ def test_leader_gives_up_when_a_list_names_its_successor(cluster: Any) -> None:
             leader.frame(3, frame_type, memoryview(bytearray(b"".join(buffers))))
     assert not leads(cluster, 1, group_id)
     assert leader.groups[group_id].node.term == term
+
+
+def test_denial_is_heard_from_members_about_the_present_term(cluster: Any) -> None:
+    """As a Raft message of a newer term is: a replica that was removed may be in any."""
+    group_id = cluster.create_topic()
+    cluster.run(1_000)
+    leader = cluster.nodes[1].host
+    term = leader.groups[group_id].node.term
+
+    def deny(server: int, claimed: int, newer: int) -> bool:
+        payload = encode_denials([Denial(group_id, claimed, newer, 0), Denial(99, 1, 2, 0)])
+        leader.frame(server, FrameType.DENIALS, memoryview(bytearray(payload)))
+        return not leads(cluster, 1, group_id)
+
+    assert not deny(4, term, term + 1)
+    assert not deny(2, term - 1, term + 1)
+    assert not deny(2, term, term + TERM_LEAP_MAX + 1)
+    assert deny(2, term, term + 1)
+    assert leader.groups[group_id].node.term == term + 1
+    cluster.run(5_000)
+    assert cluster.leader(group_id).term > term + 1
 
 
 @pytest.mark.parametrize("version", [VERSION_OF_DENIALS - 1, PROTOCOL_VERSION])

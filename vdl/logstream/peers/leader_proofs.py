@@ -100,13 +100,16 @@ class LeaderProofs:
         for group in self._state.in_sync.look(now_ns, share=share, is_heard=self.is_heard):
             self._liveness.in_sync_changed(group)
 
-    def denied(self, payload: memoryview) -> None:
+    def denied(self, server: ServerId, payload: memoryview) -> None:
         """A DENIALS frame: a peer knows of newer terms than those that this server leads in, and
-        their leaders give up. Raises MalformedFrame."""
+        their leaders give up. Not at the word of a server that has no member: a replica that was
+        removed may have got to a term of its own. Raises MalformedFrame."""
         tick = self._state.loop_time.tick()
         for group_id, claimed, newer in decode_denials(payload):
             group = self._state.groups.get(group_id)
-            if group is not None and group.node.is_leader and group.node.term == claimed:
+            if group is None or not group.node.is_leader or group.node.term != claimed:
+                continue
+            if any(server_of(member) == server for member in group.node.raft.progress):
                 group.catch_up(tick)
                 group.node.newer_term(newer)
                 self._state.outbox.mark_dirty(group)
