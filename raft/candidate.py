@@ -101,6 +101,31 @@ def campaign_soon(raft: Raft, ticks: int) -> None:
     raft.campaign_due = ticks
 
 
+def allow_leading(raft: Raft) -> None:
+    """The host lets this replica lead. If its election timeout has run out meanwhile, it begins
+    anew somewhere within: replicas that are allowed together would split their votes."""
+    if raft.may_lead:
+        return
+    raft.may_lead = True
+    timeout = raft.randomized_election_timeout
+    if raft.state is FOLLOWER and raft.election_elapsed >= timeout:
+        # A leader that was not heard for so long must not become one that was heard just now: it
+        # would keep this replica from voting for another one (§6).
+        raft.lead = NONE
+        raft.election_elapsed = raft.rng.randrange(timeout)
+
+
+def forbid_leading(raft: Raft) -> None:
+    """The host does not let this replica lead: no campaign begins, none that is under way is
+    won, by a late vote neither."""
+    raft.may_lead = False
+    raft.campaign_due = 0
+    if raft.state is not LEADER:
+        raft.ballots = None
+    if raft.state in (PRE_CANDIDATE, CANDIDATE):
+        become_follower(raft, raft.term, NONE)
+
+
 def vote_is_durable(raft: Raft) -> None:
     """The vote of this term is on the disk: whoever asked for it has all of the election timeout
     from now on, and as long as disks like this one need."""

@@ -254,6 +254,15 @@ class RawNode:
         if self.raft.state is not LEADER:
             candidate.campaign_soon(self.raft, ticks)
 
+    def allow_leading(self, *, allowed: bool) -> None:
+        """Let this replica lead, or not. One that is not allowed follows, votes and acknowledges as
+        any other; it does not campaign, also when leadership is handed to it, and a campaign that
+        is under way ends. One that leads goes on: its host hands leadership over."""
+        if allowed:
+            candidate.allow_leading(self.raft)
+        else:
+            candidate.forbid_leading(self.raft)
+
     def set_election_timeout(self, ticks: int) -> None:
         """Replace the drawn election timeout. Use: scripted elections in tests and tools."""
         self.raft.randomized_election_timeout = ticks
@@ -393,8 +402,11 @@ class RawNode:
         if raft.state is LEADER:
             return leader.ticks_until_due(raft, NEVER_DUE)
         log = raft.log
-        if not raft.is_voter or log.snapshot is not None or log.last_index < log.lacks_to:
-            return NEVER_DUE  # not promotable; spelled out, as this is asked so often
+        # Not promotable; spelled out, as this is asked so often.
+        if not (raft.is_voter and raft.may_lead) or log.last_index < log.lacks_to:
+            return NEVER_DUE
+        if log.snapshot is not None:
+            return NEVER_DUE
         due = max(raft.randomized_election_timeout - raft.election_elapsed, 1)
         return min(due, raft.campaign_due) if raft.campaign_due else due
 

@@ -72,6 +72,7 @@ class Raft:
         "max_inflight_msgs",
         "max_size_per_msg",
         "max_uncommitted_bytes",
+        "may_lead",
         "membership",
         "membership_index",
         "msgs",
@@ -105,8 +106,7 @@ class Raft:
         self.rng: Random = config.rng
         self.election_ticks = config.election_ticks
         self.heartbeat_ticks = config.heartbeat_ticks
-        self.pre_vote = config.pre_vote
-        self.check_quorum = config.check_quorum
+        self.pre_vote, self.check_quorum = config.pre_vote, config.check_quorum
         self.async_storage_writes = config.async_storage_writes
         self.read_only_option: ReadOnlyOption = config.read_only_option
         self.disable_proposal_forwarding = config.disable_proposal_forwarding
@@ -118,8 +118,7 @@ class Raft:
         self.max_inflight_bytes = config.max_inflight_bytes
         self.quiet_heartbeats = config.quiet_heartbeats
         self.is_linked, self.heard_ago = config.is_linked, config.heard_ago
-        self.batch_appends = config.batch_appends
-        self.commit_apart = config.commit_apart
+        self.batch_appends, self.commit_apart = config.batch_appends, config.commit_apart
         self.durable_campaign = config.durable_campaign
 
         hard_state, conf_state = config.storage.initial_state()
@@ -146,6 +145,9 @@ class Raft:
         """Ticks, in [election_ticks, 2 * election_ticks) (§5.2)."""
         self.campaign_due = 0
         """Ticks until a campaign the host asked for; 0: none asked for."""
+        self.may_lead = True
+        """Whether the host lets this replica lead. Else it follows and votes as any other, and
+        does not campaign."""
         self._no_vote_pending()
 
         self.msgs: list[Message] = []
@@ -198,8 +200,10 @@ class Raft:
 
     @property
     def is_promotable(self) -> bool:
-        """Whether it may campaign: a voter whose log is in one piece."""
-        return self.is_voter and self.log.snapshot is None and not self.log.lacks_committed
+        """Whether it may campaign: a voter whose log is in one piece, and whose host lets it."""
+        if not (self.may_lead and self.is_voter):
+            return False
+        return self.log.snapshot is None and not self.log.lacks_committed
 
     @property
     def has_leader_lease(self) -> bool:

@@ -302,6 +302,102 @@ def test_leader_has_nothing_to_campaign_for() -> None:
     assert leader.term == 1
 
 
+# --- allow_leading -----------------------------------------------------------------------------
+
+
+def test_replica_that_may_not_lead_does_not_campaign_and_votes() -> None:
+    """Its host serves no clients: others lead, with its vote."""
+    network = Network(**QUIET)
+    network.elect(1)
+    node = network.node(2)
+    node.allow_leading(allowed=False)
+    assert node.ticks_until_due() == NEVER_DUE
+    node.campaign_soon(1)
+    node.campaign()
+    network.tick(2, 5 * ELECTION_TICKS)
+    assert network.node(2).state is StateType.FOLLOWER
+    network.isolate(1)
+    network.tick(3, 3 * ELECTION_TICKS)
+    network.settle()
+    assert network.node(3).is_leader
+
+
+def test_replica_that_may_not_lead_is_handed_leadership_in_vain() -> None:
+    """Thesis §3.10: a leader may not know yet. It takes proposals again after a timeout."""
+    network = Network(**QUIET)
+    leader = network.elect(1)
+    network.node(2).allow_leading(allowed=False)
+    leader.transfer_leader(2)
+    network.settle()
+    assert network.node(2).state is StateType.FOLLOWER
+    assert network.node(1).is_leader
+    network.tick(1, ELECTION_TICKS)
+    assert network.node(1).transferring == 0
+
+
+@pytest.mark.parametrize("pre_vote", [True, False])
+def test_candidate_that_may_not_lead_any_more_is_elected_by_no_vote(pre_vote: bool) -> None:
+    """Votes on their way to it come too late."""
+    network = Network(pre_vote=pre_vote, durable_campaign=True, async_storage_writes=True)
+    node = network.node(1)
+    node.campaign()
+    assert node.state is (StateType.PRE_CANDIDATE if pre_vote else StateType.CANDIDATE)
+    node.allow_leading(allowed=False)
+    network.settle()
+    assert network.node(1).state is StateType.FOLLOWER
+    network.node(2).campaign()
+    network.settle()
+    assert network.node(2).is_leader
+
+
+def test_leader_that_may_not_lead_goes_on_until_it_hands_over() -> None:
+    """To give up at once would be an outage."""
+    network = Network()
+    leader = network.elect(1)
+    leader.allow_leading(allowed=False)
+    assert network.propose(b"x") is not None
+    network.settle()
+    assert network.node(1).is_leader
+    leader.transfer_leader(2)
+    network.settle()
+    assert network.node(2).is_leader
+    network.tick(1, 5 * ELECTION_TICKS)
+    assert network.node(1).state is StateType.FOLLOWER
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_replica_that_may_lead_again_waits_for_part_of_a_timeout(seed: int) -> None:
+    """Several may be allowed at one time. And a leader that was silent for so long gets no lease
+    for it (§6): this replica votes."""
+    network = Network(seed=seed, **QUIET)
+    network.elect(1)
+    node = network.node(2)
+    node.allow_leading(allowed=False)
+    network.tick(2, 5 * ELECTION_TICKS)
+    node.allow_leading(allowed=True)
+    assert node.lead == 0
+    assert 1 <= node.ticks_until_due() <= 2 * ELECTION_TICKS
+    network.isolate(1)
+    network.node(3).set_election_timeout(2 * ELECTION_TICKS)
+    network.tick(3, ELECTION_TICKS)
+    network.tick(2, node.ticks_until_due())
+    network.settle()
+    assert network.node(2).is_leader
+
+
+def test_replica_that_may_lead_again_goes_on_with_a_timeout_that_has_not_run_out() -> None:
+    network = Network(**QUIET)
+    network.elect(1)
+    node = network.node(2)
+    node.set_election_timeout(15)
+    network.tick(2, 4)
+    node.allow_leading(allowed=False)
+    network.tick(2, 4)
+    node.allow_leading(allowed=True)
+    assert node.lead == 1
+    assert node.ticks_until_due() == 7
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_tick_does_nothing_before_ticks_until_due_and_something_then(seed: int) -> None:
     """A timer wheel may call a group only when something is due."""
