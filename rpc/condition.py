@@ -3,7 +3,7 @@
 Sent when a link comes up and at each change.
 
     bit 0   the disk is full: it takes no new entries
-    bit 1   the server is about to stop
+    bit 1   the server serves no clients: it starts, or stops
     bit 2   the disk takes entries into the journal but not into segments: they pile up in memory
 
 A server with any of them should not be made leader. Other bits are for later versions and ignored.
@@ -26,7 +26,7 @@ from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
 _DISK_FULL = 1
-_STOPPING = 2
+_UNAVAILABLE = 2
 _STALLED = 4
 _INCOMPLETE = struct.Struct("<I")
 _GROUP_BYTES = 8
@@ -39,7 +39,8 @@ class Condition:
     """What can be the matter with a server."""
 
     disk_full: bool = False
-    stopping: bool = False
+    unavailable: bool = False
+    """It serves no clients: it starts or stops."""
     stalled: bool = False
     incomplete: tuple[GroupId, ...] = ()
     """Groups whose replicas cannot lead: their state waits for a damaged entry."""
@@ -49,12 +50,12 @@ class Condition:
     @property
     def may_lead(self) -> bool:
         """Whether the server should be made leader of any group."""
-        return not (self.disk_full or self.stopping or self.stalled)
+        return not (self.disk_full or self.unavailable or self.stalled)
 
 
 def encode_condition(condition: Condition) -> list[Buffer]:
     """The payload of a CONDITION frame."""
-    flags = condition.disk_full * _DISK_FULL | condition.stopping * _STOPPING
+    flags = condition.disk_full * _DISK_FULL | condition.unavailable * _UNAVAILABLE
     flags |= condition.stalled * _STALLED
     groups = (condition.incomplete + condition.damaged)[:GROUPS_MAX]
     if not groups:
@@ -80,7 +81,7 @@ def decode_condition(payload: memoryview) -> Condition:
         groups = struct.unpack_from(f"<{count}Q", payload, 1 + _INCOMPLETE.size)
     return Condition(
         disk_full=bool(flags & _DISK_FULL),
-        stopping=bool(flags & _STOPPING),
+        unavailable=bool(flags & _UNAVAILABLE),
         stalled=bool(flags & _STALLED),
         incomplete=groups[:incomplete],
         damaged=groups[incomplete:],

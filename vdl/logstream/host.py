@@ -152,6 +152,25 @@ class Host:
         self.periodic.start()
         self._replicas.open_system()
 
+    def begin_serving(self) -> None:
+        """Clients are let in: from now on replicas here may lead their groups, not the catalog
+        alone."""
+        self._status.serving()
+        self._judge_leading()
+
+    def _judge_leading(self) -> None:
+        """This server serves clients since just now, or does not any more: its replicas may lead,
+        or not."""
+        tick = self.loop_time.tick()
+        for group in list(self._groups.values()):
+            group.catch_up(tick)
+            if not group.node.is_leader:
+                # Ticks that passed unseen say nothing of a leader that lives.
+                self._proofs.report_leader(group)
+            group.node.allow_leading(allowed=self._status.may_lead_group(group.group_id))
+            self._outbox.mark_dirty(group)
+            self._campaign_if_preferred(group)
+
     @property
     def is_known(self) -> bool:
         """Whether the cluster, as far as it is applied here, knows this server by its present data
@@ -165,7 +184,9 @@ class Host:
 
     def transfer_leaderships(self) -> int:
         """Hand out every leadership that somebody can take; how many of those are left."""
-        self.periodic.stopping()
+        if not self.periodic.is_stopping:
+            self.periodic.stopping()
+            self._judge_leading()
         return self._transfers.hand_over_all()
 
     def close(self) -> None:
@@ -664,6 +685,7 @@ class Host:
         """Let it take part, beginning with what its peers have already said."""
         self._groups[group.group_id] = group
         self.liveness.entered(group.group_id, group.term_listed)
+        group.node.allow_leading(allowed=self._status.may_lead_group(group.group_id))
         self._place(group)
         self._proofs.report_leader(group)
         self._inbox.begin(group, self.loop_time.tick())
@@ -672,8 +694,9 @@ class Host:
 
     def _campaign_if_preferred(self, group: Group) -> None:
         """The first replica of a placement leads when it can reach a majority and nobody leads."""
-        may_lead = group.preferred and self._status.may_lead
-        if may_lead and group.is_leaderless({self.server_id, *self._alive}):
+        may_seek = self._status.may_seek and self._status.may_lead_group(group.group_id)
+        is_first = group.preferred and may_seek
+        if is_first and group.is_leaderless({self.server_id, *self._alive}):
             group.node.campaign_soon(1)
             self.timers.ask_to_campaign(group)
 

@@ -85,7 +85,8 @@ class Periodic:
         self._noted_moves = 0
         self._members_due_ns = 0
         self._watched: dict[GroupId, Group] = {}
-        self._stopping = False
+        self.is_stopping = False
+        """The server hands its leaderships over."""
 
     def watch(self, groups: Mapping[GroupId, Group]) -> None:
         """Something may wait in these groups: they had a turn. By id."""
@@ -100,7 +101,7 @@ class Periodic:
 
     def stopping(self) -> None:
         """The server hands its leaderships over: only deadlines are still kept."""
-        self._stopping = True
+        self.is_stopping = True
         self.trimming.stopping()
         self.compaction.stopping()
         self._status.stopping()
@@ -148,7 +149,7 @@ class Periodic:
 
     def _each_second(self) -> None:
         state = self._state
-        if state.outbox.is_closed or self._stopping:
+        if state.outbox.is_closed or self.is_stopping:
             return
         self.watch(state.groups)
         state.clock.call_later(SECOND_NS, self._each_second)

@@ -437,6 +437,8 @@ class Server:
             self._log.info("serving", server=self.config.server_id)
             self._add_first_users()
             self.on_serving()
+            # Behind the listeners: who leads can be reached.
+            self.host.begin_serving()
 
     def _add_first_users(self) -> None:
         """Until there are some: perhaps by another server."""

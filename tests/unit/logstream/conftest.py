@@ -166,6 +166,8 @@ class Node:
         cluster.network.listen(self.id, ("node", self.id), self.links.accepted)
         self.front = ChosenFront()
         self.host.start(self.front)
+        if self.id not in cluster.closed:
+            self.host.begin_serving()
         for other in cluster.servers:
             if other != self.id:
                 self.links.set_peer(other, ("node", other))
@@ -218,6 +220,8 @@ class Cluster:
 
     def __init__(self, servers: tuple[int, ...] = SERVERS, **options: int) -> None:
         self.servers = servers
+        self.closed: set[int] = set()
+        """Servers that serve no clients after their next start."""
         self.time = VirtualTime()
         self.time.now_ns = 10**12
         world = NodeClock(self.time)

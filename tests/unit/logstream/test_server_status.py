@@ -40,7 +40,7 @@ def test_servers_of_older_versions_are_told_the_flags_alone() -> None:
     status.note_damage([7], [8])
     status.stopping()
     assert wire.sent[3] == wire.sent[4] == b"\x02"
-    told = Condition(stopping=True, incomplete=(7,), damaged=(8,))
+    told = Condition(unavailable=True, incomplete=(7,), damaged=(8,))
     assert decode_condition(memoryview(wire.sent[5])) == told
     wire.sent.clear()
     status.link_up(3)

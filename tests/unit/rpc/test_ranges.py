@@ -96,11 +96,11 @@ def test_entries_cut_are_malformed(version: int) -> None:
 
 
 @pytest.mark.parametrize("full", [True, False])
-@pytest.mark.parametrize("stopping", [True, False])
+@pytest.mark.parametrize("unavailable", [True, False])
 @pytest.mark.parametrize("stalled", [True, False])
-def test_condition_comes_back(full: bool, stopping: bool, stalled: bool) -> None:
+def test_condition_comes_back(full: bool, unavailable: bool, stalled: bool) -> None:
     """Flags of later versions are not looked at."""
-    condition = Condition(disk_full=full, stopping=stopping, stalled=stalled)
+    condition = Condition(disk_full=full, unavailable=unavailable, stalled=stalled)
     frame = joined(encode_condition(condition))
     assert decode_condition(frame) == condition
     assert decode_condition(memoryview(bytes([frame[0] | 0xF8]))) == condition

@@ -1,11 +1,20 @@
 """Which servers can take new entries and leaderships: who cannot, sends that to everybody.
 
-A server whose disk is full goes on reading, voting and following what it can; it refuses new
-records, and gives its leaderships to servers that have room. One that stops gives them away, too.
-They report it themselves, so that leaderships do not wander among servers that are all full, and
-are not handed back to one that is about to go. The same goes for single replicas that have damaged
-entries: one whose state waits for such an entry would not campaign, and each attempt to hand it the
-leadership would cost its producers an election timeout.
+A server that serves no clients leads nothing that they need, whatever the reason: it starts and
+waits for the catalog, or for its replicas to be replaced; its listeners are not open; it stops. It
+votes and acknowledges as any other. A leader that no client reaches is an outage without end, for
+its peers hear it and nobody else campaigns. So its replicas do not campaign, also when leadership
+is handed to them (`may_lead_group`). The catalog is the exception: no server serves before it has a
+leader, so while a server starts it may be that. It hands the catalog over once a server serves.
+
+A server that serves clients badly gives its leaderships away where it can, and keeps what nobody
+else can take: all may be in its state. Its disk is full: it goes on reading, voting and following
+what it can, and refuses new records. Or a flush hangs.
+
+Servers report all of that themselves, so that leaderships do not wander among servers that are all
+full, and are not handed back to one that is about to go. The same goes for single replicas that
+have damaged entries: one whose state waits for such an entry would not campaign, and each attempt
+to hand it the leadership would cost its producers an election timeout.
 
 Must not know: what a disk is, who leads what.
 """
@@ -19,7 +28,7 @@ from ids import GroupId, ServerId
 from rpc.condition import Condition, decode_condition, encode_condition
 from rpc.hello import VERSION_OF_DAMAGE
 from rpc.peer import FrameType
-from vdl.logstream.state import HostState
+from vdl.logstream.state import CATALOG_GROUP, HostState
 
 
 class ServerStatus:
@@ -33,6 +42,7 @@ class ServerStatus:
         "_log",
         "_peers",
         "_sent",
+        "_serves",
         "_stalled",
         "_stopping",
         "_store",
@@ -47,12 +57,13 @@ class ServerStatus:
         self._store = state.store
         self._transport = state.transport
         self._log = state.log
+        self._serves = False
         self._stopping = False
         self._stalled = False
         self._incomplete: tuple[GroupId, ...] = ()
         self._damaged: tuple[GroupId, ...] = ()
-        self._sent = Condition()
-        """What was sent to the peers last."""
+        self._sent = Condition(unavailable=True)
+        """What was sent to the peers last; a server begins without clients."""
         self._unsent: set[ServerId] = set()
         """Peers that this could not be sent to: it is tried again."""
         self._unable: set[ServerId] = set()
@@ -71,14 +82,24 @@ class ServerStatus:
         return self._stalled
 
     @property
-    def may_lead(self) -> bool:
-        """Whether this server should become a leader."""
-        return not (self._stopping or self._stalled or self.is_full)
-
-    @property
     def should_not_lead(self) -> bool:
         """Whether this server's leaderships are better elsewhere, for as long as this lasts."""
-        return self._stalled or self.is_full
+        return not self._serves or self._stalled or self.is_full
+
+    @property
+    def may_seek(self) -> bool:
+        """Whether this server should campaign for what it is the preferred leader of, before others
+        do; what it may not lead at all, it does not campaign for."""
+        return not (self._stalled or self.is_full)
+
+    def may_lead_group(self, group_id: GroupId) -> bool:
+        """Whether a replica here may lead its group at all."""
+        return not self._stopping and (self._serves or group_id == CATALOG_GROUP)
+
+    def serving(self) -> None:
+        """Clients are let in from now on."""
+        self._serves = True
+        self.look()
 
     def note_stalled(self, stalled: bool) -> None:
         """Whether a flush hangs."""
@@ -116,7 +137,11 @@ class ServerStatus:
     def look(self) -> None:
         """Send it to everybody when it has changed."""
         now = Condition(
-            self.is_full, self._stopping, self._stalled, self._incomplete, self._damaged
+            disk_full=self.is_full,
+            unavailable=not self._serves or self._stopping,
+            stalled=self._stalled,
+            incomplete=self._incomplete,
+            damaged=self._damaged,
         )
         if now != self._sent:
             if now.disk_full and not self._sent.disk_full:
@@ -129,7 +154,7 @@ class ServerStatus:
             self._send(server_id)
 
     def stopping(self) -> None:
-        """This server takes no leaderships any more."""
+        """This server takes no leaderships any more, the catalog's neither."""
         self._stopping = True
         self.look()
 

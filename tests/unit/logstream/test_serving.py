@@ -1,0 +1,174 @@
+"""A server that serves no clients leads nothing that they need, and its peers know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from raft.messages import MsgTimeoutNow
+from vdl.logstream.state import CATALOG_GROUP
+
+
+def led(node: Any) -> list[int]:
+    """The groups that a server leads."""
+    return [number for number, group in node.host.groups.items() if group.node.is_leader]
+
+
+def leader_of(cluster: Any, group_id: int) -> int:
+    """The server that leads a group, 0 for none."""
+    live = [node for node in cluster.nodes.values() if not node.clock.stopped]
+    return next((node.id for node in live if group_id in led(node)), 0)
+
+
+def start_closed(cluster: Any, server_id: int) -> Any:
+    """A server starts again and does not serve."""
+    node = cluster.nodes[server_id]
+    node.crash()
+    cluster.closed.add(server_id)
+    node.start()
+    return node
+
+
+def test_server_that_does_not_serve_is_elected_by_nobody_when_another_goes(cluster: Any) -> None:
+    """It is the preferred leader, and the one that leads goes: the third one leads, though the
+    election timeout has to show it."""
+    group_id = cluster.create_topic()
+    assert leader_of(cluster, group_id) == 1
+    closed = start_closed(cluster, 1)
+    cluster.run(3_000)
+    second = leader_of(cluster, group_id)
+    assert second in {2, 3}
+    cluster.nodes[second].crash()
+    cluster.run(3_000)
+    assert leader_of(cluster, group_id) == 5 - second
+    cluster.nodes[second].start()
+    cluster.run(10_000)
+    assert led(closed) == []
+    fates = cluster.append(cluster.leader(group_id))
+    cluster.run(100)
+    assert fates[0].error == 0
+    closed.host.begin_serving()
+    cluster.run(12_000)
+    assert leader_of(cluster, group_id) == 1
+
+
+def test_server_that_does_not_serve_votes_and_acknowledges(cluster: Any) -> None:
+    """Its work as a follower is as good as any."""
+    group_id = cluster.create_topic()
+    start_closed(cluster, 1)
+    cluster.run(3_000)
+    second = leader_of(cluster, group_id)
+    cluster.nodes[5 - second].crash()
+    cluster.run(2_000)
+    fates = cluster.append(cluster.leader(group_id))
+    cluster.run(100)
+    assert fates[0].error == 0
+    cluster.nodes[5 - second].start()
+    cluster.run(1_000)
+    cluster.nodes[second].crash()
+    cluster.run(3_000)
+    assert leader_of(cluster, group_id) == 5 - second
+
+
+def test_server_that_does_not_serve_is_handed_nothing(cluster: Any) -> None:
+    """KIP-460: whoever asks for the preferred leader hears that it cannot be had."""
+    group_id = cluster.create_topic()
+    start_closed(cluster, 1)
+    cluster.run(3_000)
+    leader = leader_of(cluster, group_id)
+    refused: list[frozenset[int] | None] = []
+    cluster.nodes[leader].host.elect_preferred(
+        leader, [group_id], deadline_ns=cluster.deadline(), done=refused.append
+    )
+    cluster.run(500)
+    assert refused == [frozenset({group_id})]
+    assert not cluster.nodes[leader].host.groups[group_id].node.transferring
+
+
+def test_server_that_does_not_serve_does_not_campaign_when_it_is_told_to(cluster: Any) -> None:
+    """Thesis §3.10: a peer of an older version may not know."""
+    group_id = cluster.create_topic()
+    closed = start_closed(cluster, 1)
+    cluster.run(3_000)
+    leader = cluster.nodes[leader_of(cluster, group_id)].host.groups[group_id].node
+    replica = closed.host.groups[group_id].node
+    term = replica.term
+    replica.step(MsgTimeoutNow(replica.id, leader.id, term))
+    cluster.run(1_000)
+    assert replica.term == term
+    assert led(closed) == []
+
+
+def test_set_in_which_no_server_serves_leads_the_catalog_and_nothing_else(
+    make_cluster: Callable[..., Any],
+) -> None:
+    """No server serves before the catalog has a leader. When one serves, the catalog goes there."""
+    cluster = make_cluster()
+    cluster.create_topic()
+    for node in cluster.nodes.values():
+        node.crash()
+    cluster.closed.update(cluster.servers)
+    for node in cluster.nodes.values():
+        node.start()
+    cluster.run(3_000)
+    assert [number for node in cluster.nodes.values() for number in led(node)] == [CATALOG_GROUP]
+    first = leader_of(cluster, CATALOG_GROUP)
+    other = cluster.nodes[1 + first % 3]
+    other.host.begin_serving()
+    cluster.run(5_000)
+    groups = sorted(other.host.groups)
+    assert sorted(led(other)) == groups
+    for node in cluster.nodes.values():
+        node.host.begin_serving()
+    cluster.run(10_000)
+    assert [leader_of(cluster, group_id) for group_id in groups].count(0) == 0
+
+
+def test_server_alone_leads_all_when_it_serves(make_cluster: Callable[..., Any]) -> None:
+    """The catalog at once, and the rest as soon as its clients may come."""
+    cluster = make_cluster(servers=(1,))
+    node = start_closed(cluster, 1)
+    cluster.run(100)
+    assert led(node) == [CATALOG_GROUP]
+    node.host.begin_serving()
+    cluster.run(100)
+    assert sorted(led(node)) == sorted(node.host.groups)
+
+
+def test_groups_of_servers_that_serve_at_one_time_are_led_in_one_term(
+    make_cluster: Callable[..., Any],
+) -> None:
+    """All have waited for longer than an election timeout: they do not campaign at one time."""
+    cluster = make_cluster()
+    cluster.create_topic()
+    for node in cluster.nodes.values():
+        node.crash()
+    cluster.closed.update(cluster.servers)
+    for node in cluster.nodes.values():
+        node.start()
+    cluster.run(5_000)
+    before = {n: g.node.term for n, g in cluster.nodes[1].host.groups.items() if n}
+    for node in cluster.nodes.values():
+        node.host.begin_serving()
+    cluster.run(1_000)
+    groups = cluster.nodes[1].host.groups
+    assert {n: groups[n].node.term for n in before} == {n: term + 1 for n, term in before.items()}
+    assert all(leader_of(cluster, n) for n in before)
+
+
+def test_stopping_server_is_not_elected_again(cluster: Any) -> None:
+    """It has handed all over, and the one that it went to dies before it is gone itself."""
+    group_id = cluster.create_topic()
+    stopping = cluster.nodes[1]
+    for _ in range(40):
+        if not stopping.host.transfer_leaderships():
+            break
+        cluster.run(5)
+    second = leader_of(cluster, group_id)
+    assert second in {2, 3}
+    cluster.nodes[second].crash()
+    for _ in range(30):
+        cluster.run(100)
+        assert led(stopping) == []
+    assert leader_of(cluster, group_id) == 5 - second
+    assert leader_of(cluster, CATALOG_GROUP) == 5 - second
