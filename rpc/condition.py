@@ -3,7 +3,7 @@
 Sent when a link comes up and at each change.
 
     bit 0   the disk is full: it takes no new entries
-    bit 1   the server serves no clients: it starts, or stops
+    bit 1   the server serves no clients: it starts, or stops, or has been late for long
     bit 2   the disk takes entries into the journal but not into segments: they pile up in memory
 
 A server with any of them should not be made leader. Other bits are for later versions and ignored.
@@ -40,7 +40,7 @@ class Condition:
 
     disk_full: bool = False
     unavailable: bool = False
-    """It serves no clients: it starts or stops."""
+    """It serves no clients: it starts or stops. Or hardly: its loop has been late for long."""
     stalled: bool = False
     incomplete: tuple[GroupId, ...] = ()
     """Groups whose replicas cannot lead: their state waits for a damaged entry."""

@@ -115,6 +115,7 @@ class Periodic:
         state.gaps.look()
         self._timers.look_at_campaigns(now_ns)
         self.overload.look()
+        self._status.note_late(self.overload.is_late_for_long)
         self._timers.look_at_peers()
         state.time.look()
         self._look_at_disk(now_ns)

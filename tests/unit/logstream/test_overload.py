@@ -12,12 +12,15 @@ from vdl.clock import MS
 from vdl.logstream.elections.overload import (
     BEGINS_PERCENT,
     ENDS_PERCENT,
+    LATE_NS,
     WAIT_NS,
     WINDOW_NS,
     Overload,
 )
+from vdl.logstream.options import TICK_NS, HostOptions
 
 LOOK_NS = 100 * MS
+ELECTION_NS = HostOptions().election_ticks * TICK_NS
 
 
 class Watched:
@@ -26,11 +29,15 @@ class Watched:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.now = 10**12
-        self.loop_time = SimpleNamespace(late_total_ns=0)
+        self.loop_time = SimpleNamespace(late_total_ns=0, late_ns=0)
         self.campaigns = SimpleNamespace(waiting=0)
         self.front = ChosenFront()
         state: Any = SimpleNamespace(
-            clock=self, loop_time=self.loop_time, log=self, front=self.front
+            clock=self,
+            loop_time=self.loop_time,
+            log=self,
+            front=self.front,
+            options=HostOptions(),
         )
         campaigns: Any = self.campaigns
         self.overload = Overload(state, campaigns)
@@ -136,3 +143,26 @@ def test_requests_that_wait_for_long_are_an_overload_though_the_loop_is_in_time(
     watched.front.wait_ns = 0
     watched.run(2 * WINDOW_NS, late_percent=0)
     assert not watched.overload.is_overloaded
+
+
+def test_server_is_late_for_long_after_a_minute_in_which_it_was_never_in_time(
+    watched: Watched,
+) -> None:
+    """Each answer takes longer than a failover would."""
+    watched.loop_time.late_ns = ELECTION_NS
+    watched.run(LATE_NS, late_percent=100)
+    assert not watched.overload.is_late_for_long
+    watched.run(LOOK_NS, late_percent=100)
+    assert watched.overload.is_late_for_long
+    watched.loop_time.late_ns = ELECTION_NS - 1
+    watched.run(LOOK_NS, late_percent=100)
+    assert not watched.overload.is_late_for_long
+
+
+def test_server_that_stood_still_for_minutes_is_not_late_for_long(watched: Watched) -> None:
+    """A process that was stopped goes on in time: its peers have replaced it meanwhile."""
+    watched.run(LOOK_NS, late_percent=0)
+    watched.now += 5 * LATE_NS
+    watched.loop_time.late_ns = 5 * LATE_NS
+    watched.run(LOOK_NS, late_percent=100)
+    assert not watched.overload.is_late_for_long

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from raft.messages import MsgTimeoutNow
+from vdl.clock import MS
+from vdl.logstream.elections import overload
+from vdl.logstream.options import TICK_NS
 from vdl.logstream.state import CATALOG_GROUP
 
 
@@ -172,3 +177,35 @@ def test_stopping_server_is_not_elected_again(cluster: Any) -> None:
         assert led(stopping) == []
     assert leader_of(cluster, group_id) == 5 - second
     assert leader_of(cluster, CATALOG_GROUP) == 5 - second
+
+
+def test_server_that_is_late_for_long_gives_its_leaderships_away(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others answer in time. Where all are late nothing wanders."""
+    monkeypatch.setattr(overload, "LATE_NS", 2_000 * MS)
+    group_id = cluster.create_topic()
+    late = cluster.nodes[1].host
+    election_ns = late.options.election_ticks * TICK_NS
+    late.overload._loop_time = Late(election_ns)
+    cluster.run(5_000)
+    assert leader_of(cluster, group_id) in {2, 3}
+    assert led(cluster.nodes[1]) == []
+    for node in cluster.nodes.values():
+        node.host.overload._loop_time = Late(election_ns)
+    cluster.run(3_000)
+    elections = sum(node.host.stats.elections for node in cluster.nodes.values())
+    cluster.run(10_000)
+    assert sum(node.host.stats.elections for node in cluster.nodes.values()) == elections
+    late.overload._loop_time = Late(0)
+    cluster.run(20_000)
+    assert leader_of(cluster, group_id) == 1
+
+
+class Late:
+    """The time of a loop that is late by so much at each look."""
+
+    late_total_ns = 0
+
+    def __init__(self, late_ns: int) -> None:
+        self.late_ns = late_ns

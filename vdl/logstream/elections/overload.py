@@ -8,6 +8,9 @@ waited for `WAIT_NS` that counts the same. The state begins when either was so f
 of the last `WINDOW_NS`, and ends when it was for less than `ENDS_PERCENT`, so that it does not
 flap.
 
+A loop that is late by an election timeout at every look, for `LATE_NS` on end, is another thing.
+Its clients wait longer for each answer than a failover takes: its leaderships are better elsewhere.
+
 Must not know: what makes it late, what is done about it.
 """
 
@@ -16,14 +19,17 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from vdl.clock import MS
+from vdl.clock import MS, NEVER
 from vdl.logstream.elections.campaigns import Campaigns
+from vdl.logstream.options import TICK_NS
 from vdl.logstream.state import HostState
 
 WINDOW_NS: Final = 2_000 * MS
 BEGINS_PERCENT: Final = 40
 ENDS_PERCENT: Final = 5
 WAIT_NS: Final = 250 * MS
+LATE_NS: Final = 60_000 * MS
+"""A minute: what a crowd of elections or of clients at a start takes is over by then."""
 
 
 class Overload:
@@ -32,6 +38,8 @@ class Overload:
     __slots__ = (
         "_campaigns",
         "_clock",
+        "_late_limit_ns",
+        "_late_since_ns",
         "_log",
         "_looks",
         "_loop_time",
@@ -54,6 +62,9 @@ class Overload:
         self._looks: deque[tuple[int, int, int]] = deque([(state.clock.now_ns(), 0, 0)])
         """(when, nanoseconds the loop had been late in all by then, and requests had waited for too
         long), of the window."""
+        self._late_limit_ns = state.options.election_ticks * TICK_NS
+        self._late_since_ns = NEVER
+        """At which look the loop was first seen late by that much; at all since, too."""
         self._since_ns = 0
         self._waited_total_ns = 0
         self.wait_ms = 0
@@ -69,6 +80,8 @@ class Overload:
     def look(self) -> None:
         """Measure, and log when the state has changed."""
         now_ns, late_ns = self._clock.now_ns(), self._loop_time.late_total_ns
+        is_late = self._loop_time.late_ns >= self._late_limit_ns
+        self._late_since_ns = min(self._late_since_ns, now_ns) if is_late else NEVER
         looks = self._looks
         wait_ns = self._state.front.request_wait_ns()
         self.wait_ms = wait_ns // MS
@@ -97,6 +110,11 @@ class Overload:
         elif self.is_overloaded and percent < ENDS_PERCENT:
             self.is_overloaded = False
             self._log.info("overload_ended", seconds=(now_ns - self._since_ns) // (1_000 * MS))
+
+    @property
+    def is_late_for_long(self) -> bool:
+        """Whether the loop has been late by an election timeout at each look of the last minute."""
+        return self._clock.now_ns() - self._late_since_ns >= LATE_NS
 
     def problem(self) -> str:
         """What operators read; empty while all is well."""

@@ -9,7 +9,7 @@ leader, so while a server starts it may be that. It hands the catalog over once 
 
 A server that serves clients badly gives its leaderships away where it can, and keeps what nobody
 else can take: all may be in its state. Its disk is full: it goes on reading, voting and following
-what it can, and refuses new records. Or a flush hangs.
+what it can, and refuses new records. Or a flush hangs; or its loop has been late for long.
 
 Servers report all of that themselves, so that leaderships do not wander among servers that are all
 full, and are not handed back to one that is about to go. The same goes for single replicas that
@@ -39,6 +39,7 @@ class ServerStatus:
         "_damaged",
         "_full",
         "_incomplete",
+        "_is_late",
         "_log",
         "_peers",
         "_sent",
@@ -59,6 +60,7 @@ class ServerStatus:
         self._log = state.log
         self._serves = False
         self._stopping = False
+        self._is_late = False
         self._stalled = False
         self._incomplete: tuple[GroupId, ...] = ()
         self._damaged: tuple[GroupId, ...] = ()
@@ -84,13 +86,13 @@ class ServerStatus:
     @property
     def should_not_lead(self) -> bool:
         """Whether this server's leaderships are better elsewhere, for as long as this lasts."""
-        return not self._serves or self._stalled or self.is_full
+        return not self._serves or self._is_late or self._stalled or self.is_full
 
     @property
     def may_seek(self) -> bool:
         """Whether this server should campaign for what it is the preferred leader of, before others
         do; what it may not lead at all, it does not campaign for."""
-        return not (self._stalled or self.is_full)
+        return not (self._is_late or self._stalled or self.is_full)
 
     def may_lead_group(self, group_id: GroupId) -> bool:
         """Whether a replica here may lead its group at all."""
@@ -100,6 +102,17 @@ class ServerStatus:
         """Clients are let in from now on."""
         self._serves = True
         self.look()
+
+    def note_late(self, is_late: bool) -> None:
+        """Whether this server's loop has been late for long."""
+        if is_late is not self._is_late:
+            self._is_late = is_late
+            if is_late:
+                self._log.warning(
+                    "late_for_long", meaning="leaderships go to servers that answer in time"
+                )
+            else:
+                self._log.info("in_time_again")
 
     def note_stalled(self, stalled: bool) -> None:
         """Whether a flush hangs."""
@@ -138,7 +151,7 @@ class ServerStatus:
         """Send it to everybody when it has changed."""
         now = Condition(
             disk_full=self.is_full,
-            unavailable=not self._serves or self._stopping,
+            unavailable=not self._serves or self._stopping or self._is_late,
             stalled=self._stalled,
             incomplete=self._incomplete,
             damaged=self._damaged,
