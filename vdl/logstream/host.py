@@ -540,6 +540,7 @@ class Host:
             self._forwarding.answer_received(server_id, payload)
         elif frame_type is FrameType.CONDITION:
             self._status.received(server_id, payload)
+            self._campaign_for_catalog()
         elif frame_type is FrameType.RANGE:
             self._repair.request_received(server_id, payload)
         elif frame_type is FrameType.ENTRIES:
@@ -694,11 +695,17 @@ class Host:
 
     def _campaign_if_preferred(self, group: Group) -> None:
         """The first replica of a placement leads when it can reach a majority and nobody leads."""
-        may_seek = self._status.may_seek and self._status.may_lead_group(group.group_id)
-        is_first = group.preferred and may_seek
+        is_first = group.preferred and self._status.may_seek_group(group.group_id)
         if is_first and group.is_leaderless({self.server_id, *self._alive}):
             group.node.campaign_soon(1)
             self.timers.ask_to_campaign(group)
+
+    def _campaign_for_catalog(self) -> None:
+        """A peer has said whether it serves: perhaps none does, and this server is to lead the
+        catalog, so that they can."""
+        group = self._groups.get(CATALOG_GROUP)
+        if group is not None:
+            self._campaign_if_preferred(group)
 
     def stop_group(self, group_id: GroupId, *, deleted: bool) -> None:
         """See `Hosting`."""

@@ -129,6 +129,32 @@ def test_set_in_which_no_server_serves_leads_the_catalog_and_nothing_else(
     assert [leader_of(cluster, group_id) for group_id in groups].count(0) == 0
 
 
+def test_server_that_starts_again_and_again_does_not_take_the_catalog_from_those_that_serve(
+    cluster: Any,
+) -> None:
+    """It is the catalog's preferred leader and ends when it would let clients in. While it is there
+    for a moment its peers have just lost the leader that it was."""
+    closed = start_closed(cluster, 1)
+    for _ in range(20):
+        cluster.run(300)
+        assert CATALOG_GROUP not in led(closed)
+        closed.crash()
+        closed.start()
+    assert leader_of(cluster, CATALOG_GROUP) in {2, 3}
+
+
+def test_set_that_starts_as_a_whole_waits_for_no_timeout(make_cluster: Callable[..., Any]) -> None:
+    """Its first server leads the catalog as soon as it has heard that no other server serves."""
+    cluster = make_cluster()
+    for node in cluster.nodes.values():
+        node.crash()
+    cluster.closed.update(cluster.servers)
+    for node in cluster.nodes.values():
+        node.start()
+    cluster.run(300)
+    assert leader_of(cluster, CATALOG_GROUP) == 1
+
+
 def test_server_alone_leads_all_when_it_serves(make_cluster: Callable[..., Any]) -> None:
     """The catalog at once, and the rest as soon as its clients may come."""
     cluster = make_cluster(servers=(1,))

@@ -88,11 +88,14 @@ class ServerStatus:
         """Whether this server's leaderships are better elsewhere, for as long as this lasts."""
         return not self._serves or self._is_late or self._stalled or self.is_full
 
-    @property
-    def may_seek(self) -> bool:
-        """Whether this server should campaign for what it is the preferred leader of, before others
-        do; what it may not lead at all, it does not campaign for."""
-        return not (self._is_late or self._stalled or self.is_full)
+    def may_seek_group(self, group_id: GroupId) -> bool:
+        """Whether this server should campaign for a group of which it is the preferred leader
+        before others do. Not for the catalog while a peer serves clients and this one does not: a
+        server that fails whenever it would open its listeners, and is started again and again,
+        would take it from its peers each time."""
+        if not self.may_lead_group(group_id) or self._is_late or self._stalled or self.is_full:
+            return False
+        return self._serves or self._unable.issuperset(self._alive)
 
     def may_lead_group(self, group_id: GroupId) -> bool:
         """Whether a replica here may lead its group at all."""
