@@ -6,9 +6,13 @@ KNOWN: dict[tuple[str, ...], str] = {
     ("vdl.logstream.group.group", "vdl.logstream.group.outbox"): (
         "a group puts itself into the outbox that the host empties"
     ),
-    ("vdl.sim.filled_disks", "vdl.sim.lateness", "vdl.sim.one_fault", "vdl.sim.world"): (
-        "a judge of a whole world drives that world, and the world decides when it has its turn"
-    ),
+    (
+        "vdl.sim.closed_server",
+        "vdl.sim.filled_disks",
+        "vdl.sim.lateness",
+        "vdl.sim.one_fault",
+        "vdl.sim.world",
+    ): ("a judge of a whole world drives that world, and the world decides when it has its turn"),
 }
 """Files that import each other, by the names of their modules, and why they may."""
 

@@ -30,7 +30,7 @@ from vdl.sim.damage import spoil_header
 from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.machine import Condition, Machine
 from vdl.sim.network import Network
-from vdl.sim.options import Options
+from vdl.sim.options import NO_CATALOG, NO_PORT, Options
 
 S = 1_000 * MS
 
@@ -622,6 +622,36 @@ class FlushStarve:
         self.machine.starve(is_starved=False)
 
 
+def close(machine: Machine, why: str) -> None:
+    """Start a machine's process again, and have it serve no clients."""
+    machine.kill()
+    machine.hears_catalog = why != NO_CATALOG
+    machine.has_port = why != NO_PORT
+    machine.note(f"serves no clients: {why}")
+    machine.start()
+
+
+def may_serve(machine: Machine) -> None:
+    """Nothing keeps it from serving any more."""
+    machine.hears_catalog = machine.has_port = True
+
+
+class Closure:
+    """A machine's process starts again and serves no clients for a while."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machine = rng.choice(world.machines)
+        why = rng.choice((NO_CATALOG, NO_PORT))
+        if self.machine.life is None or not (self.machine.hears_catalog and self.machine.has_port):
+            return False
+        close(self.machine, why)
+        return True
+
+    def end(self, world: Target) -> None:
+        may_serve(self.machine)
+        self.machine.start()
+
+
 class ClockJump:
     """Someone sets a machine's wall clock."""
 
@@ -742,6 +772,7 @@ FAULTS = (
     Row(BadBlock, lambda o: o.bad_blocks, 4_000, waits=True),
     Row(LoneLeader, lambda o: o.lone_leaders, 6_000),
     Row(Bridge, lambda o: o.bridges, 6_000),
+    Row(Closure, lambda o: o.closures, 6_000),
 )
 
 

@@ -30,6 +30,7 @@ from vdl.clock import MS, Clock
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.host import Host
+from vdl.server.server import ServerState
 from vdl.sim.durable import DurableLogs
 from vdl.sim.in_sync_watch import InSyncWatch
 from vdl.sim.machine import Life, Machine
@@ -261,8 +262,8 @@ class Watch:
         return ""
 
     def leaderless(self, core: Sequence[Machine]) -> str:
-        """A group that nobody in `core` serves though a majority of its voters are there, empty
-        when there is none."""
+        """A group that no server in `core` leads and lets clients in, though a majority of its
+        voters are there, empty when there is none."""
         if not all(machine.server is not None and machine.server.host for machine in core):
             return "a server does not run"
         return next((f"group {group_id}" for group_id in self.unled(core)), "")
@@ -270,15 +271,18 @@ class Watch:
     def unled(
         self, core: Sequence[Machine], among: Collection[GroupId] | None = None
     ) -> Iterator[GroupId]:
-        """Groups, in their order, all or some of them, that nobody in `core` serves though a
-        majority of their voters are there."""
+        """Groups, in their order, all or some of them, that no server in `core` leads and lets
+        clients in, though a majority of their voters are there. One that leads and serves no
+        clients is as good as none: they reach nobody, and no other server campaigns."""
         servers = {machine.server_id for machine in core}
         hosts = [host for host in self._hosts() if host.server_id in servers]
+        closed = {m.server_id for m in core if not is_open(m)}
         found = {group_id for host in hosts for group_id in host.groups}
         for group_id in sorted(found if among is None else found.intersection(among)):
-            replicas = [host.groups[group_id] for host in hosts if group_id in host.groups]
-            electable = self.raft.has_majority(replicas[0], servers)
-            if electable and not any(group.serving for group in replicas):
+            having = [host for host in hosts if group_id in host.groups]
+            electable = self.raft.has_majority(having[0].groups[group_id], servers)
+            led = [host for host in having if host.groups[group_id].serving]
+            if electable and all(host.server_id in closed for host in led):
                 yield group_id
 
     def compare(self, done: Callable[[], None]) -> None:
@@ -329,6 +333,11 @@ class Watch:
     def _hosts(self) -> list[Host]:
         servers = [machine.server for machine in self._machines]
         return [s.host for s in servers if s is not None and s.host is not None]
+
+
+def is_open(machine: Machine) -> bool:
+    """Whether clients are let in there."""
+    return machine.server is not None and machine.server.state is ServerState.SERVING
 
 
 def unflushed_bound(host: Host, sent_bytes_max: int) -> int:

@@ -38,6 +38,7 @@ from vdl.kafka.connections.client_session import ClientSession
 from vdl.kafka.connections.frontend import Frontend
 from vdl.log import Value
 from vdl.server.server import Server, ServerState
+from vdl.sim.catalog_silence import CatalogSilence
 from vdl.sim.certificates import certificate_of, security_of
 from vdl.sim.clock import NodeClock, VirtualTime
 from vdl.sim.damage import (
@@ -67,7 +68,9 @@ READ_CHANCE = 0.5
 SPOILED_READ_BYTES = 1 << 30
 
 DISK_ERRORS = frozenset((errno.EIO, errno.ENOSPC))
-"""What a disk may answer; a process that nothing saves from it ends itself."""
+"""What a disk may answer."""
+FATAL_ERRORS = DISK_ERRORS | {errno.EADDRINUSE}
+"""A process that nothing saves from one of these ends itself."""
 
 RESTART_NS = 500 * MS
 """How long an init system waits before it starts a failed process again; and how long a machine
@@ -158,6 +161,7 @@ class Life:
     def _make_links(self, local: Hello, handler: PeerHandler) -> Links:
         machine = self.machine
         dialer = SimDialer(machine.network, machine.name, self.clock)
+        handler = CatalogSilence(handler, lambda: machine.hears_catalog)
         if machine.frames.any:
             rng = Random(machine.rng.getrandbits(64))
             handler = faults = FrameFaults(
@@ -202,6 +206,9 @@ class Life:
     def _serve_clients(self) -> None:
         frontend = self.server.frontend
         assert frontend is not None, "serving without a front end"
+        if not self.machine.has_port:
+            # As `Process` does: the process ends before it does anything else.
+            raise OSError(errno.EADDRINUSE, "cannot listen")
 
         def accept(stream: Stream, peer: Address) -> None:
             assert isinstance(stream, SimStream), stream
@@ -316,6 +323,10 @@ class Machine:
         self.untold: list[tuple[GroupId, LogId, Index]] = []
         """(group, log, end) where, when a page went bad, a power cut would have taken what says
         where the entries below `end` lie."""
+        self.hears_catalog = True
+        """Whether its process gets the catalog's Raft messages."""
+        self.has_port = True
+        """Whether its process can open its port for clients."""
         self.excused: set[str] = set()
         """Errors a server may well report after what was done to its disk."""
 
@@ -628,15 +639,15 @@ class Machine:
         return log_files(self.disk, log_id, group_id, self.config.store.index_segment_entries)
 
     def failed(self, error: BaseException) -> None:
-        """The process ends itself because of its disk."""
+        """The process ends itself because of its disk, or of its port."""
         if self._end(f"ends itself: {error}"):
             self.crashes += 1
             self._supervise(error)
 
     def _supervise(self, error: BaseException) -> None:
-        """A process that a full disk has ended is started again and again, as init systems do;
-        after a failed sync someone has a look first."""
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        """A process that a full disk or a taken port has ended is started again and again, as init
+        systems do; after a failed sync someone has a look first."""
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EADDRINUSE}:
             self._start_again()
 
     def _start_again(self) -> None:

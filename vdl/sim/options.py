@@ -38,6 +38,10 @@ BRIDGING = 0.25
 BRIDGES = (0.1, 0.4)
 BRIDGED = 0.6
 """In so many of these worlds also by itself, when all is well again."""
+NO_CATALOG, NO_PORT = "no catalog", "no port"
+"""Why a server serves no clients."""
+CLOSES = 0.3
+"""Chance that some do not."""
 
 SLOWLY_FED = 0.3
 """Chance that followers far behind are fed slowly."""
@@ -182,6 +186,8 @@ class Options:
     bridges: float = 0.0
     """Servers on two sides do not hear each other; one in the middle hears all, and then one side
     not for a while (`bridge.py`)."""
+    closures: float = 0.0
+    """A machine's process starts again and serves no clients for a while (`closed_server.py`)."""
     held_snapshots: bool = False
     """Snapshots arrive just when a checkpoint's notes are on their way to the journal."""
     majority_first: bool = False
@@ -246,6 +252,9 @@ class Options:
     bridged: bool = False
     """Later, there is a bridge, and nothing else is wrong: a leader is deposed by whom it does not
     hear (`bridge.py`)."""
+    closed: str = ""
+    """Not empty: then the server that leads most serves no clients, for this reason, and another
+    one starts again: all groups must be led by servers that serve (`closed_server.py`)."""
     fills_disks: bool = False
     """After that the disks of all servers but one leader's fill (`filled_disks.py`)."""
     catch_up_kib: int = 0
@@ -445,6 +454,10 @@ def draw(rng: Random) -> Options:
     if world.servers > 2 and rng.random() < BRIDGING:
         world = replace(
             world, bridges=round(rng.uniform(*BRIDGES), 3), bridged=rng.random() < BRIDGED
+        )
+    if rng.random() < CLOSES:
+        world = replace(
+            world, closures=fault(0.1, 0.5), closed=rng.choice(("", NO_CATALOG, NO_PORT))
         )
     return world
 

@@ -10,6 +10,7 @@ every replica that an event touched; here is what only a whole world can know:
   that machine's disk, as its bytes show (`durable`), and a committed entry is in those of a quorum;
 * what a recovery finds is what the disk durably says, neither less nor more; and it is still the
   directory that the process before it had;
+* nobody begins to lead on a server that serves no clients, but for the catalog;
 * equal (index, term) means equal logs up to there, payloads included: each entry's hash covers
   everything before it;
 * a confirmed read sees all that was committed anywhere before it was asked for.
@@ -50,6 +51,7 @@ from vdl.logstream.group.outbox import replica_id_of, server_of
 from vdl.logstream.group.read_index import ReadRounds
 from vdl.logstream.group.snapshots import decode_snapshot
 from vdl.logstream.state import CATALOG_GROUP
+from vdl.server.server import ServerState
 from vdl.sim.durable import DurableLog, DurableLogs
 from vdl.sim.machine import Life, Machine
 from vdl.sim.store_watch import StoreWatch
@@ -110,12 +112,17 @@ class ReplicaWatch:
     """One replica in one life: what it looked like after the last event that touched it."""
 
     __slots__ = (
-        "_base", "_chains", "_commit", "_confs", "_installing", "_is_unstable", "_leading",
-        "_led_term", "_mark", "_members", "_stable", "_terms", "_watch", "group", "node", "seen",
+        "_base", "_chains", "_commit", "_confs", "_installing", "_is_open", "_is_unstable",
+        "_leading", "_led_term", "_mark", "_members", "_stable", "_terms", "_watch", "group",
+        "node", "seen",
     )  # fmt: skip
 
-    def __init__(self, watch: RaftWatch, seen: GroupWatch, group: Group) -> None:
+    def __init__(
+        self, watch: RaftWatch, seen: GroupWatch, group: Group, is_open: Callable[[], bool]
+    ) -> None:
+        """`is_open`: whether its server lets clients in."""
         self._watch = watch
+        self._is_open = is_open
         self.seen = seen
         self.group = group
         self.node: RawNode = group.node
@@ -375,6 +382,8 @@ class ReplicaWatch:
         term, seen = raft.term, self.seen
         if self._led_term != term:
             self._led_term = term
+            if seen.group_id != CATALOG_GROUP and not self._is_open():
+                self._watch.told("leads-closed", f"{self._name()} leads, and serves no clients")
             if term not in seen.leaders:
                 seen.leaders[term] = raft.id
                 self._watch.elections += 1
@@ -540,7 +549,9 @@ class LifeWatch:
         if stream is not None:
             watch.partitions[stream.topic, stream.partition] = group.group_id
         self._listen(group)
-        replica = self._replicas[group.group_id] = ReplicaWatch(watch, seen, group)
+        replica = self._replicas[group.group_id] = ReplicaWatch(
+            watch, seen, group, is_open=lambda: self.life.server.state is ServerState.SERVING
+        )
         state_group = host.state_group(group.group_id) if host is not None else None
         for observer in state_group.observers if state_group is not None else ():
             if isinstance(observer, GroupCoordinator):

@@ -42,6 +42,7 @@ from vdl.sim.ageing import DAY_MS, OFFSETS_KEPT_MINUTES, Ageing
 from vdl.sim.atlas import why_not
 from vdl.sim.client import ClientOptions, Failure, KafkaClient, Message
 from vdl.sim.clock import NodeClock, VirtualTime
+from vdl.sim.closed_server import judge_closed_server
 from vdl.sim.consumer import Consumer, ConsumerOptions, Fetched, list_request, listed
 from vdl.sim.deaf import Deaf
 from vdl.sim.disk import DiskProfile, SimDisk
@@ -59,7 +60,7 @@ from vdl.sim.late_answers import LateAnswers
 from vdl.sim.lateness import judge_lateness
 from vdl.sim.liar import Liar
 from vdl.sim.machine import (
-    DISK_ERRORS,
+    FATAL_ERRORS,
     KAFKA_PORT,
     LISTENER,
     PEER_PORT,
@@ -182,7 +183,7 @@ class World:
         self.seed = seed
         self.options = options
         self.time = VirtualTime()
-        self._work_ns = HANDLED * options.quiet_groups * options.turn_cost_us * 1_000
+        self.work_ns = HANDLED * options.quiet_groups * options.turn_cost_us * 1_000
         """What it takes a server to have something done for all groups, where turns take time."""
         self.trace = Trace(echo=echo)
         # One generator each, so that a change in one part leaves the draws of the others alone.
@@ -423,7 +424,7 @@ class World:
             # A leadership that returns to the first of its placement is not a lost one.
             return flood.is_ready and is_calm and not self.watch.away_from_home()
 
-        if not self.wait(BIRTH_NS + self._work_ns, at_rest):
+        if not self.wait(BIRTH_NS + self.work_ns, at_rest):
             self.watch.violate("no-birth", "leaders change, though nothing is wrong")
             return False
         before = self.watch.elections_but(FLOODED)
@@ -441,14 +442,15 @@ class World:
 
     # --- for stories ------------------------------------------------------------------------------
     def run_for(self, duration_ns: int) -> None:
-        """Let time pass. A disk error that nothing caught ends its process, as a real one's."""
+        """Let time pass. A disk error that nothing caught, or a port that is taken,
+        ends its process, as a real one's."""
         until_ns = self.time.now_ns + duration_ns
         while self.time.now_ns < until_ns:
             try:
                 self.time.run_until(until_ns)
             except OSError as error:
                 machine = self._running()
-                if machine is None or error.errno not in DISK_ERRORS:
+                if machine is None or error.errno not in FATAL_ERRORS:
                     raise
                 machine.failed(error)
 
@@ -525,7 +527,7 @@ class World:
         if self.wait(BIRTH_NS, serving):
             for name in list(missing):
                 create(name)
-        limit_ns = BIRTH_NS + self._work_ns
+        limit_ns = BIRTH_NS + self.work_ns
         if not self.wait(limit_ns, lambda: not missing and not self.watch.settled()):
             self.watch.violate("no-birth", self.watch.settled() or "the topic was not created")
             return False
@@ -779,7 +781,7 @@ class World:
         self.nemesis.heal()
         self.note("healed")
         self.recorder.happened("nemesis", "fault").note = "heal"
-        limit_ns = LEADERS_NS + self._work_ns
+        limit_ns = LEADERS_NS + self.work_ns
         if not self.wait(limit_ns, lambda: not self.watch.leaderless(self.machines)):
             self.watch.violate(
                 "no-leader",
@@ -822,6 +824,10 @@ class World:
         """All is well: what is drawn to happen by itself then."""
         if self.options.failover_sync_ms and len(self.machines) > 1:
             return self._slow_failover() and self._settles()
+        if self.options.closed and len(self.machines) > 2:
+            judge_closed_server(self)
+            if not self._settles():
+                return False
         if self.options.one_fault and len(self.machines) > 1:
             judge_one_fault(self)
             if not self._settles():
@@ -1010,7 +1016,7 @@ class World:
         core = self._rng["nemesis"].sample(self.machines, majority)
         self.nemesis.heal_only(core)
         self.note(f"healed: {sorted(machine.name for machine in core)}")
-        limit_ns = LEADERS_NS + self._work_ns
+        limit_ns = LEADERS_NS + self.work_ns
         if not self.wait(limit_ns, lambda: not self.watch.leaderless(core)):
             what = f"{self.watch.leaderless(core)}, {limit_ns // MS} ms after a majority was healed"
             self.watch.violate("no-leader", what)

@@ -228,7 +228,7 @@ def test_commit_is_held_against_the_members_by_whom_it_was_made() -> None:
         assert leader is not None
         group = led(world, leader)
         raft, watch = group.node.raft, world.watch.raft
-        replica = ReplicaWatch(watch, watch.group(group.group_id), group)
+        replica = ReplicaWatch(watch, watch.group(group.group_id), group, lambda: True)
         members = raft.membership
         raft.membership = Membership(incoming=members.incoming | {NodeId(n) for n in range(1, 5)})
         replica._check_commit(raft)

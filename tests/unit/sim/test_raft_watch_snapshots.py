@@ -41,7 +41,7 @@ class Watched(ClusterInvariants):
 
     def _begin(self, node: RawNode, durable: HardState | None) -> None:
         group = cast(Group, SimpleNamespace(node=node, reflects=0))
-        self.replicas[node.id] = ReplicaWatch(self.watch, self.seen, group)
+        self.replicas[node.id] = ReplicaWatch(self.watch, self.seen, group, lambda: True)
         self.replicas[node.id].begin(durable)
 
     def observe(self, node: RawNode) -> None:
