@@ -21,29 +21,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from ids import NodeId
-from raft.errors import Compacted, NotInMemory
 from raft.node import RawNode
-from raft.progress import ProgressState
 from raft.types import NONE, ConfChange, ConfChangeSingle, ConfChangeType
 from vdl.logstream.group.outbox import server_of
-
-CAUGHT_UP_ENTRIES = 100
-"""A replica that misses no more than this of what is committed takes part without a noticeable
-pause. What is under way counts for nobody: under load that is always more."""
-CAUGHT_UP_BYTES = 1 << 20
-"""Nor more than this, unless it is one entry. One that is fed under a limit gets what it misses
-without one once it takes part: so it misses less before."""
 
 
 def next_change(
     node: RawNode,
     wanted: Collection[NodeId],
+    has_caught_up: Callable[[NodeId], bool],
     *,
     leaving: Sequence[NodeId] = (),
     adding: Collection[NodeId] = (),
     may_come: Callable[[NodeId], bool] = lambda member: True,
 ) -> ConfChangeSingle | None:
     """The leader's next step towards the wanted voters; None when there is nothing to do now.
+    `has_caught_up`: whether a member has, the leader itself too (`rounds.py`).
     `leaving`: members that may stay for the time being. `adding`: those of `wanted` that a
     reassignment brings. `may_come`: whether a replica can be added now."""
     membership = node.membership
@@ -63,39 +56,25 @@ def next_change(
     for member in sorted(wanted):
         if member not in members and may_come(member):
             return ConfChangeSingle(ConfChangeType.ADD_LEARNER_NODE, member)
-    have_come = all(is_caught_up(node, member) for member in adding)
+    have_come = all(has_caught_up(member) for member in adding)
     for member in sorted(membership.learners):
-        if is_caught_up(node, member) and (have_come or member not in adding):
+        if has_caught_up(member) and (have_come or member not in adding):
             return ConfChangeSingle(ConfChangeType.ADD_NODE, member)
-    if node.id in wanted and have_come and can_take_over(node, wanted):
+    if node.id in wanted and have_come and can_take_over(node, wanted, has_caught_up):
         # Those first that are of no use.
-        for member in sorted(leaving, key=lambda member: (is_caught_up(node, member), member)):
+        for member in sorted(leaving, key=lambda member: (has_caught_up(member), member)):
             if member in members:
                 return ConfChangeSingle(ConfChangeType.REMOVE_NODE, member)
     return None
 
 
-def can_take_over(node: RawNode, wanted: Collection[NodeId]) -> bool:
-    """Whether all wanted are voters, and most of them miss little: the group goes on without those
-    that leave."""
-    caught_up = sum(is_caught_up(node, member) for member in wanted)
+def can_take_over(
+    node: RawNode, wanted: Collection[NodeId], has_caught_up: Callable[[NodeId], bool]
+) -> bool:
+    """Whether all wanted are voters, and most of them have caught up: the group goes on without
+    those that leave."""
+    caught_up = sum(map(has_caught_up, wanted))
     return node.membership.incoming.issuperset(wanted) and 2 * caught_up > len(wanted)
-
-
-def is_caught_up(node: RawNode, member: NodeId) -> bool:
-    """Whether a led group's member has shown, to this leader, that it misses little."""
-    progress = node.progress(member)
-    if progress is None or progress.state is not ProgressState.REPLICATE:
-        return False
-    missing = node.commit - progress.match
-    if not 0 < missing <= CAUGHT_UP_ENTRIES:
-        return missing <= 0
-    try:
-        bytes_max = min(CAUGHT_UP_BYTES, node.raft.paced.get(member, CAUGHT_UP_BYTES))
-        little = node.raft.log.slice(progress.match + 1, node.commit + 1, bytes_max)
-    except (Compacted, NotInMemory):
-        return False
-    return len(little) == missing
 
 
 def as_change(single: ConfChangeSingle) -> ConfChange:

@@ -23,6 +23,9 @@ Must not know: how members change, what the catalog makes of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ids import NodeId
 from raft.errors import ProposalDropped
 from raft.types import ConfChange, ConfChangeSingle, ConfChangeType
 from vdl.clock import MS
@@ -55,14 +58,14 @@ class Reassignment:
         self._is_told = False
         """Whether a command is on its way."""
 
-    def go_on(self, group: Group) -> None:
+    def go_on(self, group: Group, has_caught_up: Callable[[NodeId], bool]) -> None:
         """No member is to be added or removed in a led group just now: take the next step after
-        that, if it is time for it. `finish` follows."""
+        that, if it is time for it. `finish` follows. `has_caught_up`: see `next_change`."""
         node, membership = group.node, group.node.membership
         if node.membership_changing or node.transferring:
             return
         if node.id in group.leaving:
-            if can_take_over(node, group.placement):
+            if can_take_over(node, group.placement, has_caught_up):
                 self._transfers.hand_to_wanted(group)
         elif membership.learners or membership.incoming != frozenset(group.placement):
             return

@@ -41,11 +41,11 @@ from vdl.logstream.group.outbox import server_of
 from vdl.logstream.group.state_group import Outcome
 from vdl.logstream.membership.conf_changes import (
     as_change,
-    is_caught_up,
     next_change,
 )
 from vdl.logstream.membership.reassignment import Reassignment
 from vdl.logstream.membership.replicas import Replicas
+from vdl.logstream.membership.rounds import Rounds
 from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.liveness import Liveness
@@ -56,7 +56,7 @@ from vdl.state.commands import LostReplica, ReplaceReplicas, ReplaceServer
 PARTITIONS_MAX = 16
 """Partitions that may be bringing new replicas up at one time, of those a server leads. The
 catalog and the coordinators do not count and do not wait: without them no server gets its
-partitions."""
+partitions. One that is overdue (`rounds.py`) does not count any more."""
 
 DEADLINE_NS = 2_000 * MS
 """After which a proposal of which nothing was heard is made again."""
@@ -111,6 +111,8 @@ class Replacement:
         self._patience_ns = state.options.patience_ns
         """How long a server must have been back with a new directory; long enough for a leader that
         hears no majority to have noticed."""
+        self._rounds: dict[GroupId, Rounds] = {}
+        """Of the groups led here that are to have other members, by id."""
         self._strangers: dict[ServerId, Stranger] = {}
         """Servers that are back with another directory, while the catalog is led here."""
         self._unfed: dict[GroupId, int] = {}
@@ -123,8 +125,11 @@ class Replacement:
         """Take the next step in every led group whose members are not what they are to be; whether
         there is any."""
         unsettled = [
-            group for group in self._state.groups.values() if group.serving and not group.is_settled
+            group
+            for group in self._state.groups.values()
+            if group.serving and group.node.is_leader and not group.is_settled
         ]
+        self._look_at_rounds(unsettled)
         busy = {group.group_id for group in unsettled if self._is_catching_up(group)}
         for group in unsettled:
             if group.revision > group.wanted_revision:
@@ -132,13 +137,14 @@ class Replacement:
             change = next_change(
                 group.node,
                 group.placement,
+                self._rounds[group.group_id].has_caught_up,
                 leaving=group.leaving,
                 adding=group.adding,
                 may_come=partial(self._may_come, group, busy),
             )
             if change is None:
                 if group.to_finish:
-                    self._reassignment.go_on(group)
+                    self._reassignment.go_on(group, self._rounds[group.group_id].has_caught_up)
                 continue
             if change.type is ConfChangeType.ADD_LEARNER_NODE and group.owner.entries_are_state:
                 busy.add(group.group_id)
@@ -156,13 +162,28 @@ class Replacement:
         self._reassignment.finish()
         return bool(unsettled)
 
+    def _look_at_rounds(self, unsettled: Collection[Group]) -> None:
+        """Follow how far the members of groups are that are to have others; forget the rest."""
+        known, self._rounds = self._rounds, {}
+        tick = self._state.loop_time.tick()
+        for group in unsettled:
+            node = group.node
+            rounds = known.get(group.group_id)
+            if rounds is None or rounds.term != node.term:
+                rounds = Rounds(node.term, election_ticks=self._state.options.election_ticks)
+            rounds.look(node, node.membership.members(), tick)
+            self._rounds[group.group_id] = rounds
+
     def _is_catching_up(self, group: Group) -> bool:
-        """Whether a led partition brings new replicas up just now. One that waits for others, or is
-        away, takes nothing."""
-        node = group.node
+        """Whether a led partition brings new replicas up just now, and has its place for that. One
+        that waits for others, or is away, takes nothing. One that is overdue has given the place
+        back: it is fed like a follower that lags, and others get their turn."""
+        rounds = self._rounds[group.group_id]
         return group.owner.entries_are_state and any(
-            self._is_there(learner) and not is_caught_up(node, learner)
-            for learner in node.membership.learners
+            self._is_there(learner)
+            and not rounds.has_caught_up(learner)
+            and not rounds.is_overdue(learner)
+            for learner in group.node.membership.learners
         )
 
     def _may_come(self, group: Group, busy: Collection[GroupId], replica: NodeId) -> bool:

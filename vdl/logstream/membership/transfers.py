@@ -1,6 +1,7 @@
 """Which leaderships should move, and to whom (thesis §3.10).
 
-Five reasons to hand one over: this server stops; its disk is full; its disk hangs while the
+Six reasons to hand one over: this server serves no clients, because it stops or, if it is the
+catalog's, starts; its loop has been late for long; its disk is full; its disk hangs while the
 followers' disks keep the group alive; its replica leaves the group; or the first replica of the
 placement, which should lead when it can, is back, has caught up and has no damaged entries left.
 The last happens in small batches, so that a server that comes back is not flooded by all its
@@ -21,14 +22,21 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from ids import GroupId, NodeId, ServerId
+from raft.errors import Compacted, NotInMemory
+from raft.node import RawNode
 from raft.progress import ProgressState
 from raft.types import NONE
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
-from vdl.logstream.membership.conf_changes import is_caught_up
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState
+
+LITTLE_ENTRIES = 100
+"""A replica that misses no more than this of what is committed leads without a noticeable
+pause. What is under way counts for nobody: under load that is always more."""
+LITTLE_BYTES = 1 << 20
+"""Nor more than this, unless it is one entry."""
 
 RETURN_ROUNDS_MAX = 32
 """Seconds between attempts to give back one leadership that does not go."""
@@ -166,7 +174,7 @@ class Transfers:
                 # It has not shown what it has since this leader came, or since it came back.
                 continue
             is_whole = not self._status.has_damage(server, group.group_id)
-            is_near = is_caught_up(group.node, replica)
+            is_near = misses_little(group.node, replica)
             is_first = is_near and replica == group.placement[0]
             load = given.get(server, 0) + self._liveness.count(server) if is_near else 0
             rank = (is_whole, is_near, is_first, -load, progress.match)
@@ -193,7 +201,22 @@ def to_return(groups: Mapping[GroupId, Group], may_return: Callable[[Group], boo
             and not node.transferring
             and may_return(group)
             and first in node.membership.incoming
-            and is_caught_up(node, first)
+            and misses_little(node, first)
         ):
             found.append(group)
     return found
+
+
+def misses_little(node: RawNode, member: NodeId) -> bool:
+    """Whether a led group's member has shown, to this leader, that it misses little."""
+    progress = node.progress(member)
+    if progress is None or progress.state is not ProgressState.REPLICATE:
+        return False
+    missing = node.commit - progress.match
+    if not 0 < missing <= LITTLE_ENTRIES:
+        return missing <= 0
+    try:
+        little = node.raft.log.slice(progress.match + 1, node.commit + 1, LITTLE_BYTES)
+    except (Compacted, NotInMemory):
+        return False
+    return len(little) == missing
