@@ -44,6 +44,8 @@ def problems_of_server(server: Server) -> Iterator[Problem]:
         yield Problem("no_quorum", "linked to no majority of the servers")
     if text := host.overload.problem():
         yield Problem("overloaded", text)
+    if host.overload.is_late_for_long:
+        yield Problem("late_for_long", "answers take longer than a failover")
     if host.is_flush_stalled:
         yield Problem("flush_stalled", "a write to a segment hangs")
     ahead_ms = host.time.ahead_ms

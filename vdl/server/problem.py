@@ -16,6 +16,7 @@ SERVER_KINDS: Final = {
     "disk_full": "the disk has no room: the server takes no new records",
     "flush_stalled": "the disk writes the journal and hangs over a segment",
     "overloaded": "the server has more to do than it can",
+    "late_for_long": "the loop has been late for a minute: leaderships go elsewhere",
     "clock_wrong": "the wall clock differs from that of most servers",
     "peer_contradicts": "another server sent what cannot be true beside the log here",
     "replica_lost": "a replica lost durable data and waits to be replaced",

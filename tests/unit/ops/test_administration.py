@@ -31,7 +31,7 @@ class Host:
             servers={1: None},
         )
         self.looked_at = 0
-        self.overload = SimpleNamespace(problem=lambda: self.overloaded)
+        self.overload = SimpleNamespace(problem=lambda: self.overloaded, is_late_for_long=False)
         self.time = SimpleNamespace(ahead_ms=0)
         self.stats = SimpleNamespace(contradicted_ns=0)
         self.is_flush_stalled = False
