@@ -273,8 +273,8 @@ class Options:
     transactional_partitions: int = 2
     """Of that topic."""
     late_answers: int = 0
-    """So many times, before anything else goes wrong, a server that tells partitions how
-    transactions ended restarts while they do not answer (`late_answers.py`)."""
+    """How often, before anything else goes wrong, a server that tells partitions how transactions
+    ended restarts while they do not answer (`late_answers.py`)."""
     share_members: int = 0
     """Members of a share group that reads the topic."""
     share_limit: int = 10

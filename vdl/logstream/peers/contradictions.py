@@ -1,4 +1,4 @@
-"""What peers say that cannot be true: counted, and told of now and then.
+"""What peers say that cannot be true: counted, and logged now and then.
 
 It is dropped where it is found, and costs nothing else: one of the two replicas is faulty, and all
 other groups of that server go on.
@@ -13,7 +13,7 @@ from vdl.clock import MS
 from vdl.logstream.state import HostState
 
 TELL_NS = 10_000 * MS
-"""How often it is told of: each heartbeat may bring one."""
+"""How often it is logged: each heartbeat may bring one."""
 
 
 class Contradictions:
@@ -24,7 +24,7 @@ class Contradictions:
     def __init__(self, state: HostState) -> None:
         self._state = state
         self._tell_ns = 0
-        """Before which none is told of again."""
+        """Before which none is logged again."""
 
     def found(self, server_id: ServerId, group_id: GroupId, *, message: str, says: str) -> None:
         """A peer's message contradicts what is known of a group here, or itself."""

@@ -9,7 +9,7 @@ and must be one that does no harm then.
 
 An answer names its command by a number alone, and may come seconds later, after the link or the
 process that sent the command was replaced. So numbers begin at random in each process
-(`HostState.request_numbers`), and whoever answers does so only to the process that asked.
+(`HostState.request_numbers`), and a leader answers only the process that sent the command.
 
 What small commands and answers a turn brings for one server leaves at its end, in one frame of each
 kind: a system call for each would cost more than what they are for.
@@ -252,7 +252,7 @@ class GroupCommands:
         elif sent.sent_to == server_id:
             if outcome.kind is OutcomeKind.TOO_LARGE:
                 del self._sent[number]
-                # Whoever led before may have appended it all the same.
+                # An earlier leader may have appended it all the same.
                 sent.done(UNKNOWN if sent.was_open else outcome)
                 return
             if outcome.kind is OutcomeKind.NOT_APPENDED:
