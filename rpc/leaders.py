@@ -442,6 +442,7 @@ class LeaderListReceiver:
         known = self._leaders.get(group)
         if known is not None and known.term == term and known.replica not in (0, replica):
             held.listed.pop(group, None)
+            held.outdated.pop(group, None)
             self._on_conflict(LeaderConflict(group, term, known.replica, replica))
             return
         held.listed[group] = (term, replica)

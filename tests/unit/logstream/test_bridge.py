@@ -178,7 +178,7 @@ def test_leader_gives_up_when_a_list_names_its_successor(cluster: Any) -> None:
     """It need not wait for a message about its group."""
     group_id = cluster.create_topic()
     cluster.run(1_000)
-    leader, other = cluster.nodes[1].host, LeaderLists()
+    leader, other = cluster.nodes[1].host, LeaderLists(lambda _: None)
     term = leader.groups[group_id].node.term + 1
     other.connected(1)
     other.sender.set(group_id, term, cluster.nodes[3].host.groups[group_id].replica_id)

@@ -428,6 +428,21 @@ def test_claims_of_a_list_that_is_not_confirmed_are_not_denied() -> None:
     assert denials(lists[TWO].frames(ONE, 4)) == [(10, 5, 6)]
 
 
+def test_claim_that_contradicts_a_row_is_not_denied_for_the_one_before_it() -> None:
+    """The row is dropped, and with it what there was to deny."""
+    found: list[LeaderConflict] = []
+    lists = linked(ONE, TWO, THREE, on_conflict=found.append)
+    lists[ONE].sender.set(10, 5, replica(ONE))
+    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 1), 1)
+    lists[THREE].sender.set(10, 6, replica(THREE))
+    deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 2), 2)
+    assert denials(lists[TWO].frames(ONE, 3)) == [(10, 5, 6)]
+    lists[ONE].sender.set(10, 6, replica(ONE))
+    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 4), 4)
+    assert len(found) == 1
+    assert denials(lists[TWO].frames(ONE, 5)) == []
+
+
 @pytest.mark.parametrize("more", [0, 1, DENIALS_MAX])
 def test_denials_of_one_heartbeat_are_bounded_and_all_have_their_turn(more: int) -> None:
     lists = linked(ONE, TWO)
