@@ -11,6 +11,7 @@ KNOWN: dict[tuple[str, ...], str] = {
         "vdl.sim.filled_disks",
         "vdl.sim.lateness",
         "vdl.sim.one_fault",
+        "vdl.sim.slow_learner",
         "vdl.sim.world",
     ): ("a judge of a whole world drives that world, and the world decides when it has its turn"),
 }

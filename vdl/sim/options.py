@@ -43,6 +43,12 @@ NO_CATALOG, NO_PORT = "no catalog", "no port"
 CLOSES = 0.3
 """Chance that some do not."""
 
+LAGS = 0.1
+LEARNER_SYNC_MS = (80, 120)
+"""A few of them take less than an election timeout."""
+
+LAGGING_KIB = 4 << 10
+
 SLOWLY_FED = 0.3
 """Chance that followers far behind are fed slowly."""
 CATCH_UP_KIB = (16, 512)
@@ -255,6 +261,9 @@ class Options:
     closed: str = ""
     """Not empty: then the server that leads most serves no clients, for this reason, and another
     one starts again: all groups must be led by servers that serve (`closed_server.py`)."""
+    learner_sync_ms: int = 0
+    """Not 0: then a replica is made anew on a disk whose syncs take so long, while records come in
+    steadily: it must become a voter (`slow_learner.py`)."""
     fills_disks: bool = False
     """After that the disks of all servers but one leader's fill (`filled_disks.py`)."""
     catch_up_kib: int = 0
@@ -459,6 +468,9 @@ def draw(rng: Random) -> Options:
         world = replace(
             world, closures=fault(0.1, 0.5), closed=rng.choice(("", NO_CATALOG, NO_PORT))
         )
+    is_even = is_roomy and not (world.catch_up_kib or world.turn_cost_us or world.moves)
+    if rng.random() < LAGS and is_even and not world.quiet_groups:
+        world = _lagging(world, spread(*LEARNER_SYNC_MS))
     return world
 
 
@@ -478,6 +490,20 @@ def _answered_late(drawn: Options, rng: Random) -> Options:
         transactional_producers=rng.randint(*MANY_PRODUCERS),
         transactional_partitions=MANY_PARTITIONS,
         late_answers=rng.randint(*LATE_ROUNDS),
+    )
+
+
+def _lagging(drawn: Options, sync_ms: int) -> Options:
+    """The same world with a replica that lags by a few syncs. A small journal would need many more
+    for its files, and a bad network has a round wait for what is not the disk."""
+    return replace(
+        drawn,
+        learner_sync_ms=sync_ms,
+        loss=0.0,
+        jitter_us=min(drawn.jitter_us, NARROW_JITTER_US_MAX),
+        sync_us=min(drawn.sync_us, NARROW_JITTER_US_MAX),
+        journal_kib=max(drawn.journal_kib, LAGGING_KIB),
+        checkpoint_kib=max(drawn.checkpoint_kib, LAGGING_KIB),
     )
 
 

@@ -75,6 +75,7 @@ from vdl.sim.options import Options
 from vdl.sim.producer import ProducerOptions
 from vdl.sim.recorder import Recorder, value_of
 from vdl.sim.share import SHARE_GROUP, ShareLoad
+from vdl.sim.slow_learner import judge_slow_learner
 from vdl.sim.stale_watch import STALE_LOOK_NS
 from vdl.sim.subscription import ResetStrategy, SubscriptionState, TopicPartition
 from vdl.sim.trace import Trace
@@ -824,6 +825,10 @@ class World:
         """All is well: what is drawn to happen by itself then."""
         if self.options.failover_sync_ms and len(self.machines) > 1:
             return self._slow_failover() and self._settles()
+        if self.options.learner_sync_ms and len(self.machines) > 2:
+            judge_slow_learner(self)
+            if not self._settles():
+                return False
         if self.options.closed and len(self.machines) > 2:
             judge_closed_server(self)
             if not self._settles():
