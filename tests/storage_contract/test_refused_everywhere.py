@@ -495,6 +495,10 @@ def refuse(place, code, *, lasts, may_end):
         live_on(engine)
     except Ended:
         assert may_end, engine.fatal
+    except OSError as error:  # of a look-up on the loop, which ends with it
+        if not may_end:
+            raise
+        engine.fatal.append(error)
     has_ended, engine.fatal = bool(engine.fatal), []
     if has_ended:
         engine.crash()
