@@ -148,8 +148,10 @@ class LogStream(Protocol):
         deadline_ns: int,
         done: Callable[[Appended], None],
         verify: Verify | None = None,
+        begins_epoch: bool = False,
     ) -> None:
-        """`verify` asks the coordinator of the batch's transaction, if it is of one."""
+        """`verify` asks the coordinator of the batch's transaction, if it is of one.
+        `begins_epoch`: that began a new epoch of its producer (KIP-890)."""
 
     def read(self, offset: Offset, bytes_max: int, *, stable: bool = False) -> Slices:
         """Committed batches only, or stable ones. Raises NotInMemory, OffsetOutOfRange."""

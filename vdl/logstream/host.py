@@ -647,6 +647,7 @@ class Host:
             in_sync=self.in_sync,
             gaps=self.state.gaps,
             agreed_ms=self.agreed_ms,
+            next_producer_id=lambda: self.catalog.next_producer_id,
         )
         self._opener.open(log, placement, stream)
 

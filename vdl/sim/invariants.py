@@ -237,6 +237,22 @@ class Watch:
                     return f"group {group_id}: server {host.server_id} remembers {count} producers"
         return ""
 
+    def who_forgot(self, tp: TopicPartition, producer_id: int, offset: int) -> str:
+        """A replica of the partition that has applied the batch at `offset`, and does not know the
+        producer that wrote it; empty when there is none."""
+        for host in self._hosts():
+            for group_id in sorted(host.groups):
+                stream = host.stream(group_id)
+                if stream is None or (stream.topic, stream.partition) != (tp.topic, tp.partition):
+                    continue
+                group = stream.group
+                if group.applied <= group.log.first_index:
+                    continue  # a snapshot may be all that it has
+                is_applied = group.log.offset_after(group.applied) > offset
+                if is_applied and stream.state.producers.get(producer_id) is None:
+                    return f"{tp}: server {host.server_id}"
+        return ""
+
     def led(self, machine: Machine) -> int:
         """How many groups a machine leads."""
         host = machine.server.host if machine.server is not None else None

@@ -123,6 +123,8 @@ class _Partition:
     next_sequence: int = 0
     appended_ns: int = -NEVER
     """When at the earliest the newest acknowledged batch of this producer id was appended."""
+    appended_offset: int = -1
+    """Of that batch; -1: not known."""
     failures: int = 0
     muted: bool = False
     """Waiting out a back-off."""
@@ -140,8 +142,11 @@ class Producer:
         self.order_lost: list[TopicPartition] = []
         """Partitions where the oldest batch was called out of order without an earlier one having
         failed: a server either has that batch, or expects it."""
+        self.who_forgot: Callable[[TopicPartition, int, int], str] | None = None
+        """Asked with a partition, the producer id, and the offset of a batch that is there: names a
+        replica that has applied the batch and does not know the producer, if there is one."""
         self.forgotten_early: list[str] = []
-        """Partitions that did not know this producer although it was there just before."""
+        """Replicas that did not know this producer although it was there just before."""
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._asking = False
         self._resetting = False
@@ -208,6 +213,7 @@ class Producer:
             partition = self._partitions[tp]
             partition.next_sequence = 0
             partition.appended_ns = -NEVER
+            partition.appended_offset = -1
             for batch in list(partition.batches):
                 if batch.uncertain:
                     self._finish(partition, batch, self._given_up(batch))
@@ -277,6 +283,7 @@ class Producer:
             batch.attempts += 1
             if batch.attempts == 1:
                 batch.first_sent_ns = self.client.clock.now_ns()
+                self._note_forgotten(tp, partition)
             if idempotent and batch.sequence == NO_SEQUENCE:
                 batch.sequence = partition.next_sequence
                 batch.producer_id = self.producer_id
@@ -341,8 +348,10 @@ class Producer:
                 )
             elif row.error_code in {0, ErrorCode.DUPLICATE_SEQUENCE_NUMBER}:
                 partition.failures = 0
-                partition.appended_ns = max(partition.appended_ns, batch.first_sent_ns)
                 offset = row.base_offset if row.error_code == 0 else -1
+                if batch.producer_id == self.producer_id and offset >= partition.appended_offset:
+                    partition.appended_ns = batch.first_sent_ns
+                    partition.appended_offset = offset
                 delivery = Delivery(Fate.DELIVERED, offset, 0, batch.attempts, node)
                 delivery.log_append_time_ms = row.log_append_time_ms
                 self._finish(partition, batch, delivery)
@@ -360,7 +369,8 @@ class Producer:
         batch.last_error = error
         batch.uncertain |= not definite
         if error == ErrorCode.UNKNOWN_PRODUCER_ID:
-            self._note_forgotten(tp, partition)
+            # Said only where there are more producers than a world has.
+            self.forgotten_early.append(f"{tp} called producer {self.producer_id} unknown")
         # Behind a batch that is being retried, "out of order" is what the server must say.
         waits_for_earlier = (
             error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and partition.batches[0] is not batch
@@ -389,11 +399,15 @@ class Producer:
             self.client.backoff(partition.failures, lambda: self._unmute(partition))
 
     def _note_forgotten(self, tp: TopicPartition, partition: _Partition) -> None:
-        """It may be only if the producer was idle for so long, by clocks that drift."""
+        """The producer may be forgotten only if it was idle for so long, by clocks that drift."""
+        if self.who_forgot is None or partition.appended_offset < 0:
+            return
         idle_ms = (self.client.clock.now_ns() - partition.appended_ns) // MS
         if idle_ms < self.options.expiry_ms * EXPIRY_MARGIN:
-            what = f"{tp} forgot producer {self.producer_id}, idle for {idle_ms} ms at most"
-            self.forgotten_early.append(what)
+            who = self.who_forgot(tp, self.producer_id, partition.appended_offset)
+            if who:
+                what = f"{who} forgot producer {self.producer_id}, idle for {idle_ms} ms at most"
+                self.forgotten_early.append(what)
 
     def _unmute(self, partition: _Partition) -> None:
         # A batch is sent again only when those behind it have been answered too: on a new

@@ -87,6 +87,8 @@ class Env:
         self.clients: list[KafkaClient] = []
         self.consumers: list[Consumer] = []
         self.producers: list[Producer] = []
+        self.who_forgot: Callable[[TopicPartition, int, int], str] | None = None
+        """See `Producer.who_forgot`. Set by the world."""
 
     def grown(self, count: int) -> None:
         """The topic has so many partitions now: whoever uses it is to use all of them."""
@@ -138,6 +140,8 @@ class ProducerLoad:
             # retries end long before: there remains what a batch may lie unread in a server.
             options = replace(options, delivery_timeout_ms=3_000, expiry_ms=self._expiry_ms)
         self.producer = Producer(self._client, options)
+        if self._expiry_ms:
+            self.producer.who_forgot = env.who_forgot
         env.producers.append(self.producer)
         self.refused: list[str] = []
         """Batches sent when it came back that were certainly not appended."""
@@ -572,9 +576,9 @@ class TopicChurn:
         self._env = env
         self._rng = rng
         self._client = env.client(name, host, rng)
-        self._producer = Producer(
-            self._client, ProducerOptions(idempotent=False, retries=0, delivery_timeout_ms=2_000)
-        )
+        self._producer = Producer(self._client, ProducerOptions(delivery_timeout_ms=2_000))
+        """Its numbers go on from a topic to the next one of that name."""
+        env.producers.append(self._producer)
         self._churning = True
         self._schedule()
 

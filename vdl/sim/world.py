@@ -220,6 +220,7 @@ class World:
             topic=TOPIC,
             acknowledged=self.watch.acknowledged,
         )
+        self.env.who_forgot = self.watch.who_forgot
         self._loads: list[Load] = []
         self._shares: list[ShareLoad] = []
         self.liars: list[Liar] = []

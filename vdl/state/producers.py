@@ -8,17 +8,26 @@ the committed log.
 Two layers. `Producers` is the result of committed batches, the same on every replica. `Overlay` is
 what this leader has appended and not committed yet; it ends with the term. `check` reads both.
 
-Rules, and where they are stricter than Kafka's:
+Rules for the first batch of a producer that is unknown here, in this order:
 
-* The first batch of a producer here, and the first of a new epoch, must start at 0. A later batch
-  of an unknown producer is UNKNOWN_PRODUCER_ID. Kafka (`ProducerAppendInfo.checkSequence`) accepts
-  any first number, and so can miss a gap. The numbers of an epoch are therefore dense from 0. The
-  Java client and franz-go start a new epoch and send the batch again. librdkafka does so for a
-  batch it sent once; for one it sent before it ends with a fatal error: it may be in the log, and
-  would be there twice.
-* Hence a batch wholly below the window was certainly appended: DUPLICATE_SEQUENCE_NUMBER, which
-  clients take as success without an offset. OUT_OF_ORDER_SEQUENCE_NUMBER would mean "not appended",
-  and a batch with an open fate would be appended twice.
+* Number 0 begins an epoch: it is appended.
+* In a transaction of KIP-890's second version every other number is out of order: each of those
+  begins an epoch.
+* A producer whose id is new (`new_ids_from`) was never here, so its numbers begin at 0 here. A
+  batch before this one is on its way: OUT_OF_ORDER_SEQUENCE_NUMBER. To append this one would
+  reverse their order; Kafka does.
+* A full table (`PRODUCERS_MAX`) may have forgotten a producer that still sends a batch again:
+  UNKNOWN_PRODUCER_ID. Java's client and franz-go begin a new epoch. librdkafka does so for a batch
+  it sent once; for one it sent before it ends with a fatal error: it may be in the log.
+* Any other number is appended, as in Kafka. The producer wrote to the topic of that name that was
+  deleted, or has been idle here for so long that nothing of it is sent again.
+
+A new epoch of a known producer begins at 0. A batch whose numbers are passed, and that is not among
+the last `WINDOW_BATCHES`, is out of order, as in Kafka: a producer has no more than these under
+way, and its numbers need not have begun at 0, so that it may never have been appended.
+
+Producers are forgotten by commands and by the bound:
+
 * A producer that was idle for `producer.id.expiration.ms` is forgotten by a command in the log
   (`expire`): the only other times in a partition's log are its clients'. Kafka uses those.
 * Where there are more than `PRODUCERS_KEPT`, or than a partition's share of what its leader's
@@ -26,7 +35,6 @@ Rules, and where they are stricter than Kafka's:
   clients may still send again what was not answered.
 * Beyond `PRODUCERS_MAX` the producer that was idle longest is forgotten, however long that is: that
   bounds memory where ever new ones come.
-* A forgotten producer is an unknown one: see the first rule. Kafka would accept its batch.
 * One with an open transaction is never forgotten: its marker is still to come (KIP-98).
 
 A producer's transaction opens with its first transactional batch, and ends with a marker. A marker
@@ -250,9 +258,13 @@ class Overlay:
 class Producers:
     """The windows of all producers of one partition, as committed batches made them."""
 
-    __slots__ = ("_dirty", "_producers", "open")
+    __slots__ = ("_dirty", "_producers", "new_ids_from", "open")
 
     def __init__(self) -> None:
+        self.new_ids_from = 0
+        """Producer ids from this one on are new: given out since this replica was opened, and no
+        producer with so high an id was forgotten. Use: to refuse what would be out of order; each
+        replica has its own. Invariant: never lowered."""
         self._producers: dict[int, Producer] = {}
         """Idle longest first: the order they are forgotten in. Invariant: by the index of the
         newest batch or marker, which no two share."""
@@ -263,6 +275,10 @@ class Producers:
 
     def __len__(self) -> int:
         return len(self._producers)
+
+    def ids_given_out(self, next_producer_id: int) -> None:
+        """Ids below `next_producer_id` were given out before this replica got its state."""
+        self.new_ids_from = max(self.new_ids_from, next_producer_id)
 
     @property
     def oldest_index(self) -> Index | None:
@@ -383,12 +399,15 @@ class Producers:
         epoch: int,
         base_sequence: int,
         record_count: int,
+        *,
+        begins_epoch: bool = False,
     ) -> Duplicate | ErrorCode:
-        """What to do with a batch: NONE to append it, Duplicate, or the error to answer."""
+        """What to do with a batch: NONE to append it, Duplicate, or the error to answer.
+        `begins_epoch`: the batch is of a transaction that does (KIP-890)."""
         committed = self._producers.get(producer_id)
         newest = overlay.producers.get(producer_id) or committed
         if newest is None:
-            return ErrorCode.NONE if base_sequence == 0 else ErrorCode.UNKNOWN_PRODUCER_ID
+            return self._check_unknown(producer_id, base_sequence, begins_epoch=begins_epoch)
         if epoch != newest.epoch:
             if epoch < newest.epoch:
                 return ErrorCode.INVALID_PRODUCER_EPOCH
@@ -405,20 +424,25 @@ class Producers:
         duplicate = newest.find(base_sequence, last)
         if duplicate is not None:
             return duplicate
-        oldest = newest
         if committed is not None and committed is not newest and committed.epoch == epoch:
             duplicate = committed.find(base_sequence, last)
             if duplicate is not None:
                 return duplicate
-            oldest = committed
-        # Numbers are dense from 0, so what lies below the window was accepted before it, unless it
-        # is ahead: just before the numbers wrap, the next ones are lower. Once they have wrapped,
-        # below and above cannot be told apart: then it is out of order.
-        is_behind = (base_sequence - wanted) % SEQUENCE_END > SEQUENCE_END // 2
-        window = oldest.window or window
-        if is_behind and window and base_sequence <= last < window[0].first:
-            return ErrorCode.DUPLICATE_SEQUENCE_NUMBER
         return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    def _check_unknown(
+        self, producer_id: int, base_sequence: int, *, begins_epoch: bool
+    ) -> ErrorCode:
+        """The verdict on the first batch of a producer, or of one that was forgotten."""
+        if base_sequence == 0:
+            return ErrorCode.NONE
+        if begins_epoch or producer_id >= self.new_ids_from:
+            return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        # One forgotten by the bound alone left as many behind it as the bound says, and none of
+        # them goes before it could have gone by a command itself.
+        if len(self._producers) >= PRODUCERS_MAX:
+            return ErrorCode.UNKNOWN_PRODUCER_ID
+        return ErrorCode.NONE
 
     def apply(
         self,
@@ -485,7 +509,7 @@ class Producers:
         for producer_id, producer in self._producers.items():
             if not producer.has_transaction:
                 del self._producers[producer_id]
-                self._dirty.add(producer_id)
+                self._forgotten([producer_id])
                 return
 
     def expire(self, index: Index) -> None:
@@ -499,9 +523,13 @@ class Producers:
                 expired.append(producer_id)
         for producer_id in expired:
             del self._producers[producer_id]
-        self._dirty.update(expired)
+        self._forgotten(expired)
         # A dictionary keeps the room of what was deleted; a copy has what it needs.
         self._producers = dict(self._producers)
+
+    def _forgotten(self, producer_ids: list[int]) -> None:
+        self._dirty.update(producer_ids)
+        self.new_ids_from = max(self.new_ids_from, 1 + max(producer_ids, default=-1))
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
@@ -517,7 +545,8 @@ class Producers:
         ]
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
-        """Replace everything by what `items` or the dirty keys of a life gave."""
+        """Replace everything by what `items` or the dirty keys of a life gave. They do not say
+        which producers were forgotten."""
         loaded: list[tuple[int, Producer]] = []
         for key, value in items:
             stored = decode_value(value, StoredTransactional)
@@ -537,6 +566,7 @@ class Producers:
         opened.sort(key=lambda pair: pair[1].first_offset)
         self.open = dict(opened)
         self._dirty = set()
+        self.new_ids_from = max(self.new_ids_from, 1 + max(self._producers, default=-1))
 
     def _stored(self, producer_id: int) -> bytes | None:
         producer = self._producers.get(producer_id)

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.differential.batches import BROKEN, GOOD, TIME_MS, batch
 from tests.differential.side import Side
+from vdl.kafka.wire.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic
 from vdl.kafka.wire.init_producer_id import InitProducerIdRequest
 from vdl.kafka.wire.metadata import MetadataRequest
@@ -259,6 +260,33 @@ def produce_idempotent(side: Side) -> None:
     ask("an unknown producer in the middle", of(7, pid=800_000))
 
 
+def produce_to_a_topic_made_anew(side: Side) -> None:
+    """The producer goes on with its numbers: it does not know that the topic is another one."""
+    topic = side.topic("anew")
+    version = side.versions(0)[-1]
+    producer = side.retry(InitProducerIdRequest(None, 60_000), lambda answer: answer.error_code)
+
+    def ask(label: str, sequence: int) -> None:
+        record = batch(
+            [b"v"], producer_id=producer.producer_id, producer_epoch=0, base_sequence=sequence
+        )
+        request = _request(version, topic, side.topic_id(topic), _row(record))
+        side.ask(label, request, version=version, to=side.leader(topic))
+
+    for sequence in range(7):
+        ask(f"number {sequence}", sequence)
+    ask("the last but four, again", 2)
+    ask("the last but five, again", 1)
+    side.quiet(DeleteTopicsRequest([DeleteTopicState(topic)], timeout_ms=10_000))
+    side.await_gone(topic)
+    side.topic("anew")
+    ask("the next number", 7)
+    ask("again", 7)
+    ask("one of the topic before", 6)
+    ask("the one after it", 8)
+    ask("a gap", 10)
+
+
 def init_producer_id(side: Side) -> None:
     # A server of Kafka fetches its first ids when it is first asked.
     side.retry(InitProducerIdRequest(None, 60_000), lambda answer: answer.error_code)
@@ -289,5 +317,6 @@ SCENARIOS = (
     produce_compacted,
     produce_unanswered,
     produce_idempotent,
+    produce_to_a_topic_made_anew,
     init_producer_id,
 )

@@ -136,6 +136,7 @@ class FakeStream:
         deadline_ns: int,
         done: Callable[[FakeAppended], None],
         verify: Verify | None = None,
+        begins_epoch: bool = False,
     ) -> None:
         self.copies_asked.append(copies_min)
         if not self.is_leader:

@@ -24,7 +24,7 @@ def names() -> set[str]:
 
 
 def test_producers_that_are_forgotten_and_come_back_break_nothing() -> None:
-    """They are told so, take a new id and send again."""
+    """They go on where they were."""
     assert names() == set()
 
 
@@ -48,9 +48,11 @@ def test_producer_that_comes_back_and_is_turned_away_is_found(
     """The error must be one that clients can handle."""
     original = Producers.check
 
-    def check(self: Any, *arguments: Any) -> Any:
-        verdict = original(self, *arguments)
-        return ErrorCode.INVALID_RECORD if verdict is ErrorCode.UNKNOWN_PRODUCER_ID else verdict
+    def check(self: Any, *arguments: Any, **options: Any) -> Any:
+        verdict = original(self, *arguments, **options)
+        _, producer_id, _, base_sequence, _ = arguments
+        is_unknown = self.get(producer_id) is None and base_sequence > 0
+        return ErrorCode.INVALID_RECORD if is_unknown and not verdict else verdict
 
     monkeypatch.setattr(Producers, "check", check)
     assert names() == {"producer-refused"}

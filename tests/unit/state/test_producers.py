@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import msgspec
 import pytest
@@ -125,21 +126,65 @@ def test_gap_in_sequence_is_out_of_order() -> None:
     assert leader.send(0, count=5) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_batch_below_the_window_is_a_duplicate_without_offset() -> None:
-    """What was certainly appended is never answered "not appended"."""
+def test_batch_below_the_window_is_out_of_order() -> None:
+    """Numbers need not begin at 0 here: what is below may never have been appended, and 46 would be
+    taken for an acknowledgement."""
     leader = Leader()
     for n in range(WINDOW_BATCHES + 1):
         leader.send(n * COUNT)
     leader.apply()
-    assert leader.send(0) is ErrorCode.DUPLICATE_SEQUENCE_NUMBER
+    assert leader.send(0) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert leader.send(10) == original(10, 2)
 
 
-def test_unknown_producer_must_start_at_zero() -> None:
-    """A first batch in the middle of a sequence is 59: nobody can tell what came before it."""
+def test_producer_with_a_new_id_begins_at_zero() -> None:
+    """It was never here: a batch before this one is on its way, and would come behind it."""
     leader = Leader()
-    assert leader.send(10) is ErrorCode.UNKNOWN_PRODUCER_ID
+    leader.producers.ids_given_out(PID)
+    assert leader.send(10) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert leader.send(0) is ErrorCode.NONE
+    assert leader.send(10) is ErrorCode.NONE
+
+
+def test_producer_older_than_the_replica_begins_anywhere() -> None:
+    """It may have written to the topic that had the name before. What it sent before its first
+    batch here was never appended."""
+    leader = Leader()
+    leader.producers.ids_given_out(PID + 1)
+    assert leader.send(70) is ErrorCode.NONE
+    assert leader.send(60) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    leader.apply()
+    assert leader.send(60) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert leader.send(70) == original(0, 1)
+    assert leader.send(80) is ErrorCode.NONE
+    assert leader.send(10, epoch=1) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert leader.send(0, epoch=1) is ErrorCode.NONE
+
+
+def test_transaction_that_began_an_epoch_begins_at_zero() -> None:
+    """KIP-890: also of a producer that is as old as any."""
+    leader = Leader()
+    leader.producers.ids_given_out(PID + 1)
+    check = partial(leader.producers.check, leader.overlay, PID, 3)
+    assert check(10, COUNT, begins_epoch=True) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert check(0, COUNT, begins_epoch=True) is ErrorCode.NONE
+    assert check(10, COUNT) is ErrorCode.NONE
+
+
+def test_replica_that_got_its_state_takes_those_it_lacks_for_old() -> None:
+    """A stored state does not say who was forgotten: only what is given out later is new."""
+    leader = Leader()
+    leader.send(0, pid=9)
+    leader.apply()
+    copy = PartitionState()
+    copy.load(leader.state.items())
+    check = copy.producers.check
+    assert check(Overlay(), 8, 0, 10, COUNT) is ErrorCode.NONE
+    assert check(Overlay(), 10, 0, 10, COUNT) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    copy.producers.ids_given_out(20)
+    copy.producers.ids_given_out(15)
+    assert check(Overlay(), 19, 0, 10, COUNT) is ErrorCode.NONE
+    assert check(Overlay(), 20, 0, 10, COUNT) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 def test_epoch_that_rises_starts_a_new_sequence_and_fences_the_old() -> None:
@@ -179,8 +224,7 @@ def test_sequence_wraps_to_zero_after_the_largest() -> None:
 
 
 def test_batch_ahead_of_the_wrap_was_not_appended() -> None:
-    """The numbers behind the largest are low, and none of an old batch: a client takes 46 for an
-    acknowledgement."""
+    """The numbers behind the largest are low, and none of an old batch."""
     producers = Producers()
     for n in range(WINDOW_BATCHES):
         first = SEQUENCE_END - (WINDOW_BATCHES - n) * COUNT
@@ -188,8 +232,6 @@ def test_batch_ahead_of_the_wrap_was_not_appended() -> None:
     overlay = Overlay()
     assert producers.check(overlay, PID, 0, COUNT, COUNT) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert producers.check(overlay, PID, 0, 0, COUNT) is ErrorCode.NONE
-    before = SEQUENCE_END - (WINDOW_BATCHES + 1) * COUNT
-    assert producers.check(overlay, PID, 0, before, COUNT) is ErrorCode.DUPLICATE_SEQUENCE_NUMBER
 
 
 def test_producer_quiet_longest_is_forgotten_at_the_limit() -> None:
@@ -204,8 +246,9 @@ def test_producer_quiet_longest_is_forgotten_at_the_limit() -> None:
     assert len(producers) == PRODUCERS_MAX
     assert producers.get(0) is not None
     assert producers.get(1) is None
-    assert producers.check(Overlay(), 1, 0, 1, 1) is ErrorCode.UNKNOWN_PRODUCER_ID
+    assert producers.check(Overlay(), 1, 0, 1, 1) is ErrorCode.UNKNOWN_PRODUCER_ID, "in the log?"
     assert producers.check(Overlay(), 0, 0, 2, 1) is ErrorCode.NONE
+    assert producers.check(Overlay(), 1, 0, 0, 1) is ErrorCode.NONE
     deleted = [key for key, value in producers.take_dirty() if value is None]
     assert len(deleted) == 1
 
@@ -288,20 +331,32 @@ def test_producers_without_a_newer_batch_expire() -> None:
     assert leader.state.take_dirty() == []
 
 
-def test_expired_producer_is_one_that_nobody_knows() -> None:
-    """Nobody can tell what came before its next batch, unless that is the first of an epoch."""
+def test_expired_producer_goes_on_where_it_was() -> None:
+    """It has been idle for so long that nothing of it is sent again; Kafka takes it as well."""
     leader = Leader()
     leader.send(0, epoch=3)
     leader.apply()
     expire(leader.state, 1)
     assert len(leader.producers) == 0
-    assert leader.send(10, epoch=3) is ErrorCode.UNKNOWN_PRODUCER_ID
+    assert leader.send(10, epoch=3, pid=PID + 1) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert leader.send(10, epoch=3) is ErrorCode.NONE
+    assert leader.send(20, epoch=3) is ErrorCode.NONE
     assert leader.send(0, epoch=4) is ErrorCode.NONE
 
 
+def test_expired_producers_leave_a_table_that_takes_any_again() -> None:
+    """Once it is below its bound, none was forgotten before its time."""
+    producers = Producers()
+    for pid in range(PRODUCERS_MAX + 1):
+        producers.apply(pid, 0, 0, 1, pid, pid + 1, -1)
+    assert producers.check(Overlay(), 0, 0, 1, 1) is ErrorCode.UNKNOWN_PRODUCER_ID
+    producers.expire(2)
+    assert producers.check(Overlay(), 0, 0, 1, 1) is ErrorCode.NONE
+
+
 def test_batch_appended_before_its_producer_expires_keeps_it_known() -> None:
-    """The leader took the batch while the command was under way: what follows is in order, a batch
-    sent again is recognised, and what is below was appended."""
+    """The leader took the batch while the command was under way: what follows is in order, and a
+    batch sent again is recognised."""
     leader = Leader()
     leader.send(0)
     leader.apply()
@@ -312,7 +367,7 @@ def test_batch_appended_before_its_producer_expires_keeps_it_known() -> None:
     leader.apply()
     assert leader.send(20) == original(20, 3)
     assert leader.send(30) is ErrorCode.NONE
-    assert leader.send(0) is ErrorCode.DUPLICATE_SEQUENCE_NUMBER
+    assert leader.send(0) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 def test_state_after_an_expiry_is_the_state_stored() -> None:
@@ -399,14 +454,11 @@ def test_random_sends_never_append_twice_or_out_of_order(
             elif first and first[0] in mine[-WINDOW_BATCHES:]:
                 assert verdict == original(first[0][4], first[0][5])
             elif first:
-                assert verdict is ErrorCode.DUPLICATE_SEQUENCE_NUMBER or isinstance(
+                assert verdict is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER or isinstance(
                     verdict, Duplicate
                 )
             elif number * COUNT != len(mine) * COUNT:
-                assert verdict in (
-                    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                    ErrorCode.UNKNOWN_PRODUCER_ID,
-                )
+                assert verdict is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
             else:
                 assert verdict is ErrorCode.NONE
     for epoch in range(3):

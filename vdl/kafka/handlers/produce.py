@@ -37,7 +37,7 @@ from vdl.kafka.context import RequestContext
 from vdl.kafka.host import Appended, LogStream, Verify
 from vdl.kafka.lookup import Topic, find_topic, leader_endpoints, partition_group
 from vdl.kafka.partitions.record_checks import Bounds, Codec, Recompressed, RecordsRefused, Verdict
-from vdl.kafka.transactions.verification import produce_code, verification
+from vdl.kafka.transactions.verification import IMPLICIT_FROM, produce_code, verification
 from vdl.kafka.wire.produce import (
     BatchIndexAndErrorMessage,
     LeaderIdAndEpoch,
@@ -292,6 +292,7 @@ class _Produce:
             deadline_ns=self.deadline_ns,
             done=done,
             verify=placed.verify,
+            begins_epoch=placed.verify is not None and ctx.api_version >= IMPLICIT_FROM,
         )
 
     def refused(

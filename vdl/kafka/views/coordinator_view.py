@@ -415,6 +415,7 @@ class CoordinatorView(Generic[Place, Item]):
         deadline_ns: int,
         done: Callable[[Appended], None],
         verify: Verify | None = None,
+        begins_epoch: bool = False,
     ) -> None:
         """Clients cannot write here."""
         done(Appended(ErrorCode.INVALID_TOPIC_EXCEPTION))

@@ -58,7 +58,9 @@ class Waiter:
 class HeldAppend:
     """A batch that waits to be appended."""
 
-    __slots__ = ("batch", "copies_min", "deadline_ns", "done", "header", "verify")
+    __slots__ = (
+        "batch", "begins_epoch", "copies_min", "deadline_ns", "done", "header", "verify",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -68,8 +70,10 @@ class HeldAppend:
         deadline_ns: int,
         done: Callable[[Appended], None],
         verify: Verify | None,
+        begins_epoch: bool = False,
     ) -> None:
         self.batch = batch
+        self.begins_epoch = begins_epoch
         self.copies_min = copies_min
         self.header = header
         self.deadline_ns = deadline_ns

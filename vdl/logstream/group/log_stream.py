@@ -119,6 +119,7 @@ class LogStream:
         "_held",
         "_idle_producers",
         "_in_sync",
+        "_next_producer_id",
         "_options",
         "_outbox",
         "_overlay",
@@ -151,8 +152,10 @@ class LogStream:
         in_sync: InSyncReplicas,
         gaps: LoopGaps,
         agreed_ms: Callable[[], int],
+        next_producer_id: Callable[[], int] = int,
     ) -> None:
-        """`in_sync` and `gaps`: the server's. `agreed_ms`: what time it is."""
+        """`in_sync` and `gaps`: the server's. `agreed_ms`: what time it is. `next_producer_id`: ids
+        from it on are not given out yet."""
         self.topic = topic
         self.partition = partition
         self.state = state
@@ -162,6 +165,7 @@ class LogStream:
         self._in_sync = in_sync
         self._gaps = gaps
         self._agreed_ms = agreed_ms
+        self._next_producer_id = next_producer_id
         self._proved = gaps.count
         """After so many gaps a quorum has answered here, or nobody led before the last of them."""
         self._overlay = Overlay()
@@ -278,10 +282,12 @@ class LogStream:
         deadline_ns: int,
         done: Callable[[Appended], None],
         verify: Verify | None = None,
+        begins_epoch: bool = False,
     ) -> None:
         """Append one checked v2 batch, writable, and call `done` once with its fate. It is
         acknowledged when a majority and `copies_min` replicas hold it, all if they are fewer.
-        `verify` is needed for a batch of a transaction.
+        `verify` is needed for a batch of a transaction; `begins_epoch`: that transaction began a
+        new epoch of its producer (KIP-890).
 
         `done` may run before this returns. `batch` is patched in place (base offset and leader
         epoch lie outside its CRC) and may be reused after the turn.
@@ -294,9 +300,13 @@ class LogStream:
         elif (
             not group.serving
             or self._held
-            or not self._append_now(batch, header, copies_min, deadline_ns, done, verify)
+            or not self._append_now(
+                batch, header, copies_min, deadline_ns, done, verify, begins_epoch
+            )
         ):
-            self._hold(HeldAppend(batch, header, copies_min, deadline_ns, done, verify))
+            self._hold(
+                HeldAppend(batch, header, copies_min, deadline_ns, done, verify, begins_epoch)
+            )
 
     def _answer_without_room(
         self,
@@ -337,12 +347,15 @@ class LogStream:
         deadline_ns: int,
         done: Callable[[Appended], None],
         verify: Verify | None,
+        begins_epoch: bool,
     ) -> bool:
         """False when there is no room for it now; then nothing happened."""
         producer_id = header.producer_id
         transactions = self.transactions
         if transactions.verifying and producer_id in transactions.verifying:
-            transactions.hold(HeldAppend(batch, header, copies_min, deadline_ns, done, verify))
+            transactions.hold(
+                HeldAppend(batch, header, copies_min, deadline_ns, done, verify, begins_epoch)
+            )
             return True
         copies = min(copies_min, len(self.group.placement))
         has_too_few = copies > 1 and not self._in_sync.may_reach(self.group, copies)
@@ -354,6 +367,7 @@ class LogStream:
                 header.producer_epoch,
                 header.base_sequence,
                 header.count,
+                begins_epoch=begins_epoch,
             )
             if isinstance(verdict, Duplicate):
                 self._answer_duplicate(verdict, copies, deadline_ns, done)
@@ -362,8 +376,9 @@ class LogStream:
                 self._refuse(verdict, deadline_ns, done)
                 return True
             if is_transactional and not transactions.may_join(header):
-                held = HeldAppend(batch, header, copies_min, deadline_ns, done, verify)
-                transactions.verify(held)
+                transactions.verify(
+                    HeldAppend(batch, header, copies_min, deadline_ns, done, verify, begins_epoch)
+                )
                 return True
             is_any_open = self._overlay.unstable or self.state.producers.open
             if (
@@ -799,13 +814,14 @@ class LogStream:
 
     def load(self, items: Items) -> None:
         """Take the stored state, before the replica runs."""
-        self.state.load(items)
+        self.install(items)
 
     def replay(self, entries: Sequence[Entry]) -> None:
         self.apply(entries)
 
     def install(self, items: Items) -> None:
         self.state.load(items)
+        self.state.producers.ids_given_out(self._next_producer_id())
 
     def items(self) -> Items:
         return self.state.items()
@@ -997,6 +1013,7 @@ class LogStream:
                 first.deadline_ns,
                 first.done,
                 first.verify,
+                first.begins_epoch,
             ):
                 held.appendleft(first)
                 return
