@@ -61,6 +61,10 @@ VERSION_OF_COMPACTED_COPIES = 10
 VERSION_OF_DENIALS = 11
 """Who speaks less would end the link at DENIALS, and is answered in Raft messages."""
 
+VERSION_OF_DOWNGRADES = 11
+"""Coordinators whose members all speak it apply `DowngradeConsumerGroup` and
+`TimeOutTransactions`."""
+
 DIRECTORY_ID_BYTES = 16
 CLUSTER_ID_BYTES_MAX = 255
 CONFIG_DIGEST_BYTES_MAX = 64

@@ -95,6 +95,8 @@ class HostState:
         self.time = ClusterTime(
             clock, servers=len(record.initial_voters), hold_ms=options.clock_hold_ms, log=log
         )
+        self.alive: dict[ServerId, Hello] = {}
+        """The other servers that there is a link to, by server id, and what they said first."""
         # --- groups ---
         self.catalog = Catalog(
             record.cluster_id,
@@ -116,8 +118,6 @@ class HostState:
         """Replicas here that lost durable data, take no part, and have no successor here yet; by
         group id. Invariant: none of their groups is in `groups`."""
         # --- peers ---
-        self.alive: dict[ServerId, Hello] = {}
-        """The other servers that there is a link to, by server id, and what they said first."""
         self.silent: set[ServerId] = set()
         """Servers whose link was lost, and that were neither linked nor refused since: they may be
         alive. Invariant: none of them is in `alive`."""
@@ -136,6 +136,7 @@ class HostState:
                 machine=self.catalog if group_id == CATALOG_GROUP else Coordinator(),
                 time=self.time,
                 outbox=self.outbox,
+                alive=self.alive,
                 is_essential=group_id == CATALOG_GROUP,
             )
             for group_id in map(GroupId, range(1 + self.record.coordinator_groups))

@@ -537,7 +537,8 @@ class CompleteTransactions(Command, frozen=True, tag=112):
 
 
 class AbortTransactions(Command, frozen=True, tag=113):
-    """These transactions were open for longer than their producers said, by the leader's timers."""
+    """These transactions were open for longer than their producers said, by the leader's timers.
+    Proposed while members do not know `TimeOutTransactions`."""
 
     transactions: list[tuple[str, int, int]]
     """(transactional id, producer id, number)."""
@@ -578,6 +579,14 @@ class EndTransactionOffsets(Command, frozen=True, tag=116):
     producer_epoch: int
     number: int
     commits: bool
+
+
+class TimeOutTransactions(Command, frozen=True, tag=117):
+    """As `AbortTransactions`; a producer that names the epoch it had goes on in the next one
+    (KIP-588). Peers of protocol version 11 know it."""
+
+    transactions: list[tuple[str, int, int]]
+    """(transactional id, producer id, number)."""
 
 
 class ConsumerHeartbeat(Command, frozen=True, tag=120):
@@ -660,6 +669,14 @@ class ExpireConsumers(Command, frozen=True, tag=123):
     members: list[tuple[str, int]]
     """(member id, the epoch it must be in and not have revoked all; -1: any)."""
     may_downgrade: bool = False
+
+
+class DowngradeConsumerGroup(Command, frozen=True, tag=124):
+    """No member of a KIP-848 group speaks the newer protocol any more: it becomes a classic one.
+    Peers of protocol version 11 know it. Before that the commands that remove members do it, too
+    (`may_downgrade`), and a generation is skipped."""
+
+    group_id: str
 
 
 # --- coordinator, share groups: tags 130..139 ------------------------------------------------

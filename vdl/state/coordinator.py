@@ -37,6 +37,7 @@ from vdl.state.modern.groups import (
     ModernGroups,
     TargetsAssigned,
 )
+from vdl.state.modern.member import JOINING_EPOCH
 from vdl.state.modern.migration import CONSUMER_PROTOCOL, downgraded, upgraded
 from vdl.state.offsets import NO_EXPIRY, Offsets
 from vdl.state.pending_offsets import PendingOffset, PendingOffsets
@@ -129,6 +130,7 @@ class Coordinator:
             commands.EndTransaction: transactions.end,
             commands.CompleteTransactions: transactions.complete,
             commands.AbortTransactions: transactions.abort,
+            commands.TimeOutTransactions: transactions.abort,
             commands.ExpireTransactionalIds: transactions.expire,
             commands.CommitTransactionOffsets: self._commit_transaction_offsets,
             commands.EndTransactionOffsets: self._end_transaction_offsets,
@@ -136,6 +138,7 @@ class Coordinator:
             commands.LeaveConsumerGroup: self._leave_consumer_group,
             commands.AssignTargets: self._assign_targets,
             commands.ExpireConsumers: self._expire_consumers,
+            commands.DowngradeConsumerGroup: self._downgrade_consumer_group,
             commands.JoinShareGroup: self._join_share_group,
             commands.LeaveShareGroup: self.share.leave,
             commands.RefreshShareGroup: self._of_share(self.share.refresh),
@@ -272,13 +275,26 @@ class Coordinator:
         self.consumer.adopt(group)
         return [*events, GroupTouched(group.group_id, GroupKind.CONSUMER, list(group.members))]
 
-    def _downgrade(self, group_id: str, now_ms: int) -> list[GroupEvent]:
+    def _downgrade_consumer_group(
+        self, command: commands.DowngradeConsumerGroup, now_ms: int
+    ) -> HeartbeatAnswer:
+        events = self._downgrade(command.group_id, now_ms, keeps_generation=True)
+        return HeartbeatAnswer(ErrorCode.NONE, events=events)
+
+    def _downgrade(
+        self, group_id: str, now_ms: int, *, keeps_generation: bool = False
+    ) -> list[GroupEvent]:
         """Nobody who speaks the newer protocol is left in a group."""
         if not self.consumer.is_classic_again(group_id):
             return []
         group = self.consumer.give_away(group_id)
+        generation = group.epoch
+        if keeps_generation:
+            # Members are in it: they keep their partitions until they have joined the next one.
+            generation = max(member.epoch for member in group.members.values())
+            generation = generation if generation > JOINING_EPOCH else group.epoch
         touched = GroupTouched(group_id, GroupKind.CONSUMER, list(group.members))
-        return [touched, *self.groups.adopt(downgraded(group, now_ms), now_ms)]
+        return [touched, *self.groups.adopt(downgraded(group, generation, now_ms), now_ms)]
 
     def _leave_consumer_group(
         self, command: commands.LeaveConsumerGroup, now_ms: int

@@ -405,13 +405,19 @@ class Transactions:
         return TransactionAnswer(error, changed=[name], touched=[name])
 
     # --- what timers and participants say --------------------------------------------------------
-    def abort(self, command: commands.AbortTransactions, now_ms: int) -> TransactionAnswer:
+    def abort(
+        self, command: commands.AbortTransactions | commands.TimeOutTransactions, now_ms: int
+    ) -> TransactionAnswer:
         """Abort transactions that were open for too long."""
         answer = TransactionAnswer(ErrorCode.NONE)
+        may_go_on = isinstance(command, commands.TimeOutTransactions)
         for name, producer_id, number in command.transactions:
             known = self._transaction(name, producer_id, number)
             if known is not None and known.state is TransactionState.ONGOING:
+                epoch = known.epoch
                 answer.changed += self._fence(known, now_ms, ErrorCode.NONE).changed
+                if may_go_on:
+                    known.last_epoch = epoch
         answer.touched = list(answer.changed)
         return answer
 

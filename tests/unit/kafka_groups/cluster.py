@@ -14,6 +14,7 @@ from typing import Any
 
 from raft.errors import DropReason, ProposalDropped
 from raft.types import Entry
+from rpc.hello import PROTOCOL_VERSION
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
@@ -98,6 +99,7 @@ class FakeGroup:
         self.store = FakeStore()
         self.serving = False
         self.is_whole = True
+        self.members: list[int] = []
 
     @property
     def accepts_appends(self) -> bool:
@@ -148,9 +150,16 @@ class FakeServer:
             time: Any = SimpleNamespace(now_ms=self.clock.wall_ms)
             outbox: Any = SimpleNamespace(mark_dirty=lambda _: None)
             state_group = StateGroup(
-                server_id=server_id, boot=server_id, machine=Coordinator(), time=time, outbox=outbox
+                server_id=server_id,
+                boot=server_id,
+                machine=Coordinator(),
+                time=time,
+                outbox=outbox,
+                alive=cluster.alive,
             )
-            state_group.group = FakeGroup(log, server_id)  # type: ignore[assignment]
+            group = FakeGroup(log, server_id)
+            group.members = [other << 16 | 1 for other in cluster.alive]
+            state_group.group = group  # type: ignore[assignment]
             self.groups.attach(state_group)
             self.transactions.attach(state_group)
             self.state_groups[log.number] = state_group
@@ -260,6 +269,9 @@ class Cluster:
         """Not None: partitions do not answer; this is who waits."""
         self.verdict = ErrorCode.NONE
         """What partitions answer."""
+        self.alive: dict[int, Any] = {}
+        """What each server has said first, itself included."""
+        self.speak(PROTOCOL_VERSION, *range(1, servers + 1))
         self.servers: dict[int, FakeServer] = {}
         for server_id in range(1, servers + 1):
             self.servers[server_id] = FakeServer(self, server_id)
@@ -284,6 +296,10 @@ class Cluster:
         done(job())
         if self.commits:
             self.pump()
+
+    def speak(self, version: int, *servers: int) -> None:
+        """These servers speak this protocol version."""
+        self.alive.update({server_id: SimpleNamespace(version=version) for server_id in servers})
 
     # --- the catalog -------------------------------------------------------------------------
     def register(self, server_id: int, features: Levels) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.unit.kafka_groups.client import GROUP, heartbeat, join, leave, sync
 from tests.unit.kafka_groups.cluster import Cluster
 from tests.unit.kafka_groups.consumer import Consumer, group_of, indexes
+from tests.unit.kafka_groups.test_offsets import commit, commit_error
 from vdl.errors import ErrorCode
 from vdl.kafka.wire import consumer_protocol_subscription as subscription_wire
 from vdl.state.consumer_group import GroupState
@@ -106,15 +107,46 @@ def test_classic_group_is_upgraded_by_who_joins(cluster: Cluster) -> None:
     cluster.assert_replicas_equal()
 
 
-def test_group_is_downgraded_when_the_last_new_member_goes(cluster: Cluster) -> None:
-    """It is a classic group again, which rebalances."""
+def downgrading(cluster: Cluster) -> ClassicConsumer:
+    """A classic member whose last companion of the newer protocol has just gone."""
     classic = started(cluster)
     new = Consumer(cluster, "new", "t")
     new.join()
     settle(cluster, classic, new)
     assert new.leave() is ErrorCode.NONE
+    cluster.advance(1)
     assert cluster.machine(GROUP).kind_of(GROUP) is GroupKind.CLASSIC
-    assert heartbeat(cluster, classic.member_id, classic.generation) is not ErrorCode.NONE
+    return classic
+
+
+def test_classic_members_of_a_downgraded_group_keep_what_they_have(cluster: Cluster) -> None:
+    """They are asked to join the next generation, and until then are in theirs, as in Kafka: a
+    member in another one would drop its partitions and commit nothing."""
+    classic = downgrading(cluster)
+    error = heartbeat(cluster, classic.member_id, classic.generation)
+    assert error is ErrorCode.REBALANCE_IN_PROGRESS
+    member = {"member_id": classic.member_id, "generation_id_or_member_epoch": classic.generation}
+    assert commit_error(commit(cluster, **member)) is ErrorCode.NONE
+    before = classic.generation
+    classic.rejoin(write_assignment([("t", [0, 1, 2, 3])]))
+    assert classic.generation == before + 1
+    cluster.assert_replicas_equal()
+
+
+def test_group_is_downgraded_by_an_older_command_while_a_server_does_not_know_the_new_one(
+    cluster: Cluster,
+) -> None:
+    """The server would stop at it. The generation is then the group's epoch, as before."""
+    cluster.speak(10, 2)
+    classic = downgrading(cluster)
+    error = heartbeat(cluster, classic.member_id, classic.generation)
+    assert error is ErrorCode.ILLEGAL_GENERATION
+    cluster.assert_replicas_equal()
+
+
+def test_group_is_downgraded_when_the_last_new_member_goes(cluster: Cluster) -> None:
+    """It is a classic group again, which rebalances."""
+    classic = downgrading(cluster)
     classic.rejoin(write_assignment([("t", [0, 1, 2, 3])]))
     assert classic.owned == [0, 1, 2, 3]
     group = cluster.machine(GROUP).group(GROUP)
@@ -146,6 +178,7 @@ def test_group_is_downgraded_when_the_last_new_member_comes_back_as_a_classic_on
         assert answer.error_code == ErrorCode.NONE
         return
     assert answer.error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    cluster.advance(1)
     group = cluster.machine(GROUP).group(GROUP)
     assert group is not None
     assert set(group.static_members) == {"i"}

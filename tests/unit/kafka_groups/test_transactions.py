@@ -426,6 +426,22 @@ def test_transaction_that_is_open_for_too_long_is_aborted(cluster: Cluster) -> N
     assert fenced.error_code == ErrorCode.PRODUCER_FENCED
 
 
+@pytest.mark.parametrize(("version", "error"), [(11, "NONE"), (10, "PRODUCER_FENCED")])
+def test_producer_whose_transaction_timed_out_goes_on_where_all_servers_know_how(
+    cluster: Cluster, version: int, error: str
+) -> None:
+    """KIP-588: it names the epoch that it had. A server of an older version would stop at the
+    command that says so."""
+    cluster.speak(version, 2)
+    first = init(cluster, transaction_timeout_ms=3_000).response
+    add(cluster, 0)
+    cluster.advance(3_000 + CHECK_NS // MS + 2)
+    assert known(cluster).state is TransactionState.COMPLETE_ABORT
+    again = init(cluster, producer_id=first.producer_id, producer_epoch=0).response
+    assert again.error_code == ErrorCode[error]
+    assert again.producer_epoch == (1 if again.error_code == 0 else -1)
+
+
 def test_transactions_are_counted_where_they_are_led(cluster: Cluster) -> None:
     def numbers(server: int = 1) -> list[float]:
         return list(cluster.servers[server].transactions.numbers().values())

@@ -47,6 +47,8 @@ EXAMPLES = [
     commands.EndTransaction("x", 7, 1, commits=True, version=2, new_producer_id=8),
     commands.CompleteTransactions([("x", 7, 3)]),
     commands.AbortTransactions([("x", 7, 3)]),
+    commands.TimeOutTransactions([("x", 7, 3)]),
+    commands.DowngradeConsumerGroup("g"),
     commands.ExpireTransactionalIds(604_800_000, 1_700_000_000_000, 100),
     commands.CommitTransactionOffsets(
         "g", 3, "m", None, 7, 1, 4, [commands.OffsetCommit("t", b"i" * 16, 0, 9, 1, "")], 80

@@ -437,6 +437,34 @@ def test_timed_out_transaction_is_aborted_and_its_producer_fenced(life: Life) ->
     assert life.apply(abort).changed == []
 
 
+@pytest.mark.parametrize("version", [FIRST_VERSION, SECOND_VERSION])
+def test_producer_whose_transaction_timed_out_goes_on_in_the_next_epoch(
+    life: Life, version: int
+) -> None:
+    """KIP-588: it names the epoch that it had, also twice, unless another instance began."""
+    life.add(9, version=version)
+    life.apply(commands.TimeOutTransactions([(X, 7, 1)]))
+    assert life.init(new=-1, expected=(7, 0)).error is CONCURRENT
+    life.complete()
+    for _ in range(2):
+        answer = life.init(new=-1, expected=(7, 0))
+        assert (answer.error, answer.producer_id, answer.epoch) == (NONE, 7, 1)
+    life.add(9, epoch=1, version=version)
+    life.apply(commands.TimeOutTransactions([(X, 7, 2)]))
+    life.complete()
+    assert life.init(new=-1).epoch == 3
+    assert life.init(new=-1, expected=(7, 1)).error is FENCED
+
+
+def test_producer_fenced_by_another_instance_does_not_go_on_after_its_time(life: Life) -> None:
+    """Only the timer leaves it its epoch."""
+    life.add(9)
+    assert life.init(new=-1).error is CONCURRENT
+    life.apply(commands.TimeOutTransactions([(X, 7, 1)]))
+    life.complete()
+    assert life.init(new=-1, expected=(7, 0)).error is FENCED
+
+
 def test_producer_of_the_second_version_may_abort_what_timed_out(life: Life) -> None:
     """It is told the epoch with which it goes on; that it committed, it is not."""
     life.add(9)

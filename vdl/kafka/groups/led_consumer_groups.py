@@ -24,11 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
 
+from rpc.hello import VERSION_OF_DOWNGRADES
 from vdl.clock import MS, Clock, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.groups.member_sessions import MemberSessions
@@ -438,7 +440,8 @@ class LedConsumerGroups:
             return
         member, group = answer.member, self._groups.groups.get(command.group_id)
         assert member is not None, command
-        if group is None and self._led.machine.group(command.group_id) is not None:
+        is_classic = self._led.machine.group(command.group_id) is not None
+        if (group is None and is_classic) or self._is_to_be_classic(command.group_id):
             told(ClassicStep(ErrorCode.REBALANCE_IN_PROGRESS, command.member_id))
             return
         if group is None or member.member_id not in group.members:
@@ -546,6 +549,8 @@ class LedConsumerGroups:
         if not group.members:
             self._forget(group_id)
             return
+        if self._is_to_be_classic(group_id):
+            self._clock.call_soon(partial(self._downgrade, group_id))
         if group.epoch > group.assignment_epoch:
             self._moved_ns[group_id] = self._clock.now_ns()
             self._compute_later(group_id)
@@ -555,6 +560,15 @@ class LedConsumerGroups:
                 self._clock.call_soon(waiting.again)
         if self._watch is None:
             self._watch = self._clock.call_later(WATCH_NS, self._look_at_topics)
+
+    def _is_to_be_classic(self, group_id: str) -> bool:
+        """Whether all its members speak the classic protocol, and a command is to say so."""
+        is_due = self._migrates_back and self._groups.is_classic_again(group_id)
+        return is_due and self._knows_downgrades
+
+    def _downgrade(self, group_id: str) -> None:
+        if not self._is_closed and self._groups.is_classic_again(group_id):
+            self._led.propose(commands.DowngradeConsumerGroup(group_id))
 
     def _member_changed(self, group: ModernGroup, member_id: str) -> None:
         group_id = group.group_id
@@ -727,8 +741,18 @@ class LedConsumerGroups:
         return self._led.options.group_consumer_migration_policy in ("upgrade", "bidirectional")
 
     @property
-    def _may_downgrade(self) -> bool:
+    def _migrates_back(self) -> bool:
         return self._led.options.group_consumer_migration_policy in ("downgrade", "bidirectional")
+
+    @property
+    def _knows_downgrades(self) -> bool:
+        return self._led.state_group.members_speak(VERSION_OF_DOWNGRADES)
+
+    @property
+    def _may_downgrade(self) -> bool:
+        """Whether a command that removes a member is to downgrade the group: while there are
+        members that do not know the command which only does that."""
+        return self._migrates_back and not self._knows_downgrades
 
     def _heartbeat_ms(self, group_id: str) -> int:
         default = self._led.options.group_consumer_heartbeat_interval_ms

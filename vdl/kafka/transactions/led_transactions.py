@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ids import GroupId
+from rpc.hello import VERSION_OF_DOWNGRADES
 from vdl.clock import MS, NEVER, Clock, Timer
 from vdl.errors import ErrorCode
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
@@ -376,9 +377,9 @@ class LedTransactions:
             self._check_later()
         if over:
             self.timed_out += len(over)
-            self.state_group.propose(
-                commands.AbortTransactions(over), deadline_ns=self.deadline_ns(), done=_ignore
-            )
+            is_known = self.state_group.members_speak(VERSION_OF_DOWNGRADES)
+            command = commands.TimeOutTransactions if is_known else commands.AbortTransactions
+            self.state_group.propose(command(over), deadline_ns=self.deadline_ns(), done=_ignore)
 
     def used(self) -> None:
         """There are transactional ids, which may expire."""

@@ -32,7 +32,7 @@ from ids import NO_INDEX, GroupId, Index, ServerId
 from rpc.hello import Hello
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
-from vdl.logstream.group.outbox import server_of
+from vdl.logstream.group.spoken_version import members_speak
 from vdl.logstream.options import HostOptions
 from vdl.state.producers import PRODUCERS_KEPT, Producers
 
@@ -149,17 +149,5 @@ class ProducerExpiry:
         kept = kept_of_each(len(self._streams))
         for group_id, stream in self._streams.items():
             if (group_id + self._round) % self._rounds == 0:
-                may_append = self._is_understood(stream.group)
+                may_append = members_speak(VERSION_MIN, stream.group, self._alive, self._server_id)
                 stream.expire_producers(now_ns, kept=kept, may_append=may_append)
-
-    def _is_understood(self, group: Group) -> bool:
-        """Whether all members are known to be able to apply the command: a replica that cannot
-        stops. A server that is away may come back with an older version."""
-        for replica in group.members:
-            server_id = server_of(replica)
-            if server_id == self._server_id:
-                continue
-            hello = self._alive.get(server_id)
-            if hello is None or hello.version < VERSION_MIN:
-                return False
-        return True

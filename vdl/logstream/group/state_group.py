@@ -9,7 +9,7 @@ Must not know: what commands mean, who proposed them from where.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -17,10 +17,12 @@ from typing import Any, Protocol
 from ids import NO_SERVER, NO_TERM, GroupId, Index, ServerId, Term
 from raft.errors import ProposalDropped
 from raft.types import Entry, EntryKind
+from rpc.hello import Hello
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import Outbox, server_of
 from vdl.logstream.group.pending import Pending
 from vdl.logstream.group.snapshots import Items
+from vdl.logstream.group.spoken_version import members_speak
 from vdl.logstream.time.cluster_time import ClusterTime
 from vdl.state import commands
 from vdl.state.table import Scan
@@ -80,6 +82,7 @@ class StateGroup:
     """See the module. `group` is set by the host right after construction."""
 
     __slots__ = (
+        "_alive",
         "_boot",
         "_group",
         "_outbox",
@@ -101,9 +104,11 @@ class StateGroup:
         machine: Machine,
         time: ClusterTime,
         outbox: Outbox,
+        alive: Mapping[ServerId, Hello],
         is_essential: bool = False,
     ) -> None:
-        """`time`: what commands are stamped with, see `AgreedTime.now_ms`.
+        """`time`: what commands are stamped with, see `AgreedTime.now_ms`. `alive`: the other
+        servers linked now.
         `is_essential`: the catalog, which this server's replicas hang on. Its commands are taken
         also when the disk is full, and applied only when they cannot be forgotten."""
         self.machine = machine
@@ -117,6 +122,7 @@ class StateGroup:
         """Drawn at start: distinguishes this run's commands from those of the run before."""
         self._seq = 0
         self._time = time
+        self._alive = alive
         self._outbox = outbox
         self._pending: dict[int, Pending[Outcome]] = {}
         """Commands of this server that have not been applied here yet, by sequence number."""
@@ -155,6 +161,10 @@ class StateGroup:
     def leader_server(self) -> ServerId:
         """Server id of the leader this replica knows, 0 for none."""
         return server_of(self.group.node.lead) if self.is_running else NO_SERVER
+
+    def members_speak(self, version: int) -> bool:
+        """Whether all members can apply commands of this protocol version."""
+        return members_speak(version, self.group, self._alive, self._server_id)
 
     # --- proposing ---------------------------------------------------------------------------
     def propose(self, command: Any, *, deadline_ns: int, done: Callable[[Outcome], None]) -> None:

@@ -5,8 +5,9 @@ the newer kind; its classic members keep their ids, their partitions and their g
 an epoch now, and go on to speak their protocol: their heartbeat tells them to rejoin when their
 assignment changes, JoinGroup is their step towards the target, SyncGroup tells them what they have.
 
-Downgrade: the last member of the newer protocol goes. What is left is a classic group again, which
-rebalances.
+Downgrade: the last member of the newer protocol goes. What is left is a classic group again, in the
+generation of its members, which rebalances: their heartbeats tell them to join anew, and until then
+they keep their partitions and commit.
 
 Must not know: the catalog (the proposer says what topics are), requests.
 """
@@ -84,10 +85,11 @@ def upgraded(
     return group
 
 
-def downgraded(group: ModernGroup, now_ms: int) -> ConsumerGroup:
-    """The group of classic members alone, as it was stable. It is to rebalance then."""
+def downgraded(group: ModernGroup, generation: int, now_ms: int) -> ConsumerGroup:
+    """The group of classic members alone, as it was stable in `generation`. It is to rebalance
+    then."""
     classic = ConsumerGroup(group.group_id, now_ms)
-    classic.generation = group.epoch
+    classic.generation = generation
     classic.protocol_type = CONSUMER_PROTOCOL
     for member in group.members.values():
         assert member.classic is not None, member.member_id

@@ -1,0 +1,28 @@
+"""Whether the servers of all members of a group speak a protocol version.
+
+A replica that cannot apply a command stops. So a leader proposes a command of a newer version only
+while all members are known to speak it. A server that is away may come back with an older version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ids import ServerId
+from rpc.hello import Hello
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import server_of
+
+
+def members_speak(
+    version: int, group: Group, alive: Mapping[ServerId, Hello], server_id: ServerId
+) -> bool:
+    """Return whether they do. `alive`: the servers linked now; `server_id`: this server."""
+    for replica in group.members:
+        other = server_of(replica)
+        if other == server_id:
+            continue
+        hello = alive.get(other)
+        if hello is None or hello.version < version:
+            return False
+    return True
