@@ -36,12 +36,12 @@ from crc32c import crc32c
 
 from vdl.errors import ErrorCode, KafkaError, VdlError
 from vdl.records.compression import (
+    OUTPUT_BYTES_MAX,
     Compression,
     CorruptCompression,
     compress,
     compress_readably,
     decompress,
-    output_limit,
 )
 from vdl.records.walk import RECORD_BYTES_MIN
 
@@ -204,7 +204,7 @@ def _check_fields(header: BatchHeader, produce_version: int) -> None:
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "compression type not supported")
     # Cheap, and enough to keep any work for the records in proportion to the bytes that came.
     record_bytes = header.batch_length + LENGTH_FROM - HEADER_BYTES
-    if header.count * RECORD_BYTES_MIN > (output_limit(record_bytes) if codec else record_bytes):
+    if header.count * RECORD_BYTES_MIN > (OUTPUT_BYTES_MAX if codec else record_bytes):
         raise KafkaError(ErrorCode.INVALID_RECORD, "more records than the bytes can hold")
     if attributes & LOG_APPEND_TIME_FLAG:
         raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "LogAppendTime is not the producer's to set")
@@ -322,7 +322,7 @@ def _unpack(batch: memoryview) -> tuple[BatchHeader, memoryview]:
     if header.codec > Compression.ZSTD:
         raise CorruptBatch("codec", _ATTRIBUTES_AT)
     try:
-        return header, decompress(Compression(header.codec), batch[HEADER_BYTES:])
+        return header, decompress(Compression(header.codec), batch[HEADER_BYTES:], OUTPUT_BYTES_MAX)
     except CorruptCompression as error:
         raise CorruptBatch("compressed records", HEADER_BYTES) from error
 

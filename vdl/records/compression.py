@@ -3,8 +3,9 @@
 A producer chooses the codec and VDL passes the batch on as it is; what must look inside (the check
 of a produce, offsets by time, tools, our own client) comes here. Whoever compressed is not trusted:
 output goes into a buffer of bounded size, so a few bytes cannot become gigabytes whatever they
-claim. The bound is `RATIO_MAX` times the input, at least `FLOOR_BYTES` (small batches of equal
-records compress far better than large ones) and never more than `OUTPUT_BYTES_MAX`.
+claim. A batch may become `OUTPUT_BYTES_MAX`, however small it is. Where nothing hangs on it, the
+bound is `RATIO_MAX` times the input, at least `FLOOR_BYTES` (`output_limit`): compaction keeps a
+batch whole that becomes larger, and so do servers of every version.
 
 Framing, as Java's client has it: gzip members, LZ4 frames of independent blocks (its reader knows
 no others), zstd frames, and for snappy the blocks of xerial's stream. Plain snappy without that
@@ -109,24 +110,26 @@ def compress_readably(
 
 
 def output_limit(compressed_bytes: int) -> int:
-    """How many bytes an input of this size may become."""
+    """How many bytes an input of this size may become where no other bound is given."""
     return min(OUTPUT_BYTES_MAX, max(FLOOR_BYTES, RATIO_MAX * compressed_bytes))
 
 
-def decompress(codec: Compression, data: Buffer) -> memoryview:
-    """The original bytes, at most `output_limit` of them. Raises CorruptCompression."""
+def decompress(codec: Compression, data: Buffer, bytes_max: int = 0) -> memoryview:
+    """The original bytes, at most `bytes_max` of them, or `output_limit`. Raises
+    CorruptCompression."""
     view = memoryview(data)
+    limit = bytes_max or output_limit(len(view))
     match codec:
         case Compression.NONE:
             return view
         case Compression.GZIP:
-            return _decompress_bounded(codec, cramjam.gzip.decompress_into, view)
+            return _decompress_bounded(codec, cramjam.gzip.decompress_into, view, limit)
         case Compression.SNAPPY:
-            return _decompress_snappy(view)
+            return _decompress_snappy(view, limit)
         case Compression.LZ4:
-            return _decompress_bounded(codec, cramjam.lz4.decompress_into, view)
+            return _decompress_bounded(codec, cramjam.lz4.decompress_into, view, limit)
         case Compression.ZSTD:
-            return _decompress_bounded(codec, cramjam.zstd.decompress_into, view)
+            return _decompress_bounded(codec, cramjam.zstd.decompress_into, view, limit)
 
 
 def decompress_into(codec: Compression, data: Buffer, output: memoryview) -> int:
@@ -235,10 +238,12 @@ def _snappy_block_into(block: memoryview, output: memoryview, size: int) -> int:
 
 
 def _decompress_bounded(
-    codec: Compression, decompress_into: Callable[[memoryview, bytearray], int], data: memoryview
+    codec: Compression,
+    decompress_into: Callable[[memoryview, bytearray], int],
+    data: memoryview,
+    limit: int,
 ) -> memoryview:
     """Decompress into a buffer that cannot grow: first one of a likely size, then of the limit."""
-    limit = output_limit(len(data))
     size = min(limit, max(_FIRST_TRY_BYTES, 8 * len(data)))
     while True:
         output = bytearray(size)
@@ -258,8 +263,7 @@ def _compress_xerial(data: memoryview) -> bytes:
     return b"".join(pieces)
 
 
-def _decompress_snappy(data: memoryview) -> memoryview:
-    limit = output_limit(len(data))
+def _decompress_snappy(data: memoryview, limit: int) -> memoryview:
     if data[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
         return memoryview(_decompress_snappy_block(data, limit, len(data)))
     output = bytearray()

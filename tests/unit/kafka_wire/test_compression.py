@@ -57,6 +57,16 @@ def test_bomb_is_refused_at_the_limit(codec: Compression) -> None:
     assert len(decompress(codec, fits)) == FLOOR_BYTES
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_bound_that_is_given_counts_alone(codec: Compression) -> None:
+    """However small the input is: a batch may become as large as any."""
+    data = bytes(3 << 20)
+    small = compress(codec, data)
+    assert len(decompress(codec, small, len(data))) == len(data)
+    with pytest.raises(CorruptCompression):
+        decompress(codec, small, len(data) - 1)
+
+
 def test_limit_is_a_ratio_between_a_floor_and_a_ceiling() -> None:
     """100 times the input, at least 1 MiB, at most 16 MiB."""
     assert output_limit(10) == FLOOR_BYTES

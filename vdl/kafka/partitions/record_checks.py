@@ -21,7 +21,8 @@ Bounds over all connections:
 * Threads take batches in turns between those who sent them: one that sends many, or expensive
   ones, keeps others waiting for one batch.
 * Batches that wait for a thread are held as they were sent. From `WAITING_BYTES_MAX` on, `is_full`
-  says that no further Produce may start.
+  says that no further Produce may start. What is compressed counts as `COMPRESSED_BYTES_COUNTED` at
+  least, so that what waits cannot become more than a hundred times as much.
 
 Must not know: requests, connections, logs.
 """
@@ -50,7 +51,6 @@ from vdl.records.compression import (
     Compression,
     CorruptCompression,
     decompress_into,
-    output_limit,
 )
 from vdl.records.walk import FAULT_TEXTS, IS_NATIVE, OUT_OF_TIME, Refused
 
@@ -59,6 +59,9 @@ CHECKS_AT_ONCE = 2
 
 WAITING_BYTES_MAX = 64 << 20
 """Bytes of batches, as they were sent, that may wait for a thread or be in one."""
+
+COMPRESSED_BYTES_COUNTED = OUTPUT_BYTES_MAX // 100
+"""As so much the smallest compressed batch counts that waits."""
 
 LOOP_COMPRESSED_BYTES = 32 << 10
 LOOP_DECOMPRESSED_BYTES = 128 << 10
@@ -238,8 +241,11 @@ class RecordChecks:
     ) -> None:
         """As `check`, whatever the size, in the turn of `asker`; `done` gets the verdict. Batches
         come out in any order."""
+        size = len(batch)
+        if header.attributes & CODEC_MASK:
+            size = max(size, COMPRESSED_BYTES_COUNTED)
         job = partial(_judge_in_thread, batch, header, bounds, wanted)
-        self._leave_loop(len(batch), job, done, asker)
+        self._leave_loop(size, job, done, asker)
 
     def convert(
         self, records: memoryview, bytes_max: int, bounds: Bounds, wanted: Codec | None = None
@@ -272,7 +278,7 @@ class RecordChecks:
         """As `convert`, whatever the size, in the turn of `asker`; `done` gets the batch, or what
         speaks against it."""
         job = partial(_convert_in_thread, records, bytes_max, bounds, wanted)
-        self._leave_loop(len(records), job, done, asker)
+        self._leave_loop(max(len(records), COMPRESSED_BYTES_COUNTED), job, done, asker)
 
     def _leave_loop(
         self, size: int, job: Callable[[Scratch], Any], done: Callable[[Any], None], asker: str
@@ -332,14 +338,14 @@ def _judge_in_thread(
     try:
         if not codec:
             return _judge_and_compress(batch, header, bounds, wanted, records)
-        limit = output_limit(len(records))
+        size = OUTPUT_BYTES_MAX
         try:
-            size = decompress_into(Compression(codec), records, scratch.view[:limit])
+            size = decompress_into(Compression(codec), records, scratch.view)
             return _judge_and_compress(batch, header, bounds, wanted, scratch.view[:size])
         except CorruptCompression:
             return KafkaError(ErrorCode.INVALID_RECORD, _NOT_DECOMPRESSED)
         finally:
-            if limit > SCRATCH_KEPT_BYTES:
+            if size > SCRATCH_KEPT_BYTES:
                 scratch.trim()
     except KafkaError as error:
         return error
@@ -374,16 +380,14 @@ def _convert_in_thread(
     records: memoryview, bytes_max: int, bounds: Bounds, wanted: Codec | None, scratch: Scratch
 ) -> memoryview | KafkaError:
     """The batch, or why there is none. Off the loop."""
-    limit = output_limit(len(records))
     try:
-        return _convert(records, bytes_max, bounds, wanted, scratch.view[:limit], release=True)
+        return _convert(records, bytes_max, bounds, wanted, scratch.view, release=True)
     except CorruptCompression:
         return KafkaError(ErrorCode.INVALID_RECORD, _NOT_DECOMPRESSED)
     except KafkaError as error:
         return error
     finally:
-        if limit > SCRATCH_KEPT_BYTES:
-            scratch.trim()
+        scratch.trim()
 
 
 def _judge_and_compress(

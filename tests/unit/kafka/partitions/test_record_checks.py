@@ -132,6 +132,41 @@ def test_compressed_batch_leaves_the_loop_when_it_becomes_large(size: int) -> No
     assert later == [-1]
 
 
+@pytest.mark.parametrize("codec", [codec for codec in Compression if codec])
+@pytest.mark.parametrize("more", [0, 1])
+def test_batch_may_become_as_large_as_the_room_for_it(codec: Compression, more: int) -> None:
+    """Megabytes of zeros in some kilobytes, as Kafka takes them; one byte past the room is too
+    much, and no more than the room is ever held."""
+    plain = build_batch([Record(None, bytes(1 << 20))] * 15, BatchFields())
+    size = OUTPUT_BYTES_MAX - (len(plain) - HEADER_BYTES) - 11 + more
+    records = [Record(None, bytes(1 << 20))] * 15 + [Record(None, bytes(size))]
+    batch = memoryview(build_batch(records, BatchFields(compression=codec)))
+    checks = RecordChecks(at_once, 1 << 20)
+    header = check_batch(batch, produce_version=9, bytes_max=1 << 24)
+    assert checks.check(batch, header, BOUNDS) is None
+    verdicts: list[object] = []
+    checks.check_later(batch, header, BOUNDS, verdicts.append)
+    if more:
+        (error,) = verdicts
+        assert isinstance(error, KafkaError)
+        assert error.code is ErrorCode.INVALID_RECORD
+    else:
+        assert verdicts == [-1]
+        assert sum(1 for _ in iter_records(batch)) == len(records)
+
+
+def test_small_batches_that_become_large_count_for_that() -> None:
+    """Else thousands could wait, and those of other producers behind them for minutes."""
+    jobs: list[object] = []
+    checks = RecordChecks(lambda job, done: jobs.append((job, done)), 0)
+    batch = sized(500, Compression.LZ4)
+    count = 0
+    while not checks.is_full:
+        checks.check_later(batch, read_header(batch), BOUNDS, lambda _: None)
+        count += 1
+    assert count * OUTPUT_BYTES_MAX <= 101 * record_checks.WAITING_BYTES_MAX
+
+
 def test_checks_in_threads_are_few_and_use_their_buffers_again() -> None:
     """However many wait: that is what bounds what is held decompressed."""
     jobs: list[tuple[object, object]] = []
