@@ -33,6 +33,10 @@ TRANSACTION_VERSION = "transaction.version"
 SHARE_VERSION = "share.version"
 """1: share groups (KIP-932)."""
 
+KRAFT_VERSION = "kraft.version"
+ELIGIBLE_REPLICAS_VERSION = "eligible.leader.replicas.version"
+STREAMS_VERSION = "streams.version"
+
 SUPPORTED: Levels = {
     # What administration means here is what it means to Kafka 4.4 (4.4-IV2). There is one level
     # of it, so nothing can be up- or downgraded.
@@ -43,6 +47,11 @@ SUPPORTED: Levels = {
     # the level only says what clients begin with.
     TRANSACTION_VERSION: (0, 2, 2),
     SHARE_VERSION: (0, 1, 1),
+    # Not to be had: voters are the catalog's members (KIP-853), what is committed is on a majority,
+    # which no other replica stands in for (KIP-966), and there are no groups of streams (KIP-1071).
+    KRAFT_VERSION: (0, 0, 0),
+    ELIGIBLE_REPLICAS_VERSION: (0, 0, 0),
+    STREAMS_VERSION: (0, 0, 0),
 }
 """What this version's servers understand."""
 

@@ -137,6 +137,10 @@ def api_versions(side: Side) -> None:
                 answer = side.quiet(request, version=version)
                 side.keep(f"{label} v{version}", answer.error_code)
 
+    for version in side.versions(18):
+        if version >= 3:
+            offered = side.quiet(ApiVersionsRequest("a", "1"), version=version).supported_features
+            side.keep(f"features v{version}", sorted(feature.name for feature in offered))
     ask("good", "a", "1")
     ask("no name", "", "1")
     ask("no version", "a", "")

@@ -5,9 +5,9 @@ know what the server speaks must be able to read it. A request of a version this
 know is answered in version 0 with UNSUPPORTED_VERSION and the range of ApiVersions alone, so that
 the client can ask again; the connection stays.
 
-v3 features: what this server understands, and what the cluster has finalised (KIP-584). v4 they may
-begin at level 0 (KAFKA-17011). v5 a client says whom it means to ask: another server, or one of
-another cluster, at that address tells it to begin anew (KIP-1242).
+v3 features: what this server understands, and what the cluster has finalised (KIP-584). v4 also
+those that begin at level 0 (KAFKA-17011). v5 a client says whom it means to ask: another server, or
+one of another cluster, at that address tells it to begin anew (KIP-1242).
 
 The APIs of clients' metrics are listed while there is a subscription (KIP-714).
 """
@@ -34,7 +34,7 @@ _SOFTWARE_FROM = 3
 """KIP-511: the version from which clients say what they are."""
 
 _LEVEL_0_FROM = 4
-"""Older clients refuse a feature whose lowest level is 0."""
+"""Older clients refuse a feature whose lowest level is 0, and are not told of it."""
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 """What a client software's name and version may look like (KIP-511)."""
@@ -59,8 +59,9 @@ def handle_api_versions(ctx: RequestContext, request: ApiVersionsRequest) -> Api
     return ApiVersionsResponse(
         api_keys=[ApiVersion(*row) for row in advertised(has_telemetry=has_telemetry)],
         supported_features=[
-            SupportedFeatureKey(name, max(low, lowest), high)
+            SupportedFeatureKey(name, low, high)
             for name, (low, high, _) in SUPPORTED.items()
+            if low >= lowest
         ],
         finalized_features_epoch=features.epoch,
         finalized_features=[

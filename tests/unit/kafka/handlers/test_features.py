@@ -10,7 +10,7 @@ from vdl.kafka.wire.api_versions import ApiVersionsRequest
 from vdl.kafka.wire.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from vdl.logstream.group.state_group import OutcomeKind
 from vdl.state import commands
-from vdl.state.features import METADATA_VERSION, SUPPORTED
+from vdl.state.features import METADATA_VERSION, STREAMS_VERSION, SUPPORTED
 
 API_VERSIONS, UPDATE_FEATURES = 18, 57
 GROUP_VERSION = "group.version"
@@ -35,16 +35,20 @@ def world(levels: dict[str, tuple[int, int, int]]) -> World:
 
 @pytest.mark.parametrize("version", [3, 4, 5])
 def test_api_versions_lists_features(version: int) -> None:
-    """What this server understands, and what is finalised; no older version has a place for it."""
+    """What this server understands, and what is finalised; no older version has a place for it.
+    Clients of v3 refuse a feature that begins at level 0: they are not told of it, as by Kafka."""
     asked = world(dict(SUPPORTED))
     asked.host.catalog.features.levels = {METADATA_VERSION: 33}
     asked.host.catalog.features.epoch = 7
     answer = asked.client().ask(API_VERSIONS, version, ApiVersionsRequest("fake", "1.0"))
     supported = {row.name: (row.min_version, row.max_version) for row in answer.supported_features}
-    lowest = 0 if version >= 4 else 1
     assert supported[METADATA_VERSION] == (33, 33)
-    assert supported[GROUP_VERSION] == (lowest, 1)
-    assert supported.keys() == SUPPORTED.keys()
+    if version == 3:
+        assert supported.keys() == {METADATA_VERSION}
+    else:
+        assert supported[GROUP_VERSION] == (0, 1)
+        assert supported[STREAMS_VERSION] == (0, 0), "known, and not to be had"
+        assert supported.keys() == SUPPORTED.keys()
     (finalised,) = answer.finalized_features
     assert (finalised.name, finalised.min_version_level, finalised.max_version_level) == (
         METADATA_VERSION, 33, 33,
