@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.differential.batches import batch
 from tests.differential.side import Side
 from vdl.kafka.wire.add_offsets_to_txn import AddOffsetsToTxnRequest
 from vdl.kafka.wire.add_partitions_to_txn import (
@@ -15,6 +16,7 @@ from vdl.kafka.wire.describe_transactions import DescribeTransactionsRequest
 from vdl.kafka.wire.end_txn import EndTxnRequest
 from vdl.kafka.wire.init_producer_id import InitProducerIdRequest
 from vdl.kafka.wire.list_transactions import ListTransactionsRequest
+from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from vdl.kafka.wire.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
@@ -31,6 +33,8 @@ TRANSACTION = 1
 """FindCoordinator's kind of key."""
 FIRST_VERSION_UP_TO = 4
 """EndTxn of producers of the first version of the protocol; the next one bumps the epoch."""
+PARTITIONS_ADDED_SINCE = 12
+"""Produce adds its partitions by itself."""
 CLIENTS_UP_TO = 3
 """AddPartitionsToTxn of clients; later versions are between servers."""
 CONCURRENT_TRANSACTIONS = 51
@@ -214,6 +218,64 @@ def end(side: Side) -> None:
         _describe(side, f"complete v{version}", name, to=at)
 
 
+def produce_beside_a_transaction(side: Side) -> None:
+    """Batches of a transactional producer that are not of its open transaction; and when it has
+    timed out."""
+    topic = side.topic("beside")
+    topic_id, leader = side.topic_id(topic), side.leader(topic)
+    name, at, producer = begin(side, "beside")
+    version = max(v for v in side.versions(0) if v < PARTITIONS_ADDED_SINCE)
+
+    def ask(label: str, sequence: int, *, is_transactional: bool) -> None:
+        records = batch(
+            [b"v"],
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            base_sequence=sequence,
+            is_transactional=is_transactional,
+        )
+        rows = [PartitionProduceData(0, records)]
+        request = ProduceRequest(
+            name if is_transactional else None,
+            -1,
+            10_000,
+            [TopicProduceData(topic, topic_id, rows)],
+        )
+        side.ask(label, request, version=version, to=leader)
+
+    ask("before it", 0, is_transactional=False)
+    side.quiet(add_request(name, producer, (topic, [0])), version=3, to=at)
+    ask("the first of it", 1, is_transactional=True)
+    ask("beside it", 2, is_transactional=False)
+    ask("the second of it", 2, is_transactional=True)
+    ask("beside it, after a gap", 5, is_transactional=False)
+    request = EndTxnRequest(name, producer.producer_id, producer.producer_epoch, True)
+    ended(side, "commit", request, version=FIRST_VERSION_UP_TO, to=at)
+    side.settle(lambda: _state(side, name, at) == "CompleteCommit", "it is complete")
+    ask("behind it", 3, is_transactional=False)
+
+
+def begin_after_a_time_out(side: Side) -> None:
+    """The producer names the epoch that it had, as clients do that may go on (KIP-588)."""
+    topic = side.topic("late")
+    name = f"{side.prefix}.late"
+    at = side.coordinator(name, TRANSACTION)
+    request = InitProducerIdRequest(name, 1_000)
+    producer = side.retry(request, lambda answer: answer.error_code, version=4, to=at)
+    side.quiet(add_request(name, producer, (topic, [0])), version=3, to=at)
+    side.settle(lambda: _state(side, name, at) == "CompleteAbort", "it is aborted")
+
+    def ask(label: str, *, epoch: int) -> None:
+        request = InitProducerIdRequest(name, TIMEOUT_MS, producer.producer_id, epoch)
+        answer = side.quiet(request, version=4, to=at)
+        side.keep(label, [answer.error_code, answer.producer_epoch])
+
+    ask("the epoch that it had", epoch=producer.producer_epoch)
+    ask("again", epoch=producer.producer_epoch)
+    ask("the next one", epoch=producer.producer_epoch + 1)
+    ask("an epoch before", epoch=producer.producer_epoch - 1)
+
+
 def end_with_a_new_epoch(side: Side) -> None:
     """EndTxn of the second version of the protocol (KIP-890)."""
     topic = side.topic("ended")
@@ -362,6 +424,8 @@ SCENARIOS = (
     add_offsets,
     commit_offsets,
     end,
+    produce_beside_a_transaction,
+    begin_after_a_time_out,
     end_with_a_new_epoch,
     describe_transactions,
     list_transactions,
