@@ -11,6 +11,7 @@ from tests.unit.logstream.conftest import SERVERS
 from vdl.errors import ErrorCode
 from vdl.logstream.group.appends import Appended
 from vdl.logstream.group.log_stream import LogStream
+from vdl.state.commands import AllocateProducerIds
 
 
 def error_of(fates: list[Appended]) -> ErrorCode | None:
@@ -177,6 +178,28 @@ def test_retried_batch_is_recognised_by_the_next_leader(cluster: Any) -> None:
     assert error_of(again) is ErrorCode.NONE
     assert again[0].base_offset == 0
     assert stream.high_watermark == 1
+
+
+def test_producer_goes_on_in_a_topic_that_was_made_anew(cluster: Any) -> None:
+    """It does not know: its numbers go on. An id that was given out after the topic was made begins
+    at 0 in it, also under the next leader; after a restart nobody can tell."""
+    cluster.create_topic()
+    old = cluster.propose(AllocateProducerIds(1)).first
+    cluster.delete_topic()
+    group_id = cluster.create_topic()
+    new = cluster.propose(AllocateProducerIds(1)).first
+    stream = cluster.leader(group_id)
+    old_batch = {"producer_id": old, "producer_epoch": 0, "base_sequence": 70}
+    new_batch = {"producer_id": new, "producer_epoch": 0, "base_sequence": 70}
+    taken, refused = cluster.append(stream, **old_batch), cluster.append(stream, **new_batch)
+    cluster.run(50)
+    assert error_of(taken) is ErrorCode.NONE
+    assert error_of(refused) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    cluster.nodes[stream.leader_server].crash()
+    cluster.run(3_000)
+    refused = cluster.append(cluster.leader(group_id), **new_batch)
+    cluster.run(50)
+    assert error_of(refused) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 @pytest.mark.parametrize("producer_id", [7, 8])

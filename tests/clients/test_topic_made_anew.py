@@ -1,0 +1,62 @@
+"""A topic is deleted and made anew under an idempotent producer of librdkafka, as with Kafka."""
+
+from __future__ import annotations
+
+import time
+
+from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.clients.topics import Topics
+
+SECONDS = 60.0
+SENT = 20
+
+
+def test_producer_goes_on_in_a_topic_that_was_made_anew(bootstrap: str, topics: Topics) -> None:
+    """It does not know, and its sequence numbers go on. Were the first of them refused as those of
+    an unknown producer, the whole producer would end: it has sent that batch before."""
+    fatal: list[KafkaError] = []
+    fates: list[KafkaError | None] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        fates.append(error)
+
+    def failed(error: KafkaError) -> None:
+        if error.fatal():
+            fatal.append(error)
+
+    name = topics.create("anew")
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
+            "linger.ms": 0,
+            "topic.metadata.refresh.interval.ms": 1_000,
+            "topic.metadata.propagation.max.ms": 30_000,
+            "error_cb": failed,
+        }
+    )
+
+    def send(count: int) -> None:
+        for number in range(count):
+            producer.produce(name, b"%d" % number, partition=0, on_delivery=delivered)
+            producer.poll(0)
+
+    send(SENT)
+    assert producer.flush(SECONDS) == 0
+    assert fates == [None] * SENT
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.delete_topics([name])[name].result()
+    deadline = time.monotonic() + SECONDS
+    while admin.list_topics(timeout=SECONDS).topics.get(name) is not None:
+        assert time.monotonic() < deadline
+    # Sent to the topic that is gone, and again to the one that comes.
+    fates.clear()
+    send(SENT)
+    admin.create_topics([NewTopic(name, 1)])[name].result()
+    assert producer.flush(SECONDS) == 0
+    send(SENT)
+    assert producer.flush(SECONDS) == 0
+    assert not fatal
+    assert fates == [None] * (2 * SENT)
