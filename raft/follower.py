@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ids import NO_INDEX, NO_TERM, NodeId, Term
+from ids import NO_INDEX, NO_TERM, Index, NodeId, Term
 from raft import membership as members
 from raft.errors import Contradiction, DropReason, InvalidConfChange, ProposalDropped
 from raft.messages import (
@@ -81,7 +81,12 @@ def handle_append(raft: Raft, msg: MsgApp) -> None:
     """AppendEntries, receiver (Figure 2). Raises Contradiction."""
     log = raft.log
     if msg.index < log.committed:
-        # Committed entries match by definition; the leader may go on from there.
+        # The leader may go on from what is committed, unless its log is another one.
+        _check_committed(raft, msg.index, msg.log_term, msg.term)
+        for entry in msg.entries:
+            if entry.index > log.committed:
+                break
+            _check_committed(raft, entry.index, entry.term, msg.term)
         raft.acknowledge(msg.from_, log.committed)
         return
     if not log.matches(index=msg.index, term=msg.log_term):
@@ -108,6 +113,18 @@ def handle_append(raft: Raft, msg: MsgApp) -> None:
             log.append(entries[known:] if known else entries)
     log.commit_to(min(msg.commit, last_new))
     raft.acknowledge(msg.from_, last_new)
+
+
+def _check_committed(raft: Raft, index: Index, term: Term, leader_term: Term) -> None:
+    """Raises Contradiction if a leader has another entry where one is committed here. To
+    acknowledge that would have it count this log as a copy of its own (§5.4.3, Log Matching)."""
+    log = raft.log
+    if index < log.first_index() - 1 or log.matches(index=index, term=term):
+        return
+    raise Contradiction(
+        f"the leader of term {leader_term} has an entry of term {term} at {index}, where one of"
+        f" term {log.term(index)} is committed; entries from {index} to {log.committed} are here"
+    )
 
 
 def _reject_append(raft: Raft, msg: MsgApp) -> None:
@@ -150,6 +167,7 @@ def _restore(raft: Raft, snapshot: Snapshot, term: Term) -> bool:
     if snapshot.term > term or max(snapshot.index, snapshot.next_offset) > _POSITION_MAX:
         raise Contradiction(f"a snapshot of term {snapshot.term} up to {snapshot.index}")
     if snapshot.index <= log.committed:
+        _check_committed(raft, snapshot.index, snapshot.term, term)
         return False
     if log.matches(index=snapshot.index, term=snapshot.term):
         # The log has it all; only the commit index was behind.

@@ -130,6 +130,40 @@ def test_entry_that_is_committed_is_not_replaced() -> None:
     assert (log.last_index, log.term(2)) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("message", "index"),
+    [
+        (MsgApp(1, 3, 4, 3, 3, [], 2), 3),
+        (MsgApp(1, 3, 4, 1, 1, [entry(2, 2), entry(3, 3), entry(4, 4)], 2), 3),
+        (MsgApp(1, 3, 4, 2, 2, [entry(3, 2), entry(4, 2), entry(5, 4)], 5), 4),
+        (MsgSnap(1, 3, 4, Snapshot(index=3, term=3, next_offset=2, conf_state=CONF)), 3),
+    ],
+    ids=str,
+)
+def test_leader_whose_log_is_another_one_is_not_acknowledged(message: Message, index: int) -> None:
+    """Where entries are committed here it has others: it would count this log for its own (§5.3).
+    What is missing there is told."""
+    node = follower()
+    node.step(MsgCommit(1, 2, 3, 4))
+    with pytest.raises(Contradiction, match=f"entries from {index} to 4 are here"):
+        node.step(message)
+    assert (node.last_index, node.commit) == (4, 4)
+    assert not [said for said in node.raft.msgs_after_append if said.to == 3]
+
+
+def test_leader_that_repeats_what_is_committed_is_acknowledged() -> None:
+    """Also from before the log's start, which cannot be compared any more."""
+    for message in (
+        MsgApp(1, 2, 3, 1, 1, [entry(2, 2), entry(3, 2)], 2),
+        MsgApp(1, 2, 3, 0, 0, [entry(1, 1, base_offset=-1), entry(2, 2)], 2),
+        MsgSnap(1, 2, 3, Snapshot(index=3, term=2, next_offset=2, conf_state=CONF)),
+    ):
+        node = follower()
+        node.step(MsgCommit(1, 2, 3, 4))
+        node.step(message)
+        assert node.commit == 4
+
+
 @pytest.mark.parametrize("reject", [False, True])
 def test_leader_refuses_an_answer_to_what_it_never_sent(reject: bool) -> None:
     node = leader()
