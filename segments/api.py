@@ -35,8 +35,10 @@ from ids import (
     NodeId,
     Offset,
     ReplicaNumber,
+    ServerId,
     Term,
 )
+from segments.boots import Boot
 
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
@@ -133,6 +135,21 @@ class UnknownFormat(StorageError):
         )
         self.path = path
         self.why = why
+
+
+class ForeignDirectory(StorageError):
+    """The data directory is another server's. Nothing was changed."""
+
+    def __init__(self, directory: str, *, server_id: ServerId, owner: ServerId) -> None:
+        super().__init__(
+            f"{directory} is the data directory of server {owner}, and this is server {server_id}. "
+            "Nothing was changed. Was the wrong volume mounted, or the directory copied? Give each "
+            "server its own directory. A server of a replica set that has lost its own starts with "
+            "an empty one and is replaced from the others"
+        )
+        self.directory = directory
+        self.server_id = server_id
+        self.owner = owner
 
 
 class DirectoryInUse(StorageError):
@@ -470,6 +487,36 @@ class Store(Protocol):
     changed since they were asked last."""
 
     # --- identity -------------------------------------------------------------------------
+    @property
+    def server_id(self) -> ServerId:
+        """Whose directory this is; `NO_SERVER` while that is not known."""
+
+    def adopt_server(self, server_id: ServerId) -> None:
+        """Have the directory, whose server is not known, be that server's for ever; durable in the
+        background."""
+
+    @property
+    def boots(self) -> Sequence[Boot]:
+        """The last starts of this directory, oldest first. The newest one is the present start,
+        unless it has ended: then the disk had no room to note this one, and peers must not
+        remember it."""
+
+    @property
+    def durable_lsn(self) -> int:
+        """The LSN up to which the journal is durable. It never sinks."""
+
+    def lose_logs(self, *, above: int, done: Callable[[], None]) -> None:
+        """Mark every log of now as lost, because the directory lacks what it once had in the boot
+        of that number, and begin its list of boots afresh. `done` on the loop when it is durable;
+        the logs are lost at once."""
+
+    def peers_note(self) -> bytes:
+        """The last durable note of when the store was opened; empty when there is none."""
+
+    def note_peers(self, note: bytes) -> None:
+        """Note something about peers (at most `NOTE_BYTES_MAX`), durable in the background. It may
+        be lost in a crash, or for want of room: the owner notes again."""
+
     def cluster_record(self) -> bytes:
         """The birth record this directory adopted, empty before. Opaque here."""
 

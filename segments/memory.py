@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from ids import (
     NO_INDEX,
+    NO_SERVER,
     NO_TERM,
     DirectoryId,
     GroupId,
@@ -28,6 +29,7 @@ from ids import (
     NodeId,
     Offset,
     ReplicaNumber,
+    ServerId,
     Term,
     indexes,
 )
@@ -50,6 +52,7 @@ from segments.api import (
     Unavailable,
     Workers,
 )
+from segments.boots import Boot, afresh, next_boot
 
 T = TypeVar("T")
 _base_offset = attrgetter("base_offset")
@@ -141,6 +144,11 @@ class MemoryImage:
     logs: dict[LogId, LogState] = field(default_factory=dict)
     meta: dict[LogId, dict[bytes, bytes]] = field(default_factory=dict)
     applied: dict[LogId, Index] = field(default_factory=dict)
+    server_id: ServerId = NO_SERVER
+    boots: list[Boot] = field(default_factory=list)
+    lsn: int = 0
+    """How many records were written."""
+    peers_note: bytes = b""
 
 
 class MemoryLog:
@@ -296,14 +304,17 @@ class MemoryStore:
         rng: random.Random | None = None,
         image: MemoryImage | None = None,
     ) -> None:
+        self._rng = rng = rng or random.Random(0)
         self.on_durable: Callable[[int], None] = lambda token: None
         self.on_fatal: Callable[[BaseException], None] = lambda error: None
         self.collect_meta: Callable[[Sequence[Log]], list[MetaBatch]] = lambda logs: []
         self.workers = workers
         self._options = options or StoreOptions()
         if image is None:
-            image = MemoryImage(DirectoryId((rng or random.Random(0)).randbytes(16)))
+            image = MemoryImage(DirectoryId(rng.randbytes(16)))
         self.image = image
+        image.boots = next_boot(image.boots, end_lsn=image.lsn, boot_id=rng.getrandbits(64))
+        self._durable_lsn = image.lsn
         self._logs: dict[LogId, MemoryLog] = {
             log_id: MemoryLog(
                 _live(state, image.applied.get(log_id, NO_INDEX)),
@@ -358,6 +369,43 @@ class MemoryStore:
 
     def entry_room(self, *, is_essential: bool) -> int:
         return 1 << 30
+
+    @property
+    def server_id(self) -> ServerId:
+        return self.image.server_id
+
+    def adopt_server(self, server_id: ServerId) -> None:
+        assert self.image.server_id in (NO_SERVER, server_id), self.image.server_id
+        self.image.server_id = server_id
+
+    @property
+    def boots(self) -> Sequence[Boot]:
+        return self.image.boots
+
+    @property
+    def durable_lsn(self) -> int:
+        return self._durable_lsn
+
+    def lose_logs(self, *, above: int, done: Callable[[], None]) -> None:
+        for log in self._logs.values():
+            log.state.lost = True
+        boots = afresh(self.boots, above=above, boot_id=self._rng.getrandbits(64))
+
+        def write() -> None:
+            self.image.boots = boots
+            for state in self.image.logs.values():
+                state.lost = True
+
+        self.workers.essential(write, lambda result: done())
+
+    def peers_note(self) -> bytes:
+        return self.image.peers_note
+
+    def note_peers(self, note: bytes) -> None:
+        def write() -> None:
+            self.image.peers_note = note
+
+        self.workers.essential(write, lambda result: None)
 
     def cluster_record(self) -> bytes:
         return self.image.cluster_record
@@ -687,6 +735,7 @@ class MemoryStore:
         def write() -> None:
             for record in records:
                 record(self.image)
+            self.image.lsn += len(records)
 
         def written(result: BaseException | None) -> None:
             if isinstance(result, BaseException):
@@ -694,6 +743,7 @@ class MemoryStore:
                 return
             self._writing = False
             self._durable_token = token
+            self._durable_lsn = self.image.lsn
             if self._wanted:
                 self._write()
             self.on_durable(token)

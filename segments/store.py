@@ -17,7 +17,19 @@ from enum import Enum, auto
 from functools import partial
 from types import MappingProxyType
 
-from ids import NO_INDEX, NO_TERM, DirectoryId, GroupId, Index, LogId, Offset, ReplicaNumber, Term
+from ids import (
+    NO_INDEX,
+    NO_SERVER,
+    NO_TERM,
+    DirectoryId,
+    GroupId,
+    Index,
+    LogId,
+    Offset,
+    ReplicaNumber,
+    ServerId,
+    Term,
+)
 from segments.api import (
     Buffer,
     Compaction,
@@ -34,12 +46,14 @@ from segments.api import (
     StoreOptions,
     Workers,
 )
+from segments.boots import Boot, afresh
 from segments.checkpoint.scheduler import FULL, CheckpointScheduler
 from segments.checkpoint.trimming import RemoveBelow
 from segments.compaction.compactor import Compactor
 from segments.directory.format_note import FORM_CLEARS
 from segments.directory.identity import LogIdentity
 from segments.directory.log_registry import LogRegistry
+from segments.directory.peers_note import PeersNote
 from segments.format.block import TRIM
 from segments.format.names import log_directory
 from segments.io import failpoint
@@ -115,6 +129,8 @@ class DiskStore:
         self._life = Life.OPEN
         self._closed: Callable[[], None] = _nothing
         self._registry = registry = LogRegistry(fs, directory, workers, recovered.identity, self)
+        self._rng = rng
+        self._peers_note = PeersNote(fs, directory, workers, self._fail)
         self._journal = journal = Journal(
             fs, f"{directory}/journal", workers, options, rng, logs, self, now_ns,
             recovered.identity.directory_id,
@@ -144,18 +160,23 @@ class DiskStore:
         options: StoreOptions,
         rng: random.Random,
         *,
+        server_id: ServerId = NO_SERVER,
         now_ns: Callable[[], int] = lambda: 0,
         progress: Progress = no_progress,
     ) -> DiskStore:
-        """Recover the directory, or make one; blocks. `now_ns` is only for sync latencies;
-        `progress` is told how far recovery is.
+        """Recover the directory, or make one; blocks. `server_id` opens it: a new one is its own
+        for ever; `NO_SERVER` opens any. `now_ns` is only for sync latencies; `progress` is told how
+        far recovery is.
 
         Raises DirectoryInUse, CorruptRecord (identity, format), OSError, DataMissing when something
-        is not there that has been, ForeignFile, and UnknownFormat: nothing on disk is changed then.
+        is not there that has been, ForeignFile, UnknownFormat, and ForeignDirectory when it is
+        another server's: nothing on disk is changed then.
         """
         if not fs.exists(f"{directory}/lock"):
             # Before even a lock is made.
-            find_identity(fs, directory, may_be_new=options.accept_empty)
+            found = find_identity(fs, directory, may_be_new=options.accept_empty)
+            if found is not None:
+                start.check_server(directory, found, server_id)
         make_durable_directory(fs, directory)
         sync_names_above(fs, directory)
         lock = fs.lock(f"{directory}/lock")
@@ -167,7 +188,7 @@ class DiskStore:
         meta: Meta | None = None
         journal: Journal | None = None
         try:
-            recovered = start.begin(fs, directory, options, rng, progress)
+            recovered = start.begin(fs, directory, options, rng, progress, server_id)
             meta = recovered.meta
             store = cls(fs, directory, jobs, options, rng, lock, recovered, now_ns)
             journal = store._journal
@@ -213,6 +234,33 @@ class DiskStore:
     @property
     def directory_id(self) -> DirectoryId:
         return self._registry.directory_id
+
+    @property
+    def server_id(self) -> ServerId:
+        return self._registry.server_id
+
+    def adopt_server(self, server_id: ServerId) -> None:
+        self._registry.adopt_server(server_id)
+
+    @property
+    def boots(self) -> Sequence[Boot]:
+        return self._registry.boots
+
+    @property
+    def durable_lsn(self) -> int:
+        return self._journal.chain.durable_lsn
+
+    def lose_logs(self, *, above: int, done: Callable[[], None]) -> None:
+        for log in self._logs.values():
+            log.is_lost = True
+        boot_id = self._rng.getrandbits(64)
+        self._registry.lose_all(afresh(self.boots, above=above, boot_id=boot_id), done)
+
+    def peers_note(self) -> bytes:
+        return self._peers_note.read()
+
+    def note_peers(self, note: bytes) -> None:
+        self._peers_note.write(note)
 
     @property
     def logs(self) -> Mapping[LogId, Log]:

@@ -1,22 +1,26 @@
-"""The identity file: who this directory is, which cluster it belongs to, which logs it holds.
+"""The identity file: whose directory this is, which logs it holds, when it was started.
 
 Small, rewritten whole: write, sync, rename, sync the directory. The file is two equal halves, each
 padded to whole pages, so that no flipped bit and no unreadable page takes both; one half alone,
 without padding, is the old form. Layout of a half, little-endian:
 
-    0  magic        8  "VDLIDNT1", "VDLIDNT2"
+    0  magic        8  "VDLIDNT3"
     8  crc          4  CRC32C over bytes [12, length)
     12 length       4  of the half without padding
     16 directory   16  random
     32 next log id  4
     36 logs         4
     40 record       4  length of the cluster record
-    44 flags        4  bit 0: begun: the first start has not made the rest of the directory yet
+    44 flags        4  bit 0: begun: the first start has not made the rest of the directory yet;
+                       bit 1: the journal may speak of frames in segments (PLACED)
     48 cluster record, then 40 bytes a log: log id 4, group 4, replica number 4, flags 4 (bit 0:
        lost), first index 8, next offset 8, term before the first index 4, zero 4
+    -  server       4  whose directory this is, 0 while that is not known
+    -  boots        4  then 24 bytes each, oldest first: number 8, id 8, end LSN 8 (`boots.py`)
 
-The second magic says that the journal may speak of frames in segments (PLACED). Who does not know
-that would take acknowledged entries for ones that never were, and refuses the directory instead.
+The forms before, "VDLIDNT1" and "VDLIDNT2", end behind the logs; the second says what bit 1 of the
+flags says. They are still read. Who knows only those refuses a directory of the newest form: it
+would drop what tells a copy from the original.
 
 The journal's records of a log id that is not listed here are ignored: a deleted log stays deleted.
 
@@ -30,17 +34,32 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
-from ids import DirectoryId, GroupId, Index, LogId, Offset, ReplicaNumber, Term
+from ids import (
+    NO_SERVER,
+    DirectoryId,
+    GroupId,
+    Index,
+    LogId,
+    Offset,
+    ReplicaNumber,
+    ServerId,
+    Term,
+)
 from segments.api import CorruptRecord
+from segments.boots import BOOTS_MAX, Boot
 from segments.io import failpoint
 from segments.io.fs import FileSystem, read_around
 
-MAGIC = b"VDLIDNT1"
-MAGIC_PLACES = b"VDLIDNT2"
+MAGIC = b"VDLIDNT3"
+_MAGIC_1 = b"VDLIDNT1"
+_MAGIC_PLACES = b"VDLIDNT2"
 HEADER = struct.Struct("<8sII16sIIII")
 LOG = struct.Struct("<IIIIQQII")
+STARTS = struct.Struct("<II")
+BOOT = struct.Struct("<QQQ")
 _LOST = 1
 _BEGUN = 1
+_PLACES = 2
 _PAGE_BYTES = 4096
 _CRC = struct.Struct("<I")
 
@@ -70,6 +89,10 @@ class Identity:
     """Everything else that belongs into the directory was made: what is missing was there."""
     has_places: bool = False
     """The journal may say of entries that they lie in segments. Never False again."""
+    server_id: ServerId = NO_SERVER
+    """Whose directory this is; `NO_SERVER` in one of an older form, and before it is known."""
+    boots: list[Boot] = field(default_factory=list)
+    """The last starts, oldest first, with the present one, if the disk had room to note it."""
     is_half_damaged: bool = False
     """As it was read: only one half of the file was good."""
 
@@ -85,11 +108,13 @@ def encode(identity: Identity) -> bytes:
         )
         for log in logs
     ]  # fmt: skip
+    body.append(STARTS.pack(identity.server_id, len(identity.boots)))
+    body += [BOOT.pack(boot.number, boot.boot_id, boot.end_lsn) for boot in identity.boots]
     length = HEADER.size + sum(map(len, body))
+    flags = (0 if identity.is_whole else _BEGUN) | (_PLACES if identity.has_places else 0)
     head = HEADER.pack(
-        MAGIC_PLACES if identity.has_places else MAGIC, 0, length, identity.directory_id,
-        identity.next_log_id, len(logs), len(identity.cluster_record),
-        0 if identity.is_whole else _BEGUN,
+        MAGIC, 0, length, identity.directory_id,
+        identity.next_log_id, len(logs), len(identity.cluster_record), flags,
     )  # fmt: skip
     data = bytearray(b"".join([head, *body]))
     _CRC.pack_into(data, 8, crc32c(memoryview(data)[12:]))
@@ -116,12 +141,17 @@ def decode(data: bytes) -> Identity:
 
 def _decode_half(data: bytes) -> Identity:
     """Raises CorruptRecord."""
-    if len(data) < HEADER.size or data[:8] not in (MAGIC, MAGIC_PLACES):
+    if len(data) < HEADER.size or data[:8] not in (MAGIC, _MAGIC_1, _MAGIC_PLACES):
         raise CorruptRecord("identity", 0, expected=HEADER.size, actual=len(data))
     magic, crc, length, directory_id, next_log_id, count, record_bytes, flags = HEADER.unpack_from(
         data
     )
-    if length > len(data) or length != HEADER.size + record_bytes + count * LOG.size:
+    end = HEADER.size + record_bytes + count * LOG.size
+    server_id, boots = NO_SERVER, 0
+    if magic == MAGIC and end + STARTS.size <= len(data):
+        server_id, boots = STARTS.unpack_from(data, end)
+    expected = end + (STARTS.size + boots * BOOT.size if magic == MAGIC else 0)
+    if length > len(data) or length != expected or boots > BOOTS_MAX:
         raise CorruptRecord("identity length", 0, expected=length, actual=len(data))
     actual = crc32c(memoryview(data)[12:length])
     if actual != crc:
@@ -129,14 +159,16 @@ def _decode_half(data: bytes) -> Identity:
     at = HEADER.size + record_bytes
     identity = Identity(
         directory_id, data[HEADER.size : at], next_log_id, is_whole=not flags & _BEGUN,
-        has_places=magic == MAGIC_PLACES,
+        has_places=magic == _MAGIC_PLACES or bool(flags & _PLACES), server_id=server_id,
+        boots=[Boot(*BOOT.unpack_from(data, end + STARTS.size + n * BOOT.size))
+               for n in range(boots)],
     )  # fmt: skip
     for n in range(count):
-        log_id, group, number, flags, first_index, next_offset, prev_term, _ = LOG.unpack_from(
+        log_id, group, number, marks, first_index, next_offset, prev_term, _ = LOG.unpack_from(
             data, at + n * LOG.size
         )
         identity.logs[log_id] = LogIdentity(
-            log_id, group, number, first_index, next_offset, prev_term, bool(flags & _LOST)
+            log_id, group, number, first_index, next_offset, prev_term, bool(marks & _LOST)
         )
     return identity
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ids import DirectoryId, LogId
+from ids import NO_SERVER, DirectoryId, LogId, ServerId
 from segments.api import Log, Workers
+from segments.boots import Boot
 from segments.directory.identity import Identity, LogIdentity, encode, fresh_path, write_identity
 from segments.io.fs import (
     DISK_FULL_RETRY_MS,
@@ -82,6 +83,8 @@ class LogRegistry:
         self._reserve = identity_reserve(fs, directory)
         self._owner = owner
         self._created: list[tuple[DiskLog, Callable[[Log], None]]] = []
+        self._noted: list[Callable[[], None]] = []
+        """Use: called when what the identity says now is durable."""
         self._is_armed = False
         self._is_dirty = False
         self._removed: set[LogId] = set()
@@ -100,6 +103,14 @@ class LogRegistry:
         return self._identity.cluster_record
 
     @property
+    def server_id(self) -> ServerId:
+        return self._identity.server_id
+
+    @property
+    def boots(self) -> list[Boot]:
+        return self._identity.boots
+
+    @property
     def lists_removed(self) -> bool:
         """The file lists a log that was removed."""
         return bool(self._removed)
@@ -112,6 +123,22 @@ class LogRegistry:
         """Write the cluster record durably. Blocks."""
         self._identity.cluster_record = record
         write_identity(self._fs, self._directory, encode(self._identity))
+
+    def adopt_server(self, server_id: ServerId) -> None:
+        """The directory is that server's from now on."""
+        assert self._identity.server_id in (NO_SERVER, server_id), self._identity.server_id
+        self._identity.server_id = server_id
+        self._touch()
+
+    def lose_all(self, boots: list[Boot], done: Callable[[], None]) -> None:
+        """Every log is lost, also one that is being created; `done` when it is durable."""
+        self._identity.boots = boots
+        for known in self._identity.logs.values():
+            known.lost = True
+        for log, _ in self._created:
+            log.is_lost = True
+        self._noted.append(done)
+        self._touch()
 
     def take_id(self) -> LogId:
         """An id no log of this directory ever had."""
@@ -146,6 +173,7 @@ class LogRegistry:
         self.is_writing = True
         data = encode(self._identity)
         created, self._created = self._created, []
+        noted, self._noted = self._noted, []
         removed = set(self._removed)
         fs, directory, reserve = self._fs, self._directory, self._reserve
 
@@ -156,6 +184,7 @@ class LogRegistry:
             self.is_full = isinstance(result, BaseException) and is_refused(result)
             if self.is_full:
                 self._created = created + self._created
+                self._noted = noted + self._noted
                 self._is_dirty = True
                 self._arm(DISK_FULL_RETRY_MS)
                 self._owner.registry_written()
@@ -164,6 +193,8 @@ class LogRegistry:
             else:
                 self._removed -= removed
                 self._announce(created)
+                for one in noted:
+                    one()
 
         self._workers.essential(lambda: replace_identity(fs, directory, reserve, data), done)
 

@@ -12,7 +12,7 @@ from ids import LogId
 ROOT = frozenset(
     (
         "identity", "identity.new", "format", "format.new", "lock", "journal", "logs", "deleted",
-        "reserve", "meta", "meta.new", "meta.damaged",
+        "reserve", "meta", "meta.new", "meta.damaged", "peers",
     )
 )  # fmt: skip
 """Names of the store's own beside each other."""

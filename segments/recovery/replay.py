@@ -150,6 +150,8 @@ class Replay:
     """(journal file, position) from which blocks are carried."""
     unproved: tuple[str, int, int] = ("", 0, 0)
     """(path, start, end) of what is carried, with the header if that is not proved either."""
+    end_lsn: int = 0
+    """Behind the last block that was found good. All that was ever known durable lies before."""
     blocks: int = 0
     torn_bytes: int = 0
     damaged_blocks: int = 0
@@ -226,6 +228,7 @@ class _Replayer:
             # What is left in files that are used again must stay behind every later mark.
             lsn = max((durable_mark(self._fs, file.path, 0) for file in found), default=0)
             result.position = Position(lsn, 0, newest + 1, 0)
+            result.end_lsn = lsn
             return result
         base = chain[0].header
         assert base is not None, chain[0].path
@@ -248,6 +251,7 @@ class _Replayer:
             if n and current.header is not None and current.header.replaced:
                 self._replace(current.header.marks)
             end_lsn = self._replay_file(current, stop)
+        result.end_lsn = end_lsn
         result.carried = [c for c in result.carried if c.lsn >= self._proved_lsn]
         self._judge_left_out(found, chain[-1].sequence, end_lsn)
         self._sort(found, chain)

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import random
 
-from ids import DirectoryId
-from segments.api import StoreOptions
+from ids import NO_SERVER, DirectoryId, ServerId
+from segments.api import ForeignDirectory, StoreOptions
+from segments.boots import ended, next_boot
 from segments.directory.format_note import FORM, read_form, write_form
 from segments.directory.identity import Identity, encode, write_identity
 from segments.directory.log_registry import identity_reserve, replace_identity
@@ -33,19 +34,24 @@ def begin(
     options: StoreOptions,
     rng: random.Random,
     progress: Progress,
+    server_id: ServerId,
 ) -> Recovered:
-    """What the directory holds, whose lock is held. Blocks. `rng` gives a new one its id.
+    """What the directory holds, whose lock is held. Blocks. `rng` gives a new one its id, and each
+    start its own. `server_id`: whose it is if it is new; `NO_SERVER`: whoever's.
 
     Raises CorruptRecord (identity, format), OSError, DataMissing when something is not there that
-    has been, ForeignFile, and UnknownFormat: nothing on disk is changed then.
+    has been, ForeignFile, ForeignDirectory, and UnknownFormat: nothing on disk is changed then.
     """
     identity = find_identity(fs, directory, may_be_new=options.accept_empty)
     form = read_form(fs, directory)
     if identity is None:
         # Before anything else: what there is without an identity has lost it.
-        has_places = bool(options.place_bytes_min)
-        identity = Identity(DirectoryId(rng.randbytes(16)), is_whole=False, has_places=has_places)
+        identity = Identity(
+            DirectoryId(rng.randbytes(16)), is_whole=False,
+            has_places=bool(options.place_bytes_min), server_id=server_id,
+        )  # fmt: skip
         write_identity(fs, directory, encode(identity))
+    check_server(directory, identity, server_id)
     if not identity.is_whole:
         for name in ("journal", "logs"):
             make_durable_directory(fs, f"{directory}/{name}")
@@ -62,12 +68,9 @@ def begin(
         recovered = recover(
             fs, directory, identity, replay, cache, meta, options.index_segment_entries, progress
         )
-        if recovered.newly_lost:
-            for log_id in recovered.newly_lost:
-                identity.logs[log_id].lost = True
-            replace_identity(fs, directory, identity_reserve(fs, directory), encode(identity))
-        if options.place_bytes_min and not identity.has_places:
-            _have_places(fs, directory, identity)
+        for log_id in recovered.newly_lost:
+            identity.logs[log_id].lost = True
+        _note_start(fs, directory, recovered, options, boot_id=rng.getrandbits(64))
         recovered.form = _have_form(fs, directory, form)
     except BaseException:
         meta.close()
@@ -76,16 +79,32 @@ def begin(
     return recovered
 
 
-def _have_places(fs: FileSystem, directory: str, identity: Identity) -> None:
-    """Say, before the journal does, that entries may lie in segments. Where there is no room for
-    that, none do in this life."""
-    identity.has_places = True
+def check_server(directory: str, identity: Identity, server_id: ServerId) -> None:
+    """Raises ForeignDirectory."""
+    if NO_SERVER not in (server_id, identity.server_id) and server_id != identity.server_id:
+        raise ForeignDirectory(directory, server_id=server_id, owner=identity.server_id)
+
+
+def _note_start(
+    fs: FileSystem, directory: str, recovered: Recovered, options: StoreOptions, *, boot_id: int
+) -> None:
+    """Write the identity: one more start, what was found lost, and, before the journal does, that
+    entries may lie in segments. A full disk keeps its reserve for what is lost: where there is no
+    room otherwise, peers are not told of this start, and no entry is placed in it."""
+    identity, end_lsn = recovered.identity, recovered.replay.end_lsn
+    boots, had_places = identity.boots, identity.has_places
+    identity.boots = next_boot(boots, end_lsn=end_lsn, boot_id=boot_id)
+    identity.has_places = had_places or bool(options.place_bytes_min)
+    data = encode(identity)
     try:
-        replace_identity(fs, directory, identity_reserve(fs, directory), encode(identity))
+        if recovered.newly_lost:
+            replace_identity(fs, directory, identity_reserve(fs, directory), data)
+        else:
+            write_identity(fs, directory, data)
     except OSError as error:
-        if not is_refused(error):
+        if recovered.newly_lost or not is_refused(error):
             raise
-        identity.has_places = False
+        identity.boots, identity.has_places = ended(boots, end_lsn=end_lsn), had_places
 
 
 def _have_form(fs: FileSystem, directory: str, form: int) -> int:

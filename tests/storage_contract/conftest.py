@@ -160,7 +160,7 @@ class MemoryHarness(Harness):
     image: object = None
 
     def _open(self):
-        return MemoryStore(self.workers, self.options, random.Random(1), self.image)
+        return MemoryStore(self.workers, self.options, random.Random(self.lives), self.image)
 
     def crash(self):
         self.image = self.store.image
@@ -173,6 +173,7 @@ class MemoryHarness(Harness):
 @dataclass
 class DiskHarness(Harness):
     directory: str = ""
+    server_id: int = 0
 
     def _open(self):
         return DiskStore.open(
@@ -181,6 +182,7 @@ class DiskHarness(Harness):
             self.workers,
             self.options,
             random.Random(self.lives),
+            server_id=self.server_id,
         )
 
     def crash(self):

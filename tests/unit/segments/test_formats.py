@@ -14,6 +14,7 @@ from segments.api import (
     StorageError,
     StoredEntry,
 )
+from segments.boots import Boot
 from segments.directory import identity
 from segments.format import block
 from segments.format.frame import read_frame
@@ -41,6 +42,13 @@ SEGMENT = (
     "282300000000000000000000000000000000000000000000"
 )
 IDENTITY = (
+    "56444c49444e54331dcaa46cbe000000000102030405060708090a0b0c0d0e0f0600000002000000"
+    "06000000020000007265636f72640200000009000000010000000000000001000000000000000000"
+    "0000000000000000000000000000050000000000000003000000010000000b000000000000004600"
+    "000000000000040000000000000003000000020000000100000000000000"
+    "4d00000000000000881300000000000002000000000000005800000000000000ffffffffffffffff"
+)
+IDENTITY_1 = (
     "56444c49444e543136410f2d86000000000102030405060708090a0b0c0d0e0f0600000002000000"
     "06000000000000007265636f72640200000009000000010000000000000001000000000000000000"
     "0000000000000000000000000000050000000000000003000000010000000b000000000000004600"
@@ -154,15 +162,18 @@ def test_segment_header_round_trips_and_refuses_damage():
 
 
 def test_identity_round_trips_and_refuses_damage():
-    """Cluster record, directory id and logs, under one CRC."""
-    made = identity.Identity(bytes(range(16)), b"record", 6)
+    """Cluster record, directory id, logs, server and boots, under one CRC."""
+    made = identity.Identity(
+        bytes(range(16)), b"record", 6, has_places=True, server_id=3,
+        boots=[Boot(1, 77, 5000), Boot(2, 88)],
+    )  # fmt: skip
     made.logs[2] = identity.LogIdentity(2, 9, 1, 1, 0, 0)
     made.logs[5] = identity.LogIdentity(5, 0, 3, 11, 70, 4, lost=True)
     data = identity.encode(made)
     half = bytes.fromhex(IDENTITY)
     assert data == 2 * (half + bytes(4096 - len(half)))
     assert identity.decode(data) == made
-    assert identity.decode(half) == made  # the old form
+    assert identity.decode(half) == made
     for bit in range(len(half) * 8):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -174,6 +185,17 @@ def test_identity_round_trips_and_refuses_damage():
         damaged[4096 + 20] ^= 1
         with pytest.raises(CorruptRecord):
             identity.decode(bytes(damaged))
+
+
+@pytest.mark.parametrize("halves", [1, 2])
+def test_identity_of_the_forms_before_is_read(halves):
+    """They name no server and no boots; the second one's magic says what a flag says now."""
+    half = bytes.fromhex(IDENTITY_1)
+    data = half if halves == 1 else 2 * (half + bytes(4096 - len(half)))
+    found = identity.decode(data)
+    assert (found.server_id, found.boots, found.has_places) == (0, [], False)
+    assert (found.cluster_record, sorted(found.logs), found.next_log_id) == (b"record", [2, 5], 6)
+    assert identity.decode(data.replace(b"VDLIDNT1", b"VDLIDNT2")).has_places
 
 
 def test_identity_that_is_begun_says_so():

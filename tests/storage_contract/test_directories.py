@@ -1,0 +1,182 @@
+"""Whose a directory is, when it was started, and what it notes of peers."""
+
+import pytest
+
+from segments.api import ForeignDirectory, HardState
+from segments.boots import AFRESH, GOES_ON, JournalMark, is_behind
+from segments.directory.identity import read_identity
+from tests.storage_contract.conftest import SMALL, DiskHarness, put
+
+
+def mark_of(store):
+    """What a peer remembers of the directory."""
+    return JournalMark(store.boots[-1].number, store.boots[-1].boot_id, store.durable_lsn)
+
+
+def test_each_start_is_a_boot_that_says_where_the_one_before_ended(harness, writer):
+    """However a life ends, the next finds all that was durable in it."""
+    log = harness.new_log(9)
+    marks = []
+    for n in range(5):
+        put(harness, harness.log if n else log, writer, 20)
+        harness.pump()
+        harness.workers.advance(1000 if n % 2 else 0)
+        marks.append(mark_of(harness.store))
+        if n == 3:
+            harness.close()
+            harness.start()
+        else:
+            harness.reopen()
+        boots = harness.store.boots
+        assert [boot.number for boot in boots] == list(range(1, n + 3))
+        assert len({boot.boot_id for boot in boots}) == len(boots)
+        assert boots[-1].end_lsn == GOES_ON
+        assert all(boot.end_lsn >= mark.lsn for boot, mark in zip(boots, marks, strict=False))
+        assert not any(is_behind(boots, mark) for mark in marks)
+
+
+def test_lost_logs_stay_lost_and_the_boots_begin_afresh(harness, writer):
+    """At once, durably, and only those that there were."""
+    log = harness.new_log(9)
+    put(harness, log, writer, 20)
+    harness.pump()
+    mark = mark_of(harness.store)
+    done = []
+    harness.store.lose_logs(above=mark.number + 3, done=lambda: done.append(1))
+    assert log.lost
+    harness.pump()
+    assert done == [1]
+    assert harness.store.boots[0].number == mark.number + 3 + AFRESH
+    harness.reopen()
+    (log,) = harness.store.logs.values()
+    assert log.lost
+    assert not is_behind(harness.store.boots, JournalMark(mark.number + 3, 1, 10**9))
+    fresh = harness.new_log(9, 2)
+    harness.reopen()
+    assert [log.lost for _, log in sorted(harness.store.logs.items())] == [True, False]
+    assert fresh.replica_number == 2
+
+
+def test_newest_note_of_peers_is_found_again(harness):
+    """Each takes the place of those before."""
+    assert harness.store.peers_note() == b""
+    for n in range(5):
+        harness.store.note_peers(b"note %d" % n)
+        harness.store.note_peers(b"note %d, later" % n)
+        harness.pump()
+        harness.reopen()
+        assert harness.store.peers_note() == b"note %d, later" % n
+
+
+def test_server_adopts_a_directory_once(harness):
+    """One of before that names no server."""
+    assert harness.store.server_id == 0
+    harness.store.adopt_server(7)
+    harness.pump()
+    harness.reopen()
+    assert harness.store.server_id == 7
+
+
+def test_directory_of_another_server_is_refused_and_left_alone(tmp_path):
+    """In words, before anything is changed; it opens for its own server and for tools."""
+    engine = DiskHarness(SMALL, directory=str(tmp_path / "data"), server_id=3)
+    engine.start()
+    engine.new_log()
+    engine.reopen()
+    assert engine.store.server_id == 3
+    engine.crash()
+    before = {path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
+    engine.server_id = 2
+    for without_lock in (False, True):
+        if without_lock:
+            (tmp_path / "data" / "lock").unlink()
+            del before[tmp_path / "data" / "lock"]
+        with pytest.raises(ForeignDirectory, match=r"of server 3, and this is server 2"):
+            engine.start()
+        assert before == {
+            path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()
+        }
+    for server_id in (3, 0):
+        engine.server_id = server_id
+        engine.start()
+        assert engine.store.server_id == 3
+        engine.crash()
+
+
+def test_journal_that_lost_its_newest_blocks_ends_below_what_was_durable(tmp_path, writer):
+    """A disk that lied about a sync: the start takes what is missing for torn, and its peers do
+    not."""
+    engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
+    engine.start()
+    log = engine.new_log()
+    put(engine, log, writer, 10)
+    engine.pump()
+    kept = {path: path.read_bytes() for path in (tmp_path / "data/journal").iterdir()}
+    put(engine, log, writer, 5)
+    engine.pump()
+    mark = mark_of(engine.store)
+    engine.crash()
+    for path, data in kept.items():
+        path.write_bytes(data)
+    engine.start()
+    (log,) = engine.store.logs.values()
+    assert not log.lost
+    assert log.last_index == 10
+    assert is_behind(engine.store.boots, mark)
+    engine.crash()
+
+
+def test_directory_restored_from_a_copy_is_behind_also_after_more_starts(tmp_path, writer):
+    """However often it was started since, and however far its journal has got."""
+    engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
+    engine.start()
+    log = engine.new_log()
+    put(engine, log, writer, 10)
+    engine.close()
+    kept = {path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
+    engine.start()
+    put(engine, engine.log, writer, 1)
+    engine.pump()
+    mark = mark_of(engine.store)
+    engine.close()
+    for path in (tmp_path / "data").rglob("*"):
+        if path.is_file() and path not in kept:
+            path.unlink()
+    for path, data in kept.items():
+        path.write_bytes(data)
+    for _ in range(6):
+        engine.start()
+        put(engine, engine.log, writer, 40)
+        engine.pump()
+        assert engine.store.durable_lsn > 0
+        assert is_behind(engine.store.boots, mark)
+        engine.close()
+
+
+def test_start_on_a_disk_without_room_is_not_told_of(tmp_path, writer, monkeypatch):
+    """It opens all the same, and is no boot: the one before has ended."""
+    engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
+    engine.start()
+    log = engine.new_log()
+    put(engine, log, writer, 3)
+    mark = mark_of(engine.store)
+    engine.crash()
+
+    def refuse(*_, **__):
+        raise OSError(28, "no room")
+
+    monkeypatch.setattr("segments.recovery.start.write_identity", refuse)
+    engine.start()
+    (boot,) = engine.store.boots
+    assert mark.lsn <= boot.end_lsn < GOES_ON
+    put(engine, engine.log, writer, 3)
+    engine.crash()
+    monkeypatch.undo()
+    engine.start()
+    assert [boot.number for boot in engine.store.boots] == [1, 2]
+    assert not is_behind(engine.store.boots, mark)
+    identity = read_identity(engine.store._fs, engine.directory)
+    assert identity is not None
+    assert identity.boots == list(engine.store.boots)
+    engine.store.set_hard_state(engine.log, HardState(9, 1, engine.log.commit_index))
+    engine.crash()

@@ -1,0 +1,68 @@
+"""A directory that went back in time, or was copied, is told by the starts that it lists."""
+
+import pytest
+
+from segments.boots import (
+    AFRESH,
+    BOOTS_MAX,
+    GOES_ON,
+    Boot,
+    JournalMark,
+    afresh,
+    ended,
+    is_behind,
+    next_boot,
+)
+
+BOOTS = [Boot(4, 40, 900), Boot(5, 50, 1500), Boot(6, 60)]
+
+
+@pytest.mark.parametrize(
+    ("mark", "behind"),
+    [
+        (JournalMark(6, 60, 10**9), False),  # of this very process
+        (JournalMark(5, 50, 1500), False),
+        (JournalMark(5, 50, 1501), True),  # the journal ended before
+        (JournalMark(4, 40, 900), False),
+        (JournalMark(5, 51, 0), True),  # a boot of that number that was another one
+        (JournalMark(6, 61, 0), True),  # another process from a copy
+        (JournalMark(7, 70, 0), True),  # a later boot
+        (JournalMark(3, 30, 10**9), False),  # too long ago to tell
+    ],
+)
+def test_mark_is_looked_up_among_the_boots(mark, behind):
+    """The boot has to be listed, and its journal to have reached the mark."""
+    assert is_behind(BOOTS, mark) is behind
+
+
+def test_directory_without_boots_is_behind_any_mark():
+    """It is of a version that knew none, and so from before the mark."""
+    assert is_behind([], JournalMark(1, 1))
+
+
+def test_boots_follow_each_other_and_are_bounded():
+    """Each start ends the boot before; the oldest ones go."""
+    boots: list[Boot] = []
+    for n in range(BOOTS_MAX + 3):
+        boots = next_boot(boots, end_lsn=100 * n, boot_id=n)
+        assert boots[-1] == Boot(n + 1, n)
+        assert [boot.end_lsn for boot in boots[:-1]] == [100 * b.number for b in boots[:-1]]
+    assert len(boots) == BOOTS_MAX
+    assert boots[0].number == 4
+
+
+def test_start_that_could_not_be_noted_ends_the_boot_before_once():
+    """What the journal holds by the next start was not told to anybody."""
+    boots = ended(BOOTS, end_lsn=2000)
+    assert boots[-1] == Boot(6, 60, 2000)
+    assert ended(boots, end_lsn=3000) == boots
+    assert next_boot(boots, end_lsn=3000, boot_id=7) == [*boots, Boot(7, 7)]
+
+
+def test_directory_that_gave_up_all_it_had_is_behind_no_mark_of_before():
+    """Neither that which it contradicts nor one of a boot that somebody else has heard of."""
+    boots = afresh(BOOTS, above=9, boot_id=1)
+    assert boots == [Boot(9 + AFRESH, 1, GOES_ON)]
+    assert not is_behind(boots, JournalMark(9, 90, 10**9))
+    assert not is_behind(boots, JournalMark(10**6, 1, 1))
+    assert is_behind(BOOTS, JournalMark(boots[0].number, 1))
