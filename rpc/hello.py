@@ -17,7 +17,8 @@ HELLO payload, little-endian:
     40  cluster_bytes  u16  \\
     42  digest_bytes   u16   } lengths of what follows, in this order
     44  info_bytes     u32  /
-    48  cluster id (UTF-8, empty before birth), configuration digest, info (opaque here)
+    48  cluster id (UTF-8, empty before birth), configuration digest,
+        info: the starts of the data directory (`journal_marks.py`; opaque here)
 
 REJECT payload: reason u16, then a UTF-8 text for people.
 """
@@ -31,7 +32,7 @@ from struct import Struct
 from ids import DirectoryId, ServerId
 from rpc.errors import MalformedFrame
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 PROTOCOL_VERSION_MIN = 3
 """Of what links carry. 2: commits are told in messages of their own kind (`MsgCommit`). 3: leader
 lists say which replicas are in sync. 4: logs of partitions may hold `ExpireProducers`, which a
@@ -65,6 +66,10 @@ VERSION_OF_DOWNGRADES = 11
 """Coordinators whose members all speak it apply `DowngradeConsumerGroup` and
 `TimeOutTransactions`."""
 
+VERSION_OF_BOOTS = 12
+"""Who speaks less says nothing of the starts of its directory, and would end the link at a JOURNAL
+or REMEMBERED."""
+
 DIRECTORY_ID_BYTES = 16
 CLUSTER_ID_BYTES_MAX = 255
 CONFIG_DIGEST_BYTES_MAX = 64
@@ -89,6 +94,10 @@ class RejectReason(IntEnum):
     STOPPING = 7
     IDENTITY_CHANGED = 8
     PROTOCOL_ERROR = 9
+    SECOND_PROCESS = 10
+    """Of a server that is linked: it runs in a copy of that one's data directory."""
+    FOREIGN_DIRECTORY = 11
+    """The data directory is another server's."""
 
 
 _REASON_BY_CODE = {reason.value: reason for reason in RejectReason}
@@ -99,7 +108,7 @@ class Hello:
     """One server as it presents itself.
 
     Use: `cluster_id` is "" until the server has adopted a birth record; such a server may only ask.
-    `config_digest` is compared by the birth procedure, `info` (advertised addresses) by the host.
+    `config_digest` is compared by the birth procedure, `info` is for the host.
     """
 
     server_id: ServerId

@@ -11,6 +11,11 @@ own attempt. A peer dials only when it has no link, so an inbound HELLO of a lin
 its end is lost, or that the HELLO crossed our success: the former replaces the link, the latter is
 refused, and the link is pinged to find out.
 
+**Two processes of one server.** An inbound HELLO of another start of the linked peer's directory is
+held while the link is pinged. If the link ends, the peer was restarted, and the new process takes
+its place. If the ping is answered, both run, one of them in a copy of the directory. The second one
+is refused.
+
 **Fast failover.** A link that ends unexpectedly is dialled again at once, before anything is
 reported. Nobody listening there proves that the process is gone: `link_down(refused=True)`. A
 connection that dies before HELLO, accepted or still in the listener's queue, belongs to a process
@@ -38,6 +43,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ids import NO_SERVER, ServerId
@@ -80,7 +86,8 @@ _NEVER_BYTES = 1 << 62
 _LASTING = frozenset(
     (
         RejectReason.WRONG_CLUSTER, RejectReason.WRONG_SERVER, RejectReason.VERSION,
-        RejectReason.NOT_ADMITTED, RejectReason.TOO_MANY_LINKS,
+        RejectReason.NOT_ADMITTED, RejectReason.TOO_MANY_LINKS, RejectReason.SECOND_PROCESS,
+        RejectReason.FOREIGN_DIRECTORY,
     )
 )  # fmt: skip
 
@@ -242,13 +249,14 @@ class _Confirmation:
 class _Peer:
     """What is known about one other server.
 
-    Invariant: no attempt is under way while there is a link; `held` only during an attempt.
+    Invariant: no attempt is under way while there is a link; `held` only during an attempt,
+    `challenger` only beside a link.
     """
 
     __slots__ = (
-        "address", "attempt", "attempt_timer", "confirming", "dial", "dial_timer", "failures",
-        "heard_ns", "held", "is_up", "link", "quick_redials", "refusable", "report_timer",
-        "server_id",
+        "address", "attempt", "attempt_timer", "challenged_ns", "challenger", "confirming", "dial",
+        "dial_timer", "failures", "heard_ns", "held", "is_up", "link", "quick_redials", "refusable",
+        "report_timer", "server_id",
     )  # fmt: skip
 
     def __init__(self, server_id: ServerId, now_ns: int) -> None:
@@ -262,6 +270,8 @@ class _Peer:
         self.attempt: _Connection | None = None  # the attempt, while awaiting HELLO
         self.attempt_timer: Timer | None = None
         self.held: _Connection | None = None  # greeted us while our own attempt is under way
+        self.challenger: _Connection | None = None  # another process greeted us beside the link
+        self.challenged_ns = 0  # when it did
         self.dial_timer: Timer | None = None  # the next attempt
         self.report_timer: Timer | None = None  # a loss that is not yet reported
         self.failures = 0
@@ -394,8 +404,9 @@ class Links:
             self._end_attempt(peer, RejectReason.STOPPING)
             _cancel(peer.dial_timer)
             _cancel(peer.report_timer)
-            if peer.held is not None:
-                peer.held.close(RejectReason.STOPPING, "")
+            for waiting in (peer.held, peer.challenger):
+                if waiting is not None:
+                    waiting.close(RejectReason.STOPPING, "")
             if peer.link is not None:
                 peer.link.close(RejectReason.STOPPING, "")
         for connection in self._inbound:
@@ -426,8 +437,9 @@ class Links:
             return
         self._end_attempt(peer, None)
         peer.dial_timer = _cancel(peer.dial_timer)
-        if peer.held is not None:
-            peer.held.close(RejectReason.NOT_ADMITTED, "removed")
+        for waiting in (peer.held, peer.challenger):
+            if waiting is not None:
+                waiting.close(RejectReason.NOT_ADMITTED, "removed")
         if peer.link is not None:
             self._unlink(peer).close(RejectReason.NOT_ADMITTED, "removed")
         self._report_down(peer, refused=False)
@@ -444,9 +456,10 @@ class Links:
         for server_id in sorted(self._peers):
             peer = self._peers[server_id]
             self._end_attempt(peer, RejectReason.IDENTITY_CHANGED)
-            if peer.held is not None:
-                peer.held.close(RejectReason.IDENTITY_CHANGED, "")
-                peer.held = None
+            for waiting in (peer.held, peer.challenger):
+                if waiting is not None:
+                    waiting.close(RejectReason.IDENTITY_CHANGED, "")
+            peer.held = peer.challenger = None
             if peer.link is not None:
                 self._unlink(peer).close(RejectReason.IDENTITY_CHANGED, "")
             self._report_down(peer, refused=False)
@@ -584,8 +597,8 @@ class Links:
                 self._answered(connection, event.hello)
         elif type(event) is PongReceived:
             connection.round_trip_ns = max(0, self._clock.now_ns() - event.sent_ns)
-            if connection.peer is not None and connection.peer.confirming:
-                _confirmed(connection.peer, event.sent_ns, answered=True)
+            if connection.peer is not None:
+                self._answered_ping(connection.peer, event.sent_ns)
         else:
             assert isinstance(event, Rejected), event
             self._rejected(connection, event)
@@ -598,13 +611,15 @@ class Links:
         if hello.server_id not in self._peers and len(self._peers) >= self._options.peers_max:
             self._refuse(connection, hello.server_id, RejectReason.TOO_MANY_LINKS)
             return
-        if not self._handler.admit(hello):
-            self._refuse(connection, hello.server_id, RejectReason.NOT_ADMITTED)
+        if self._is_refused(connection, hello):
             return
         peer = self._peer(hello.server_id)
         connection.peer = peer
         we_are_lower = self._local.server_id < hello.server_id
         link = peer.link
+        if link is not None and _is_other_start(link.engine.remote, hello):
+            self._challenge(peer, link, connection)
+            return
         if link is not None:
             dialed_by_us = link.engine.role is Role.DIALER
             known = link.engine.remote
@@ -619,6 +634,30 @@ class Links:
             peer.held = connection
             return
         self._accept(peer, connection)
+
+    def _challenge(self, peer: _Peer, link: _Connection, challenger: _Connection) -> None:
+        """Another process of the linked peer greeted us: find out whether the first one is gone."""
+        if peer.challenger is not None:
+            peer.challenger.close(RejectReason.DUPLICATE_LINK, "dialled again")
+        peer.challenger = challenger
+        peer.challenged_ns = self._clock.now_ns()
+        self._suspect(link)
+        link.engine.ping(peer.challenged_ns)
+        if not link.blocked:
+            link.flush()
+
+    def _answered_ping(self, peer: _Peer, sent_ns: int) -> None:
+        """The linked process runs, or did when it read a ping that was sent then."""
+        if peer.confirming:
+            _confirmed(peer, sent_ns, answered=True)
+        challenger = peer.challenger
+        if challenger is not None and sent_ns >= peer.challenged_ns:
+            peer.challenger = None
+            text = (
+                f"server {peer.server_id} runs already: this process has a copy of its data "
+                "directory"
+            )
+            self._refuse(challenger, peer.server_id, RejectReason.SECOND_PROCESS, text)
 
     def _is_proved(self, connection: _Connection, hello: Hello) -> bool:
         """Whether the other end is who it says it is, as far as its stream can tell. If not, it is
@@ -644,11 +683,18 @@ class Links:
         if not self._is_proved(connection, hello):
             self._attempt_failed(peer, refused=False, lasting=True)
             return
-        if not self._handler.admit(hello):
-            self._refuse(connection, hello.server_id, RejectReason.NOT_ADMITTED)
+        if self._is_refused(connection, hello):
             self._attempt_failed(peer, refused=False, lasting=True)
             return
         self._establish(peer, connection)
+
+    def _is_refused(self, connection: _Connection, hello: Hello) -> bool:
+        """Whether the handler refuses the server that greeted; then the connection is over."""
+        refusal = self._handler.refusal(hello)
+        if refusal is None:
+            return False
+        self._refuse(connection, hello.server_id, *refusal)
+        return True
 
     def _establish(self, peer: _Peer, connection: _Connection) -> None:
         """`connection` is the link now, whatever else there was is not."""
@@ -659,9 +705,10 @@ class Links:
             self._unlink(peer).close(RejectReason.DUPLICATE_LINK, "replaced")
         self._end_attempt(peer, None)
         peer.dial_timer = _cancel(peer.dial_timer)
-        if peer.held is not None:
-            peer.held.close(RejectReason.DUPLICATE_LINK, "already linked")
-            peer.held = None
+        for other in (peer.held, peer.challenger):
+            if other is not None:
+                other.close(RejectReason.DUPLICATE_LINK, "already linked")
+        peer.held = peer.challenger = None
         self._report_down(peer, refused=False)
         peer.link = connection
         peer.is_up = True
@@ -671,9 +718,11 @@ class Links:
         connection.flush()
         self._handler.link_up(hello)
 
-    def _refuse(self, connection: _Connection, server_id: ServerId, reason: RejectReason) -> None:
-        connection.close(reason, "")
-        self._refuses(server_id, reason, "")
+    def _refuse(
+        self, connection: _Connection, server_id: ServerId, reason: RejectReason, text: str = ""
+    ) -> None:
+        connection.close(reason, text)
+        self._refuses(server_id, reason, text)
 
     def _refuses(self, server_id: ServerId, reason: RejectReason, text: str) -> None:
         """Say, and count, that this end refused a link or ended one."""
@@ -696,6 +745,9 @@ class Links:
             server_id = remote.server_id
         connection.close()
         self._over(connection, reason=event.reason, text=event.text)
+        is_dialer = connection.engine.role is Role.DIALER
+        if event.reason is RejectReason.SECOND_PROCESS and not is_dialer:
+            event = replace(event, reason=RejectReason.PROTOCOL_ERROR)  # not for them to say
         if not event.by_peer:
             self._refuses(server_id, event.reason, event.text)
         elif event.reason is not RejectReason.DUPLICATE_LINK:
@@ -733,6 +785,8 @@ class Links:
             )
         elif connection is peer.held:
             peer.held = None
+        elif connection is peer.challenger:
+            peer.challenger = None
 
     def _lost(self, peer: _Peer, reason: RejectReason | None) -> None:
         """The link ended: find out whether the peer is gone, then report."""
@@ -741,6 +795,8 @@ class Links:
         peer.refusable = True
         if now_ns - link.opened_ns >= self._options.stable_ms * _MS:
             peer.failures = 0
+        if self._takes_challenger(peer):
+            return
         is_stopping = reason is RejectReason.STOPPING
         if peer.address is None:
             # Known only while it is linked: strangers' ids must not pile up.
@@ -762,6 +818,16 @@ class Links:
             self._schedule_dial(peer, delay_ns=0)
         else:
             self._back_off(peer)
+
+    def _takes_challenger(self, peer: _Peer) -> bool:
+        """Whether the process that waited beside a link that ended has its place."""
+        challenger, peer.challenger = peer.challenger, None
+        if challenger is None or challenger.engine.remote is None:
+            return False
+        if self._is_refused(challenger, challenger.engine.remote):
+            return False
+        self._accept(peer, challenger)
+        return True
 
     def _unlink(self, peer: _Peer) -> _Connection:
         link = peer.link
@@ -850,6 +916,12 @@ def _cancel(timer: Timer | None) -> Timer | None:
     if timer is not None:
         timer.cancel()
     return None
+
+
+def _is_other_start(known: Hello | None, hello: Hello) -> bool:
+    """Whether it is of another process in the same data directory, or a copy of it."""
+    assert known is not None
+    return known.directory_id == hello.directory_id and known.incarnation != hello.incarnation
 
 
 def _confirmed(peer: _Peer, asked_until_ns: int, *, answered: bool) -> None:

@@ -96,6 +96,8 @@ class FrameType(IntEnum):
     COMMANDS = 20  # several of these
     COMMANDS_DONE = 21  # likewise
     DENIALS = 22  # newer terms than those of a leader list, see rpc.denials
+    JOURNAL = 23  # how far the sender's journal is durable, see rpc.journal_marks
+    REMEMBERED = 24  # what the sender remembers of the receiver's
 
 
 _TYPE_BY_CODE = {frame_type.value: frame_type for frame_type in FrameType}
@@ -106,7 +108,7 @@ _BORN_TYPES = frozenset(
         FrameType.PROPOSE, FrameType.PROPOSED, FrameType.CONDITION, FrameType.RANGE,
         FrameType.ENTRIES, FrameType.QUERY, FrameType.REPLY, FrameType.COMPACTED,
         FrameType.COMMAND, FrameType.COMMAND_DONE, FrameType.COMMANDS, FrameType.COMMANDS_DONE,
-        FrameType.DENIALS,
+        FrameType.DENIALS, FrameType.JOURNAL, FrameType.REMEMBERED,
     )
 )  # fmt: skip
 _BULK_TYPES = frozenset((FrameType.RAFT, FrameType.PROPOSE, FrameType.ENTRIES, FrameType.COMMAND))

@@ -153,8 +153,9 @@ class PeerHandler(Protocol):
     about a session (leader lists, heartbeats in flight) ends with `link_down`.
     """
 
-    def admit(self, hello: Hello) -> bool:
-        """May this server have a link? Its cluster and id were checked; its directory was not."""
+    def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
+        """Why this server may not have a link, and a text for people; None: it may. Its cluster and
+        id were checked; its directory was not."""
 
     def link_up(self, hello: Hello) -> None:
         """A link is open. `hello.cluster_id` "" means that the peer is unborn."""

@@ -28,6 +28,10 @@ class Front(Protocol):
     def catalog_changed(self) -> None:
         """The applied catalog is another than before."""
 
+    def directory_given_up(self) -> None:
+        """All that the data directory had is marked as lost: peers are to hear of its new list of
+        starts, on new links."""
+
     def request_wait_ns(self) -> int:
         """For how long a request of a client has waited to be started, at the most, now."""
 
@@ -48,6 +52,9 @@ class NoFront:
         pass
 
     def catalog_changed(self) -> None:
+        pass
+
+    def directory_given_up(self) -> None:
         pass
 
     def request_wait_ns(self) -> int:

@@ -34,7 +34,7 @@ from raft.messages import (
 from raft.types import StateType
 from rpc.birth import decode_answer, encode_answer
 from rpc.frames import decode_messages, encode_frames
-from rpc.hello import Hello
+from rpc.hello import Hello, RejectReason
 from rpc.lanes import in_lanes
 from rpc.peer import FrameType
 from rpc.queries import Quorum
@@ -65,6 +65,7 @@ from vdl.logstream.peers.follower_reads import FollowerReads
 from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.group_commands import GroupCommands
 from vdl.logstream.peers.inbox import Inbox
+from vdl.logstream.peers.journal_marks import JournalMarks
 from vdl.logstream.peers.leader_proofs import LeaderProofs
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.peers.server_status import ServerStatus
@@ -113,6 +114,7 @@ class Host:
         self._opener = ReplicaOpener(state, self.liveness, hosting=self)
         self._move_limits = MoveLimits(state, self._opener.move_throttle)
         self._replicas = Replicas(state, hosting=self)
+        self._marks = JournalMarks(state, lose=self._replicas.lose_all)
         self._transfers = Transfers(state, self._status, self.liveness)
         self._requests = LeaderRequests(state, self._transfers, self.liveness)
         self._replacement = Replacement(
@@ -131,6 +133,7 @@ class Host:
             self._requests.queries,
             self.commands,
             self._move_limits,
+            self._marks,
         )
         self.overload = self.periodic.overload
         self.trimming = self.periodic.trimming
@@ -142,7 +145,8 @@ class Host:
 
     # --- life -----------------------------------------------------------------------------
     def start(self, front: Front) -> None:
-        """Open every replica this server holds and begin to take part."""
+        """Open every replica this server holds and begin to take part, once it is known that its
+        directory is not of the past."""
         self.state.front = front
         self.state.gaps.unread_ns = self.state.transport.unread_ns
         self.loop_time.start(self.state.transport.unread_ns)
@@ -150,7 +154,7 @@ class Host:
             # Its replica may open later than this server confirms what others claim to lead.
             self.liveness.entered(log.group_id, log.hard_state.term)
         self.periodic.start()
-        self._replicas.open_system()
+        self._marks.compare_first(self._replicas.open_system)
 
     def begin_serving(self) -> None:
         """Clients are let in: from now on replicas here may lead their groups, not the catalog
@@ -192,6 +196,7 @@ class Host:
     def close(self) -> None:
         """Answer everyone who waits; nothing is sent or applied afterwards."""
         self._outbox.is_closed = True
+        self._marks.note()
         self.loop_time.close()
         self._forwarding.close()
         self.commands.close()
@@ -448,10 +453,15 @@ class Host:
             self._outbox.schedule()
 
     # --- PeerHandler ----------------------------------------------------------------------
-    def admit(self, hello: Hello) -> bool:
-        """Initial voters, also from a new directory, until it is given a part; unborn servers may
-        ask. Nobody from a directory that has been replaced, and nobody in the place of a live
-        server that is in the directory the catalog knows it by."""
+    def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
+        """Admitted are initial voters, also from a new directory, until it is given a part; unborn
+        servers may ask. Nobody from a directory that has been replaced, or is another server's, and
+        nobody in the place of a live server that is in the directory the catalog knows it by."""
+        if not self._is_admitted(hello):
+            return RejectReason.NOT_ADMITTED, ""
+        return self._marks.refusal(hello)
+
+    def _is_admitted(self, hello: Hello) -> bool:
         present = self._alive.get(hello.server_id)
         if (
             present is not None
@@ -467,9 +477,11 @@ class Host:
     def link_up(self, hello: Hello) -> None:
         """A new session. Unborn servers hear of the cluster on request."""
         if not hello.cluster_id:
+            self._marks.unborn(hello.server_id)
             return
         server = hello.server_id
         self._alive[server] = hello
+        self._marks.link_up(hello)
         self.state.silent.discard(server)
         self.time.linked(server)
         for group in self.in_sync.server_linked(server, hello.incarnation):
@@ -493,6 +505,7 @@ class Host:
         need not wait for the election timeout."""
         self.timers.wake_all()  # while it is still known what the server has last said
         self._alive.pop(server_id, None)
+        self._marks.link_down(server_id)
         if refused:
             self.state.silent.discard(server_id)
         elif server_id in self.catalog.servers:
@@ -526,6 +539,8 @@ class Host:
 
     def frame(self, server_id: ServerId, frame_type: FrameType, payload: memoryview) -> None:
         """See `PeerHandler.frame`."""
+        if server_id in self._marks.behind and frame_type is not FrameType.REMEMBERED:
+            return
         if frame_type is FrameType.RAFT:
             tick = self.loop_time.tick()
             for group_id, message in decode_messages(payload):
@@ -559,6 +574,10 @@ class Host:
             self.commands.answer_received(server_id, payload)
         elif frame_type is FrameType.COMPACTED:
             self.compaction.received(server_id, payload)
+        elif frame_type is FrameType.JOURNAL:
+            self._marks.journal_received(server_id, payload)
+        elif frame_type is FrameType.REMEMBERED:
+            self._marks.remembered_received(server_id, payload)
         elif frame_type is FrameType.ASK:
             number = self._replacement.number_for(server_id)
             answer = encode_answer(encode_record(self.state.record), catalog_replica=number)
@@ -575,6 +594,7 @@ class Host:
             self._proofs.answer_claims(server)
             for frame_type, buffers in self.liveness.beat(server):
                 self.state.transport.send(server, frame_type, buffers)
+            self._marks.beat(server)
 
     def _look_at_links(self) -> None:
         """A server of which no byte has come for an election timeout is silent. When one becomes

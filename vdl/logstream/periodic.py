@@ -29,6 +29,7 @@ from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.peers.entry_repair import EntryRepair
 from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.group_commands import GroupCommands
+from vdl.logstream.peers.journal_marks import JournalMarks
 from vdl.logstream.peers.leader_proofs import LeaderProofs
 from vdl.logstream.peers.queries import Queries
 from vdl.logstream.peers.server_status import ServerStatus
@@ -62,6 +63,7 @@ class Periodic:
         queries: Queries,
         commands: GroupCommands,
         move_limits: MoveLimits,
+        marks: JournalMarks,
     ) -> None:
         self._state = state
         self._timers = timers
@@ -74,6 +76,7 @@ class Periodic:
         self._queries = queries
         self._commands = commands
         self._move_limits = move_limits
+        self._marks = marks
         self._disk_watch = DiskWatch(state.options.disk_patience_ms, state.clock.now_ns())
         self._producer_expiry = ProducerExpiry(
             state.streams, alive=state.alive, server_id=state.server_id, options=state.options
@@ -160,6 +163,7 @@ class Periodic:
             self._transfers.return_some()
         self._note_time()
         self._move_limits.look()
+        self._marks.look()
         self._replacement.look_around()
         self._repair.look_around()
         for group in state.groups.values():

@@ -15,14 +15,22 @@ from vdl.logstream.group.retention import KEEP, RetentionPolicy
 
 
 class ClientFront:
-    """The front end, and the settings of topics as it knows them. `catalog_changed`: what the
-    server itself does then."""
+    """The front end, and the settings of topics as it knows them. `catalog_changed`,
+    `directory_given_up`: what the server itself does then."""
 
-    __slots__ = ("_frontend", "catalog_changed", "request_wait_ns", "send_answers")
+    __slots__ = (
+        "_frontend", "catalog_changed", "directory_given_up", "request_wait_ns", "send_answers"
+    )  # fmt: skip
 
-    def __init__(self, frontend: Frontend, catalog_changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        frontend: Frontend,
+        catalog_changed: Callable[[], None],
+        directory_given_up: Callable[[], None],
+    ) -> None:
         self._frontend = frontend
         self.catalog_changed = catalog_changed
+        self.directory_given_up = directory_given_up
         self.send_answers = frontend.flush
         self.request_wait_ns = frontend.start_budget.oldest_ns
 

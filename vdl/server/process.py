@@ -35,7 +35,7 @@ from rpc.streams import Address, Dial, DialFailed, PeerHandler, Stream
 from rpc.tls_context import LinkEncryption
 from rpc.tls_stream import LinkSecurity
 from rpc.transport import SocketTransport
-from segments.api import DataMissing, ForeignFile, StorageError, Store
+from segments.api import DataMissing, ForeignDirectory, ForeignFile, StorageError, Store
 from segments.io.fs import RealFileSystem
 from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
@@ -144,6 +144,9 @@ class Process:
         except ForeignFile as error:
             self._log.error("foreign_file", path=error.path, error=str(error))
             return EXIT_FAILED
+        except ForeignDirectory as error:
+            self._log.error("foreign_directory", owner=error.owner, error=str(error))
+            return EXIT_FAILED
         except (StorageError, TlsFailed, ConfigError, OSError) as error:
             self._log.error("cannot_start", error=f"{type(error).__name__}: {error}")
             return EXIT_FAILED
@@ -178,6 +181,7 @@ class Process:
             workers,
             config.store,
             self._rng,
+            server_id=config.server_id,
             now_ns=time.monotonic_ns,
             progress=recovery.told,
         )
@@ -223,6 +227,7 @@ class Process:
             audit=self._audit,
             tokens=tokens,
         )
+        server.on_second = self._is_second
         server.on_serving = self._open_listeners
         server.on_closing = self._close_listeners
         for number, transfer in ((signal.SIGTERM, True), (signal.SIGINT, False)):
@@ -442,6 +447,10 @@ class Process:
         if self._ended.done():
             end_now(self._ended.result())
         self._log.error("stop_timed_out")
+        end_now(EXIT_FAILED)
+
+    def _is_second(self) -> None:
+        """Another process has this directory, or one of which it is a copy."""
         end_now(EXIT_FAILED)
 
     def _disk_failed(self, error: BaseException) -> None:

@@ -18,6 +18,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ from rpc.hello import Hello, RejectReason
 from rpc.links import Links
 from rpc.peer import FrameType
 from rpc.streams import PeerHandler
-from segments.api import Store
+from segments.api import ForeignDirectory, Store
 from vdl.clock import MS, Clock
 from vdl.config.settings import Config
 from vdl.errors import ErrorCode
@@ -60,6 +61,7 @@ from vdl.logstream.bootstrap import (
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.logstream.group.transactions import ABORTED_MAX
 from vdl.logstream.host import Host
+from vdl.logstream.peers.journal_marks import boots_info
 from vdl.logstream.state import HostState
 from vdl.records.walk import IS_NATIVE
 from vdl.server.front import ClientFront
@@ -123,7 +125,9 @@ class Server:
         audit: AuditLog | None = None,
         tokens: Validator | None = None,
     ) -> None:
-        """`advertised`: listener name → address that clients are told. `log_of`: the log of a part
+        """Raises ForeignDirectory.
+
+        `advertised`: listener name → address that clients are told. `log_of`: the log of a part
         of the server. `loggers`: those whose levels may be changed. `login_compute`: where
         passwords are checked. `pattern_compute`: where patterns are matched, one after the other;
         None: where everything is computed. `cpu_ns`: processor time of a thread. `first_users`:
@@ -141,6 +145,9 @@ class Server:
         """Called once, when clients may be let in."""
         self.on_closing: Callable[[], None] = _nothing
         """Called once, when no more clients are to be let in."""
+        self.on_second: Callable[[], None] = partial(self.stop, _nothing, transfer=False)
+        """Called when a peer is linked to another process that has this data directory, or one of
+        which this is a copy: nothing may be said of it any more."""
         self._rng = rng
         self._random_bytes = random_bytes
         self._advertised = advertised
@@ -160,6 +167,8 @@ class Server:
         # to them from here on, and one that has a cluster says so. Passing for empty it would let
         # a wiped peer found another one.
         adopted = store.cluster_record()
+        if adopted:
+            self._check_directory(decode_record(adopted))
         self._birth = None if adopted else self._make_birth()
         self._has_caught_up = False
         """Whether the applied catalog reflects a command of this life. What the disk had of it may
@@ -176,7 +185,18 @@ class Server:
             incarnation=self.incarnation,
             cluster_id=cluster_id,
             config_digest=self._digest,
+            info=boots_info(self.store),
         )
+
+    def _check_directory(self, record: BirthRecord) -> None:
+        """One of an older form does not name its server, but may have been one of those that the
+        cluster began with. Raises ForeignDirectory."""
+        server_id, store = self.config.server_id, self.store
+        for voter, directory_id in record.initial_voters:
+            if directory_id == store.directory_id and voter != server_id:
+                raise ForeignDirectory(str(self.config.data_dir), server_id=server_id, owner=voter)
+        if not store.server_id and record.directory_of(server_id) == store.directory_id:
+            store.adopt_server(server_id)
 
     # --- birth ---------------------------------------------------------------------------------
     def _make_birth(self) -> Birth:
@@ -235,8 +255,8 @@ class Server:
         self._open(record)
 
     # --- PeerHandler, before there is a host -----------------------------------------------------
-    def admit(self, hello: Hello) -> bool:
-        return True if self.host is None else self.host.admit(hello)
+    def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
+        return None if self.host is None else self.host.refusal(hello)
 
     def link_up(self, hello: Hello) -> None:
         if self.host is not None:
@@ -300,7 +320,10 @@ class Server:
     def rejected(
         self, server_id: ServerId, reason: RejectReason, text: str, *, by_peer: bool
     ) -> None:
-        if reason not in (RejectReason.STOPPING, RejectReason.IDENTITY_CHANGED):
+        if reason is RejectReason.SECOND_PROCESS and by_peer:
+            self._log.error("second_process", peer=server_id, meaning=text)
+            self.clock.call_soon(self.on_second)
+        elif reason not in (RejectReason.STOPPING, RejectReason.IDENTITY_CHANGED):
             # Those two are part of every planned stop and of every birth.
             self._log.warning(
                 "link_refused", peer=server_id, reason=reason.name, text=text, by_peer=by_peer
@@ -367,9 +390,16 @@ class Server:
                 *viewed, lambda: host.catalog
             )
         self.frontend = Frontend(context)
-        host.start(ClientFront(self.frontend, self._catalog_changed))
+        host.start(
+            ClientFront(self.frontend, self._catalog_changed, partial(self._greet_anew, record))
+        )
         self._register()
         self.clock.call_later(_PATIENCE_NS, self._tell_why_not_serving)
+
+    def _greet_anew(self, record: BirthRecord) -> None:
+        """The directory's list of starts is another one: peers judge by the new one from now on."""
+        if self.state not in (ServerState.STOPPING, ServerState.STOPPED):
+            self.links.set_local(self._hello(record.cluster_id))
 
     def _registration(self) -> RegisterServer:
         return RegisterServer(
@@ -432,6 +462,8 @@ class Server:
             self._log.info("directory_known", server=self.config.server_id)
             self._register()
         is_ready = self._has_caught_up and self._is_registered()
+        if is_ready and not self.store.server_id:
+            self.store.adopt_server(self.config.server_id)  # the catalog says that it is ours
         if self.state is ServerState.STARTING and is_ready:
             self.state = ServerState.SERVING
             self._log.info("serving", server=self.config.server_id)

@@ -36,8 +36,8 @@ class CatalogSilence:
             copy = memoryview(bytearray(b"".join(buffers)))
             self._handler.frame(server_id, FrameType.RAFT, copy)
 
-    def admit(self, hello: Hello) -> bool:
-        return self._handler.admit(hello)
+    def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
+        return self._handler.refusal(hello)
 
     def link_up(self, hello: Hello) -> None:
         self._handler.link_up(hello)

@@ -148,8 +148,8 @@ class FrameFaults:
             self._clock.call_soon(deliver)
 
     # --- passed on as it is ---------------------------------------------------------------------
-    def admit(self, hello: Hello) -> bool:
-        return self._handler.admit(hello)
+    def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
+        return self._handler.refusal(hello)
 
     def link_up(self, hello: Hello) -> None:
         self._handler.link_up(hello)

@@ -144,17 +144,19 @@ class Doorkeeper:
         self._inside: dict[int, Fraud] = {}
         """By the server's id that they took: intruders that are linked."""
 
-    def admit(self, hello: Hello) -> bool:
-        """See `PeerHandler.admit`."""
+    def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
+        """See `PeerHandler.refusal`."""
         fraud = fraud_of(hello)
         if fraud is None:
-            return self._handler.admit(hello)
+            return self._handler.refusal(hello)
         can_know = is_fraud_to(self._life.server.host, hello)
-        if not self._handler.admit(hello):
-            return False
+        refusal = self._handler.refusal(hello)
+        if refusal is not None:
+            return refusal
         if can_know:
             self._tell("intruder-admitted", fraud, hello.server_id)
-        return can_know
+            return None
+        return RejectReason.NOT_ADMITTED, ""
 
     def link_up(self, hello: Hello) -> None:
         """See `PeerHandler.link_up`."""

@@ -406,7 +406,8 @@ class Machine:
         self, workers: Workers, rng: Random, on_release: Callable[[], None] | None = None
     ) -> DiskStore:
         fs = SimFileSystem(self.disk, on_release)
-        return DiskStore.open(fs, "data", workers, self.config.store, rng)
+        server_id = self.config.server_id
+        return DiskStore.open(fs, "data", workers, self.config.store, rng, server_id=server_id)
 
     def open_again(self) -> None:
         """Another process tries to open the directory, which is in use."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from rpc.hello import Hello
+from rpc.hello import Hello, RejectReason
 from rpc.links import Links
 from rpc.memory import Network
 from segments.api import StorageError
@@ -23,6 +23,7 @@ from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.logstream.host import Host
 from vdl.logstream.options import HostOptions
+from vdl.logstream.peers.journal_marks import boots_info
 from vdl.logstream.state import HostState
 from vdl.records.batch import BatchFields, Record, build_batch, read_header
 from vdl.sim.clock import NodeClock, SimTimer, VirtualTime
@@ -130,7 +131,9 @@ class Node:
         self.log = ErrorLog()
         image = self.store.image if self.store is not None else None
         self.starts += 1
-        rng = random.Random(self.id + 10 * self.directories)
+        # A start of its own, if not the first of its directory.
+        began_ns = 0 if image is None else cluster.time.now_ns
+        rng = random.Random(self.id + 10 * self.directories + began_ns)
         self.store = MemoryStore(self.workers, rng=rng, image=image)
         node = self
 
@@ -138,18 +141,16 @@ class Node:
             def __getattr__(self, name: str) -> Any:
                 return getattr(node.host, name)
 
-            def rejected(self, *arguments: Any, **named: Any) -> None:
+            def rejected(
+                self, server_id: int, reason: RejectReason, text: str, *, by_peer: bool
+            ) -> None:
                 """The server logs it; a host has nothing to do."""
+                node.rejected.append((server_id, reason, text, by_peer))
 
-        hello = Hello(
-            server_id=self.id,
-            directory_id=self.store.directory_id,
-            incarnation=cluster.time.now_ns,
-            cluster_id=cluster.record.cluster_id,
-        )
-        self.links = Links(
-            hello, cluster.network.dialer(self.id), self.clock, random.Random(self.id), Relay()
-        )
+        self.incarnation = cluster.time.now_ns
+        self.rejected: list[tuple[int, RejectReason, str, bool]] = []
+        dialer = cluster.network.dialer(self.id)
+        self.links = Links(self.hello(), dialer, self.clock, random.Random(self.id), Relay())
         self.host = Host(
             HostState(
                 server_id=self.id,
@@ -165,12 +166,24 @@ class Node:
         )
         cluster.network.listen(self.id, ("node", self.id), self.links.accepted)
         self.front = ChosenFront()
+        self.front.on_given_up = lambda: self.links.set_local(self.hello())
         self.host.start(self.front)
         if self.id not in cluster.closed:
             self.host.begin_serving()
         for other in cluster.servers:
             if other != self.id:
                 self.links.set_peer(other, ("node", other))
+
+    def hello(self) -> Hello:
+        """What it says to its peers."""
+        assert self.store is not None
+        return Hello(
+            server_id=self.id,
+            directory_id=self.store.directory_id,
+            incarnation=self.incarnation,
+            cluster_id=self.cluster.record.cluster_id,
+            info=boots_info(self.store),
+        )
 
     def wipe(self) -> None:
         """A crash, and an empty disk: the next start draws another directory."""

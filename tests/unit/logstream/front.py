@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vdl.logstream.front import NoFront
 from vdl.logstream.group.compaction import CompactionPolicy
 from vdl.logstream.group.log_stream import LogStream
@@ -17,6 +19,10 @@ class ChosenFront(NoFront):
         self.wait_ns = 0
         self.asked = 0
         """How often it was asked how a log is to be compacted."""
+        self.on_given_up: Callable[[], None] = lambda: None
+
+    def directory_given_up(self) -> None:
+        self.on_given_up()
 
     def request_wait_ns(self) -> int:
         return self.wait_ns

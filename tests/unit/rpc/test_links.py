@@ -11,7 +11,7 @@ import pytest
 
 from rpc.hello import RejectReason
 from rpc.link_options import LinkOptions
-from rpc.peer import FrameType, PeerLimits
+from rpc.peer import FrameType, PeerLimits, Role
 from tests.unit.rpc.world import World, address_of, hello_of
 
 SETTLED_MS = 1_500
@@ -321,6 +321,55 @@ def test_links_restart_is_a_new_session_with_the_new_incarnation() -> None:
     assert world[2].handler.hellos[1].incarnation == 2
     assert downs(world, 2, 1) == [False]
     assert world[1].handler.frames == []
+
+
+@pytest.mark.parametrize("server_id", [1, 2])
+def test_links_refuse_a_second_process_while_the_first_one_answers(server_id: int) -> None:
+    """It runs in a copy of the directory; the link of the first one is not touched."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    other = 3 - server_id
+    first = world[server_id]
+    second = world.second_process(server_id)
+    world.run(3_000)
+    assert second.handler.up == set()
+    assert (other, RejectReason.SECOND_PROCESS, True) in second.handler.rejects
+    assert world[other].handler.hellos[server_id].incarnation == 1
+    assert downs(world, other, server_id) == []
+    assert first.handler.events == [("up", other)]
+    assert (server_id, RejectReason.SECOND_PROCESS, False) in world[other].handler.rejects
+
+
+@pytest.mark.parametrize("server_id", [1, 2])
+def test_links_take_the_next_process_when_the_former_one_is_silent(server_id: int) -> None:
+    """Its machine lost power, and its link lasts: the next one has its place within the time that a
+    suspected link is given."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    other = 3 - server_id
+    world.power_off(server_id)
+    world.restart(server_id)
+    world.run(world.options.suspect_ms_max + 3 * world.options.heartbeat_ms)
+    assert world[server_id].handler.up == {other}
+    assert world[other].handler.hellos[server_id].incarnation == 2
+    assert RejectReason.SECOND_PROCESS not in {r for _, r, _ in world[server_id].handler.rejects}
+
+
+def test_links_do_not_believe_a_dialer_that_this_is_a_second_process() -> None:
+    """Only who was dialled may say so: anybody may dial."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    link = world[2].links._peers[1].link
+    assert link is not None
+    acceptor = 2 if link.engine.role is Role.ACCEPTOR else 1
+    dialer = world[3 - acceptor].links._peers[acceptor].link
+    assert dialer is not None
+    dialer.engine.reject(RejectReason.SECOND_PROCESS, "go away")
+    dialer.flush()
+    world.run(5)
+    reasons = [reason for _, reason, _ in world[acceptor].handler.rejects]
+    assert RejectReason.SECOND_PROCESS not in reasons
+    assert RejectReason.PROTOCOL_ERROR in reasons
 
 
 def test_links_close_tells_peers_that_we_stop() -> None:

@@ -107,8 +107,8 @@ class Recorder:
     denied: set[int] = field(default_factory=set)
     on_frame: Callable[[int, FrameType, memoryview], None] = lambda *_: None
 
-    def admit(self, hello: Hello) -> bool:
-        return hello.server_id not in self.denied
+    def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
+        return (RejectReason.NOT_ADMITTED, "") if hello.server_id in self.denied else None
 
     def link_up(self, hello: Hello) -> None:
         assert hello.server_id not in self.up, hello.server_id
@@ -144,7 +144,9 @@ def address_of(server_id: int) -> Address:
 class Server:
     """One process: its links, and what they told their handler."""
 
-    def __init__(self, world: World, hello: Hello, options: LinkOptions) -> None:
+    def __init__(
+        self, world: World, hello: Hello, options: LinkOptions, *, listens: bool = True
+    ) -> None:
         self.hello = hello
         self.clock = ProcessClock(world.clock)
         self.handler = Recorder()
@@ -156,7 +158,8 @@ class Server:
             self.handler,
             options,
         )
-        world.network.listen(hello.server_id, address_of(hello.server_id), self.links.accepted)
+        if listens:
+            world.network.listen(hello.server_id, address_of(hello.server_id), self.links.accepted)
 
     def send(self, to: int, payload: bytes, frame_type: FrameType = FrameType.RAFT) -> bool:
         return self.links.send(to, frame_type, [payload])
@@ -216,6 +219,17 @@ class World:
         hello = replace(old, incarnation=old.incarnation + 1)
         self.servers[server_id] = Server(self, hello, self.options)
         self.introduce(server_id)
+
+    def second_process(self, server_id: int) -> Server:
+        """Another process in a copy of a server's directory, that can be dialled by nobody."""
+        hello = self.servers[server_id].hello
+        second = Server(
+            self, replace(hello, incarnation=hello.incarnation + 1), self.options, listens=False
+        )
+        for other in self.servers:
+            if other != server_id:
+                second.links.set_peer(other, address_of(other))
+        return second
 
     def pause(self, server_id: int) -> None:
         self.servers[server_id].clock.is_paused = True

@@ -191,8 +191,17 @@ class Replicas:
             self._store.delete_log(log.log_id)
 
     def holds(self, log: storage.Log) -> bool:
-        """Whether the log is still one of this server's: it may be deleted while it is opened."""
-        return self._logs.get(log.group_id) is log
+        """Whether the log is still one of this server's that takes part: it may be deleted, or
+        found lost, while it is opened."""
+        return self._logs.get(log.group_id) is log and not log.lost
+
+    def lose_all(self) -> None:
+        """The logs here lack what they acknowledged, and are marked as lost: none takes part any
+        more."""
+        for group_id, log in sorted(self._logs.items()):
+            if group_id in self._started:
+                self._hosting.stop_group(group_id, deleted=False)
+                self._hosting.replica_lost(log)
 
     # --- what the catalog says ---------------------------------------------------------------
     def reconcile(self) -> None:

@@ -1,0 +1,341 @@
+"""Directories that are not what their peers remember: swapped, copied, cloned, rolled back."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rpc.hello import RejectReason
+from segments.boots import AFRESH
+from segments.memory import MemoryImage, MemoryStore
+from tests.unit.logstream.conftest import SERVERS, Cluster, DelayWorkers, Node
+from vdl.logstream.options import TICK_NS
+
+
+def image_of(node: Node) -> MemoryImage:
+    """A copy of what a server's disk holds now."""
+    assert node.store is not None
+    return copy.deepcopy(node.store.image)
+
+
+def restore(node: Node, image: MemoryImage) -> None:
+    """Stop a server, if it runs, and start it from an older copy."""
+    if not node.clock.stopped:
+        node.crash()
+    assert node.store is not None
+    node.store.image = copy.deepcopy(image)
+    node.start()
+
+
+def errors(node: Node, event: str) -> int:
+    return sum(name == event for name, _ in node.log.errors)
+
+
+def fill(cluster: Cluster, group_id: int, count: int) -> list[int]:
+    """Append records; the offsets that were acknowledged."""
+    done: list[int] = []
+    for _ in range(count):
+        fates = cluster.append(cluster.leader(group_id), b"x" * 100)
+        cluster.run(5)
+        done += [fate.base_offset for fate in fates if fate.error == 0]
+    return done
+
+
+def replica_numbers(node: Node, group_id: int) -> list[int]:
+    """Of a group, in a server's directory: those that are not lost."""
+    assert node.store is not None
+    return [
+        log.replica_number
+        for log in node.store.logs.values()
+        if log.group_id == group_id and not log.lost
+    ]
+
+
+def records(cluster: Cluster, group_id: int) -> int:
+    """How many offsets the leader has committed."""
+    log = cluster.leader(group_id).group.log
+    return int(log.offset_after(log.commit_index))
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> int:
+    group_id = cluster.create_topic()
+    fill(cluster, group_id, 5)
+    cluster.run(500)
+    return group_id
+
+
+# --- whose it is ----------------------------------------------------------------------------------
+def test_swapped_directories_are_refused_by_whoever_is_linked(cluster: Cluster, topic: int) -> None:
+    """Also where the identity names no server: nobody speaks for another server's replicas."""
+    for n in (2, 3):
+        cluster.nodes[n].crash()
+    images = image_of(cluster.nodes[2]), image_of(cluster.nodes[3])
+    for n, image in ((3, images[0]), (2, images[1])):
+        restore(cluster.nodes[n], image)
+    cluster.run(5_000)
+    host = cluster.nodes[1].host
+    assert host.alive_servers() == [1]
+    for n in (2, 3):
+        refused = host.refusal(cluster.nodes[n].hello())
+        assert refused is not None
+        assert refused[0] is RejectReason.FOREIGN_DIRECTORY
+        assert f"of server {5 - n}, not of server {n}" in refused[1]
+    for n, image in ((2, images[0]), (3, images[1])):
+        restore(cluster.nodes[n], image)
+    cluster.run(5_000)
+    assert records(cluster, topic) == 5
+
+
+def test_directory_that_was_copied_for_another_server_counts_once(
+    cluster: Cluster, topic: int
+) -> None:
+    """The copy is refused, and the rest of the set goes on."""
+    image = image_of(cluster.nodes[2])
+    restore(cluster.nodes[3], image)
+    cluster.run(3_000)
+    assert cluster.nodes[1].host.alive_servers() == [1, 2]
+    assert cluster.nodes[2].host.alive_servers() == [1, 2]
+    assert fill(cluster, topic, 3) == [5, 6, 7]
+
+
+# --- two processes --------------------------------------------------------------------------------
+def clone_of(cluster: Cluster, server_id: int, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """Another process of a server, in a copy of its directory, that can be dialled by nobody."""
+    image = image_of(cluster.nodes[server_id])
+    clone = object.__new__(Node)
+    clone.cluster, clone.id, clone.directories = cluster, server_id, 0
+    clone.store = MemoryStore(DelayWorkers(cluster.nodes[server_id].clock), image=image)
+    clone.store.image = image
+    image.boots.pop()  # that was only to hold it
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster.network, "listen", lambda *_, **__: None)
+        clone.start()
+    return clone
+
+
+def test_second_process_in_a_copy_is_refused_and_the_first_one_is_not(
+    cluster: Cluster, topic: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No link alternates between the two, and all acknowledgements are of the first one."""
+    ups: Counter[int] = Counter()
+    clone = clone_of(cluster, 3, monkeypatch)
+    for n in (1, 2):
+        host = cluster.nodes[n].host
+        monkeypatch.setattr(host, "link_up", noted(host.link_up, ups), raising=False)
+    assert fill(cluster, topic, 40) == list(range(5, 45))
+    cluster.run(5_000)
+    assert ups[clone.incarnation] == 0
+    assert clone.host.alive_servers() == [3]
+    assert cluster.nodes[1].host.alive_servers() == [1, 2, 3]
+    assert not any(group.node.is_leader for group in clone.host.groups.values())
+    assert {(RejectReason.SECOND_PROCESS, True)} == {
+        (reason, by_peer) for _, reason, text, by_peer in clone.rejected if "runs already" in text
+    }
+
+
+def noted(up: Callable[[Any], None], ups: Counter[int]) -> Callable[[Any], None]:
+    def note(hello: Any) -> None:
+        ups[hello.incarnation] += 1
+        up(hello)
+
+    return note
+
+
+def test_restarted_process_takes_the_place_of_the_former_at_once(
+    cluster: Cluster, topic: int
+) -> None:
+    """Its directory lists the start that the others remember."""
+    for _ in range(3):
+        cluster.nodes[3].crash()
+        cluster.nodes[3].start()
+        cluster.run(1_000)
+        assert cluster.nodes[1].host.alive_servers() == [1, 2, 3]
+        assert replica_numbers(cluster.nodes[3], topic) == [1]
+        assert fill(cluster, topic, 1)
+    for node in cluster.nodes.values():
+        assert not errors(node, "directory_from_the_past")
+        assert not errors(node, "peer_from_the_past")
+
+
+def test_copy_that_comes_when_the_first_process_is_gone_is_of_the_past(
+    cluster: Cluster, topic: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one acknowledged after the copy was made."""
+    image = image_of(cluster.nodes[3])
+    fill(cluster, topic, 20)
+    cluster.run(300)
+    restore(cluster.nodes[3], image)
+    cluster.run(500)
+    assert errors(cluster.nodes[3], "directory_from_the_past") == 1
+
+
+# --- the past -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("victim", SERVERS)
+def test_server_from_an_older_copy_loses_its_replicas_and_gets_others(
+    cluster: Cluster, topic: int, victim: int
+) -> None:
+    """Whichever it is: all that was acknowledged is there in the end, on three sound replicas."""
+    image = image_of(cluster.nodes[victim])
+    done = fill(cluster, topic, 50)
+    cluster.run(500)
+    restore(cluster.nodes[victim], image)
+    cluster.run(300)
+    node = cluster.nodes[victim]
+    assert errors(node, "directory_from_the_past") == 1
+    assert node.host.groups == {}
+    cluster.run(10_000)
+    assert replica_numbers(node, topic) == [2]
+    assert node.store is not None
+    assert node.store.boots[0].number > AFRESH
+    assert records(cluster, topic) == done[-1] + 1
+    assert fill(cluster, topic, 1) == [done[-1] + 1]
+    assert node.host.groups[topic].log.next_offset == done[-1] + 2
+    assert errors(node, "directory_from_the_past") == 1
+
+
+def test_server_that_is_of_the_past_stays_so_over_a_restart(cluster: Cluster, topic: int) -> None:
+    """Also when it is started again before anybody has replaced its replicas, and alone."""
+    image = image_of(cluster.nodes[3])
+    fill(cluster, topic, 20)
+    cluster.run(300)
+    restore(cluster.nodes[3], image)
+    cluster.run(100)
+    for n in (1, 2):
+        cluster.nodes[n].crash()
+    for _ in range(2):
+        cluster.nodes[3].crash()
+        cluster.nodes[3].start()
+        cluster.run(2_000)
+        assert cluster.nodes[3].host.groups == {}
+        assert cluster.nodes[3].host.lost_groups
+    for n in (1, 2):
+        cluster.nodes[n].start()
+    cluster.run(10_000)
+    assert replica_numbers(cluster.nodes[3], topic) == [2]
+    assert records(cluster, topic) == 25
+
+
+def test_marks_are_found_again_when_all_servers_were_restarted(
+    cluster: Cluster, topic: int
+) -> None:
+    """They are noted on disk as time passes: nobody has to have lived through it."""
+    image = image_of(cluster.nodes[3])
+    fill(cluster, topic, 20)
+    cluster.run(6_000)
+    for node in cluster.nodes.values():
+        node.crash()
+    cluster.run(1_000)
+    assert cluster.nodes[3].store is not None
+    cluster.nodes[3].store.image = image
+    for node in cluster.nodes.values():
+        node.start()
+    cluster.run(2_000)
+    assert errors(cluster.nodes[3], "directory_from_the_past") == 1
+    cluster.run(10_000)
+    assert records(cluster, topic) == 25
+
+
+def test_set_that_was_restored_as_a_whole_goes_on(cluster: Cluster, topic: int) -> None:
+    """A backup of all directories, made while all were stopped: nobody remembers more."""
+    for node in cluster.nodes.values():
+        node.host.close()
+    cluster.run(50)
+    for node in cluster.nodes.values():
+        node.crash()
+    images = {n: image_of(node) for n, node in cluster.nodes.items()}
+    for node in cluster.nodes.values():
+        node.start()
+    cluster.run(1_000)
+    fill(cluster, topic, 10)
+    cluster.run(6_000)
+    for node in cluster.nodes.values():
+        node.crash()
+    for n, node in cluster.nodes.items():
+        node.store.image = images[n]  # type: ignore[union-attr]
+        node.start()
+    cluster.run(3_000)
+    assert not any(errors(node, "directory_from_the_past") for node in cluster.nodes.values())
+    assert records(cluster, topic) == 5
+
+
+def test_two_of_three_from_older_copies_serve_nothing(cluster: Cluster, topic: int) -> None:
+    """The third remembers both. It has all that was acknowledged, and is not overruled."""
+    images = {n: image_of(cluster.nodes[n]) for n in (2, 3)}
+    fill(cluster, topic, 20)
+    cluster.run(500)
+    for n, image in images.items():
+        restore(cluster.nodes[n], image)
+    cluster.run(10_000)
+    for n in (2, 3):
+        assert errors(cluster.nodes[n], "directory_from_the_past") == 1
+        assert errors(cluster.nodes[n], "replica_lost")
+        assert cluster.nodes[n].host.stream(topic) is None
+    stream = cluster.nodes[1].host.stream(topic)
+    assert stream is not None
+    assert stream.group.log.next_offset == 25
+    fates = cluster.append(stream, b"more", ms=500)
+    cluster.run(1_000)
+    assert [fate.error for fate in fates] != [0]
+
+
+def test_server_waits_for_who_may_remember_and_not_for_who_is_gone(
+    cluster: Cluster, topic: int
+) -> None:
+    """An older copy and a server that was away, in front of the third that has it all."""
+    image = image_of(cluster.nodes[2])
+    cluster.nodes[3].crash()
+    done = fill(cluster, topic, 20)
+    cluster.run(6_000)
+    cluster.nodes[1].crash()
+    restore(cluster.nodes[2], image)
+    cluster.nodes[3].start()
+    cluster.run(50)
+    assert cluster.nodes[2].host.groups == {}  # it has not been compared with the first one
+    cluster.nodes[1].start()
+    cluster.run(300)
+    assert errors(cluster.nodes[2], "directory_from_the_past") == 1
+    cluster.run(10_000)
+    assert records(cluster, topic) == done[-1] + 1
+    cluster.nodes[1].crash()
+    cluster.nodes[2].crash()
+    cluster.nodes[2].start()
+    cluster.run(cluster.options.election_ticks * TICK_NS / 1_000_000 + 10)
+    assert topic in cluster.nodes[2].host.groups  # the first one may be gone for good
+
+
+def test_old_copy_is_found_out_however_often_it_was_started_alone(
+    cluster: Cluster, topic: int
+) -> None:
+    """Its journal has got further than what is remembered by then."""
+    image = image_of(cluster.nodes[3])
+    fill(cluster, topic, 5)
+    cluster.run(300)
+    for node in cluster.nodes.values():
+        node.crash()
+    cluster.nodes[3].store.image = image  # type: ignore[union-attr]
+    for _ in range(5):
+        cluster.nodes[3].start()
+        cluster.run(30_000)
+        cluster.nodes[3].crash()
+    for node in cluster.nodes.values():
+        node.start()
+    cluster.run(1_500)
+    # The others were killed before they noted what they had heard in the last seconds.
+    told = errors(cluster.nodes[3], "directory_from_the_past")
+    cluster.run(10_000)
+    assert records(cluster, topic) == 10
+    assert told in (0, 1)
+
+
+def test_wiped_directory_is_a_new_one_and_not_of_the_past(cluster: Cluster, topic: int) -> None:
+    """What is remembered is remembered of a directory."""
+    fill(cluster, topic, 5)
+    cluster.run(300)
+    cluster.nodes[3].wipe()
+    cluster.nodes[3].start()
+    cluster.run(10_000)
+    assert not errors(cluster.nodes[3], "directory_from_the_past")
+    assert replica_numbers(cluster.nodes[3], topic) == [2]
