@@ -55,6 +55,17 @@ class Contradiction(RaftError):
     that can be. A host drops it and tells people; to repair anything would be to guess."""
 
 
+class Diverged(Contradiction):
+    """A leader has another entry where one is committed here. Both logs had a majority: one of the
+    replicas that made it has forgotten what it acknowledged. This replica cannot follow that leader
+    in its term."""
+
+    def __init__(self, first: Index, what: str) -> None:
+        super().__init__(what)
+        self.first = first
+        """Index of the first entry that is known to differ."""
+
+
 class DropReason(Enum):
     """Why a proposal was not appended. In every case nothing of it was."""
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from ids import NO_INDEX, NO_TERM, Index, NodeId, Term
 from raft import membership as members
-from raft.errors import Contradiction, DropReason, InvalidConfChange, ProposalDropped
+from raft.errors import Contradiction, Diverged, DropReason, InvalidConfChange, ProposalDropped
 from raft.messages import (
     Message,
     MsgApp,
@@ -116,14 +116,15 @@ def handle_append(raft: Raft, msg: MsgApp) -> None:
 
 
 def _check_committed(raft: Raft, index: Index, term: Term, leader_term: Term) -> None:
-    """Raises Contradiction if a leader has another entry where one is committed here. To
+    """Raises Diverged if a leader has another entry where one is committed here. To
     acknowledge that would have it count this log as a copy of its own (§5.4.3, Log Matching)."""
     log = raft.log
     if index < log.first_index() - 1 or log.matches(index=index, term=term):
         return
-    raise Contradiction(
+    raise Diverged(
+        index,
         f"the leader of term {leader_term} has an entry of term {term} at {index}, where one of"
-        f" term {log.term(index)} is committed; entries from {index} to {log.committed} are here"
+        f" term {log.term(index)} is committed; entries from {index} to {log.committed} are here",
     )
 
 

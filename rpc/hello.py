@@ -67,8 +67,8 @@ VERSION_OF_DOWNGRADES = 11
 `TimeOutTransactions`."""
 
 VERSION_OF_BOOTS = 12
-"""Who speaks less says nothing of the starts of its directory, and would end the link at a JOURNAL
-or REMEMBERED."""
+"""Who speaks less says nothing of the starts of its directory, and would end the link at a JOURNAL,
+REMEMBERED or DISSENT."""
 
 DIRECTORY_ID_BYTES = 16
 CLUSTER_ID_BYTES_MAX = 255

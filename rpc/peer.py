@@ -98,6 +98,7 @@ class FrameType(IntEnum):
     DENIALS = 22  # newer terms than those of a leader list, see rpc.denials
     JOURNAL = 23  # how far the sender's journal is durable, see rpc.journal_marks
     REMEMBERED = 24  # what the sender remembers of the receiver's
+    DISSENT = 25  # replicas that cannot follow the receiver, see rpc.dissent
 
 
 _TYPE_BY_CODE = {frame_type.value: frame_type for frame_type in FrameType}
@@ -109,6 +110,7 @@ _BORN_TYPES = frozenset(
         FrameType.ENTRIES, FrameType.QUERY, FrameType.REPLY, FrameType.COMPACTED,
         FrameType.COMMAND, FrameType.COMMAND_DONE, FrameType.COMMANDS, FrameType.COMMANDS_DONE,
         FrameType.DENIALS, FrameType.JOURNAL, FrameType.REMEMBERED,
+        FrameType.DISSENT,
     )
 )  # fmt: skip
 _BULK_TYPES = frozenset((FrameType.RAFT, FrameType.PROPOSE, FrameType.ENTRIES, FrameType.COMMAND))

@@ -60,6 +60,7 @@ from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.options import TICK_NS
 from vdl.logstream.peers.commit_propagation import CommitPropagation
 from vdl.logstream.peers.contradictions import Contradictions
+from vdl.logstream.peers.dissent import Dissent
 from vdl.logstream.peers.entry_repair import EntryRepair
 from vdl.logstream.peers.follower_reads import FollowerReads
 from vdl.logstream.peers.forwarding import Forwarding
@@ -73,6 +74,8 @@ from vdl.logstream.periodic import Periodic
 from vdl.logstream.state import CATALOG_GROUP, HostState
 from vdl.state.catalog import GroupInfo
 from vdl.state.partition import PartitionState
+
+_OF_SOUNDNESS = (FrameType.JOURNAL, FrameType.REMEMBERED, FrameType.DISSENT)
 
 
 class Host:
@@ -110,10 +113,14 @@ class Host:
         self.commands = GroupCommands(state, self.liveness)
         self._follower_reads = FollowerReads(state, self.liveness)
         self._repair = EntryRepair(state, self._status)
-        self._inbox = Inbox(state, self._status, self._proofs, self._commits, contradictions)
+        self._dissent = Dissent(state)
+        self._inbox = Inbox(
+            state, self._status, self._proofs, self._commits, contradictions, self._dissent
+        )
         self._opener = ReplicaOpener(state, self.liveness, hosting=self)
         self._move_limits = MoveLimits(state, self._opener.move_throttle)
         self._replicas = Replicas(state, hosting=self)
+        self._dissent.lost_log = self._replicas.lost_log
         self._marks = JournalMarks(state, lose=self._replicas.lose_all)
         self._transfers = Transfers(state, self._status, self.liveness)
         self._requests = LeaderRequests(state, self._transfers, self.liveness)
@@ -506,6 +513,7 @@ class Host:
         self.timers.wake_all()  # while it is still known what the server has last said
         self._alive.pop(server_id, None)
         self._marks.link_down(server_id)
+        self._dissent.link_down(server_id)
         if refused:
             self.state.silent.discard(server_id)
         elif server_id in self.catalog.servers:
@@ -574,16 +582,26 @@ class Host:
             self.commands.answer_received(server_id, payload)
         elif frame_type is FrameType.COMPACTED:
             self.compaction.received(server_id, payload)
-        elif frame_type is FrameType.JOURNAL:
-            self._marks.journal_received(server_id, payload)
-        elif frame_type is FrameType.REMEMBERED:
-            self._marks.remembered_received(server_id, payload)
+        elif frame_type in _OF_SOUNDNESS:
+            self._soundness_frame(server_id, frame_type, payload)
         elif frame_type is FrameType.ASK:
             number = self._replacement.number_for(server_id)
             answer = encode_answer(encode_record(self.state.record), catalog_replica=number)
             self.state.transport.send(server_id, FrameType.ANSWER, answer)
         elif frame_type is FrameType.ANSWER:
             self._replacement.number_received(decode_answer(payload)[1])
+
+    def _soundness_frame(
+        self, server_id: ServerId, frame_type: FrameType, payload: memoryview
+    ) -> None:
+        """About directories and replicas that have forgotten what they acknowledged."""
+        if frame_type is FrameType.JOURNAL:
+            self._marks.journal_received(server_id, payload)
+        elif frame_type is FrameType.REMEMBERED:
+            self._marks.remembered_received(server_id, payload)
+        else:
+            assert frame_type is FrameType.DISSENT, frame_type
+            self._dissent.received(server_id, payload)
 
     def beat(self) -> None:
         """Send the list heartbeats; leaders that no majority can be heard of step down."""

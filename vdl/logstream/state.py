@@ -49,10 +49,10 @@ class HostState:
     in place."""
 
     __slots__ = (
-        "alive", "boot", "cache_bytes_max", "catalog", "catalog_group", "clock", "front", "full",
-        "gaps", "groups", "in_sync", "log", "loop_time", "lost", "options", "outbox", "record",
-        "request_numbers", "rng", "server_id", "silent", "state_groups", "stats", "store",
-        "streams", "system_groups", "time", "transport", "unheard",
+        "alive", "boot", "cache_bytes_max", "catalog", "catalog_group", "clock", "dissenting",
+        "front", "full", "gaps", "groups", "in_sync", "log", "loop_time", "lost", "options",
+        "outbox", "record", "request_numbers", "rng", "server_id", "silent", "state_groups",
+        "stats", "store", "streams", "system_groups", "time", "transport", "unheard",
     )  # fmt: skip
 
     def __init__(
@@ -117,6 +117,9 @@ class HostState:
         self.lost: dict[GroupId, storage.Log] = {}
         """Replicas here that lost durable data, take no part, and have no successor here yet; by
         group id. Invariant: none of their groups is in `groups`."""
+        self.dissenting: dict[GroupId, set[NodeId]] = {}
+        """Replicas of linked servers that said they cannot follow this one as leader: they prove
+        no majority."""
         # --- peers ---
         self.silent: set[ServerId] = set()
         """Servers whose link was lost, and that were neither linked nor refused since: they may be

@@ -97,12 +97,14 @@ class ErrorLog:
     def __init__(self) -> None:
         self.errors: list[tuple[str, int]] = []
         """Event and group, 0 for none."""
+        self.fields: list[tuple[str, dict[str, Any]]] = []
 
     def info(self, event: str, **fields: Any) -> None: ...
     def warning(self, event: str, **fields: Any) -> None: ...
 
     def error(self, event: str, **fields: Any) -> None:
         self.errors.append((event, fields.get("group", 0)))
+        self.fields.append((event, fields))
 
 
 class Node:

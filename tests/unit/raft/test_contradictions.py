@@ -9,7 +9,7 @@ import pytest
 
 from ids import TERM_MAX
 from raft.config import Config
-from raft.errors import Contradiction
+from raft.errors import Contradiction, Diverged
 from raft.log import RaftLog
 from raft.memory import MemoryStorage
 from raft.messages import (
@@ -145,8 +145,9 @@ def test_leader_whose_log_is_another_one_is_not_acknowledged(message: Message, i
     What is missing there is told."""
     node = follower()
     node.step(MsgCommit(1, 2, 3, 4))
-    with pytest.raises(Contradiction, match=f"entries from {index} to 4 are here"):
+    with pytest.raises(Diverged, match=f"entries from {index} to 4 are here") as raised:
         node.step(message)
+    assert raised.value.first == index
     assert (node.last_index, node.commit) == (4, 4)
     assert not [said for said in node.raft.msgs_after_append if said.to == 3]
 

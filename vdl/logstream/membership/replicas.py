@@ -195,6 +195,11 @@ class Replicas:
         found lost, while it is opened."""
         return self._logs.get(log.group_id) is log and not log.lost
 
+    def lost_log(self, group_id: GroupId) -> storage.Log | None:
+        """The newest replica's log of a group here, if it is lost."""
+        log = self._logs.get(group_id)
+        return log if log is not None and log.lost else None
+
     def lose_all(self) -> None:
         """The logs here lack what they acknowledged, and are marked as lost: none takes part any
         more."""

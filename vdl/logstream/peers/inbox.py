@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import Final
 
 from ids import NO_INDEX, GroupId, Index, ServerId
-from raft.errors import Contradiction, StepPeerNotFound
+from raft.errors import Contradiction, Diverged, StepPeerNotFound
 from raft.log import payload_bytes
 from raft.messages import (
     MsgApp,
@@ -49,6 +49,7 @@ from vdl.logstream.group.outbox import SERVER_SHIFT, server_of
 from vdl.logstream.group.snapshots import DecodeError, decode_snapshot
 from vdl.logstream.peers.commit_propagation import CommitPropagation
 from vdl.logstream.peers.contradictions import Contradictions
+from vdl.logstream.peers.dissent import Dissent
 from vdl.logstream.peers.early_messages import EarlyMessages
 from vdl.logstream.peers.leader_proofs import LeaderProofs
 from vdl.logstream.peers.server_status import ServerStatus
@@ -89,6 +90,7 @@ class Inbox:
         "_awaited",
         "_commits",
         "_contradictions",
+        "_dissent",
         "_early",
         "_flushable_bytes",
         "_granted_bytes",
@@ -111,9 +113,11 @@ class Inbox:
         proofs: LeaderProofs,
         commits: CommitPropagation,
         contradictions: Contradictions,
+        dissent: Dissent,
     ) -> None:
         self._state = state
         self._contradictions = contradictions
+        self._dissent = dissent
         self._groups = state.groups
         self._stats = state.stats
         self._status = status
@@ -148,9 +152,13 @@ class Inbox:
             return
         group = self._groups.get(group_id)
         if group is None:
+            self._dissent.lost(group_id, message, server_id)
             self._keep_early(group_id, message)
             return
         if message.to != group.replica_id:
+            stats.messages_dropped += 1
+            return
+        if self._dissent.refuses(group, message, server_id):
             stats.messages_dropped += 1
             return
         if not self._may_take(message, group):
@@ -174,9 +182,14 @@ class Inbox:
             return
         except Contradiction as contradiction:
             stats.messages_dropped += 1
+            if isinstance(contradiction, Diverged):
+                self._dissent.diverged(group, message, contradiction.first)
             self._contradictions.found(
                 server_id, group_id, message=type(message).__name__, says=str(contradiction)
             )
+        else:
+            if group_id in self._state.dissenting:
+                self._dissent.followed(group_id, message)
         self._commits.stepped(group)
 
     def begin(self, group: Group, tick: int) -> None:

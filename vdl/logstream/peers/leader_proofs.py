@@ -90,6 +90,7 @@ class LeaderProofs:
         hello = self._state.alive.get(server)
         return (
             hello is not None
+            and replica not in self._state.dissenting.get(group.group_id, ())
             and hello.directory_id == self._state.catalog.directory_of(server)
             and self._liveness.is_peer_heard(server, group.group_id, within_ns=within_ns)
         )

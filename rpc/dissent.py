@@ -1,0 +1,62 @@
+"""A replica that cannot follow the receiver as leader of its group: DISSENT.
+
+Sent in answer to what the leader sends, at most once a second for a group. Little-endian:
+
+    0   group         u64
+    8   replica       u64  the sender's
+    16  reason        u8   1: it has lost durable data; 2: other entries are committed in it
+    17  first offset  u64  reason 2: of the records that are committed in it from the first entry
+    25  end offset    u64  on that is known to differ; [first, end)
+
+Servers that speak less than `VERSION_OF_BOOTS` are sent none: they would end the link.
+
+Must not know: what the leader does about it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+
+from ids import GroupId, NodeId, Offset
+from rpc.errors import MalformedFrame
+from rpc.reader import Buffer
+
+_DISSENT: Final = Struct("<QQBQQ")
+
+
+class Reason(IntEnum):
+    """Why it cannot. On the wire: never reuse a number."""
+
+    LOST = 1
+    DIVERGED = 2
+
+
+_REASONS = {reason.value: reason for reason in Reason}
+
+
+class Dissenting(NamedTuple):
+    """One replica."""
+
+    group: GroupId
+    replica: NodeId
+    reason: Reason
+    first_offset: Offset = Offset(0)
+    end_offset: Offset = Offset(0)
+
+
+def encode_dissent(dissenting: Dissenting) -> list[Buffer]:
+    """The payload of a DISSENT frame."""
+    return [_DISSENT.pack(*dissenting)]
+
+
+def decode_dissent(payload: memoryview) -> Dissenting:
+    """Raises MalformedFrame."""
+    if len(payload) != _DISSENT.size:
+        raise MalformedFrame("dissent", len(payload))
+    group, replica, code, first_offset, end_offset = _DISSENT.unpack(payload)
+    reason = _REASONS.get(code)
+    if reason is None:
+        raise MalformedFrame("dissent: unknown reason", code)
+    return Dissenting(group, replica, reason, first_offset, end_offset)

@@ -1,0 +1,141 @@
+"""Replicas that cannot follow a leader say so, and then prove no majority for it.
+
+A leader stays one while a majority of servers acknowledges its list. That is no proof where the
+replica on such a server has lost its data, or where other entries are committed in it than the
+leader has: those two logs had a majority each, so one of the replicas that made them has forgotten
+what it acknowledged. Neither can be mended here. The replica leaves the leader alone for the rest
+of the term, and tells it. A leader that no majority follows steps down: it would serve clients from
+a log that lacks acknowledged records. One that has a majority without that replica goes on.
+
+Must not know: elections, what is acknowledged to clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ids import GroupId, Index, NodeId, Offset, ServerId, Term
+from raft.messages import MsgApp, MsgAppResp, MsgCommit, MsgHeartbeat, MsgSnap, PeerMessage
+from rpc.dissent import Dissenting, Reason, decode_dissent, encode_dissent
+from rpc.hello import VERSION_OF_BOOTS
+from rpc.peer import FrameType
+from segments.api import Log, StorageError
+from vdl.clock import MS
+from vdl.logstream.group.group import Group
+from vdl.logstream.group.outbox import replica_id_of, server_of
+from vdl.logstream.state import HostState
+
+SAY_NS = 1_000 * MS
+"""How often a leader is told, of each group."""
+
+
+class Dissent:
+    """Both directions, for one server."""
+
+    __slots__ = ("_refused", "_said_ns", "_state", "lost_log")
+
+    def __init__(self, state: HostState) -> None:
+        self._state = state
+        self._refused: dict[GroupId, tuple[NodeId, Term, Dissenting]] = {}
+        """By group: the leader and term that the replica here cannot follow, and why."""
+        self.lost_log: Callable[[GroupId], Log | None] = _none_is
+        """The log of a group's replica here, if that is lost. Set once, when the host is made."""
+        self._said_ns: dict[GroupId, int] = {}
+        """By group: when a leader was told last."""
+
+    # --- this server's replicas -----------------------------------------------------------------
+    def lost(self, group_id: GroupId, message: PeerMessage, server_id: ServerId) -> None:
+        """A message came for a group of which no replica runs here: perhaps it is lost."""
+        log = self.lost_log(group_id)
+        if log is None:
+            return
+        replica = replica_id_of(self._state.server_id, log.replica_number)
+        if message.to == replica and isinstance(message, MsgApp | MsgHeartbeat | MsgSnap):
+            self._say(server_id, Dissenting(group_id, replica, Reason.LOST))
+
+    def diverged(self, group: Group, message: PeerMessage, first: Index) -> None:
+        """A leader has another entry at `first` than the one that is committed here."""
+        log = group.log
+        try:
+            first_offset = log.offset_after(first - 1)
+            end_offset = log.offset_after(log.commit_index)
+        except StorageError:
+            first_offset = end_offset = Offset(0)  # an Idx is damaged
+        dissenting = Dissenting(
+            group.group_id, group.replica_id, Reason.DIVERGED, first_offset, end_offset
+        )
+        self._refused[group.group_id] = message.from_, group.node.term, dissenting
+        self._say(server_of(message.from_), dissenting)
+
+    def refuses(self, group: Group, message: PeerMessage, server_id: ServerId) -> bool:
+        """Whether the message is of a leader that the replica here cannot follow in this term: to
+        answer would be to acknowledge it."""
+        refused = self._refused.get(group.group_id)
+        if refused is None:
+            return False
+        leader, term, dissenting = refused
+        if group.node.term != term:
+            del self._refused[group.group_id]
+            return False
+        if message.from_ != leader or message.term != term:
+            return False
+        if not isinstance(message, MsgApp | MsgHeartbeat | MsgCommit | MsgSnap):
+            return False
+        self._say(server_id, dissenting)
+        return True
+
+    def _say(self, server_id: ServerId, dissenting: Dissenting) -> None:
+        state = self._state
+        hello, now_ns = state.alive.get(server_id), state.clock.now_ns()
+        if hello is None or hello.version < VERSION_OF_BOOTS:
+            return
+        if now_ns < self._said_ns.get(dissenting.group, -SAY_NS) + SAY_NS:
+            return
+        if state.transport.send(server_id, FrameType.DISSENT, encode_dissent(dissenting)):
+            self._said_ns[dissenting.group] = now_ns
+
+    # --- peers' replicas ------------------------------------------------------------------------
+    def received(self, server_id: ServerId, payload: memoryview) -> None:
+        """A DISSENT frame. Raises MalformedFrame."""
+        found = decode_dissent(payload)
+        group = self._state.groups.get(found.group)
+        if group is None or server_of(found.replica) != server_id:
+            return
+        dissenting = self._state.dissenting.setdefault(found.group, set())
+        if found.replica in dissenting:
+            return
+        dissenting.add(found.replica)
+        if found.reason is Reason.DIVERGED:
+            self._state.log.error(
+                "log_diverged",
+                group=found.group,
+                server=server_id,
+                first_offset=found.first_offset,
+                end_offset=found.end_offset,
+                meaning="records with these offsets were acknowledged and are committed on that"
+                " server; in the log here there are others, or none",
+            )
+
+    def followed(self, group_id: GroupId, message: PeerMessage) -> None:
+        """A replica acknowledged what the leader here sent: it can follow it, in this term."""
+        dissenting = self._state.dissenting.get(group_id, set())
+        if isinstance(message, MsgAppResp) and not message.reject:
+            dissenting.discard(message.from_)
+        if not dissenting:
+            self._state.dissenting.pop(group_id, None)
+
+    def link_down(self, server_id: ServerId) -> None:
+        """It says so again, if it is still so."""
+        for group_id, replicas in list(self._state.dissenting.items()):
+            replicas -= {replica for replica in replicas if server_of(replica) == server_id}
+            if not replicas:
+                del self._state.dissenting[group_id]
+        for group_id, (leader, _, _) in list(self._refused.items()):
+            if server_of(leader) == server_id:
+                self._said_ns.pop(group_id, None)
+
+
+def _none_is(group_id: GroupId) -> Log | None:
+    """No replica is known to be lost yet."""
+    del group_id
+    return None
