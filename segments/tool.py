@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from crc32c import crc32c
 
-from ids import GroupId, Index, LogId, ReplicaNumber, Term, indexes
+from ids import NO_INDEX, GroupId, Index, LogId, ReplicaNumber, Term, indexes
 from segments.api import (
     Compaction,
     CorruptRecord,
@@ -67,12 +67,17 @@ class LogReport:
 @dataclass(slots=True)
 class Difference:
     """The first entry at which copies of a group differ, and the directories that are wrong: those
-    whose copy does not match its own CRC or is in the minority; none when that cannot be said."""
+    whose copy does not match its own CRC. Where all do, and still differ, none can be named: more
+    copies of one kind prove nothing, for an old copy of a directory may have made them so."""
 
     group_id: GroupId
     index: Index
     offset: int
     wrong: list[str]
+    longest: list[str]
+    """The directories whose copies have the most committed entries: to be kept in any case."""
+    longest_index: Index
+    """Of their last committed entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +377,7 @@ def _compare(directories: Sequence[Directory], group_id: GroupId) -> Difference 
         if len(present) < 2:
             return None
         if len({head for _, head in present}) > 1:
-            return _judge(group_id, index, present)
+            return _judge(group_id, index, present, logs)
         index += 1
 
 
@@ -394,20 +399,23 @@ def _compacted_apart(logs: Sequence[tuple[Directory, LogIdentity]]) -> int:
     return max(upto, *(note.upto for note in notes)) if len(notes) > 1 else 0
 
 
-def _judge(group_id: GroupId, index: Index, copies: list[tuple[str, Digest]]) -> Difference:
-    """Which copies are wrong: those that are damaged, and those that most others contradict."""
-    votes: dict[Digest, list[str]] = {}
-    wrong: list[str] = []
-    for path, head in copies:
-        if head.is_damaged:
-            wrong.append(path)
-        else:
-            votes.setdefault(head, []).append(path)
-    ranked = sorted(votes.items(), key=lambda item: -len(item[1]))
-    if len(ranked) == 1 or (len(ranked) > 1 and len(ranked[0][1]) > len(ranked[1][1])):
-        wrong += [path for _, paths in ranked[1:] for path in paths]
-    offset = ranked[0][0].base_offset if ranked else -1
-    return Difference(group_id, index, offset, sorted(wrong))
+def _judge(
+    group_id: GroupId,
+    index: Index,
+    copies: list[tuple[str, Digest]],
+    logs: Sequence[tuple[Directory, LogIdentity]],
+) -> Difference:
+    """Which copies are wrong: those that are damaged."""
+    wrong = sorted(path for path, head in copies if head.is_damaged)
+    offset = max(head.base_offset for _, head in copies)
+    ends: dict[str, Index] = {}
+    for directory, known in logs:
+        replayed = directory.replay.logs[known.log_id]
+        committed = max(replayed.flushed_index, min(replayed.commit, replayed.last_index))
+        ends[directory.path] = max(committed, ends.get(directory.path, NO_INDEX))
+    last = max(ends.values())
+    longest = sorted(path for path, end in ends.items() if end == last)
+    return Difference(group_id, index, offset, wrong, longest, last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,8 @@ def verify(*, directories: Sequence[Path], index_entries: int, as_json: bool) ->
     """Read every byte that counts, check every CRC, and compare the copies in several DIRs.
 
     Exit code 1 when anything is wrong. Of each group whose copies differ, the first offset is named
-    at which they do, and which copies are wrong: those that do not match their own CRC, or that
-    most others contradict.
+    at which they do, which copies are wrong, as they do not match their own CRC, and which have
+    the most committed entries. Keep those: what is only there may have been acknowledged.
     """
     with _open(directories, index_entries) as opened:
         reports, differences = verify_directories(opened)
@@ -126,7 +126,8 @@ def _print(
         wrong = ", ".join(difference.wrong) or "cannot be said"
         click.echo(
             f"group {difference.group_id}: copies differ from offset {difference.offset} "
-            f"(entry {difference.index}) on; wrong: {wrong}"
+            f"(entry {difference.index}) on; wrong: {wrong}; committed furthest, to entry "
+            f"{difference.longest_index}, keep: {', '.join(difference.longest)}"
         )
     bad = sum(bool(report.problems) for report in reports)
     click.echo(f"{len(reports)} logs, {bad} with problems, {len(differences)} groups that differ")

@@ -280,6 +280,7 @@ def test_majority_that_is_lost_halts_its_group(cluster: Any) -> None:
             assert cluster.nodes[server_id].host.lost_groups == [group_id]
             assert cluster.nodes[server_id].log.errors[-1] == ("group_halted", group_id)
             restart(cluster, server_id)
+    cluster.run(1_000)
     assert not any(node.host.groups[group_id].serving for node in cluster.nodes.values())
 
 

@@ -75,6 +75,35 @@ def test_verify_names_the_copy_that_is_wrong(bench, tmp_path):
     bench.open()
 
 
+def test_verify_names_the_longest_committed_copy_and_not_the_majority(bench, tmp_path, capsys):
+    """Two that an old copy has led astray, and the one that has what was acknowledged."""
+    (log,) = bench.create(1)
+    bench.append(log, 10, size=300)
+    bench.checkpoint()
+    bench.store.abandon()
+    copies = [bench.path, tmp_path / "two", tmp_path / "three"]
+    for copy in copies[1:]:
+        shutil.copytree(bench.path, copy)
+    log = bench.open().logs[1]
+    bench.append(log, 30, size=300)
+    bench.store.abandon()
+    for copy in copies[1:]:
+        bench.directory = str(copy)
+        log = bench.open().logs[1]
+        bench.append(log, 5, size=200)
+        bench.store.abandon()
+    with look(copies[0]) as one, look(copies[1]) as two, look(copies[2]) as three:
+        reports, (found,) = verify([one, two, three])
+    assert [report.problems for report in reports] == [[]] * 3
+    assert (found.index, found.wrong) == (11, [])
+    assert (found.longest, found.longest_index) == ([str(copies[0])], 40)
+    assert run_app(["log", "verify", "--index-entries", "64", *map(str, copies)]) == 1
+    assert f"wrong: cannot be said; committed furthest, to entry 40, keep: {copies[0]}" in (
+        capsys.readouterr().out
+    )
+    bench.open()
+
+
 @pytest.mark.parametrize(
     ("lost", "says"),
     [
