@@ -496,6 +496,13 @@ class SimDisk:
         self.bad_pages.clear()
         self.fail_syncs = 0
 
+    def put_back(self, root: Directory) -> None:
+        """Someone put in a copy of what this disk once held. No process may be using it."""
+        assert not self.locks, sorted(self.locks)
+        self.wipe()
+        self.root = root
+        self._restore(root, {})
+
     def _restore(self, directory: Directory, seen: dict[int, bool]) -> None:
         directory.entries = dict(directory.durable)
         for name in sorted(directory.entries):

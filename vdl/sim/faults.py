@@ -30,6 +30,7 @@ from vdl.sim.damage import spoil_header
 from vdl.sim.frame_faults import FrameWeather
 from vdl.sim.machine import Condition, Machine
 from vdl.sim.network import Network
+from vdl.sim.old_copies import OldCopy
 from vdl.sim.options import NO_CATALOG, NO_PORT, Options
 
 S = 1_000 * MS
@@ -773,6 +774,7 @@ FAULTS = (
     Row(LoneLeader, lambda o: o.lone_leaders, 6_000),
     Row(Bridge, lambda o: o.bridges, 6_000),
     Row(Closure, lambda o: o.closures, 6_000),
+    Row(OldCopy, lambda o: o.old_copies, 2_000, waits=True),
 )
 
 

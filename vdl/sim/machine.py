@@ -54,6 +54,7 @@ from vdl.sim.disk import Directory, Inode, Node, SimDisk
 from vdl.sim.filesystem import SimFileSystem
 from vdl.sim.frame_faults import FrameFaults, FrameWeather
 from vdl.sim.network import Network, SimDialer, SimStream
+from vdl.sim.old_disk import OldDisk
 from vdl.sim.trace import Trace
 from vdl.sim.turn_cost import TurnCost
 from vdl.sim.unsent import write_unsent
@@ -311,6 +312,10 @@ class Machine:
         """Parts of the data directory that were taken away, by name, with where they belong."""
         self.warnings: list[str] = []
         self.bereft = False
+        self.old_disk: OldDisk | None = None
+        """A copy that was made of its disk."""
+        self.old_logs_end = 0
+        """Logs with smaller ids lie on its disk as an older copy brought them: none counts."""
         """Whether its disk lost something that may not have been made good yet."""
         self.losses = 0
         """How often its disk has lost something for good."""
@@ -532,7 +537,24 @@ class Machine:
         self.losses += 1
         self.disk.wipe()
         self.on_disk_lost(self)
+        self.old_disk = None
+        self.old_logs_end = 0
         self.excused.add("directory_unknown")
+
+    def roll_back(self, root: Directory, next_log_id: int) -> None:
+        """The machine loses power and comes back with an older copy of its disk, on which logs up
+        to that id may be."""
+        self.power_cut()
+        self.note("gets an older copy of its disk")
+        self.hidden.clear()
+        self.damaged_entries.clear()
+        self.untold.clear()
+        self.bereft = True
+        self.losses += 1
+        self.disk.put_back(root)
+        self.on_disk_lost(self)
+        self.old_logs_end = next_log_id
+        self.old_disk = None
 
     def damage(self, rng: Random) -> None:
         """The machine loses power, and a bit of what it had made durable."""

@@ -49,6 +49,9 @@ LEARNER_SYNC_MS = (80, 120)
 
 LAGGING_KIB = 4 << 10
 
+ROLLED_BACK = 0.25
+"""Chance that machines come back with older copies of their disks."""
+
 SLOWLY_FED = 0.3
 """Chance that followers far behind are fed slowly."""
 CATCH_UP_KIB = (16, 512)
@@ -194,6 +197,8 @@ class Options:
     not for a while (`bridge.py`)."""
     closures: float = 0.0
     """A machine's process starts again and serves no clients for a while (`closed_server.py`)."""
+    old_copies: float = 0.0
+    """A machine comes back with an older copy of its disk."""
     held_snapshots: bool = False
     """Snapshots arrive just when a checkpoint's notes are on their way to the journal."""
     majority_first: bool = False
@@ -471,6 +476,11 @@ def draw(rng: Random) -> Options:
     is_even = is_roomy and not (world.catch_up_kib or world.turn_cost_us or world.moves)
     if rng.random() < LAGS and is_even and not world.quiet_groups:
         world = _lagging(world, spread(*LEARNER_SYNC_MS))
+    # It takes a while until all others have noted how far a directory is.
+    if rng.random() < ROLLED_BACK and world.servers > 1 and not world.fills_disks:
+        world = replace(
+            world, old_copies=round(rng.uniform(0.3, 1.0), 3), seconds=max(world.seconds, 12)
+        )
     return world
 
 

@@ -543,6 +543,11 @@ class LifeWatch:
     def _begin(self, group: Group) -> None:
         watch = self._watch
         seen = watch.group(group.group_id)
+        if group.log.log_id < self.life.machine.old_logs_end:
+            watch.told(
+                "old-copy", f"{self.life.machine.name}: a replica of group {group.group_id} takes"
+                " part from an older copy of its disk, of which all others know",
+            )  # fmt: skip
         watch.log_ids[group.group_id, group.replica_id] = group.log.log_id
         host = self.life.server.host
         stream = host.stream(group.group_id) if host is not None else None
@@ -643,7 +648,7 @@ class RaftWatch:
             self._directories[server_id] = directory_id
         for log in life.store.logs.values():
             replica = replica_id_of(server_id, log.replica_number)
-            if log.lost:
+            if log.lost or log.log_id < life.machine.old_logs_end:
                 self._replica_lost((log.group_id, replica))
                 continue
             seen = self.group(log.group_id)

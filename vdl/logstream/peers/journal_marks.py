@@ -81,7 +81,7 @@ class JournalMarks:
         """`lose`: have no replica here take part any more; their logs are being marked as lost."""
         self._state = state
         self._lose = lose
-        self._marks: dict[DirectoryId, JournalMark] = _decode(state.store.peers_note())
+        self._marks: dict[DirectoryId, JournalMark] = marks_of(state.store.peers_note())
         """Newest last."""
         self._is_changed = False
         self._noted_ns = state.clock.now_ns()
@@ -299,8 +299,8 @@ def _encode(marks: dict[DirectoryId, JournalMark]) -> bytes:
     return msgspec.msgpack.encode(rows)
 
 
-def _decode(note: bytes) -> dict[DirectoryId, JournalMark]:
-    """A note that cannot be read says nothing."""
+def marks_of(note: bytes) -> dict[DirectoryId, JournalMark]:
+    """What a note on disk says, oldest first. One that cannot be read says nothing."""
     if not note:
         return {}
     try:

@@ -1,0 +1,31 @@
+"""Machines that come back with older copies of their disks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from vdl.sim.machine import Machine
+from vdl.sim.options import draw
+from vdl.sim.run import run_seed
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_world_with_old_copies_keeps_what_was_acknowledged(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No replica of an older copy takes part, and all are replaced."""
+    rolled_back: list[str] = []
+    roll_back = Machine.roll_back
+
+    def counted(machine: Machine, *arguments: object) -> None:
+        rolled_back.append(machine.name)
+        roll_back(machine, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Machine, "roll_back", counted)
+    drawn = draw(Random(f"options {seed}"))
+    outcome = run_seed(seed, options=replace(drawn, servers=3, seconds=14, old_copies=1.0))
+    assert outcome.violations == []
+    assert rolled_back
