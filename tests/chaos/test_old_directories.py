@@ -1,0 +1,222 @@
+"""Data directories that are not what their peers remember: restored from an old copy as a whole or
+in part, swapped, and copied for a second process. Each is told in words. Nothing acknowledged is
+lost while a majority is sound."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from tests.chaos.harness.cluster import create_topic, leader, wait_healthy
+from tests.chaos.harness.load import IDEMPOTENT, QUIET, Load, assert_kept, read_back
+from tests.chaos.harness.replica_set import ROOT, ReplicaSet
+
+TOPIC = "old"
+ACKS = 150
+TOLD_SECONDS = 20.0
+POLL_SECONDS = 0.02
+PAST = "directory_from_the_past"
+MADE_GOOD = ("logs", "meta")
+"""Parts that say nothing about votes, and of which the journal has all that the copy lacks, if it
+was not released meanwhile; then the replicas are lost."""
+LOCAL = ("data_missing", "replica_lost", "cannot_start", "foreign_file")
+
+Figure = Callable[[str, object], None]
+
+
+def store_of(replica_set: ReplicaSet, server_id: int) -> Path:
+    return replica_set.server(server_id).directory / "store"
+
+
+def stop(replica_set: ReplicaSet, server_id: int) -> None:
+    replica_set.terminate(server_id)
+    replica_set.wait_stopped(server_id)
+
+
+def keep_copy(replica_set: ReplicaSet, server_id: int) -> Path:
+    """A copy of a server's directory, made while it was stopped, as a backup would be."""
+    stop(replica_set, server_id)
+    copy = replica_set.directory / f"copy-{server_id}"
+    shutil.copytree(store_of(replica_set, server_id), copy)
+    replica_set.start(server_id)
+    replica_set.wait_serving(server_id)
+    wait_healthy(replica_set)
+    return copy
+
+
+def put_back(copy: Path, store: Path, part: str) -> None:
+    """Restore a part of a stopped server's directory; "": all of it."""
+    source, target = copy / part, store / part
+    if target.is_dir():
+        shutil.rmtree(target)
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy2(source, target)
+
+
+def wait_told(replica_set: ReplicaSet, server_id: int, *events: str) -> tuple[str, float]:
+    """(the first of the events that is in the server's log, the seconds it took)."""
+    began = time.monotonic()
+    while True:
+        log = replica_set.log(server_id)
+        for event in events:
+            if event in log:
+                return event, time.monotonic() - began
+        assert time.monotonic() - began < TOLD_SECONDS, log[-3_000:]
+        time.sleep(POLL_SECONDS)
+
+
+def written(replica_set: ReplicaSet) -> Load:
+    create_topic(replica_set, TOPIC)
+    load = Load(replica_set.bootstrap, TOPIC, IDEMPOTENT)
+    load.start()
+    load.wait_acknowledged(ACKS)
+    return load
+
+
+@pytest.mark.parametrize("part", ["", "journal", "identity", "logs", "meta", "journal and meta"])
+def test_part_of_a_directory_from_an_old_copy_is_found_out(
+    replica_set: ReplicaSet, part: str, figure: Figure
+) -> None:
+    """By its peers, or by itself where the parts do not fit each other, or it is made good from the
+    journal. What was acknowledged is there, and the server takes part again in the end."""
+    load = written(replica_set)
+    victim = next(s for s in replica_set.server_ids if s != leader(replica_set, TOPIC))
+    copy = keep_copy(replica_set, victim)
+    load.wait_acknowledged(ACKS)
+    time.sleep(1)
+    replica_set.kill(victim)
+    for one in part.split(" and "):
+        put_back(copy, store_of(replica_set, victim), one)
+    replica_set.start(victim)
+    event = ""
+    if part not in MADE_GOOD:
+        event, seconds = wait_told(replica_set, victim, PAST, *LOCAL)
+        figure(f"old {part or 'directory'}", f"{event} after {seconds:.1f} s")
+    if event in {"data_missing", "cannot_start", "foreign_file"}:
+        replica_set.wait_stopped(victim)
+        replica_set.wipe(victim)
+        replica_set.start(victim)
+    wait_healthy(replica_set)
+    load.stop()
+    assert_kept(load, read_back(replica_set.bootstrap, TOPIC))
+
+
+def test_old_copy_is_found_out_when_all_servers_were_restarted(replica_set: ReplicaSet) -> None:
+    """What the others remember is on their disks, too."""
+    load = written(replica_set)
+    victim = next(s for s in replica_set.server_ids if s != leader(replica_set, TOPIC))
+    copy = keep_copy(replica_set, victim)
+    load.wait_acknowledged(ACKS)
+    time.sleep(6)
+    load.stop()
+    replica_set.kill(*replica_set.server_ids)
+    put_back(copy, store_of(replica_set, victim), "")
+    for server_id in replica_set.server_ids:
+        replica_set.start(server_id)
+    wait_told(replica_set, victim, PAST)
+    wait_healthy(replica_set)
+    assert_kept(load, read_back(replica_set.bootstrap, TOPIC))
+
+
+def test_two_of_three_old_copies_do_not_overrule_the_third(replica_set: ReplicaSet) -> None:
+    """Both are told, and nobody leads the partition: no client is answered by a log that lacks what
+    was acknowledged."""
+    load = written(replica_set)
+    leads = leader(replica_set, TOPIC)
+    victims = [s for s in replica_set.server_ids if s != leads]
+    copies = {victim: keep_copy(replica_set, victim) for victim in victims}
+    load.wait_acknowledged(ACKS)
+    load.stop()
+    time.sleep(1)
+    replica_set.kill(*victims)
+    for victim in victims:
+        put_back(copies[victim], store_of(replica_set, victim), "")
+        replica_set.start(victim)
+    for victim in victims:
+        wait_told(replica_set, victim, PAST)
+    for victim in victims:
+        assert not serves(replica_set, victim)
+
+
+def serves(replica_set: ReplicaSet, server_id: int) -> bool:
+    """Whether this server, asked alone, says that it leads the topic's partition."""
+    admin = AdminClient({"bootstrap.servers": replica_set.address(server_id), **QUIET})
+    try:
+        found = admin.list_topics(timeout=1.0).topics.get(TOPIC)
+    except KafkaException:
+        return False
+    return found is not None and found.partitions[0].leader == server_id
+
+
+def test_swapped_directories_are_refused(replica_set: ReplicaSet) -> None:
+    """Before a port is opened; put right, both serve."""
+    load = written(replica_set)
+    load.stop()
+    for server_id in (2, 3):
+        stop(replica_set, server_id)
+    swap(store_of(replica_set, 2), store_of(replica_set, 3))
+    for server_id in (2, 3):
+        replica_set.start(server_id)
+    for server_id in (2, 3):
+        replica_set.wait_stopped(server_id)
+        log = replica_set.log(server_id)
+        assert "foreign_directory" in log
+        assert f"data directory of server {5 - server_id}" in log
+    swap(store_of(replica_set, 2), store_of(replica_set, 3))
+    for server_id in (2, 3):
+        replica_set.start(server_id)
+    wait_healthy(replica_set)
+    assert_kept(load, read_back(replica_set.bootstrap, TOPIC))
+
+
+def swap(one: Path, other: Path) -> None:
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+def test_second_process_in_a_copy_ends_and_says_why(replica_set: ReplicaSet) -> None:
+    """The first one goes on, and nothing that was acknowledged depends on the second."""
+    load = written(replica_set)
+    victim = next(s for s in replica_set.server_ids if s != leader(replica_set, TOPIC))
+    copy = keep_copy(replica_set, victim)
+    config = replica_set.server(victim).config_file.read_text(encoding="utf-8")
+    second = replica_set.directory / "second"
+    second.mkdir()
+    copy.rename(second / "store")
+    listen = replica_set.base_port + 45
+    (second / "vdl.toml").write_text(
+        moved(config) + f'\n[peer]\nlisten = "127.0.0.1:{listen}"\n', encoding="utf-8"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "vdl.cli", "serve", "--config", str(second / "vdl.toml")],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr[-3_000:]
+    assert "second_process" in done.stderr + done.stdout
+    load.wait_acknowledged(ACKS)
+    wait_healthy(replica_set)
+    load.stop()
+    assert_kept(load, read_back(replica_set.bootstrap, TOPIC))
+
+
+def moved(config: str) -> str:
+    """The configuration of a second process: ports of its own, the same peers; its data lies beside
+    it, as that of the first."""
+    lines = config.splitlines()
+    for n, line in enumerate(lines):
+        if line.startswith("listen = "):
+            host, _, port = line.rpartition(":")
+            lines[n] = f'{host}:{int(port.rstrip(chr(34))) + 5}"'
+    return "\n".join(lines) + "\n"
