@@ -476,12 +476,24 @@ def draw(rng: Random) -> Options:
     is_even = is_roomy and not (world.catch_up_kib or world.turn_cost_us or world.moves)
     if rng.random() < LAGS and is_even and not world.quiet_groups:
         world = _lagging(world, spread(*LEARNER_SYNC_MS))
-    # It takes a while until all others have noted how far a directory is.
-    if rng.random() < ROLLED_BACK and world.servers > 1 and not world.fills_disks:
-        world = replace(
-            world, old_copies=round(rng.uniform(0.3, 1.0), 3), seconds=max(world.seconds, 12)
-        )
+    if rng.random() < ROLLED_BACK and world.servers > 2 and not world.fills_disks:
+        world = _rolled_back(world, rng)
     return world
+
+
+def _rolled_back(drawn: Options, rng: Random) -> Options:
+    """The same world with old copies of disks. It takes a while until all others have noted how far
+    a directory is; nothing else is lost meanwhile, or there would seldom be a moment for it."""
+    return replace(
+        drawn,
+        old_copies=round(rng.uniform(0.5, 2.0), 3),
+        seconds=max(drawn.seconds, 12),
+        wipes=0.0,
+        damage=0.0,
+        damaged_entries=0.0,
+        bad_pages=0.0,
+        bad_blocks=0.0,
+    )
 
 
 def intruded(drawn: Options, rng: Random) -> Options:
