@@ -505,10 +505,10 @@ class Store(Protocol):
     def durable_lsn(self) -> int:
         """The LSN up to which the journal is durable. It never sinks."""
 
-    def lose_logs(self, *, above: int, done: Callable[[], None]) -> None:
-        """Mark every log of now as lost, because the directory lacks what it once had in the boot
-        of that number, and begin its list of boots afresh. `done` on the loop when it is durable;
-        the logs are lost at once."""
+    def give_up(self, done: Callable[[], None]) -> None:
+        """Mark every log of now as lost, because the directory lacks what it once had, and have it
+        be another directory: it does not know either which logs it made since. `done` on the loop
+        when that is durable; the logs are lost at once."""
 
     def peers_note(self) -> bytes:
         """The last durable note of when the store was opened; empty when there is none."""

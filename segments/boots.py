@@ -24,9 +24,6 @@ BOOTS_MAX = 32
 cannot be judged by that peer."""
 GOES_ON = (1 << 64) - 1
 """As the end of the boot that has not ended."""
-AFRESH = 1 << 32
-"""A list that begins afresh begins so many numbers above every mark that was heard of: more than
-there are starts that somebody else may have heard of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +59,6 @@ def ended(boots: Sequence[Boot], *, end_lsn: int) -> list[Boot]:
     if past and past[-1].end_lsn == GOES_ON:
         past[-1] = replace(past[-1], end_lsn=end_lsn)
     return past
-
-
-def afresh(boots: Sequence[Boot], *, above: int, boot_id: int) -> list[Boot]:
-    """The list of a directory that has given up all it had: no mark of before says anything of it.
-    `above`: the number of the mark that it contradicts."""
-    newest = max(above, boots[-1].number if boots else 0)
-    return [Boot(newest + AFRESH, boot_id)]
 
 
 def is_behind(boots: Sequence[Boot], mark: JournalMark) -> bool:

@@ -52,7 +52,7 @@ from segments.api import (
     Unavailable,
     Workers,
 )
-from segments.boots import Boot, afresh, next_boot
+from segments.boots import Boot, next_boot
 
 T = TypeVar("T")
 _base_offset = attrgetter("base_offset")
@@ -386,13 +386,14 @@ class MemoryStore:
     def durable_lsn(self) -> int:
         return self._durable_lsn
 
-    def lose_logs(self, *, above: int, done: Callable[[], None]) -> None:
+    def give_up(self, done: Callable[[], None]) -> None:
         for log in self._logs.values():
             log.state.lost = True
-        boots = afresh(self.boots, above=above, boot_id=self._rng.getrandbits(64))
+        directory_id = DirectoryId(self._rng.randbytes(16))
+        boots = [Boot(1, self._rng.getrandbits(64))]
 
         def write() -> None:
-            self.image.boots = boots
+            self.image.directory_id, self.image.boots = directory_id, boots
             for state in self.image.logs.values():
                 state.lost = True
 

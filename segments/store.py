@@ -46,7 +46,7 @@ from segments.api import (
     StoreOptions,
     Workers,
 )
-from segments.boots import Boot, afresh
+from segments.boots import Boot
 from segments.checkpoint.scheduler import FULL, CheckpointScheduler
 from segments.checkpoint.trimming import RemoveBelow
 from segments.compaction.compactor import Compactor
@@ -250,11 +250,11 @@ class DiskStore:
     def durable_lsn(self) -> int:
         return self._journal.chain.durable_lsn
 
-    def lose_logs(self, *, above: int, done: Callable[[], None]) -> None:
+    def give_up(self, done: Callable[[], None]) -> None:
         for log in self._logs.values():
             log.is_lost = True
-        boot_id = self._rng.getrandbits(64)
-        self._registry.lose_all(afresh(self.boots, above=above, boot_id=boot_id), done)
+        directory_id = DirectoryId(self._rng.randbytes(16))
+        self._registry.lose_all(directory_id, [Boot(1, self._rng.getrandbits(64))], done)
 
     def peers_note(self) -> bytes:
         return self._peers_note.read()

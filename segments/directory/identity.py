@@ -17,6 +17,7 @@ without padding, is the old form. Layout of a half, little-endian:
        lost), first index 8, next offset 8, term before the first index 4, zero 4
     -  server       4  whose directory this is, 0 while that is not known
     -  boots        4  then 24 bytes each, oldest first: number 8, id 8, end LSN 8 (`boots.py`)
+    -  former       4  then 16 bytes each: ids that the directory had before it was given up
 
 The forms before, "VDLIDNT1" and "VDLIDNT2", end behind the logs; the second says what bit 1 of the
 flags says. They are still read. Who knows only those refuses a directory of the newest form: it
@@ -57,6 +58,8 @@ HEADER = struct.Struct("<8sII16sIIII")
 LOG = struct.Struct("<IIIIQQII")
 STARTS = struct.Struct("<II")
 BOOT = struct.Struct("<QQQ")
+FORMER = struct.Struct("<I")
+ID_BYTES = 16
 _LOST = 1
 _BEGUN = 1
 _PLACES = 2
@@ -93,6 +96,9 @@ class Identity:
     """Whose directory this is; `NO_SERVER` in one of an older form, and before it is known."""
     boots: list[Boot] = field(default_factory=list)
     """The last starts, oldest first, with the present one, if the disk had room to note it."""
+    former_ids: list[DirectoryId] = field(default_factory=list)
+    """What the directory was called before all that it had was given up. Its journal may have files
+    of that time."""
     is_half_damaged: bool = False
     """As it was read: only one half of the file was good."""
 
@@ -110,6 +116,7 @@ def encode(identity: Identity) -> bytes:
     ]  # fmt: skip
     body.append(STARTS.pack(identity.server_id, len(identity.boots)))
     body += [BOOT.pack(boot.number, boot.boot_id, boot.end_lsn) for boot in identity.boots]
+    body += [FORMER.pack(len(identity.former_ids)), *identity.former_ids]
     length = HEADER.size + sum(map(len, body))
     flags = (0 if identity.is_whole else _BEGUN) | (_PLACES if identity.has_places else 0)
     head = HEADER.pack(
@@ -147,10 +154,15 @@ def _decode_half(data: bytes) -> Identity:
         data
     )
     end = HEADER.size + record_bytes + count * LOG.size
-    server_id, boots = NO_SERVER, 0
+    server_id, boots, former = NO_SERVER, 0, 0
+    expected = former_at = end
     if magic == MAGIC and end + STARTS.size <= len(data):
         server_id, boots = STARTS.unpack_from(data, end)
-    expected = end + (STARTS.size + boots * BOOT.size if magic == MAGIC else 0)
+        former_at = end + STARTS.size + boots * BOOT.size
+        if former_at + FORMER.size <= len(data):
+            (former,) = FORMER.unpack_from(data, former_at)
+        former_at += FORMER.size
+        expected = former_at + former * ID_BYTES
     if length > len(data) or length != expected or boots > BOOTS_MAX:
         raise CorruptRecord("identity length", 0, expected=length, actual=len(data))
     actual = crc32c(memoryview(data)[12:length])
@@ -162,6 +174,9 @@ def _decode_half(data: bytes) -> Identity:
         has_places=magic == _MAGIC_PLACES or bool(flags & _PLACES), server_id=server_id,
         boots=[Boot(*BOOT.unpack_from(data, end + STARTS.size + n * BOOT.size))
                for n in range(boots)],
+        former_ids=[
+            DirectoryId(bytes(data[former_at + n * ID_BYTES :][:ID_BYTES])) for n in range(former)
+        ],
     )  # fmt: skip
     for n in range(count):
         log_id, group, number, marks, first_index, next_offset, prev_term, _ = LOG.unpack_from(

@@ -130,8 +130,13 @@ class LogRegistry:
         self._identity.server_id = server_id
         self._touch()
 
-    def lose_all(self, boots: list[Boot], done: Callable[[], None]) -> None:
-        """Every log is lost, also one that is being created; `done` when it is durable."""
+    def lose_all(
+        self, directory_id: DirectoryId, boots: list[Boot], done: Callable[[], None]
+    ) -> None:
+        """Every log is lost, also one that is being created, and the directory is another one;
+        `done` when it is durable."""
+        self._identity.former_ids.append(self._identity.directory_id)
+        self._identity.directory_id = directory_id
         self._identity.boots = boots
         for known in self._identity.logs.values():
             known.lost = True

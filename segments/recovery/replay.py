@@ -195,7 +195,7 @@ class _Replayer:
         self._directory = directory
         self.result = Replay()
         self._logs = self.result.logs
-        self._owner = identity.directory_id
+        self._owners = (identity.directory_id, *identity.former_ids, NO_DIRECTORY)
         self._header_bytes_max = file_header_bytes(identity.next_log_id)
         self._newest = 0
         self._proved_lsn = 0
@@ -380,7 +380,7 @@ class _Replayer:
 
     def _check_owner(self, path: str, owner: DirectoryId) -> None:
         """Raises ForeignFile."""
-        if owner not in (self._owner, NO_DIRECTORY):
+        if owner not in self._owners:
             raise ForeignFile(path, owner)
 
     def _leave_out_cut(self, found: list[_FoundFile]) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from segments.api import ForeignDirectory, HardState
-from segments.boots import AFRESH, GOES_ON, JournalMark, is_behind
+from segments.boots import GOES_ON, JournalMark, is_behind
 from segments.directory.identity import read_identity
 from tests.storage_contract.conftest import SMALL, DiskHarness, put
 
@@ -35,26 +35,31 @@ def test_each_start_is_a_boot_that_says_where_the_one_before_ended(harness, writ
         assert not any(is_behind(boots, mark) for mark in marks)
 
 
-def test_lost_logs_stay_lost_and_the_boots_begin_afresh(harness, writer):
+def test_directory_that_is_given_up_is_another_one_and_its_logs_stay_lost(harness, writer):
     """At once, durably, and only those that there were."""
     log = harness.new_log(9)
     put(harness, log, writer, 20)
     harness.pump()
-    mark = mark_of(harness.store)
+    former = harness.store.directory_id
     done = []
-    harness.store.lose_logs(above=mark.number + 3, done=lambda: done.append(1))
+    harness.store.give_up(lambda: done.append(1))
     assert log.lost
     harness.pump()
     assert done == [1]
-    assert harness.store.boots[0].number == mark.number + 3 + AFRESH
-    harness.reopen()
-    (log,) = harness.store.logs.values()
-    assert log.lost
-    assert not is_behind(harness.store.boots, JournalMark(mark.number + 3, 1, 10**9))
+    given = harness.store.directory_id
+    assert given != former
+    assert [boot.number for boot in harness.store.boots] == [1]
+    for n in range(3):
+        harness.reopen()
+        assert harness.store.directory_id == given
+        assert [boot.number for boot in harness.store.boots] == [1, 2, 3, 4][: n + 2]
+        (log,) = harness.store.logs.values()
+        assert log.lost
     fresh = harness.new_log(9, 2)
+    put(harness, fresh, writer, 20)
     harness.reopen()
     assert [log.lost for _, log in sorted(harness.store.logs.items())] == [True, False]
-    assert fresh.replica_number == 2
+    assert [log.last_index for log in harness.store.logs.values() if not log.lost] == [20]
 
 
 def test_newest_note_of_peers_is_found_again(harness):

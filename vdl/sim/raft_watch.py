@@ -642,6 +642,8 @@ class RaftWatch:
         recovered: dict[LogId, HardState] = {}
         server_id = life.machine.server_id
         directory_id = life.store.directory_id
+        if life.machine.old_logs_end:
+            self._directories[server_id] = directory_id  # an older copy is to become another one
         if self._directories.setdefault(server_id, directory_id) != directory_id:
             # It would be taken for a wiped one, and all that it held be replaced without a word.
             self._violate("directory-lost", f"{life.machine.name} has made itself a new directory")

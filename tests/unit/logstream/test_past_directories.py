@@ -10,7 +10,6 @@ import pytest
 
 from rpc.hello import VERSION_OF_BOOTS, Hello, RejectReason
 from rpc.peer import FrameType
-from segments.boots import AFRESH
 from segments.memory import MemoryImage, MemoryStore
 from tests.unit.logstream.conftest import SERVERS, Cluster, DelayWorkers, Node
 from vdl.logstream.options import TICK_NS
@@ -191,7 +190,7 @@ def test_server_from_an_older_copy_loses_its_replicas_and_gets_others(
     cluster.run(10_000)
     assert replica_numbers(node, topic) == [2]
     assert node.store is not None
-    assert node.store.boots[0].number > AFRESH
+    assert node.store.directory_id != image.directory_id
     assert records(cluster, topic) == done[-1] + 1
     assert fill(cluster, topic, 1) == [done[-1] + 1]
     assert node.host.groups[topic].log.next_offset == done[-1] + 2
@@ -410,3 +409,19 @@ def test_server_of_an_earlier_version_is_neither_waited_for_nor_sent_what_it_doe
     cluster.nodes[3].start()
     cluster.run(2_000)
     assert not any(errors(node, "peer_from_the_past") for node in cluster.nodes.values())
+
+
+def test_replicas_that_were_made_after_the_copy_are_not_made_again(
+    cluster: Cluster, topic: int
+) -> None:
+    """The copy does not know of them; under the same number they would have no memory of what they
+    voted for."""
+    image = image_of(cluster.nodes[3])
+    later = cluster.create_topic("later")
+    fill(cluster, later, 5)
+    cluster.run(500)
+    restore(cluster.nodes[3], image)
+    cluster.run(12_000)
+    for group_id in (topic, later):
+        assert replica_numbers(cluster.nodes[3], group_id) == [2]
+        assert records(cluster, group_id) == 5

@@ -3,12 +3,9 @@
 import pytest
 
 from segments.boots import (
-    AFRESH,
     BOOTS_MAX,
-    GOES_ON,
     Boot,
     JournalMark,
-    afresh,
     ended,
     is_behind,
     next_boot,
@@ -57,12 +54,3 @@ def test_start_that_could_not_be_noted_ends_the_boot_before_once():
     assert boots[-1] == Boot(6, 60, 2000)
     assert ended(boots, end_lsn=3000) == boots
     assert next_boot(boots, end_lsn=3000, boot_id=7) == [*boots, Boot(7, 7)]
-
-
-def test_directory_that_gave_up_all_it_had_is_behind_no_mark_of_before():
-    """Neither that which it contradicts nor one of a boot that somebody else has heard of."""
-    boots = afresh(BOOTS, above=9, boot_id=1)
-    assert boots == [Boot(9 + AFRESH, 1, GOES_ON)]
-    assert not is_behind(boots, JournalMark(9, 90, 10**9))
-    assert not is_behind(boots, JournalMark(10**6, 1, 1))
-    assert is_behind(BOOTS, JournalMark(boots[0].number, 1))

@@ -5,9 +5,10 @@ Each server tells its peers which starts its directory has seen, and how far its
 from time to time. When two servers are linked, each sends what it remembers of the other's
 directory, before anything else. By that both judge the same:
 
-* A directory whose journal lacks what its mark says has forgotten what it acknowledged and whom it
-  voted for. Its server marks all its replicas as lost, durably, and begins its list of starts
-  afresh. They are replaced like any that were lost. Peers take nothing from it until then.
+* A directory whose journal lacks what its mark says has forgotten what it acknowledged, whom it
+  voted for, and which replicas it made. Its server marks all its replicas as lost, durably, and has
+  it be another directory. So the catalog replaces all of them, as those of a wiped one. Peers take
+  nothing from it until then.
 * Of two processes in copies of one directory, what one of them acknowledged the other lacks. While
   the first one is linked, the second one is refused (`rpc/links.py`). When it is gone, the second
   one's directory is of the past, like any other copy.
@@ -195,7 +196,7 @@ class JournalMarks:
         remembered = decode_remembered(payload)
         state = self._state
         if remembered.directory_id != state.store.directory_id:
-            raise MalformedFrame("remembered: of another directory")
+            return  # it is given up: the link is about to end
         mark = JournalMark(remembered.number, remembered.boot_id, remembered.lsn)
         if mark.number and is_behind(state.store.boots, mark):
             self._give_up(server_id, mark)
@@ -241,11 +242,11 @@ class JournalMarks:
             meaning="this data directory was restored from an old copy, is a copy, or its disk lost"
             " what it had synced: it lacks what it acknowledged, so all its replicas are lost",
         )
-        store.lose_logs(above=mark.number, done=self._afresh)
+        store.give_up(self._given_up)
         self._lose()
 
-    def _afresh(self) -> None:
-        """All is marked: peers may take what this directory says from now on."""
+    def _given_up(self) -> None:
+        """All is marked: peers may take what this directory, another one, says from now on."""
         if not self._state.outbox.is_closed:
             self._state.front.directory_given_up()
 
