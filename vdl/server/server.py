@@ -397,7 +397,9 @@ class Server:
         self.clock.call_later(_PATIENCE_NS, self._tell_why_not_serving)
 
     def _greet_anew(self, record: BirthRecord) -> None:
-        """The directory's list of starts is another one: peers judge by the new one from now on."""
+        """The directory is another one: peers are to know it so, and it waits to be taken in."""
+        if self.state is ServerState.STARTING:
+            self.state = ServerState.WAITING
         if self.state not in (ServerState.STOPPING, ServerState.STOPPED):
             self.links.set_local(self._hello(record.cluster_id))
 
