@@ -469,7 +469,9 @@ class _Moving:
 class LifeWatch:
     """One process: which of its replicas an event touched."""
 
-    __slots__ = ("_groups", "_moving", "_replicas", "_touched", "_watch", "life", "recovered")
+    __slots__ = (
+        "_groups", "_moving", "_old", "_replicas", "_touched", "_watch", "life", "recovered"
+    )  # fmt: skip
 
     def __init__(self, watch: RaftWatch, life: Life, recovered: dict[LogId, HardState]) -> None:
         self._watch = watch
@@ -481,6 +483,18 @@ class LifeWatch:
         """One for each group, in that order."""
         self._replicas: dict[int, ReplicaWatch] = {}
         self._touched: set[int] = set()
+        self._old: dict[int, tuple[Group, Index]] = {}
+        """Replicas that an older copy of the disk brought, and their commit index then."""
+
+    def _look_at_old(self) -> None:
+        """All others know of the older copy: none takes what its replicas say."""
+        for group_id, (group, commit) in list(self._old.items()):
+            if group.node.is_leader or group.node.commit > commit:
+                del self._old[group_id]
+                self._watch.told(
+                    "old-copy", f"{self.life.machine.name}: a replica of group {group_id} takes"
+                    " part from an older copy of its disk, of which all others know",
+                )  # fmt: skip
 
     def event_over(self) -> None:
         """Look at what the event touched: replicas that wait to be pumped, or have been, or took
@@ -488,6 +502,8 @@ class LifeWatch:
         host = self.life.server.host
         if host is None:
             return
+        if self._old:
+            self._look_at_old()
         groups = list(host.groups.values())
         if groups != self._groups:
             self._follow(groups)
@@ -544,10 +560,9 @@ class LifeWatch:
         watch = self._watch
         seen = watch.group(group.group_id)
         if group.log.log_id < self.life.machine.old_logs_end:
-            watch.told(
-                "old-copy", f"{self.life.machine.name}: a replica of group {group.group_id} takes"
-                " part from an older copy of its disk, of which all others know",
-            )  # fmt: skip
+            # It may be there until it hears of the others, and not get on with any of them.
+            self._old.setdefault(group.group_id, (group, group.node.commit))
+            return
         watch.log_ids[group.group_id, group.replica_id] = group.log.log_id
         host = self.life.server.host
         stream = host.stream(group.group_id) if host is not None else None
