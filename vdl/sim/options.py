@@ -516,8 +516,10 @@ def _answered_late(drawn: Options, rng: Random) -> Options:
 
 
 def _lagging(drawn: Options, sync_ms: int) -> Options:
-    """The same world with a replica that lags by a few syncs. A small journal would need many more
-    for its files, and a bad network has a round wait for what is not the disk."""
+    """The same world with a replica that lags by a few syncs. Small journals and segments would
+    need many more for their files: at 150 KB/s segments of 4 KiB are 37 files a second, too many
+    for a disk whose syncs take a tenth of a second. A bad network has a round wait for what is not
+    the disk."""
     return replace(
         drawn,
         learner_sync_ms=sync_ms,
@@ -526,6 +528,8 @@ def _lagging(drawn: Options, sync_ms: int) -> Options:
         sync_us=min(drawn.sync_us, NARROW_JITTER_US_MAX),
         journal_kib=max(drawn.journal_kib, LAGGING_KIB),
         checkpoint_kib=max(drawn.checkpoint_kib, LAGGING_KIB),
+        segment_kib=max(drawn.segment_kib, LAGGING_KIB),
+        cache_kib=max(drawn.cache_kib, LAGGING_KIB),
     )
 
 
