@@ -440,13 +440,11 @@ class LeaderListReceiver:
     ) -> None:
         group, term, replica = claim.group, claim.term, claim.replica
         known = self._leaders.get(group)
-        if known is not None and known.term == term and known.replica not in (0, replica):
-            held.listed.pop(group, None)
-            held.outdated.pop(group, None)
-            self._on_conflict(LeaderConflict(group, term, known.replica, replica))
-            return
+        # A claim that contradicts is one all the same: it is denied once a newer term is known.
         held.listed[group] = (term, replica)
-        if known is None or known.term < term or (known.term == term and not known.replica):
+        if known is not None and known.term == term and known.replica not in (0, replica):
+            self._on_conflict(LeaderConflict(group, term, known.replica, replica))
+        elif known is None or known.term < term or (known.term == term and not known.replica):
             self._leaders[group] = Leader(term, replica, in_sync)
             changes.append(claim)
         elif known.term == term and known.in_sync != in_sync:

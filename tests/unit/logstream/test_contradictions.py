@@ -60,3 +60,20 @@ def test_list_that_contradicts_the_leaders_own_messages_is_not_followed(cluster:
     cluster.run(300)
     assert node.lead == leader.group.replica_id
     assert here.stats.contradictions > 0
+
+
+def test_row_that_contradicts_after_an_older_one_was_denied_stops_nobody(cluster: Any) -> None:
+    """A replica that lost what it voted for claims one term after the other."""
+    group_id = cluster.create_topic()
+    cluster.nodes[1].host.groups[group_id].node.newer_term(5)
+    cluster.nodes[1].host.mark_dirty(cluster.nodes[1].host.groups[group_id])
+    cluster.run(10_000)
+    leader = cluster.leader(group_id)
+    assert leader.leader_server == 1
+    liar, here = cluster.nodes[3].host, cluster.nodes[2].host
+    for term in (leader.term - 1, leader.term):
+        liar.liveness.lead(group_id, term, liar.groups[group_id].replica_id)
+        cluster.run(300)
+    assert here.stats.contradictions >= 1
+    appends(cluster, group_id)
+    assert cluster.leader(group_id).term == leader.term

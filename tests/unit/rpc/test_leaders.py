@@ -132,7 +132,7 @@ def test_leaders_second_leader_of_a_term_costs_its_row_only() -> None:
     receiver = lists[TWO].receiver
     assert receiver.leader(9) == Leader(4, replica(ONE))
     assert receiver.confirmed(10) == (Leader(4, replica(THREE)), 1)
-    assert receiver.count(THREE) == 2
+    assert receiver.count(THREE) == 3
     # A later term is no contradiction, whoever claims it.
     lists[THREE].sender.set(9, 5, replica(THREE))
     assert deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 2), 2) == [
@@ -414,6 +414,24 @@ def test_claims_that_are_older_than_the_term_of_a_replica_here_are_denied() -> N
     assert receiver.leader(11) is None
 
 
+def test_claim_that_contradicts_is_denied_as_any_other_once_a_newer_term_is_known() -> None:
+    """Its server may have claimed an older term before, and sends the row once."""
+    found: list[LeaderConflict] = []
+    lists = linked(ONE, TWO, THREE, on_conflict=found.append)
+    lists[ONE].sender.set(10, 4, replica(ONE))
+    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 1), 1)
+    lists[THREE].sender.set(10, 5, replica(THREE))
+    deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 2), 2)
+    assert denials(lists[TWO].frames(ONE, 3)) == [(10, 4, 5)]
+    lists[ONE].sender.set(10, 5, replica(ONE))
+    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 4), 4)
+    assert found == [LeaderConflict(10, 5, replica(THREE), replica(ONE))]
+    assert denials(lists[TWO].frames(ONE, 5)) == []
+    lists[TWO].receiver.entered(10, 6)
+    for server in (ONE, THREE):
+        assert denials(lists[TWO].frames(server, 6)) == [(10, 5, 6)]
+
+
 def test_claims_of_a_list_that_is_not_confirmed_are_not_denied() -> None:
     """A server that comes back says anew what it leads; what it led before says nothing."""
     lists = linked(ONE, TWO)
@@ -426,21 +444,6 @@ def test_claims_of_a_list_that_is_not_confirmed_are_not_denied() -> None:
     assert denials(lists[TWO].frames(ONE, 2)) == []
     deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 3), 3)
     assert denials(lists[TWO].frames(ONE, 4)) == [(10, 5, 6)]
-
-
-def test_claim_that_contradicts_a_row_is_not_denied_for_the_one_before_it() -> None:
-    """The row is dropped, and with it what there was to deny."""
-    found: list[LeaderConflict] = []
-    lists = linked(ONE, TWO, THREE, on_conflict=found.append)
-    lists[ONE].sender.set(10, 5, replica(ONE))
-    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 1), 1)
-    lists[THREE].sender.set(10, 6, replica(THREE))
-    deliver(lists[TWO], THREE, lists[THREE].frames(TWO, 2), 2)
-    assert denials(lists[TWO].frames(ONE, 3)) == [(10, 5, 6)]
-    lists[ONE].sender.set(10, 6, replica(ONE))
-    deliver(lists[TWO], ONE, lists[ONE].frames(TWO, 4), 4)
-    assert len(found) == 1
-    assert denials(lists[TWO].frames(ONE, 5)) == []
 
 
 @pytest.mark.parametrize("more", [0, 1, DENIALS_MAX])
