@@ -66,6 +66,9 @@ VERSION_OF_DOWNGRADES = 11
 """Coordinators whose members all speak it apply `DowngradeConsumerGroup` and
 `TimeOutTransactions`."""
 
+VERSION_OF_LATE_FIRST_NUMBERS = 11
+"""Who speaks less takes what lies below a producer's numbers for appended, as they begin at 0."""
+
 VERSION_OF_BOOTS = 12
 """Who speaks less says nothing of the starts of its directory, and would end the link at a JOURNAL,
 REMEMBERED or DISSENT."""

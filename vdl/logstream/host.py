@@ -686,6 +686,7 @@ class Host:
             gaps=self.state.gaps,
             agreed_ms=self.agreed_ms,
             next_producer_id=lambda: self.catalog.next_producer_id,
+            alive=self._alive,
         )
         self._opener.open(log, placement, stream)
 

@@ -19,6 +19,8 @@ Rules for the first batch of a producer that is unknown here, in this order:
 * A full table (`PRODUCERS_MAX`) may have forgotten a producer that still sends a batch again:
   UNKNOWN_PRODUCER_ID. Java's client and franz-go begin a new epoch. librdkafka does so for a batch
   it sent once; for one it sent before it ends with a fatal error: it may be in the log.
+* While a server that may lead here is of a version to which numbers begin at 0, likewise
+  UNKNOWN_PRODUCER_ID. To it a batch before this one, which may come yet, would be a duplicate.
 * Any other number is appended, as in Kafka. The producer wrote to the topic of that name that was
   deleted, or has been idle here for so long that nothing of it is sent again.
 
@@ -49,7 +51,7 @@ On the path of every idempotent batch: plain attributes, no allocation beyond th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from struct import Struct
 from typing import Final
@@ -401,13 +403,19 @@ class Producers:
         record_count: int,
         *,
         begins_epoch: bool = False,
+        may_begin_late: Callable[[], bool] = lambda: True,
     ) -> Duplicate | ErrorCode:
         """What to do with a batch: NONE to append it, Duplicate, or the error to answer.
-        `begins_epoch`: the batch is of a transaction that does (KIP-890)."""
+        `begins_epoch`: the batch is of a transaction that does (KIP-890). `may_begin_late`: whether
+        all who may lead take it that an unknown producer's numbers begin above 0."""
         committed = self._producers.get(producer_id)
         newest = overlay.producers.get(producer_id) or committed
         if newest is None:
-            return self._check_unknown(producer_id, base_sequence, begins_epoch=begins_epoch)
+            verdict = self._check_unknown(producer_id, base_sequence, begins_epoch=begins_epoch)
+            begins_late = verdict is ErrorCode.NONE and base_sequence != 0
+            if begins_late and not may_begin_late():
+                return ErrorCode.UNKNOWN_PRODUCER_ID
+            return verdict
         if epoch != newest.epoch:
             if epoch < newest.epoch:
                 return ErrorCode.INVALID_PRODUCER_EPOCH

@@ -189,7 +189,7 @@ def test_what_nobody_has_is_told_once_and_by_the_topics_name() -> None:
     owner = LogStream(
         topic="events", partition=3, state=PartitionState(), options=HostOptions(),
         outbox=Outbox(NodeClock(VirtualTime())), in_sync=make_state().in_sync,
-        gaps=LoopGaps(NodeClock(VirtualTime()), limit_ns=1), agreed_ms=lambda: 0,
+        gaps=LoopGaps(NodeClock(VirtualTime()), limit_ns=1), agreed_ms=lambda: 0, alive={},
     )  # fmt: skip
     replica, wire, log = Replica(owner=owner), Wire(), Refusing()
     log.error = lambda event, **fields: told.append((event, fields))  # type: ignore[method-assign]
@@ -289,7 +289,7 @@ def test_what_others_have_cut_off_and_holds_no_records_is_cut_off_here(
     owner = LogStream(
         topic="aged", partition=0, state=PartitionState(), options=HostOptions(),
         outbox=Outbox(NodeClock(VirtualTime())), in_sync=make_state().in_sync,
-        gaps=LoopGaps(NodeClock(VirtualTime()), limit_ns=1), agreed_ms=lambda: 0,
+        gaps=LoopGaps(NodeClock(VirtualTime()), limit_ns=1), agreed_ms=lambda: 0, alive={},
     )  # fmt: skip
     owner.state.log_start_offset = log_start_offset
     replica, wire, store = Replica(applied=9, owner=owner), Wire(), Trimming()

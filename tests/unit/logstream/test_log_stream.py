@@ -1,10 +1,12 @@
 """Appends, acknowledgements and reads of a log stream, over three real hosts."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rpc.hello import PROTOCOL_VERSION, VERSION_OF_LATE_FIRST_NUMBERS
 from segments.api import Log, SegmentSpan
 from segments.memory import MemoryStore
 from tests.unit.logstream.conftest import SERVERS
@@ -200,6 +202,29 @@ def test_producer_goes_on_in_a_topic_that_was_made_anew(cluster: Any) -> None:
     refused = cluster.append(cluster.leader(group_id), **new_batch)
     cluster.run(50)
     assert error_of(refused) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+@pytest.mark.parametrize("version", [VERSION_OF_LATE_FIRST_NUMBERS - 1, PROTOCOL_VERSION])
+def test_producer_does_not_begin_late_beside_a_server_that_counts_from_zero(
+    cluster: Any, version: int
+) -> None:
+    """To a leader of an older version a batch before the first one here would be a duplicate: its
+    client would take for written what is not."""
+    group_id = cluster.create_topic()
+    stream = cluster.leader(group_id)
+    old = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 70}
+    stream.state.producers.ids_given_out(8)
+    other = follower_servers(stream)[0]
+    alive = cluster.nodes[stream.leader_server].host.state.alive
+    alive[other] = replace(alive[other], version=version)
+    told = cluster.append(stream, **old)
+    cluster.run(50)
+    assert error_of(told) is (
+        ErrorCode.NONE if version == PROTOCOL_VERSION else ErrorCode.UNKNOWN_PRODUCER_ID
+    )
+    first = cluster.append(stream, producer_id=7, producer_epoch=1, base_sequence=0)
+    cluster.run(50)
+    assert error_of(first) is ErrorCode.NONE
 
 
 @pytest.mark.parametrize("producer_id", [7, 8])

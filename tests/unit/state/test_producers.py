@@ -161,6 +161,16 @@ def test_producer_older_than_the_replica_begins_anywhere() -> None:
     assert leader.send(0, epoch=1) is ErrorCode.NONE
 
 
+def test_producer_begins_anywhere_only_if_all_who_may_lead_take_it_so() -> None:
+    """To one who counts from 0 what is below a window is in the log."""
+    leader = Leader()
+    leader.producers.ids_given_out(PID + 1)
+    check = partial(leader.producers.check, leader.overlay, PID, 3, may_begin_late=lambda: False)
+    assert check(10, COUNT) is ErrorCode.UNKNOWN_PRODUCER_ID
+    assert check(10, COUNT, begins_epoch=True) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert check(0, COUNT) is ErrorCode.NONE
+
+
 def test_transaction_that_began_an_epoch_begins_at_zero() -> None:
     """KIP-890: also of a producer that is as old as any."""
     leader = Leader()

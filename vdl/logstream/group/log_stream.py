@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from struct import Struct
 
@@ -23,6 +23,7 @@ import segments.api as storage
 from ids import NO_INDEX, NO_OFFSET, GroupId, Index, NodeId, Offset, ServerId, Term
 from raft.errors import DropReason, ProposalDropped
 from raft.types import NONE, Entry
+from rpc.hello import VERSION_OF_LATE_FIRST_NUMBERS, Hello
 from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group.appends import Appended, HeldAppend, Verify, Waiter
@@ -45,6 +46,7 @@ from vdl.logstream.group.retention import (
     retention_start,
 )
 from vdl.logstream.group.snapshots import Items
+from vdl.logstream.group.spoken_version import speaks_less
 from vdl.logstream.group.state_group import (
     NOT_APPENDED,
     TOO_LARGE,
@@ -111,6 +113,7 @@ class LogStream:
 
     __slots__ = (
         "_agreed_ms",
+        "_alive",
         "_asked",
         "_commands",
         "_deletions",
@@ -153,9 +156,10 @@ class LogStream:
         gaps: LoopGaps,
         agreed_ms: Callable[[], int],
         next_producer_id: Callable[[], int] = int,
+        alive: Mapping[ServerId, Hello],
     ) -> None:
         """`in_sync` and `gaps`: the server's. `agreed_ms`: what time it is. `next_producer_id`: ids
-        from it on are not given out yet."""
+        from it on are not given out yet. `alive`: the other servers linked now."""
         self.topic = topic
         self.partition = partition
         self.state = state
@@ -166,6 +170,7 @@ class LogStream:
         self._gaps = gaps
         self._agreed_ms = agreed_ms
         self._next_producer_id = next_producer_id
+        self._alive = alive
         self._proved = gaps.count
         """After so many gaps a quorum has answered here, or nobody led before the last of them."""
         self._overlay = Overlay()
@@ -368,6 +373,7 @@ class LogStream:
                 header.base_sequence,
                 header.count,
                 begins_epoch=begins_epoch,
+                may_begin_late=self._may_begin_late,
             )
             if isinstance(verdict, Duplicate):
                 self._answer_duplicate(verdict, copies, deadline_ns, done)
@@ -437,6 +443,10 @@ class LogStream:
         if not group.dirty:
             self._outbox.mark_dirty(group)
         return True
+
+    def _may_begin_late(self) -> bool:
+        """See `Producers.check`."""
+        return not speaks_less(VERSION_OF_LATE_FIRST_NUMBERS, self.group, self._alive)
 
     def _refuse(
         self, verdict: ErrorCode, deadline_ns: int, done: Callable[[Appended], None]

@@ -2,6 +2,10 @@
 
 A replica that cannot apply a command stops. So a leader proposes a command of a newer version only
 while all members are known to speak it. A server that is away may come back with an older version.
+
+What a replica of an older version applies, and judges otherwise once it leads, a leader of a newer
+one leaves while a member is known to be of an older version: that is while servers are upgraded one
+by one. A server that is away does not count then.
 """
 
 from __future__ import annotations
@@ -26,3 +30,9 @@ def members_speak(
         if hello is None or hello.version < version:
             return False
     return True
+
+
+def speaks_less(version: int, group: Group, alive: Mapping[ServerId, Hello]) -> bool:
+    """Return whether a member's server that is linked now does. `alive`: those servers."""
+    linked = [alive.get(server_of(replica)) for replica in group.members]
+    return any(hello is not None and hello.version < version for hello in linked)
