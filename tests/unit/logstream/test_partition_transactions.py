@@ -121,6 +121,46 @@ def codes(fates: list[list[Appended]]) -> list[ErrorCode | None]:
     return [fate[0].error if fate else None for fate in fates]
 
 
+@pytest.mark.parametrize("ends_by", ["answer", "deadline"])
+def test_batch_does_not_overtake_one_that_was_refused_for_what_the_coordinator_said(
+    cluster: Any, ends_by: str
+) -> None:
+    """They are on their way together, and the producer may begin here at any number: its id is
+    older than the replica. The second one would be appended, and the first be out of order."""
+    stream = cluster.leader(cluster.create_topic())
+    stream.state.producers.ids_given_out(8)
+    asked = Asked()
+    first = send(cluster, stream, asked, sequence=70, ms=200)
+    if ends_by == "answer":
+        asked[0](ErrorCode.NOT_ENOUGH_REPLICAS)
+    cluster.run(500)
+    assert [fate.error for fate in first] == [
+        ErrorCode.NOT_ENOUGH_REPLICAS if ends_by == "answer" else ErrorCode.REQUEST_TIMED_OUT
+    ]
+    assert sent(cluster, stream, sequence=71).error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert sent(cluster, stream, sequence=70).base_offset == 0
+    assert sent(cluster, stream, sequence=71).base_offset == 1
+
+
+def test_batch_that_was_refused_does_not_stand_in_the_way_of_the_next_transaction(
+    cluster: Any,
+) -> None:
+    """Its transaction is over, or its epoch: it does not come again."""
+    stream = cluster.leader(cluster.create_topic())
+    stream.state.producers.ids_given_out(8)
+
+    def refuse(epoch: int) -> None:
+        asked = Asked()
+        send(cluster, stream, asked, sequence=70, epoch=epoch)
+        asked[0](ErrorCode.CONCURRENT_TRANSACTIONS)
+
+    refuse(0)
+    assert ended(cluster, stream) is ErrorCode.NONE
+    refuse(1)
+    assert sent(cluster, stream, sequence=80, epoch=0).base_offset >= 0
+    assert ended(cluster, stream, epoch=0) is ErrorCode.NONE
+
+
 def test_first_batch_of_a_transaction_waits_for_the_coordinator(cluster: Any) -> None:
     """KIP-890: what the coordinator does not know is not appended. The rest of it needs no
     question."""
