@@ -53,6 +53,7 @@ from vdl.config.values import (
     path,
     path_or_off,
     principals,
+    ratio,
     size,
     text,
     ticks,
@@ -213,12 +214,27 @@ KEYS: dict[str, Key] = {
     ),
     "kafka.log.retention.ms": Key("kafka.retention_ms", milliseconds(-1, INT64_MAX)),
     "kafka.log.retention.bytes": Key("kafka.retention_bytes", integer(-1, INT64_MAX)),
+    "kafka.log.cleanup.policy": Key(
+        "kafka.cleanup_policy", choice("delete", "compact", "compact,delete")
+    ),
+    "kafka.log.cleaner.delete.retention.ms": Key(
+        "kafka.delete_retention_ms", milliseconds(0, INT64_MAX)
+    ),
+    "kafka.log.cleaner.min.compaction.lag.ms": Key(
+        "kafka.min_compaction_lag_ms", milliseconds(0, INT64_MAX)
+    ),
+    "kafka.log.cleaner.max.compaction.lag.ms": Key(
+        "kafka.max_compaction_lag_ms", milliseconds(1, INT64_MAX)
+    ),
+    "kafka.log.cleaner.min.cleanable.ratio": Key("kafka.min_dirty_ratio", ratio),
+    "kafka.log.roll.jitter.ms": Key("kafka.roll_jitter_ms", milliseconds(0, INT64_MAX)),
     "kafka.log.roll.ms": Key("kafka.roll_ms", milliseconds(1, INT64_MAX)),
     "kafka.compression.type": Key(
         "kafka.compression_type",
         choice("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
     ),
     "kafka.compression.gzip.level": Key("kafka.gzip_level", integer(-1, 9)),
+    "kafka.compression.lz4.level": Key("kafka.lz4_level", integer(1, 17)),
     "kafka.compression.zstd.level": Key("kafka.zstd_level", integer(-131_072, 22)),
     "kafka.log.message.timestamp.type": Key(
         "kafka.timestamp_type", choice("CreateTime", "LogAppendTime")

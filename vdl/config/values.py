@@ -136,6 +136,13 @@ def size(low: int, high: int) -> Parse:
     return parse
 
 
+def ratio(raw: Scalar) -> float:
+    """A number from 0 to 1. Raises ValueError(what was expected)."""
+    if isinstance(raw, bool | str) or not 0 <= raw <= 1:
+        raise ValueError("a number from 0 to 1")
+    return float(raw)
+
+
 def milliseconds(low: int, high: int) -> Parse:
     def parse(raw: Scalar) -> int:
         duration_ms = raw if isinstance(raw, int) else parse_duration_ms(raw)

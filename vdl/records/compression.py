@@ -33,6 +33,8 @@ RATIO_MAX = 100
 FLOOR_BYTES = 1024 * 1024
 _GZIP_LEVEL = 6
 """zlib's default."""
+_LZ4_LEVEL = 4
+"""cramjam's default."""
 _FIRST_TRY_BYTES = 64 * 1024
 
 FRAME_BLOCKS_MAX = 16_384
@@ -81,8 +83,8 @@ class CorruptCompression(VdlError):
 
 
 def compress(codec: Compression, data: Buffer, level: int | None = None) -> bytes:
-    """`data` in the codec's framing. `level`: gzip's (1 to 9, -1 for its default) or zstd's; the
-    others have one level."""
+    """`data` in the codec's framing. `level`: gzip's (1 to 9, -1 for its default), lz4's or
+    zstd's; Snappy has one level."""
     match codec:
         case Compression.NONE:
             return bytes(data)
@@ -91,7 +93,11 @@ def compress(codec: Compression, data: Buffer, level: int | None = None) -> byte
         case Compression.SNAPPY:
             return _compress_xerial(memoryview(data))
         case Compression.LZ4:
-            compressor = cramjam.lz4.Compressor(content_checksum=False, block_linked=False)
+            compressor = cramjam.lz4.Compressor(
+                level=_LZ4_LEVEL if level is None else level,
+                content_checksum=False,
+                block_linked=False,
+            )
             compressor.compress(bytes(data))
             return bytes(compressor.finish())
         case Compression.ZSTD:

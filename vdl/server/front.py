@@ -5,6 +5,7 @@ Must not know: how a server starts and stops.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 
 from vdl.kafka.configs.topic_configs import compaction_policy, retention_policy
@@ -37,13 +38,27 @@ class ClientFront:
     def retention_policy(self, stream: LogStream) -> RetentionPolicy:
         context = self._frontend.context
         topic = context.host.catalog.topics.get(stream.topic)
-        return KEEP if topic is None else retention_policy(topic.configs, context.config)
+        if topic is None:
+            return KEEP
+        config = context.config
+        return retention_policy(
+            topic.configs,
+            config,
+            spread=_spread(stream),
+            is_sized_anew=config.segment_bytes != context.file_config.segment_bytes,
+        )
 
     def compaction_policy(self, stream: LogStream) -> CompactionPolicy | None:
-        topic = self._frontend.context.host.catalog.topics.get(stream.topic)
-        return None if topic is None else compaction_policy(topic.configs)
+        context = self._frontend.context
+        topic = context.host.catalog.topics.get(stream.topic)
+        return None if topic is None else compaction_policy(topic.configs, context.config)
 
     def background_rate(self) -> int:
         """As fast as a reader is fed while producers are at work."""
         context = self._frontend.context
         return context.read_throttle.background_rate(context.clock.now_ns())
+
+
+def _spread(stream: LogStream) -> int:
+    """A number that differs between partitions, and is the same on each server."""
+    return zlib.crc32(f"{stream.topic}-{stream.partition}".encode())

@@ -101,3 +101,14 @@ def test_lz4_frames_have_independent_blocks() -> None:
     """Java's reader knows no others."""
     flags = compress(Compression.LZ4, b"abc" * 50_000)[4]
     assert flags & 0x20
+
+
+def test_lz4_packs_by_its_level() -> None:
+    """KIP-390: a higher one in fewer bytes, each readable; without one as before."""
+    data = b"".join(b'{"id":%d,"order":%d}' % (n, n * 7919 % 1000) for n in range(5_000))
+    sizes = [len(compress(Compression.LZ4, data, level)) for level in (1, 4, 9)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
+    assert len(compress(Compression.LZ4, data)) == sizes[1]
+    for level in (1, 9, 17):
+        assert decompress(Compression.LZ4, compress(Compression.LZ4, data, level)) == data

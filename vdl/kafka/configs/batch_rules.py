@@ -48,7 +48,7 @@ class BatchRules:
         timestamp_type = configs.get(TIMESTAMP_TYPE, options.timestamp_type)
         self.log_append_time = timestamp_type.lower() == "logappendtime"
         """Whether a batch gets the time of its append (KIP-32)."""
-        self.any_time: Bounds = (_OLDEST, _NEWEST, is_compacted(configs))
+        self.any_time: Bounds = (_OLDEST, _NEWEST, is_compacted(configs, options))
         """The bounds where the time of a record is not kept."""
         after_ms, before_ms = options.timestamp_after_max_ms, options.timestamp_before_max_ms
         self._after_ms = _whole(configs, TIMESTAMP_AFTER_MAX_MS, after_ms)

@@ -7,9 +7,9 @@ The order is Kafka's: the server's own, those for all servers, its file, the def
 Rules:
 
 * What can be changed here Kafka can change, too. The rest is refused by name, as Kafka refuses what
-  it calls read-only: nothing is stored that would have no effect.
-* `WITHOUT_EFFECT` are the exception: how many threads do what a single loop does here promises
-  nothing, and tools set it.
+  it calls read-only.
+* A setting is taken without effect only if its documentation says so (`Standing.NO_EFFECT`), such
+  as how many threads do what a single loop does here. It promises nothing, and tools set it.
 
 Must not know: requests, who may change what.
 """
@@ -23,7 +23,14 @@ from typing import Any
 
 from ids import ServerId
 from vdl.kafka.configs.options import KafkaOptions
-from vdl.kafka.configs.topic_configs import DEFAULTS, KNOWN, ConfigType, TopicConfig
+from vdl.kafka.configs.topic_configs import (
+    DEFAULTS,
+    KNOWN,
+    NO_EFFECT_PREFIX,
+    ConfigType,
+    Standing,
+    TopicConfig,
+)
 from vdl.logstream.membership.move_limits import FOLLOWER_RATE, LEADER_RATE, UNTHROTTLED
 from vdl.state.resource_configs import ResourceConfigs, ResourceType
 
@@ -43,9 +50,6 @@ class Source(IntEnum):
     CLIENT_METRICS = 7
     GROUP = 8
 
-
-_NOT_AT_RUN_TIME = frozenset({"segment_bytes"})
-"""Defaults of topics that the storage engine has read before."""
 
 READ_ONLY = tuple(
     TopicConfig(name, kind, "", "Read from the server's file, at its start.", option=option)
@@ -117,8 +121,9 @@ WITHOUT_EFFECT = tuple(
         name,
         ConfigType.INT,
         default,
-        "Accepted for tools, without effect: one loop does it, and threads as it needs them.",
+        f"{NO_EFFECT_PREFIX}one loop does it, and threads as it needs them.",
         low=low,
+        standing=Standing.NO_EFFECT,
     )
     for name, default, low in (
         ("background.threads", "10", 1),
@@ -136,8 +141,9 @@ KERBEROS = (
         "sasl.kerberos.min.time.before.relogin",
         ConfigType.LONG,
         "60000",
-        "Accepted for tools, without effect: nobody logs in by Kerberos here.",
+        f"{NO_EFFECT_PREFIX}there is no login by Kerberos.",
         low=0,
+        standing=Standing.NO_EFFECT,
     ),
 )
 """What tools change to see whether settings can be changed."""
@@ -163,8 +169,9 @@ REPLICATION_THROTTLES = (
         "replica.alter.log.dirs.io.max.bytes.per.second",
         ConfigType.LONG,
         str(UNTHROTTLED),
-        "Accepted for tools, without effect: a server has one directory.",
+        f"{NO_EFFECT_PREFIX}a server has one directory.",
         low=0,
+        standing=Standing.NO_EFFECT,
     ),
 )
 """What `kafka-reassign-partitions --throttle` sets on each server, and takes back."""
@@ -180,11 +187,7 @@ TOPIC_DEFAULTS = tuple(_of_servers(config) for config in KNOWN if config.broker_
 DYNAMIC: Mapping[str, TopicConfig] = {
     config.name: config
     for config in (
-        *(
-            config
-            for config in TOPIC_DEFAULTS
-            if config.option and config.option not in _NOT_AT_RUN_TIME
-        ),
+        *TOPIC_DEFAULTS,
         *_OWN,
         *REPLICATION_THROTTLES,
         *WITHOUT_EFFECT,
@@ -217,8 +220,9 @@ def effective(
         for setting, text in resources.of(ResourceType.BROKER, name).items():
             config = DYNAMIC.get(setting)
             if config is not None and config.option:
-                is_number = isinstance(getattr(DEFAULTS, config.option), int)
-                fields[config.option] = int(text) if is_number else text
+                kind = type(getattr(DEFAULTS, config.option))
+                assert kind in (int, float, str), config.name
+                fields[config.option] = kind(text)
     return replace(options, **fields) if fields else options
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
-from vdl.kafka.configs.topic_configs import ConfigType, InvalidConfig, TopicConfig
+from vdl.kafka.configs.topic_configs import ConfigType, InvalidConfig, Standing, TopicConfig
 
 _HEARTBEAT = "heartbeat.interval.ms"
 _SESSION = "session.timeout.ms"
+_NO_STREAMS = "There are no groups of streams (KIP-1071)."
 
 
 def _whole(name: str, default: int, low: int, high: int, documentation: str) -> TopicConfig:
@@ -78,13 +80,13 @@ KNOWN = (
         "true",
         "Whether a member of a share group may ask for more time for a record.",
     ),
-    *_of_each_kind("streams"),
-    _whole(
-        "streams.initial.rebalance.delay.ms", 3_000, 0, 60_000,
-        "How long a new streams group waits for more members.",
-    ),
-    _whole(
-        "streams.num.standby.replicas", 0, 0, 2, "How many standby replicas each task has."
+    *(
+        replace(config, standing=Standing.REFUSED, documentation=_NO_STREAMS)
+        for config in (
+            *_of_each_kind("streams"),
+            _whole("streams.initial.rebalance.delay.ms", 3_000, 0, 60_000, _NO_STREAMS),
+            _whole("streams.num.standby.replicas", 0, 0, 2, _NO_STREAMS),
+        )
     ),
 )  # fmt: skip
 

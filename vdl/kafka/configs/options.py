@@ -59,10 +59,24 @@ class KafkaOptions:
     roll_ms: int = 604_800_000
     """`log.roll.ms`: how far apart the timestamps of one segment may be, where records are deleted
     by age or this is set."""
+    roll_jitter_ms: int = 0
+    """`log.roll.jitter.ms`: how much earlier than that segments end at most."""
+    cleanup_policy: str = "delete"
+    """`log.cleanup.policy`: what is done with old segments."""
+    delete_retention_ms: int = 86_400_000
+    """`log.cleaner.delete.retention.ms`: how long a compacted topic keeps deletion markers."""
+    min_compaction_lag_ms: int = 0
+    """`log.cleaner.min.compaction.lag.ms`: how long a batch stays uncompacted at least."""
+    max_compaction_lag_ms: int = (1 << 63) - 1
+    """`log.cleaner.max.compaction.lag.ms`: and at most."""
+    min_dirty_ratio: float = 0.5
+    """`log.cleaner.min.cleanable.ratio`: how much of a compacted topic may be uncompacted."""
     compression_type: str = "producer"
     """`compression.type`: the codec that topics keep their batches in."""
     gzip_level: int = -1
     """`compression.gzip.level`."""
+    lz4_level: int = 9
+    """`compression.lz4.level`."""
     zstd_level: int = 3
     """`compression.zstd.level`."""
     timestamp_type: str = "CreateTime"

@@ -5,7 +5,9 @@ Rules:
 
 * A name Kafka does not have is refused, a value that does not parse or is out of range too.
 * A value that would promise a behaviour this server does not have is refused rather than stored and
-  ignored (`remote.storage.enable=true`).
+  ignored (`Standing.REFUSED`).
+* A setting is taken without effect only where its meaning is always met, or where it tunes what
+  does not exist here. Its documentation says so (`Standing.NO_EFFECT`).
 * Retention is as in Kafka, but for its default: data is kept until somebody says for how long.
 * Values are kept as the text that was sent, without blanks around it.
 
@@ -17,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 from segments.api import SegmentLimits
 from vdl.kafka.configs.options import KafkaOptions
@@ -49,6 +51,20 @@ class ConfigType(IntEnum):
     PASSWORD = 9
 
 
+class Standing(Enum):
+    """What becomes of a setting of Kafka here."""
+
+    HONOURED = "honoured"
+    NO_EFFECT = "no effect"
+    """Any value is taken: its meaning is always met, or it tunes what does not exist here."""
+    REFUSED = "refused"
+    """Only the default is taken: any other value promises what is not done here."""
+
+
+NO_EFFECT_PREFIX = "No effect here: "
+"""How the documentation of such a setting begins, for those who set it."""
+
+
 class InvalidConfig(Exception):
     """A setting that cannot be accepted; the text is for the client."""
 
@@ -72,6 +88,9 @@ class TopicConfig:
     """The field of `KafkaOptions` with the server's own default; empty if it has none."""
     may_be_empty: bool = False
     """Whether a list of what is allowed may name none of it."""
+    standing: Standing = Standing.HONOURED
+    """Invariant: the documentation of one without effect begins with `NO_EFFECT_PREFIX`, that of a
+    refused one is the reason."""
 
     @property
     def is_open_list(self) -> bool:
@@ -95,6 +114,8 @@ class TopicConfig:
             self._check_ratio(value)
         if self.pattern is not None:
             self._check_pattern(value)
+        if self.standing is Standing.REFUSED and value.lower() != self.default:
+            raise InvalidConfig(f"{self.name}={value} is refused: {self.documentation}")
         texts = [value.lower()]
         if self.type is ConfigType.LIST:
             texts = [] if self.may_be_empty and not value else texts[0].split(",")
@@ -153,6 +174,7 @@ _CODECS = {
 CLEANUP_POLICY = "cleanup.policy"
 COMPRESSION_TYPE = "compression.type"
 GZIP_LEVEL = "compression.gzip.level"
+LZ4_LEVEL = "compression.lz4.level"
 ZSTD_LEVEL = "compression.zstd.level"
 DELETE_RETENTION_MS = "delete.retention.ms"
 MAX_COMPACTION_LAG_MS = "max.compaction.lag.ms"
@@ -163,6 +185,7 @@ MIN_IN_SYNC_REPLICAS = "min.insync.replicas"
 RETENTION_BYTES = "retention.bytes"
 RETENTION_MS = "retention.ms"
 SEGMENT_BYTES = "segment.bytes"
+SEGMENT_JITTER_MS = "segment.jitter.ms"
 SEGMENT_MS = "segment.ms"
 TIMESTAMP_TYPE = "message.timestamp.type"
 TIMESTAMP_AFTER_MAX_MS = "message.timestamp.after.max.ms"
@@ -177,6 +200,7 @@ KNOWN = (
         "log.cleanup.policy",
         allowed=("delete", "compact"),
         may_be_empty=True,
+        option="cleanup_policy",
     ),
     TopicConfig(
         GZIP_LEVEL,
@@ -188,13 +212,14 @@ KNOWN = (
         option="gzip_level",
     ),
     TopicConfig(
-        "compression.lz4.level",
+        LZ4_LEVEL,
         ConfigType.INT,
         "9",
-        "Accepted for tools: lz4 has one level here.",
-        "compression.lz4.level",
+        "The level of compression.type=lz4. From 12 on all give the same.",
+        LZ4_LEVEL,
         low=1,
         high=17,
+        option="lz4_level",
     ),
     TopicConfig(
         COMPRESSION_TYPE,
@@ -222,30 +247,34 @@ KNOWN = (
         "How long a compacted topic keeps deletion markers.",
         "log.cleaner.delete.retention.ms",
         low=0,
+        option="delete_retention_ms",
     ),
     TopicConfig(
         "file.delete.delay.ms",
         ConfigType.LONG,
         "60000",
-        "Accepted for tools: files of what is deleted go as soon as nobody reads them.",
+        f"{NO_EFFECT_PREFIX}files of what is deleted go as soon as nobody reads them.",
         "log.segment.delete.delay.ms",
         low=0,
+        standing=Standing.NO_EFFECT,
     ),
     TopicConfig(
         "flush.messages",
         ConfigType.LONG,
         str(INT64_MAX),
-        "Every acknowledged batch is on a majority's disks; nothing is left to flush.",
+        f"{NO_EFFECT_PREFIX}a batch is synced to a majority's disks before it is acknowledged.",
         "log.flush.interval.messages",
         low=1,
+        standing=Standing.NO_EFFECT,
     ),
     TopicConfig(
         "flush.ms",
         ConfigType.LONG,
         str(INT64_MAX),
-        "Every acknowledged batch is on a majority's disks; nothing is left to flush.",
+        f"{NO_EFFECT_PREFIX}a batch is synced to a majority's disks before it is acknowledged.",
         "log.flush.interval.ms",
         low=0,
+        standing=Standing.NO_EFFECT,
     ),
     TopicConfig(
         "follower.replication.throttled.replicas",
@@ -258,9 +287,10 @@ KNOWN = (
         "index.interval.bytes",
         ConfigType.INT,
         "4096",
-        "Every batch is indexed.",
+        f"{NO_EFFECT_PREFIX}every batch is in the index.",
         "log.index.interval.bytes",
         low=0,
+        standing=Standing.NO_EFFECT,
     ),
     TopicConfig(
         "leader.replication.throttled.replicas",
@@ -273,17 +303,19 @@ KNOWN = (
         "local.retention.bytes",
         ConfigType.LONG,
         "-2",
-        "Of tiered storage, which there is not: everything kept is local.",
+        f"{NO_EFFECT_PREFIX}as in Kafka without remote.storage.enable, all that is kept is local.",
         "log.local.retention.bytes",
         low=-2,
+        standing=Standing.NO_EFFECT,
     ),
     TopicConfig(
         "local.retention.ms",
         ConfigType.LONG,
         "-2",
-        "Of tiered storage, which there is not: everything kept is local.",
+        f"{NO_EFFECT_PREFIX}as in Kafka without remote.storage.enable, all that is kept is local.",
         "log.local.retention.ms",
         low=-2,
+        standing=Standing.NO_EFFECT,
     ),
     TopicConfig(
         MAX_COMPACTION_LAG_MS,
@@ -292,6 +324,7 @@ KNOWN = (
         "The longest a batch of a compacted topic stays uncompacted.",
         "log.cleaner.max.compaction.lag.ms",
         low=1,
+        option="max_compaction_lag_ms",
     ),
     TopicConfig(
         MAX_MESSAGE_BYTES,
@@ -336,6 +369,7 @@ KNOWN = (
         "0.5",
         "How much of a compacted topic may be uncompacted.",
         "log.cleaner.min.cleanable.ratio",
+        option="min_dirty_ratio",
     ),
     TopicConfig(
         MIN_COMPACTION_LAG_MS,
@@ -344,6 +378,7 @@ KNOWN = (
         "The shortest a batch of a compacted topic stays uncompacted.",
         "log.cleaner.min.compaction.lag.ms",
         low=0,
+        option="min_compaction_lag_ms",
     ),
     TopicConfig(
         MIN_IN_SYNC_REPLICAS,
@@ -359,30 +394,30 @@ KNOWN = (
         "preallocate",
         ConfigType.BOOLEAN,
         "false",
-        "Segment files grow in steps; they are never allocated whole: only false.",
+        "Segment files grow in steps; they are never allocated whole.",
         "log.preallocate",
-        allowed=("false",),
+        standing=Standing.REFUSED,
     ),
     TopicConfig(
         "remote.log.copy.disable",
         ConfigType.BOOLEAN,
         "false",
-        "Of tiered storage, which there is not: only false.",
-        allowed=("false",),
+        "There is no tiered storage.",
+        standing=Standing.REFUSED,
     ),
     TopicConfig(
         "remote.log.delete.on.disable",
         ConfigType.BOOLEAN,
         "false",
-        "Of tiered storage, which there is not: only false.",
-        allowed=("false",),
+        "There is no tiered storage.",
+        standing=Standing.REFUSED,
     ),
     TopicConfig(
         "remote.storage.enable",
         ConfigType.BOOLEAN,
         "false",
-        "There is no tiered storage: only false.",
-        allowed=("false",),
+        "There is no tiered storage.",
+        standing=Standing.REFUSED,
     ),
     TopicConfig(
         RETENTION_BYTES,
@@ -408,24 +443,27 @@ KNOWN = (
         str(1 << 30),
         "The size of a log segment file, 64 KiB at least. Retention deletes whole segments.",
         "log.segment.bytes",
-        low=14,
+        low=SEGMENT_BYTES_MIN,
         option="segment_bytes",
     ),
     TopicConfig(
         "segment.index.bytes",
         ConfigType.INT,
         "10485760",
-        "The size of an index file; the same for all topics of a server.",
+        f"{NO_EFFECT_PREFIX}storage.index_segment_entries of the server's file says it for all.",
         "log.index.size.max.bytes",
         low=4,
+        standing=Standing.NO_EFFECT,
     ),
     TopicConfig(
-        "segment.jitter.ms",
+        SEGMENT_JITTER_MS,
         ConfigType.LONG,
         "0",
-        "How much earlier than after segment.ms a segment may end at most; none does.",
+        "How much earlier than after segment.ms segments end at most: each partition has its part "
+        "of it, so that not all end theirs together.",
         "log.roll.jitter.ms",
         low=0,
+        option="roll_jitter_ms",
     ),
     TopicConfig(
         SEGMENT_MS,
@@ -440,9 +478,9 @@ KNOWN = (
         "unclean.leader.election.enable",
         ConfigType.BOOLEAN,
         "false",
-        "A replica without every acknowledged batch is never elected: only false.",
+        "A replica without every acknowledged batch is never elected.",
         "unclean.leader.election.enable",
-        allowed=("false",),
+        standing=Standing.REFUSED,
     ),
 )
 
@@ -489,56 +527,68 @@ def codec_of(
     codec = _CODECS[name]
     if codec is Compression.GZIP:
         return codec, int(configs.get(GZIP_LEVEL, options.gzip_level))
+    if codec is Compression.LZ4:
+        return codec, int(configs.get(LZ4_LEVEL, options.lz4_level))
     if codec is Compression.ZSTD:
         return codec, int(configs.get(ZSTD_LEVEL, options.zstd_level))
     return codec, None
 
 
-def is_compacted(configs: Mapping[str, str]) -> bool:
+def is_compacted(configs: Mapping[str, str], options: KafkaOptions) -> bool:
     """Whether a topic with these settings keeps the newest record of each key."""
-    return "compact" in configs.get(CLEANUP_POLICY, "").lower()
+    return "compact" in configs.get(CLEANUP_POLICY, options.cleanup_policy).lower()
 
 
-def is_deleted(configs: Mapping[str, str]) -> bool:
+def is_deleted(configs: Mapping[str, str], options: KafkaOptions) -> bool:
     """Whether old records of a topic with these settings may be deleted."""
-    return "delete" in configs.get(CLEANUP_POLICY, "delete").lower()
+    return "delete" in configs.get(CLEANUP_POLICY, options.cleanup_policy).lower()
 
 
-def compaction_policy(configs: Mapping[str, str]) -> CompactionPolicy | None:
+def _in_force(configs: Mapping[str, str], options: KafkaOptions, name: str) -> str:
+    text = configs.get(name)
+    return BY_NAME[name].default_for(options) if text is None else text
+
+
+def compaction_policy(configs: Mapping[str, str], options: KafkaOptions) -> CompactionPolicy | None:
     """How a topic with these settings is compacted; None: it is not."""
-    if not is_compacted(configs):
+    if not is_compacted(configs, options):
         return None
-
-    def value(name: str) -> str:
-        return configs.get(name, BY_NAME[name].default)
-
     return CompactionPolicy(
-        int(value(MIN_COMPACTION_LAG_MS)),
-        int(value(MAX_COMPACTION_LAG_MS)),
-        int(value(DELETE_RETENTION_MS)),
-        float(value(MIN_DIRTY_RATIO)),
+        int(_in_force(configs, options, MIN_COMPACTION_LAG_MS)),
+        int(_in_force(configs, options, MAX_COMPACTION_LAG_MS)),
+        int(_in_force(configs, options, DELETE_RETENTION_MS)),
+        float(_in_force(configs, options, MIN_DIRTY_RATIO)),
     )
 
 
-def retention_policy(configs: Mapping[str, str], options: KafkaOptions) -> RetentionPolicy:
+def retention_policy(
+    configs: Mapping[str, str],
+    options: KafkaOptions,
+    *,
+    spread: int = 0,
+    is_sized_anew: bool = False,
+) -> RetentionPolicy:
     """What a topic with these settings keeps. `segment.ms` counts also by its default where records
     are deleted by age, or compacted: else a topic that gets few would keep them until a segment is
-    full. A topic that is only compacted keeps what compaction keeps, for ever."""
+    full. A topic that is only compacted keeps what compaction keeps, for ever. `spread`: any
+    number that differs between partitions, for `segment.jitter.ms`. `is_sized_anew`: the size of
+    segments is no longer the one that the storage engine began with."""
 
     def value(name: str) -> int:
-        text = configs.get(name)
-        return int(BY_NAME[name].default_for(options) if text is None else text)
+        return int(_in_force(configs, options, name))
 
     segments = None
     retention_ms, retention_bytes = value(RETENTION_MS), value(RETENTION_BYTES)
     segment_ms = value(SEGMENT_MS)
-    if not is_deleted(configs):
+    # As in Kafka, never as much earlier as the whole of it.
+    segment_ms -= spread % max(1, min(value(SEGMENT_JITTER_MS) + 1, segment_ms))
+    if not is_deleted(configs, options):
         retention_ms = retention_bytes = FOREVER
-    if is_compacted(configs):
+    if is_compacted(configs, options):
         # The newest segment is not compacted: it must end for the rest to be in time.
         segment_ms = min(segment_ms, value(MAX_COMPACTION_LAG_MS))
     rolls_by_age = SEGMENT_MS in configs or options.roll_ms != DEFAULTS.roll_ms
-    is_rolled = is_compacted(configs) or retention_ms >= 0 or rolls_by_age
-    if is_rolled or SEGMENT_BYTES in configs:
+    is_rolled = is_compacted(configs, options) or retention_ms >= 0 or rolls_by_age
+    if is_rolled or is_sized_anew or SEGMENT_BYTES in configs:
         segments = SegmentLimits(max(SEGMENT_BYTES_MIN, value(SEGMENT_BYTES)), segment_ms)
     return RetentionPolicy(retention_ms, retention_bytes, segments)

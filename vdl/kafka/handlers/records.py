@@ -55,7 +55,7 @@ def _check_policy(ctx: RequestContext, name: str) -> None:
     if is_internal(ctx, name):
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION)
     topic = find_topic(ctx, name)
-    if topic is not None and not is_deleted(topic.configs):
+    if topic is not None and not is_deleted(topic.configs, ctx.server.config):
         raise KafkaError(ErrorCode.POLICY_VIOLATION)
 
 

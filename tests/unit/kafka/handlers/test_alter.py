@@ -108,7 +108,7 @@ def test_policies_may_be_named_twice_or_not_at_all() -> None:
     assert configs(world) == {"cleanup.policy": "compact,delete"}
     assert alter(world, ("cleanup.policy", SUBTRACT, "compact,delete")) == 0
     assert configs(world) == {"cleanup.policy": ""}
-    assert compaction_policy(configs(world)) is None
+    assert compaction_policy(configs(world), KafkaOptions()) is None
     kept = retention_policy({"cleanup.policy": "", "retention.ms": "5"}, KafkaOptions())
     assert (kept.retention_ms, kept.retention_bytes) == (-1, -1)
     assert alter(world, ("cleanup.policy", APPEND, "compact")) == 0
@@ -336,22 +336,60 @@ def test_retention_policy_is_the_topics_or_the_servers() -> None:
     rolled = retention_policy({"segment.ms": "5"}, KafkaOptions(segment_bytes=1 << 20)).segments
     assert rolled == SegmentLimits(1 << 20, 5)
     small = retention_policy({"segment.bytes": "14"}, KafkaOptions()).segments
-    assert small == SegmentLimits(64 << 10, 604_800_000)
+    assert small == SegmentLimits(64 << 10, 604_800_000), "from when so little was accepted"
+    anew = retention_policy({}, KafkaOptions(segment_bytes=1 << 20), is_sized_anew=True).segments
+    assert anew == SegmentLimits(1 << 20, 604_800_000), "changed at run time"
     mine = {"retention.ms": "-1", "retention.bytes": "9"}
     assert retention_policy(mine, KafkaOptions(retention_ms=7)) == RetentionPolicy(-1, 9)
 
 
+def test_partitions_end_their_segments_apart_within_the_jitter() -> None:
+    """`segment.jitter.ms`, of the topic or of the server: each earlier by its own part of it, and
+    at the limit no segment ends at once."""
+
+    def span_ms(configs: dict[str, str], spread: int, **server: int) -> int:
+        segments = retention_policy(configs, KafkaOptions(**server), spread=spread).segments
+        assert segments is not None
+        return segments.span_ms
+
+    jittered = {"segment.ms": "100", "segment.jitter.ms": "10"}
+    assert [span_ms(jittered, spread) for spread in (0, 1, 10, 11)] == [100, 99, 90, 100]
+    assert span_ms({"segment.ms": "100"}, 7, roll_jitter_ms=10) == 93
+    assert span_ms({"segment.ms": "100"}, 7) == 100
+    assert {span_ms({**jittered, "segment.jitter.ms": str(1 << 62)}, n) for n in range(500)} == set(
+        range(1, 101)
+    )
+
+
+def test_policy_of_the_server_is_that_of_topics_without_one() -> None:
+    """`log.cleanup.policy` and the cleaner's settings, which a topic's own come before."""
+    compacting = KafkaOptions(
+        cleanup_policy="compact", min_compaction_lag_ms=5, delete_retention_ms=6, min_dirty_ratio=1
+    )
+    assert compaction_policy({}, compacting) == CompactionPolicy(5, (1 << 63) - 1, 6, 1)
+    assert compaction_policy({"cleanup.policy": "delete"}, compacting) is None
+    own = {"delete.retention.ms": "0", "min.cleanable.dirty.ratio": "0"}
+    assert compaction_policy(own, compacting) == CompactionPolicy(5, (1 << 63) - 1, 0, 0)
+    aged = retention_policy({"retention.ms": "5"}, compacting)
+    assert aged.retention_ms == -1, "nothing is deleted by age"
+
+
 def test_compaction_policy_is_the_topics() -> None:
     """Only of topics that are compacted; what they do not say is as in Kafka."""
-    assert compaction_policy({}) is None
-    assert compaction_policy({"cleanup.policy": "delete", "min.compaction.lag.ms": "5"}) is None
-    assert compaction_policy({"cleanup.policy": "compact"}) == CompactionPolicy()
+    assert compaction_policy({}, KafkaOptions()) is None
+    assert (
+        compaction_policy(
+            {"cleanup.policy": "delete", "min.compaction.lag.ms": "5"}, KafkaOptions()
+        )
+        is None
+    )
+    assert compaction_policy({"cleanup.policy": "compact"}, KafkaOptions()) == CompactionPolicy()
     asked = {
         "cleanup.policy": "compact,delete", "min.compaction.lag.ms": "5",
         "max.compaction.lag.ms": "9", "delete.retention.ms": "0",
         "min.cleanable.dirty.ratio": "0.01",
     }  # fmt: skip
-    assert compaction_policy(asked) == CompactionPolicy(5, 9, 0, 0.01)
+    assert compaction_policy(asked, KafkaOptions()) == CompactionPolicy(5, 9, 0, 0.01)
 
 
 def test_topic_that_is_only_compacted_deletes_nothing_by_age() -> None:

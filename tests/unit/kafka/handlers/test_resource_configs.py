@@ -109,6 +109,33 @@ def test_settings_of_servers_are_in_force_at_once() -> None:
     assert len(strict.batches) == 1
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "option", "in_force"),
+    [
+        ("compression.lz4.level", "3", "lz4_level", 3),
+        ("log.cleaner.delete.retention.ms", "5", "delete_retention_ms", 5),
+        ("log.cleaner.max.compaction.lag.ms", "5", "max_compaction_lag_ms", 5),
+        ("log.cleaner.min.cleanable.ratio", "0.25", "min_dirty_ratio", 0.25),
+        ("log.cleaner.min.compaction.lag.ms", "5", "min_compaction_lag_ms", 5),
+        ("log.cleanup.policy", "compact,delete", "cleanup_policy", "compact,delete"),
+        ("log.retention.ms", "604800000", "retention_ms", 604_800_000),
+        ("log.roll.jitter.ms", "5", "roll_jitter_ms", 5),
+        ("log.segment.bytes", "1048576", "segment_bytes", 1 << 20),
+    ],
+)
+def test_setting_of_topics_is_changed_for_all_at_run_time(
+    setting: str, value: str, option: str, in_force: object
+) -> None:
+    """As in Kafka, where these are dynamic; it goes back when the setting goes."""
+    world = World()
+    assert alter(world, BROKER, "", (setting, SET, value)) == ErrorCode.NONE
+    assert getattr(world.context.config, option) == in_force
+    entry = described(world, BROKER, "1")[setting]
+    assert (entry.value, entry.config_source, entry.read_only) == (value, 3, False)
+    assert alter(world, BROKER, "", (setting, DELETE, None)) == ErrorCode.NONE
+    assert world.context.config == KafkaOptions()
+
+
 def test_another_servers_settings_change_nothing_here() -> None:
     """Every server has all of them in its catalog."""
     resources = ResourceConfigs()
@@ -125,7 +152,7 @@ def test_setting_that_this_version_does_not_know_changes_nothing() -> None:
     assert effective(KafkaOptions(), resources, 1) == KafkaOptions()
 
 
-@pytest.mark.parametrize("name", ["broker.id", "num.partitions", "log.segment.bytes", "no.such"])
+@pytest.mark.parametrize("name", ["broker.id", "num.partitions", "no.such"])
 @pytest.mark.parametrize("server", ["", "1"])
 def test_setting_that_only_the_file_has_is_refused_by_name(name: str, server: str) -> None:
     """As Kafka refuses what it calls read-only; the request's other settings with it."""
@@ -159,6 +186,11 @@ def test_setting_that_only_the_file_has_is_refused_by_name(name: str, server: st
         (GROUP, "g", "share.auto.offset.reset", "by_duration:P", ErrorCode.INVALID_CONFIG),
         (GROUP, "g", "share.isolation.level", "none", ErrorCode.INVALID_CONFIG),
         (GROUP, "g", "retention.ms", "1", ErrorCode.INVALID_CONFIG),
+        (GROUP, "g", "streams.num.standby.replicas", "1", ErrorCode.INVALID_CONFIG),
+        (GROUP, "g", "streams.session.timeout.ms", "50000", ErrorCode.INVALID_CONFIG),
+        (BROKER, "", "unclean.leader.election.enable", "true", ErrorCode.INVALID_REQUEST),
+        (BROKER, "", "log.segment.bytes", "14", ErrorCode.INVALID_REQUEST),
+        (BROKER, "", "log.cleaner.min.cleanable.ratio", "2", ErrorCode.INVALID_REQUEST),
         (METRICS, "m", "interval.ms", "99", ErrorCode.INVALID_CONFIG),
         (METRICS, "m", "interval.ms", "3600001", ErrorCode.INVALID_CONFIG),
         (METRICS, "m", "match", "client_id", ErrorCode.INVALID_CONFIG),

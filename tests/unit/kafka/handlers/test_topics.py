@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.unit.kafka.fake_host import World
 from vdl.errors import ErrorCode
-from vdl.kafka.configs.broker_configs import DYNAMIC
+from vdl.kafka.configs import group_configs
+from vdl.kafka.configs.broker_configs import DYNAMIC, KNOWN_OF_SERVERS
 from vdl.kafka.configs.options import KafkaOptions
-from vdl.kafka.configs.topic_configs import BY_NAME, KNOWN, InvalidConfig, check_configs
+from vdl.kafka.configs.topic_configs import (
+    BY_NAME,
+    KNOWN,
+    NO_EFFECT_PREFIX,
+    ConfigType,
+    InvalidConfig,
+    Standing,
+    check_configs,
+)
 from vdl.kafka.wire.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
@@ -387,6 +398,8 @@ def test_topic_defaults_are_accepted_by_their_own_check() -> None:
         ("leader.replication.throttled.replicas", "0:1,1"),
         ("follower.replication.throttled.replicas", "all"),
         ("local.retention.ms", "-3"),
+        ("segment.bytes", str((64 << 10) - 1)),
+        ("remote.log.delete.on.disable", "true"),
         ("preallocate", "true"),
         ("remote.storage.enable", "true"),
         ("remote.log.copy.disable", "true"),
@@ -398,6 +411,24 @@ def test_topic_settings_out_of_range_are_refused(name: str, value: str) -> None:
     """At the limit's other side, of the wrong type, or promising what is not done here."""
     with pytest.raises(InvalidConfig, match=name.replace(".", r"\.")):
         check_configs({name: value})
+
+
+def test_setting_without_effect_says_so_where_it_is_described() -> None:
+    """And says how its meaning is met, or why it has none; what is refused says why."""
+    every = [*KNOWN, *group_configs.KNOWN, *KNOWN_OF_SERVERS.values()]
+    for config in every:
+        says_so = config.documentation.startswith(NO_EFFECT_PREFIX)
+        assert says_so == (config.standing is Standing.NO_EFFECT), config.name
+    without = {config.name for config in KNOWN if config.standing is Standing.NO_EFFECT}
+    assert without == {
+        "file.delete.delay.ms", "flush.messages", "flush.ms", "index.interval.bytes",
+        "local.retention.bytes", "local.retention.ms", "segment.index.bytes",
+    }  # fmt: skip
+    for config in (one for one in every if one.standing is Standing.REFUSED):
+        other = "true" if config.type == ConfigType.BOOLEAN else str(int(config.default) + 1)
+        config.check(config.default)
+        with pytest.raises(InvalidConfig, match=re.escape(config.documentation)):
+            config.check(other)
 
 
 def test_topic_settings_are_kept_without_blanks_around_them() -> None:
