@@ -26,11 +26,11 @@ from tests.pipeline.test_reading import create
 from vdl.pipeline.audit import Finding, audit, judge, pieces_of, read_piece, tail_of
 
 MB = int(os.environ.get("AUDIT_MB", "0"))
-SMALL_FILES = """
-[kafka]
+SMALL_FILES = """[kafka]
 "log.segment.bytes" = 65536
 "message.max.bytes" = 32768
-
+"""
+OFTEN_WRITTEN = """
 [storage]
 checkpoint_interval = "200ms"
 """
@@ -48,10 +48,10 @@ def copies() -> Iterator[list[str]]:
         servers.down()
         for server_id in servers.server_ids:
             config = servers.server(server_id).config_file
-            config.write_text(
-                config.read_text(encoding="utf-8") + ("" if MB else SMALL_FILES),
-                encoding="utf-8",
-            )
+            text = config.read_text(encoding="utf-8")
+            if not MB:
+                text = text.replace("[kafka]\n", SMALL_FILES) + OFTEN_WRITTEN
+            config.write_text(text, encoding="utf-8")
         servers.up()
         create(servers.bootstrap, "copied", 1)
         for _ in range(2):

@@ -222,9 +222,11 @@ def small_segments() -> Iterator[ReplicaSet]:
         servers.down()
         config = servers.server(1).config_file
         config.write_text(
-            config.read_text(encoding="utf-8")
-            + '\n[kafka]\n"log.segment.bytes" = 65536\n"message.max.bytes" = 32768\n'
-            '\n[storage]\ncheckpoint_interval = "200ms"\n',
+            config.read_text(encoding="utf-8").replace(
+                "[kafka]\n",
+                '[kafka]\n"log.segment.bytes" = 65536\n"message.max.bytes" = 32768\n',
+            )
+            + '\n[storage]\ncheckpoint_interval = "200ms"\n',
             encoding="utf-8",
         )
         servers.up()

@@ -43,8 +43,7 @@ ALL = "all"
 NARROW = ("value", "partition", "offset")
 BASE = "official connector, tuned"
 """What the others' rows per CPU-second are divided by, of the same columns."""
-SEGMENTS = """
-[kafka]
+SEGMENTS = """[kafka]
 "log.segment.bytes" = 4194304
 """
 """So that nearly all of it lies in sealed ones."""
@@ -194,8 +193,9 @@ def main() -> int:
     servers.up()
     servers.down()
     for server_id in servers.server_ids:
-        with servers.server(server_id).config_file.open("a", encoding="utf-8") as file:
-            file.write(SEGMENTS)
+        config = servers.server(server_id).config_file
+        text = config.read_text(encoding="utf-8").replace("[kafka]\n", SEGMENTS)
+        config.write_text(text, encoding="utf-8")
     servers.up()
     try:
         create_topic(servers.bootstrap, TOPIC, partitions=options.partitions)

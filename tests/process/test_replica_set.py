@@ -17,6 +17,7 @@ import pytest
 from tests.chaos.harness.replica_set import free_base_port
 from vdl.commands.pid_file import read_pid, remove_pid, write_pid
 from vdl.commands.replica_set import (
+    NEW_SET_RETENTION_MS,
     LocalServer,
     ReplicaSetError,
     find_replica_set,
@@ -97,6 +98,34 @@ def test_replica_set_edited_configuration_is_kept(replica_set):
     write_configs(replica_set)
     assert first.config_file.read_text() == edited
     assert second.config().server_id == 2
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_new_replica_set_keeps_records_as_long_as_recorded(tmp_path, is_secure):
+    """Also a server whose file is written again later; it says so in the file."""
+    made = make_replica_set(
+        tmp_path / "set", count=2, base_port=BASE_PORT, is_secure=is_secure,
+        retention_ms=NEW_SET_RETENTION_MS,
+    )  # fmt: skip
+    found = find_replica_set(made.directory)
+    assert found == made
+    write_configs(found)
+    found.servers[1].config_file.unlink()
+    write_configs(found)
+    for server in found.servers:
+        assert "\nlog.retention.ms = 604800000 " in server.config_file.read_text()
+        if not is_secure:
+            assert server.config().kafka.retention_ms == NEW_SET_RETENTION_MS
+
+
+def test_replica_set_from_before_keeps_records_for_ever(replica_set):
+    """It has no such line: neither a file from before nor one that is written anew shortens it."""
+    assert "retention" not in (replica_set.directory / "replica_set.toml").read_text()
+    found = find_replica_set(replica_set.directory)
+    assert found == replica_set
+    found.servers[1].config_file.unlink()
+    write_configs(found)
+    assert [server.config().kafka.retention_ms for server in found.servers] == [-1] * 3
 
 
 @pytest.mark.parametrize(("count", "base_port"), [(0, 9092), (10, 9092), (3, 80), (3, 65_500)])

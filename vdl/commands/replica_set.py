@@ -41,6 +41,7 @@ from ids import ServerId
 from vdl.commands.pid_file import is_server_process, read_pid, remove_pid, write_pid
 from vdl.config.settings import Config, load_config
 from vdl.config.values import Address
+from vdl.logstream.group.retention import FOREVER
 
 SERVERS_MAX = 9
 RECORD = "replica_set.toml"
@@ -49,6 +50,9 @@ POLL_SECONDS = 0.02
 LOG_TAIL_LINES = 5
 FIRST_USER = "admin"
 """Of a set with --secure; it may do everything."""
+NEW_SET_RETENTION_MS = 604_800_000
+"""Kafka's default of `log.retention.ms`, which the files of a new set say. The servers' own is for
+ever: a set from before must not lose records because its software is newer."""
 SERVING, WAITING = "serving", "waiting"
 """The states of a server, as its `/health` gives them, in which its start is over."""
 
@@ -103,6 +107,9 @@ class ReplicaSet:
     servers: tuple[LocalServer, ...]
     is_secure: bool = False
     """Whether it was made with --secure."""
+    retention_ms: int = FOREVER
+    """`log.retention.ms` of its servers' files, as it was when the set was made: all servers have
+    one, also those whose file is written again."""
 
     @property
     def client_file(self) -> Path:
@@ -167,15 +174,21 @@ def find_replica_set(directory: Path) -> ReplicaSet | None:
         recorded = tomllib.loads(file.read_text(encoding="utf-8"))
         count, base_port = int(recorded["servers"]), int(recorded["base_port"])
         is_secure = recorded.get("secure", False) is True
+        retention_ms = int(recorded.get("retention_ms", FOREVER))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ReplicaSetError(f"{file} cannot be used: {error}") from error
-    return _replica_set(directory, count, base_port, is_secure=is_secure)
+    return _replica_set(directory, count, base_port, is_secure=is_secure, retention_ms=retention_ms)
 
 
 def make_replica_set(
-    directory: Path, *, count: int, base_port: int, is_secure: bool = False
+    directory: Path,
+    *,
+    count: int,
+    base_port: int,
+    is_secure: bool = False,
+    retention_ms: int = FOREVER,
 ) -> ReplicaSet:
     """Lay out a new set. Raises ReplicaSetError."""
     check_layout(count=count, base_port=base_port)
@@ -191,9 +204,11 @@ def make_replica_set(
     _write_file(
         directory / RECORD,
         f"# Written by `vdl up`: the replica set in this folder.\n"
-        f"servers = {count}\nbase_port = {base_port}\n" + "secure = true\n" * is_secure,
+        f"servers = {count}\nbase_port = {base_port}\n"
+        + "secure = true\n" * is_secure
+        + f"retention_ms = {retention_ms}\n" * (retention_ms != FOREVER),
     )
-    return _replica_set(directory, count, base_port, is_secure=is_secure)
+    return _replica_set(directory, count, base_port, is_secure=is_secure, retention_ms=retention_ms)
 
 
 def _strange_entry(directory: Path, count: int) -> str:
@@ -233,12 +248,14 @@ def _write_file(path: Path, text: str) -> None:
         raise ReplicaSetError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _replica_set(directory: Path, count: int, base_port: int, *, is_secure: bool) -> ReplicaSet:
+def _replica_set(
+    directory: Path, count: int, base_port: int, *, is_secure: bool, retention_ms: int
+) -> ReplicaSet:
     root = directory.resolve()
     servers = tuple(
         LocalServer(number, root / str(number)) for number in map(ServerId, range(1, count + 1))
     )
-    return ReplicaSet(root, base_port, servers, is_secure)
+    return ReplicaSet(root, base_port, servers, is_secure, retention_ms)
 
 
 def write_configs(replica_set: ReplicaSet) -> None:
@@ -249,10 +266,7 @@ def write_configs(replica_set: ReplicaSet) -> None:
             server.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             size = file.stat().st_size
         except FileNotFoundError:
-            count = len(replica_set.servers)
-            base_port = replica_set.base_port
-            text = config_text(server.id, count, base_port, is_secure=replica_set.is_secure)
-            _write_file(file, text)
+            _write_file(file, config_text(replica_set, server.id))
         except OSError as error:
             raise ReplicaSetError(f"cannot use {server.directory}: {error.strerror}") from error
         else:
@@ -261,8 +275,10 @@ def write_configs(replica_set: ReplicaSet) -> None:
                 raise ReplicaSetError(f"{file} is empty; remove it to have it written again")
 
 
-def config_text(server_id: ServerId, count: int, base_port: int, *, is_secure: bool = False) -> str:
+def config_text(replica_set: ReplicaSet, server_id: ServerId) -> str:
     """The configuration of one server of a set on loopback."""
+    count, base_port = len(replica_set.servers), replica_set.base_port
+    is_secure, retention_ms = replica_set.is_secure, replica_set.retention_ms
     port = base_port + server_id - 1
     protocol = "SASL_SSL" if is_secure else "PLAINTEXT"
     lines = [
@@ -293,9 +309,14 @@ def config_text(server_id: ServerId, count: int, base_port: int, *, is_secure: b
             "[security]",
             'first_users = "../first_users"',
             "authorizer = true",
-            "",
-            "[kafka]",
-            f'super.users = "User:{FIRST_USER}"',
+        ]
+    if is_secure or retention_ms != FOREVER:
+        lines += ["", "[kafka]"]
+    if is_secure:
+        lines += [f'super.users = "User:{FIRST_USER}"']
+    if retention_ms != FOREVER:
+        lines += [
+            f"log.retention.ms = {retention_ms}  # -1: for ever; a topic may say retention.ms"
         ]
     if count > 1:
         lines += ["", "[cluster.seeds]"]

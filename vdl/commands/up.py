@@ -14,6 +14,7 @@ import click
 
 from ids import ServerId
 from vdl.commands.replica_set import (
+    NEW_SET_RETENTION_MS,
     POLL_SECONDS,
     LocalServer,
     ReplicaSet,
@@ -153,6 +154,7 @@ def _open(data: Path, nodes: int | None, base_port: int | None, *, is_secure: bo
             count=SERVERS_DEFAULT if nodes is None else nodes,
             base_port=BASE_PORT_DEFAULT if base_port is None else base_port,
             is_secure=is_secure,
+            retention_ms=NEW_SET_RETENTION_MS,
         )
     if is_secure and not found.is_secure:
         raise ReplicaSetError(

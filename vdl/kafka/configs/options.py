@@ -52,8 +52,8 @@ class KafkaOptions:
     """`min.insync.replicas`: replicas that must have a batch on disk before acks=all is answered,
     all of them if there are fewer; a majority always must."""
     retention_ms: int = -1
-    """`log.retention.ms`: retention of topics without a setting of their own. Kafka's default, 168
-    hours, deletes old data of users who do not know of it: here the default is for ever."""
+    """`log.retention.ms`: retention of topics without a setting of their own. Files of new sets say
+    Kafka's 168 hours; a file that says nothing is one from before, whose records are to stay."""
     retention_bytes: int = -1
     """`log.retention.bytes`: the same by size."""
     roll_ms: int = 604_800_000

@@ -8,7 +8,8 @@ Rules:
   ignored (`Standing.REFUSED`).
 * A setting is taken without effect only where its meaning is always met, or where it tunes what
   does not exist here. Its documentation says so (`Standing.NO_EFFECT`).
-* Retention is as in Kafka, but for its default: data is kept until somebody says for how long.
+* Retention is as in Kafka, but where neither the topic nor the server's file says for how long:
+  then records are kept for ever.
 * Values are kept as the text that was sent, without blanks around it.
 
 Must not know: requests, the catalog, how a setting takes effect.
