@@ -24,7 +24,7 @@ LAYERS: list[tuple[str, ...]] = [
         "vdl.server.token_keys",
     ),
     ("vdl.server.server",),
-    ("vdl.server.front",),
+    ("vdl.server.file_settings", "vdl.server.front"),
     ("vdl.config.exposure",),
     ("vdl.config.settings",),
     ("vdl.config.listeners",),

@@ -1,8 +1,8 @@
 """The state of a whole cluster, put together from what each of its servers says of itself.
 
 Kafka's Metadata says who the servers are and where the partitions are; each server's admin service
-says how its replicas stand. The admin address is part of a server's `advertised.listeners`, which
-any Kafka client can read (DescribeConfigs): the listener named ADMIN. Nothing here fails because
+says how its replicas stand. The admin address is in a server's `vdl.admin.listener`, which any
+Kafka client can read (DescribeConfigs): the listener named ADMIN. Nothing here fails because
 one server is down; then that server is what is wrong, and is shown so.
 
 Must not know: how it is shown.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ids import NodeId, ServerId, Term
 from rpc.admin import GroupStatus, Role, ServerStatus
 from rpc.errors import AdminError, TlsFailed
-from vdl.config.values import ADMIN_LISTENER, Address, parse_address
+from vdl.config.values import ADMIN_LISTENER, ADMIN_SETTING, Address, parse_address
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.security.client_settings import ClientSettings
 from vdl.kafka.wire.describe_cluster import DescribeClusterBroker, DescribeClusterRequest
@@ -224,7 +224,9 @@ def _discover(
 
 def _find_admin(client: KafkaClient, server_id: ServerId, address: Address) -> Address:
     """Where a server's admin service listens, by its own word. Raises Unreachable."""
-    own = DescribeConfigsResource(BROKER_RESOURCE, str(server_id), ["advertised.listeners"])
+    # Servers of an earlier build have it among their listeners.
+    names = [ADMIN_SETTING, "advertised.listeners"]
+    own = DescribeConfigsResource(BROKER_RESOURCE, str(server_id), names)
     answer = client.request(DESCRIBE_CONFIGS_KEY, DescribeConfigsRequest(resources=[own]))
     for result in answer.results:
         for config in result.configs:
@@ -234,9 +236,9 @@ def _find_admin(client: KafkaClient, server_id: ServerId, address: Address) -> A
     raise Unreachable(address, "has no admin service")
 
 
-def admin_address(advertised_listeners: str) -> Address | None:
+def admin_address(listeners: str) -> Address | None:
     """The ADMIN listener in a text such as "PLAINTEXT://a:9092,ADMIN://a:9112"; None for none."""
-    for listener in advertised_listeners.split(","):
+    for listener in listeners.split(","):
         name, _, address = listener.strip().partition("://")
         if name == ADMIN_LISTENER:
             try:

@@ -23,6 +23,8 @@ TICK_MS = TICK_NS // 1_000_000
 DAY_MS = 86_400_000
 ADMIN_LISTENER = "ADMIN"
 """Name under which a server registers the address of its admin service."""
+ADMIN_SETTING = "vdl.admin.listener"
+"""By which a server tells clients of it. No setting of Kafka's."""
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 Scalar = str | int | bool | float

@@ -10,14 +10,14 @@ Must not know: sockets, the event loop, the wire format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ids import GroupId
 from vdl.clock import MS, Clock
 from vdl.kafka.configs.batch_rules import RulesByTopic
-from vdl.kafka.configs.broker_configs import effective
+from vdl.kafka.configs.broker_configs import Layer, effective
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.host import Compute, Host, LogStream, at_once
 from vdl.kafka.limits.client_quotas import ClientQuotas
@@ -61,6 +61,8 @@ class Context:
     """Randomness, for ids that must not repeat: `os.urandom`, or a seeded source."""
     log_directory: str = ""
     """The absolute path of the data directory."""
+    file_settings: Mapping[str, Layer] = field(default_factory=dict)
+    """Kafka's settings that the front end does not read: what this server is described by."""
     loggers: Loggers | None = None
     """Those of the process; None: there are none whose level can be changed."""
     groups: GroupCoordinator | None = None

@@ -64,6 +64,7 @@ from vdl.logstream.host import Host
 from vdl.logstream.peers.journal_marks import boots_info
 from vdl.logstream.state import HostState
 from vdl.records.walk import IS_NATIVE
+from vdl.server.file_settings import file_settings
 from vdl.server.front import ClientFront
 from vdl.state.commands import AlterScramCredentials, RegisterServer, ScramUpsert
 from vdl.state.features import SUPPORTED
@@ -360,6 +361,7 @@ class Server:
             loggers=self._loggers,
             random_bytes=self._random_bytes,
             log_directory=str(config.data_dir.absolute()),
+            file_settings=file_settings(config),
             compute=self.store.workers.compute,
             pattern_work=self._pattern_work,
             login_compute=self._login_compute,

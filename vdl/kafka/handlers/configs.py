@@ -23,6 +23,7 @@ from vdl.kafka.configs.broker_configs import (
     Source,
     layers,
 )
+from vdl.kafka.configs.kafka_settings import TYPES
 from vdl.kafka.configs.topic_configs import KNOWN, ConfigType, TopicConfig
 from vdl.kafka.context import RequestContext
 from vdl.kafka.lookup import find_topic
@@ -171,12 +172,10 @@ def _broker_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str
                 yield _entry(config, layer, [_synonym(setting, layer)]), config.documentation
         return
     check_server_name(ctx, name)
-    for setting in ("broker.id", "node.id"):
-        yield _own_entry(setting, ConfigType.INT, name), "The number of this server"
-    yield (
-        _own_entry("advertised.listeners", ConfigType.STRING, _advertised_listeners(ctx)),
-        "Where each listener of this server can be reached, the admin service's (ADMIN) among them",
-    )
+    own = {setting: Layer(Source.STATIC_BROKER, name) for setting in ("broker.id", "node.id")}
+    for setting, layer in {**own, **ctx.server.file_settings, **_of_the_cluster(ctx)}.items():
+        if setting not in KNOWN_OF_SERVERS:
+            yield _own_entry(setting, layer), "Read from the server's file, or the same everywhere."
     for config in KNOWN_OF_SERVERS.values():
         found = layers(config, ctx.server.file_config, host.catalog.resources, host.server_id)
         entry = _entry(config, found[0], [_synonym(config.name, layer) for layer in found])
@@ -247,32 +246,38 @@ def _entry(config: TopicConfig, layer: Layer, synonyms: list[DescribeConfigsSyno
     )
 
 
-def _own_entry(name: str, kind: ConfigType, value: str) -> Entry:
-    """What only this server has, and nobody changes."""
-    layer = Layer(Source.STATIC_BROKER, value)
+def _own_entry(name: str, layer: Layer) -> Entry:
+    """What nobody changes."""
     return Entry(
         name=name,
-        value=value,
+        value=layer.value,
         read_only=True,
         config_source=layer.source,
         synonyms=[_synonym(name, layer)],
-        config_type=kind,
+        config_type=TYPES.get(name, ConfigType.STRING),
     )
+
+
+def _of_the_cluster(ctx: RequestContext) -> dict[str, Layer]:
+    """What was fixed when the cluster was formed: Kafka's internal topics are its coordinators,
+    each a Raft group of the first servers."""
+    catalog = ctx.server.host.catalog
+    replicas = max(1, len(catalog.initial_voters))
+    values = {
+        "offsets.topic.num.partitions": catalog.coordinator_groups,
+        "offsets.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.num.partitions": catalog.coordinator_groups,
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": replicas // 2 + 1,
+        "transaction.state.log.num.partitions": catalog.coordinator_groups,
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": replicas // 2 + 1,
+    }
+    return {name: Layer(Source.STATIC_BROKER, str(value)) for name, value in values.items()}
 
 
 def _synonym(name: str, layer: Layer) -> DescribeConfigsSynonym:
     return DescribeConfigsSynonym(name, layer.value, layer.source)
-
-
-def _advertised_listeners(ctx: RequestContext) -> str:
-    """In Kafka's form, "NAME://host:port,...", as this server registered them."""
-    host = ctx.server.host
-    registered = host.catalog.servers.get(host.server_id)
-    listeners = registered.listeners if registered is not None else {}
-    return ",".join(
-        f"{name}://[{address}]:{port}" if ":" in address else f"{name}://{address}:{port}"
-        for name, (address, port) in sorted(listeners.items())
-    )
 
 
 # --- ListConfigResources -------------------------------------------------------------------------

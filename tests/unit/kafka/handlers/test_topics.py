@@ -349,6 +349,9 @@ def test_describe_configs_of_a_server_is_answered_by_that_server() -> None:
     assert entries["auto.create.topics.enable"].value == "true"
     assert entries["message.max.bytes"].value == "1048588"
     assert {entry.name for entry in entries.values() if not entry.read_only} == set(DYNAMIC)
+    partitions = entries["offsets.topic.num.partitions"]
+    assert (partitions.value, partitions.read_only, partitions.config_type) == ("8", True, 3)
+    assert entries["transaction.state.log.replication.factor"].value == "1"
     assert describe(world, 4, "2").error_code == ErrorCode.INVALID_REQUEST
     assert describe(world, 4, "").configs == []
 
