@@ -59,6 +59,7 @@ from vdl.config.values import (
     ticks,
 )
 from vdl.errors import VdlError
+from vdl.kafka.configs.ip_limits import ip_limits_text
 from vdl.kafka.configs.options import KafkaOptions, ListenerOptions
 from vdl.kafka.security.audit import AuditOptions
 from vdl.kafka.security.oauth_options import OauthOptions
@@ -256,6 +257,7 @@ KEYS: dict[str, Key] = {
     "kafka.connections.max.reauth.ms": Key("kafka.session_ms_max", milliseconds(0, INT32_MAX)),
     "kafka.max.connections": Key("kafka.connections_max", integer(1, 1_000_000)),
     "kafka.max.connections.per.ip": Key("kafka.connections_per_ip_max", integer(1, 1_000_000)),
+    "kafka.max.connections.per.ip.overrides": Key("kafka.connections_of_ips_max", ip_limits_text),
     "kafka.connections.max.idle.ms": Key(
         "kafka.connection_idle_ms", milliseconds(1_000, 30 * DAY_MS)
     ),

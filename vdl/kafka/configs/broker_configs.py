@@ -22,18 +22,22 @@ from enum import IntEnum
 from typing import Any
 
 from ids import ServerId
+from vdl.kafka.configs.ip_limits import ip_limits
+from vdl.kafka.configs.kafka_settings import is_kafkas
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.configs.topic_configs import (
     DEFAULTS,
     KNOWN,
     NO_EFFECT_PREFIX,
     ConfigType,
+    InvalidConfig,
     Standing,
     TopicConfig,
 )
 from vdl.logstream.membership.move_limits import FOLLOWER_RATE, LEADER_RATE, UNTHROTTLED
 from vdl.state.resource_configs import ResourceConfigs, ResourceType
 
+UNKNOWN = f"{NO_EFFECT_PREFIX}Kafka keeps it for its plug-ins, and there are none."
 ALL_SERVERS = ""
 """The name of the resource that all servers inherit from."""
 
@@ -97,6 +101,8 @@ READ_ONLY = tuple(
 )
 """Settings that only a server's file has."""
 
+PER_IP_OVERRIDES = "max.connections.per.ip.overrides"
+
 _OWN = (
     TopicConfig(
         "max.connections",
@@ -113,6 +119,13 @@ _OWN = (
         "The same, from one address.",
         low=0,
         option="connections_per_ip_max",
+    ),
+    TopicConfig(
+        PER_IP_OVERRIDES,
+        ConfigType.STRING,
+        "",
+        "The same, from single addresses: address:number,...",
+        option="connections_of_ips_max",
     ),
 )
 
@@ -208,6 +221,23 @@ KNOWN_OF_SERVERS: Mapping[str, TopicConfig] = {
     )
 }
 """What a server is described by, besides its name and addresses."""
+
+
+def check_parts(name: str, value: str, _refusal: object) -> None:
+    """Raises InvalidConfig for a text that has parts, one of which is none."""
+    if name == PER_IP_OVERRIDES:
+        try:
+            ip_limits(value)
+        except ValueError as error:
+            raise InvalidConfig(f"{name} must be {error}") from None
+
+
+def setting(name: str) -> TopicConfig | None:
+    """What can be set at run time under a name; None: nothing. A name that Kafka does not know is
+    kept, as Kafka keeps it for its plug-ins."""
+    if name in DYNAMIC or not name or is_kafkas(name) or name in KNOWN_OF_SERVERS:
+        return DYNAMIC.get(name)
+    return TopicConfig(name, ConfigType.UNKNOWN, "", UNKNOWN, standing=Standing.NO_EFFECT)
 
 
 def effective(

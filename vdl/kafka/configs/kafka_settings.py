@@ -1,8 +1,7 @@
 """The settings of Kafka's own servers: every name that `KafkaConfig` of 4.3.1 defines, by type.
 
 What is here and what is not is told by it: a name of this list that has no meaning for this server
-is refused, and `docs/kafka-settings.md` lists all of them. Those that Kafka calls internal are left
-out.
+is refused, and `docs/kafka-settings.md` lists all of them, but for those that Kafka calls internal.
 
 Must not know: what this server does with a setting.
 """
@@ -183,3 +182,25 @@ TYPES: Mapping[str, ConfigType] = {
     name: kind for kind, names in _NAMES.items() for name in names.split()
 }
 """Name → type."""
+
+_INTERNAL_NAMES = """
+    controller.performance.always.log.threshold.ms controller.performance.sample.period.ms
+    group.consumer.regex.refresh.interval.ms group.share.initialize.retry.interval.ms
+    group.share.persister.class.name internal.metadata.delete.delay.millis
+    internal.metadata.log.segment.bytes internal.metadata.max.batch.size.in.bytes
+    log.initial.task.delay.ms producer.id.expiration.check.interval.ms
+    remote.log.index.file.cache.ttl.ms remote.log.manager.task.retry.backoff.max.ms
+    remote.log.manager.task.retry.backoff.ms remote.log.manager.task.retry.jitter
+    server.max.startup.time.ms share.coordinator.cold.partition.snapshot.interval.ms
+    share.coordinator.state.topic.prune.interval.ms unclean.leader.election.interval.ms
+    unstable.api.versions.enable unstable.feature.versions.enable
+"""
+INTERNAL = frozenset(_INTERNAL_NAMES.split())
+"""What Kafka itself calls so, and does not document."""
+
+_OF_ONE_LISTENER = "listener.name."
+
+
+def is_kafkas(name: str) -> bool:
+    """Whether Kafka's servers know the setting. Others they keep for their plug-ins."""
+    return name in TYPES or name in INTERNAL or name.startswith(_OF_ONE_LISTENER)

@@ -108,6 +108,8 @@ class KafkaOptions:
     """`max.connections`."""
     connections_per_ip_max: int = 5_000
     """`max.connections.per.ip`."""
+    connections_of_ips_max: str = ""
+    """`max.connections.per.ip.overrides`: see `ip_limits.py`."""
     connection_idle_ms: int = 600_000
     """`connections.max.idle.ms`: a connection that sent nothing for this long is closed."""
     frame_deadline_ms: int = 30_000

@@ -30,6 +30,7 @@ from vdl.clock import MS, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Reply
 from vdl.kafka.api import API
+from vdl.kafka.configs.ip_limits import ip_limits
 from vdl.kafka.connections.client_session import ClientSession, Exchange, Transport
 from vdl.kafka.connections.logins import begin_login
 from vdl.kafka.connections.turn_budget import ReceiveBudget, SendBudget, StartBudget
@@ -119,10 +120,11 @@ class Frontend:
 
     def _has_room_for(self, host: str) -> bool:
         config = self.context.config
+        of_host = ip_limits(config.connections_of_ips_max).get(host, config.connections_per_ip_max)
         return (
             not self._stopping
             and len(self._sessions) < config.connections_max
-            and self._by_host[host] < config.connections_per_ip_max
+            and self._by_host[host] < of_host
         )
 
     def accept(

@@ -78,7 +78,7 @@ class _Kind:
     """The settings of one type of resource, and how what is wrong with them is answered."""
 
     name: str
-    settings: Mapping[str, TopicConfig]
+    find: Callable[[str], TopicConfig | None]
     unknown: ErrorCode = ErrorCode.INVALID_CONFIG
     invalid: ErrorCode = ErrorCode.INVALID_CONFIG
     check_parts: Callable[[str, str, Refusal], None] | None = None
@@ -90,16 +90,14 @@ class _Kind:
 
     def setting(self, name: str) -> TopicConfig:
         """Raises KafkaError."""
-        known = self.settings.get(name)
+        known = self.find(name)
         if known is None:
             raise KafkaError(self.unknown, f"{self.name}: {name}")
         return known
 
     def check(self, values: dict[str, str], refusal: Refusal) -> dict[str, str]:
         """The settings as they are kept. Raises KafkaError, InvalidConfig."""
-        for name in values:
-            self.setting(name)
-        kept = check_configs(values, self.settings)
+        kept = check_configs(values, {name: self.setting(name) for name in values})
         if self.check_parts is not None:
             for name, value in kept.items():
                 self.check_parts(name, value, refusal)
@@ -109,24 +107,25 @@ class _Kind:
 _KINDS: Mapping[int, _Kind] = {
     ResourceType.TOPIC: _Kind(
         "Unknown topic config name",
-        topic_configs.BY_NAME,
+        topic_configs.BY_NAME.get,
         check_together=topic_configs.check_together,
         unsets_unknown=True,
     ),
     ResourceType.BROKER: _Kind(
         "Cannot update these configs dynamically",
-        broker_configs.DYNAMIC,
+        broker_configs.setting,
         unknown=ErrorCode.INVALID_REQUEST,
         invalid=ErrorCode.INVALID_REQUEST,
+        check_parts=broker_configs.check_parts,
     ),
     ResourceType.GROUP: _Kind(
         "Unknown group config name",
-        group_configs.BY_NAME,
+        group_configs.BY_NAME.get,
         check_together=group_configs.check_together,
     ),
     ResourceType.CLIENT_METRICS: _Kind(
         "Unknown client metrics configuration",
-        client_metrics_configs.BY_NAME,
+        client_metrics_configs.BY_NAME.get,
         unknown=ErrorCode.INVALID_REQUEST,
         check_parts=client_metrics_configs.check_parts,
     ),

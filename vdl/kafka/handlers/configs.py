@@ -19,11 +19,12 @@ from vdl.kafka.configs.broker_configs import (
     ALL_SERVERS,
     DYNAMIC,
     KNOWN_OF_SERVERS,
+    UNKNOWN,
     Layer,
     Source,
     layers,
 )
-from vdl.kafka.configs.kafka_settings import TYPES
+from vdl.kafka.configs.kafka_settings import TYPES, is_kafkas
 from vdl.kafka.configs.topic_configs import KNOWN, ConfigType, TopicConfig
 from vdl.kafka.context import RequestContext
 from vdl.kafka.lookup import find_topic
@@ -170,6 +171,7 @@ def _broker_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str
             if config is not None:
                 layer = Layer(Source.DYNAMIC_DEFAULT, value)
                 yield _entry(config, layer, [_synonym(setting, layer)]), config.documentation
+        yield from _unknown_entries(ctx, {name: Source.DYNAMIC_DEFAULT})
         return
     check_server_name(ctx, name)
     own = {setting: Layer(Source.STATIC_BROKER, name) for setting in ("broker.id", "node.id")}
@@ -181,6 +183,31 @@ def _broker_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str
         entry = _entry(config, found[0], [_synonym(config.name, layer) for layer in found])
         entry.read_only = config.name not in DYNAMIC
         yield entry, config.documentation
+    levels = {name: Source.DYNAMIC_BROKER, ALL_SERVERS: Source.DYNAMIC_DEFAULT}
+    yield from _unknown_entries(ctx, levels)
+
+
+def _unknown_entries(
+    ctx: RequestContext, levels: Mapping[str, Source]
+) -> Iterator[tuple[Entry, str]]:
+    """What was set under names that nobody knows: in Kafka, too, without the value, which may be
+    a secret of a plug-in. `levels`: the resources, the one in force first."""
+    seen: set[str] = set()
+    for name, source in levels.items():
+        for setting in sorted(ctx.server.host.catalog.resources.of(ResourceType.BROKER, name)):
+            if setting not in KNOWN_OF_SERVERS and not is_kafkas(setting) and setting not in seen:
+                seen.add(setting)
+                synonym = DescribeConfigsSynonym(setting, None, source)
+                yield (
+                    Entry(
+                        name=setting,
+                        value=None,
+                        config_source=source,
+                        is_sensitive=True,
+                        synonyms=[synonym],
+                    ),
+                    UNKNOWN,
+                )
 
 
 def _logger_entries(ctx: RequestContext, name: str) -> Iterator[tuple[Entry, str]]:

@@ -288,6 +288,22 @@ def test_connections_above_the_limits_are_refused() -> None:
     assert (frontend.connections_refused, len(frontend)) == (2, 3)
 
 
+def test_single_addresses_have_limits_of_their_own() -> None:
+    """`max.connections.per.ip.overrides`: more or fewer than the others, in whatever form the
+    address is written."""
+    overrides = "10.0.0.1:3, ::ffff:10.0.0.2:0,2001:DB8::1:1"
+    world = World(KafkaOptions(connections_per_ip_max=2, connections_of_ips_max=overrides))
+    admitted = {
+        host: sum(
+            world.frontend.accept(world.client((f"10.1.{n}.{m}", 1)), LISTENER, (host, m))
+            is not None
+            for m in range(5)
+        )
+        for n, host in enumerate(("10.0.0.1", "10.0.0.2", "2001:db8::1", "10.0.0.3"))
+    }
+    assert admitted == {"10.0.0.1": 3, "10.0.0.2": 0, "2001:db8::1": 1, "10.0.0.3": 2}
+
+
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
     """Ten minutes without a byte; a long poll that still waits is not idle."""
     world = World()

@@ -135,7 +135,7 @@ def test_setting_that_does_not_exist_is_deleted_from_topics_only() -> None:
     assert alter(world, ("no.such", DELETE, None)) == 0
     assert configs(world) == {}
     row = incremental.AlterConfigsResource(
-        BROKER, "1", [incremental.AlterableConfig("no.such", DELETE, None)]
+        BROKER, "1", [incremental.AlterableConfig("log.dirs", DELETE, None)]
     )
     request = incremental.IncrementalAlterConfigsRequest([row], False)
     (result,) = world.client().ask(INCREMENTAL, 1, request).responses

@@ -10,7 +10,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.configs import group_configs
 from vdl.kafka.configs.broker_configs import DYNAMIC, effective
 from vdl.kafka.configs.options import KafkaOptions
-from vdl.kafka.configs.topic_configs import KNOWN, check_configs
+from vdl.kafka.configs.topic_configs import KNOWN, NO_EFFECT_PREFIX, check_configs
 from vdl.kafka.telemetry import client_metrics_configs
 from vdl.kafka.wire import alter_configs as whole
 from vdl.kafka.wire import incremental_alter_configs as incremental
@@ -136,6 +136,20 @@ def test_setting_of_topics_is_changed_for_all_at_run_time(
     assert world.context.config == KafkaOptions()
 
 
+def test_name_that_kafka_does_not_know_is_kept_for_plug_ins_as_in_kafka() -> None:
+    """And shown without its value, which may be a secret; here it has no effect and says so."""
+    world = World()
+    for server, source in (("", 3), ("1", 2)):
+        assert alter(world, BROKER, server, ("plug.in.key", SET, "x")) == ErrorCode.NONE
+        entry = described(world, BROKER, server)["plug.in.key"]
+        assert (entry.value, entry.is_sensitive, entry.config_source) == (None, True, source)
+        assert [synonym.value for synonym in entry.synonyms] == [None]
+        assert (entry.documentation or "").startswith(NO_EFFECT_PREFIX)
+    assert world.context.config == KafkaOptions()
+    assert alter(world, BROKER, "1", ("plug.in.key", DELETE, None)) == ErrorCode.NONE
+    assert described(world, BROKER, "1")["plug.in.key"].config_source == 3
+
+
 def test_another_servers_settings_change_nothing_here() -> None:
     """Every server has all of them in its catalog."""
     resources = ResourceConfigs()
@@ -152,7 +166,9 @@ def test_setting_that_this_version_does_not_know_changes_nothing() -> None:
     assert effective(KafkaOptions(), resources, 1) == KafkaOptions()
 
 
-@pytest.mark.parametrize("name", ["broker.id", "num.partitions", "no.such"])
+@pytest.mark.parametrize(
+    "name", ["broker.id", "num.partitions", "listener.name.x.ssl.key.password", "log.dirs"]
+)
 @pytest.mark.parametrize("server", ["", "1"])
 def test_setting_that_only_the_file_has_is_refused_by_name(name: str, server: str) -> None:
     """As Kafka refuses what it calls read-only; the request's other settings with it."""
@@ -190,6 +206,8 @@ def test_setting_that_only_the_file_has_is_refused_by_name(name: str, server: st
         (GROUP, "g", "streams.session.timeout.ms", "50000", ErrorCode.INVALID_CONFIG),
         (BROKER, "", "unclean.leader.election.enable", "true", ErrorCode.INVALID_REQUEST),
         (BROKER, "", "log.segment.bytes", "14", ErrorCode.INVALID_REQUEST),
+        (BROKER, "", "max.connections.per.ip.overrides", "10.0.0.1", ErrorCode.INVALID_REQUEST),
+        (BROKER, "", "max.connections.per.ip.overrides", "host:5", ErrorCode.INVALID_REQUEST),
         (BROKER, "", "log.cleaner.min.cleanable.ratio", "2", ErrorCode.INVALID_REQUEST),
         (METRICS, "m", "interval.ms", "99", ErrorCode.INVALID_CONFIG),
         (METRICS, "m", "interval.ms", "3600001", ErrorCode.INVALID_CONFIG),

@@ -1,0 +1,46 @@
+"""How many connections single addresses may have: `max.connections.per.ip.overrides`.
+
+The text is "address:number,...". Kafka also takes names of hosts and looks them up; here a server
+looks up nothing to let a client in, so they are refused.
+
+Must not know: connections, how many there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from ipaddress import ip_address
+
+from vdl.kafka.security.peer_address import canonical_host
+
+_PART = re.compile(r"\s*(\S+):([0-9]{1,9})\s*")
+
+
+@lru_cache(maxsize=8)
+def ip_limits(text: str) -> Mapping[str, int]:
+    """Address in its shortest form → connections. Raises ValueError(what was expected)."""
+    found: dict[str, int] = {}
+    for part in filter(str.strip, text.split(",")):
+        match = _PART.fullmatch(part)
+        if match is None or not _is_address(match[1]):
+            raise ValueError(f'"address:number,...", but {part.strip()!r:.80} is not such')
+        found[canonical_host(match[1])] = int(match[2])
+    return found
+
+
+def ip_limits_text(raw: object) -> str:
+    """A text that `ip_limits` reads. Raises ValueError(what was expected)."""
+    if not isinstance(raw, str):
+        raise ValueError('"address:number,..."')
+    ip_limits(raw)
+    return raw
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
