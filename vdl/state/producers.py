@@ -21,8 +21,11 @@ Rules for the first batch of a producer that is unknown here, in this order:
   it sent once; for one it sent before it ends with a fatal error: it may be in the log.
 * While a server that may lead here is of a version to which numbers begin at 0, likewise
   UNKNOWN_PRODUCER_ID. To it a batch before this one, which may come yet, would be a duplicate.
-* Any other number is appended, as in Kafka. The producer wrote to the topic of that name that was
-  deleted, or has been idle here for so long that nothing of it is sent again.
+* Any other number is appended, as in Kafka, but only when it comes again. The producer wrote to the
+  topic of that name that was deleted, or has been idle here for so long that nothing of it is sent
+  again. Or a batch before this one was refused, or is lost with its leader, and this one overtook
+  it: nothing here tells. So the first time it is NOT_LEADER_OR_FOLLOWER, which says that it was not
+  appended. All clients then send again from their oldest batch on, in order.
 
 A new epoch of a known producer begins at 0. A batch whose numbers are passed, and that is not among
 the last `WINDOW_BATCHES`, is out of order, as in Kafka: a producer has no more than these under
@@ -77,6 +80,9 @@ NO_TRANSACTION: Final = Offset(-1)
 
 NO_COORDINATOR_EPOCH = -1
 """No marker has come yet."""
+
+UNKNOWN_MAX = PRODUCERS_MAX
+"""Producers that a leader notes of those that sent a batch and are not known yet."""
 
 NO_NUMBER = 0
 """Of a marker that is no coordinator's: an administrator ends what hangs (KIP-664)."""
@@ -190,17 +196,32 @@ class ActiveProducer(msgspec.Struct, frozen=True, gc=False):
 class Overlay:
     """Batches and markers this leader has appended and not yet seen applied, by producer."""
 
-    __slots__ = ("producers", "unstable")
+    __slots__ = ("_unknown", "producers", "unstable")
 
     def __init__(self) -> None:
         self.producers: dict[int, Producer] = {}
         self.unstable: deque[tuple[Index, Offset]] = deque()
         """(index, base offset) of the batches of transactions among them."""
+        self._unknown: dict[int, tuple[int, int]] = {}
+        """Producer id → (epoch, number) of the newest batch that came of a producer that is not
+        known, and was not appended. Invariant: at most `UNKNOWN_MAX`."""
 
     def clear(self) -> None:
         """Leadership ended: nobody knows here what becomes of it."""
         self.producers.clear()
         self.unstable.clear()
+        self._unknown.clear()
+
+    def note_unknown(self, producer_id: int, epoch: int, base_sequence: int) -> bool:
+        """Note that a batch of an unknown producer came. Return whether it is the first of those
+        that are sent again: it, or a later one of that epoch, came just before."""
+        noted = self._unknown.get(producer_id)
+        if noted is None and len(self._unknown) >= UNKNOWN_MAX:
+            del self._unknown[next(iter(self._unknown))]  # it is sent back once more
+        self._unknown[producer_id] = epoch, base_sequence
+        if noted is None or noted[0] != epoch:
+            return False
+        return (noted[1] - base_sequence) % SEQUENCE_END <= SEQUENCE_END // 2
 
     def append(
         self,
@@ -235,6 +256,8 @@ class Overlay:
         producer = self.producers.get(producer_id)
         if producer is None:
             self.producers[producer_id] = producer = Producer(epoch)
+            if self._unknown:
+                self._unknown.pop(producer_id, None)
         elif producer.epoch != epoch:
             assert producer.epoch < epoch, (producer.epoch, epoch)
             producer.epoch = epoch
@@ -405,7 +428,7 @@ class Producers:
         begins_epoch: bool = False,
         may_begin_late: Callable[[], bool] = lambda: True,
     ) -> Duplicate | ErrorCode:
-        """What to do with a batch: NONE to append it, Duplicate, or the error to answer.
+        """What to do with a batch that came: NONE to append it, Duplicate, or the error to answer.
         `begins_epoch`: the batch is of a transaction that does (KIP-890). `may_begin_late`: whether
         all who may lead take it that an unknown producer's numbers begin above 0."""
         committed = self._producers.get(producer_id)
@@ -415,6 +438,10 @@ class Producers:
             begins_late = verdict is ErrorCode.NONE and base_sequence != 0
             if begins_late and not may_begin_late():
                 return ErrorCode.UNKNOWN_PRODUCER_ID
+            # Also 0 is noted: there may be no room for it.
+            comes_again = overlay.note_unknown(producer_id, epoch, base_sequence)
+            if begins_late and not comes_again:
+                return ErrorCode.NOT_LEADER_OR_FOLLOWER
             return verdict
         if epoch != newest.epoch:
             if epoch < newest.epoch:

@@ -198,6 +198,32 @@ def test_append_is_refused_before_it_is_appended_when_too_few_are_in_sync(cluste
     assert errors(two) == errors(one) == [ErrorCode.NONE]
 
 
+def test_batch_does_not_overtake_one_that_was_refused_while_too_few_were_in_sync(
+    cluster: Any,
+) -> None:
+    """They are on their way together, and a replica comes back between them. The producer is older
+    than the partition, so that nothing else says that its numbers begin at 0."""
+    stream = whole(cluster)
+    stream.state.producers.ids_given_out(8)
+    away = cluster.nodes[followers_of(stream)[0]]
+    away.crash()
+    cluster.run(4_000)
+
+    def send(number: int) -> list[Appended]:
+        batch = {"producer_id": 7, "producer_epoch": 0, "base_sequence": number}
+        fates: list[Appended] = cluster.append(stream, copies=3, **batch)
+        return fates
+
+    assert errors(send(0)) == [ErrorCode.NOT_ENOUGH_REPLICAS]
+    away.start()
+    cluster.run(4_000)
+    assert stream.is_leader
+    assert errors(send(1)) == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    again = [send(0), send(1)]
+    cluster.run(50)
+    assert [errors(one) for one in again] == [[ErrorCode.NONE]] * 2
+
+
 def test_append_whose_replicas_go_meanwhile_has_an_open_fate(cluster: Any) -> None:
     """NOT_ENOUGH_REPLICAS_AFTER_APPEND: it may be, and here is, committed. A retry finds it, and
     is acknowledged once the copies are there."""

@@ -193,8 +193,10 @@ def test_producer_goes_on_in_a_topic_that_was_made_anew(cluster: Any) -> None:
     stream = cluster.leader(group_id)
     old_batch = {"producer_id": old, "producer_epoch": 0, "base_sequence": 70}
     new_batch = {"producer_id": new, "producer_epoch": 0, "base_sequence": 70}
+    sent_back = cluster.append(stream, **old_batch)
     taken, refused = cluster.append(stream, **old_batch), cluster.append(stream, **new_batch)
     cluster.run(50)
+    assert error_of(sent_back) is ErrorCode.NOT_LEADER_OR_FOLLOWER, "another may come before it"
     assert error_of(taken) is ErrorCode.NONE
     assert error_of(refused) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     cluster.nodes[stream.leader_server].crash()
@@ -217,10 +219,12 @@ def test_producer_does_not_begin_late_beside_a_server_that_counts_from_zero(
     other = follower_servers(stream)[0]
     alive = cluster.nodes[stream.leader_server].host.state.alive
     alive[other] = replace(alive[other], version=version)
-    told = cluster.append(stream, **old)
+    told = [cluster.append(stream, **old) for _ in range(2)]
     cluster.run(50)
-    assert error_of(told) is (
-        ErrorCode.NONE if version == PROTOCOL_VERSION else ErrorCode.UNKNOWN_PRODUCER_ID
+    assert [error_of(fate) for fate in told] == (
+        [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NONE]
+        if version == PROTOCOL_VERSION
+        else [ErrorCode.UNKNOWN_PRODUCER_ID] * 2
     )
     first = cluster.append(stream, producer_id=7, producer_epoch=1, base_sequence=0)
     cluster.run(50)

@@ -81,6 +81,7 @@ def test_idle_producer_is_forgotten_everywhere_and_the_live_one_is_not(forgettin
     assert known(cluster, group_id, 8) == {True}
     first, *others = states(cluster, group_id)
     assert others == [first, first]
+    assert send(cluster, group_id, 7, 1) is ErrorCode.NOT_LEADER_OR_FOLLOWER, "once"
     assert send(cluster, group_id, 7, 1) is ErrorCode.NONE
     assert send(cluster, group_id, 8, sent) is ErrorCode.NONE
 

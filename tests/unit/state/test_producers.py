@@ -21,6 +21,7 @@ from vdl.state.producers import (
     PRODUCERS_KEPT,
     PRODUCERS_MAX,
     SEQUENCE_END,
+    UNKNOWN_MAX,
     WINDOW_BATCHES,
     Duplicate,
     Overlay,
@@ -29,6 +30,7 @@ from vdl.state.producers import (
 
 PID = 42
 COUNT = 10
+SENT_BACK = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 def time_of(index: int) -> int:
@@ -151,6 +153,7 @@ def test_producer_older_than_the_replica_begins_anywhere() -> None:
     batch here was never appended."""
     leader = Leader()
     leader.producers.ids_given_out(PID + 1)
+    assert leader.send(70) is SENT_BACK
     assert leader.send(70) is ErrorCode.NONE
     assert leader.send(60) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     leader.apply()
@@ -159,6 +162,68 @@ def test_producer_older_than_the_replica_begins_anywhere() -> None:
     assert leader.send(80) is ErrorCode.NONE
     assert leader.send(10, epoch=1) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert leader.send(0, epoch=1) is ErrorCode.NONE
+
+
+def old_leader() -> Leader:
+    """Of a partition that is younger than the producer."""
+    leader = Leader()
+    leader.producers.ids_given_out(PID + 1)
+    return leader
+
+
+@pytest.mark.parametrize("lost", [0, 10, 70])
+def test_batch_that_overtakes_the_first_ones_is_sent_back(lost: int) -> None:
+    """They were refused, or sent to another server, and their client sends all of them again, in
+    order. Were it appended, they would be out of order, which ends a producer of librdkafka."""
+    leader = old_leader()
+    for number in (3, 4, 6):
+        assert leader.send(lost + number * COUNT) is SENT_BACK
+    for number in range(7):
+        assert leader.send(lost + number * COUNT) is ErrorCode.NONE, number
+
+
+def test_batch_overtakes_none_that_came_and_found_no_room() -> None:
+    """`check` says of the first ones that they may be appended, but they are not: too few replicas
+    are in sync. It says so again when they come again, and not of what comes behind them."""
+    leader = old_leader()
+    check = partial(leader.producers.check, leader.overlay, PID, 0)
+    for _ in range(2):
+        assert check(0, COUNT) is ErrorCode.NONE
+        assert check(10, COUNT) is SENT_BACK
+    assert leader.send(0) is ErrorCode.NONE
+    assert leader.send(10) is ErrorCode.NONE
+
+
+def test_batch_that_was_sent_back_in_another_term_or_epoch_is_sent_back() -> None:
+    """Those before it may have been on their way to the leader between, and a new epoch's are."""
+    leader = old_leader()
+    assert leader.send(70) is SENT_BACK
+    leader.overlay.clear()
+    assert leader.send(70) is SENT_BACK
+    assert leader.send(70, epoch=1) is SENT_BACK
+    assert leader.send(70, epoch=1) is ErrorCode.NONE
+
+
+def test_batch_comes_again_also_where_the_numbers_wrap() -> None:
+    """Behind the largest number comes 0: the lower one is the later one."""
+    leader = old_leader()
+    first = SEQUENCE_END - COUNT // 2
+    check = partial(leader.producers.check, leader.overlay, PID, 0)
+    assert check(first, COUNT) is SENT_BACK
+    assert check(COUNT // 2, COUNT) is SENT_BACK
+    assert leader.send(first) is ErrorCode.NONE
+    assert leader.send(COUNT // 2) is ErrorCode.NONE
+
+
+def test_producers_noted_while_unknown_are_bounded() -> None:
+    """One past the limit the first one is forgotten, and sent back once more."""
+    overlay = Overlay()
+    for pid in range(UNKNOWN_MAX):
+        assert not overlay.note_unknown(pid, 0, 70)
+    assert overlay.note_unknown(0, 0, 70)
+    assert not overlay.note_unknown(UNKNOWN_MAX, 0, 70)
+    assert overlay.note_unknown(1, 0, 70)
+    assert not overlay.note_unknown(0, 0, 70)
 
 
 def test_producer_begins_anywhere_only_if_all_who_may_lead_take_it_so() -> None:
@@ -178,7 +243,7 @@ def test_transaction_that_began_an_epoch_begins_at_zero() -> None:
     check = partial(leader.producers.check, leader.overlay, PID, 3)
     assert check(10, COUNT, begins_epoch=True) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert check(0, COUNT, begins_epoch=True) is ErrorCode.NONE
-    assert check(10, COUNT) is ErrorCode.NONE
+    assert check(10, COUNT) is SENT_BACK
 
 
 def test_replica_that_got_its_state_takes_those_it_lacks_for_old() -> None:
@@ -189,11 +254,11 @@ def test_replica_that_got_its_state_takes_those_it_lacks_for_old() -> None:
     copy = PartitionState()
     copy.load(leader.state.items())
     check = copy.producers.check
-    assert check(Overlay(), 8, 0, 10, COUNT) is ErrorCode.NONE
+    assert check(Overlay(), 8, 0, 10, COUNT) is SENT_BACK
     assert check(Overlay(), 10, 0, 10, COUNT) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     copy.producers.ids_given_out(20)
     copy.producers.ids_given_out(15)
-    assert check(Overlay(), 19, 0, 10, COUNT) is ErrorCode.NONE
+    assert check(Overlay(), 19, 0, 10, COUNT) is SENT_BACK
     assert check(Overlay(), 20, 0, 10, COUNT) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
@@ -349,6 +414,7 @@ def test_expired_producer_goes_on_where_it_was() -> None:
     expire(leader.state, 1)
     assert len(leader.producers) == 0
     assert leader.send(10, epoch=3, pid=PID + 1) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert leader.send(10, epoch=3) is SENT_BACK
     assert leader.send(10, epoch=3) is ErrorCode.NONE
     assert leader.send(20, epoch=3) is ErrorCode.NONE
     assert leader.send(0, epoch=4) is ErrorCode.NONE
@@ -361,7 +427,9 @@ def test_expired_producers_leave_a_table_that_takes_any_again() -> None:
         producers.apply(pid, 0, 0, 1, pid, pid + 1, -1)
     assert producers.check(Overlay(), 0, 0, 1, 1) is ErrorCode.UNKNOWN_PRODUCER_ID
     producers.expire(2)
-    assert producers.check(Overlay(), 0, 0, 1, 1) is ErrorCode.NONE
+    overlay = Overlay()
+    assert producers.check(overlay, 0, 0, 1, 1) is SENT_BACK
+    assert producers.check(overlay, 0, 0, 1, 1) is ErrorCode.NONE
 
 
 def test_batch_appended_before_its_producer_expires_keeps_it_known() -> None:
