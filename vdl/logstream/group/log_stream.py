@@ -382,9 +382,6 @@ class LogStream:
                 self._refuse(verdict, deadline_ns, done)
                 return True
             if is_transactional and not transactions.may_join(header):
-                if transactions.overtakes(header):
-                    self._refuse(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, deadline_ns, done)
-                    return True
                 transactions.verify(
                     HeldAppend(batch, header, copies_min, deadline_ns, done, verify, begins_epoch)
                 )

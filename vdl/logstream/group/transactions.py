@@ -33,7 +33,7 @@ from vdl.records.batch import BatchHeader, patch_position
 from vdl.records.markers import Marker, build_marker
 from vdl.state.answer import CommandAnswer
 from vdl.state.partition import EndTransactionMarker, PartitionState
-from vdl.state.producers import NO_NUMBER, SEQUENCE_END, Overlay
+from vdl.state.producers import NO_NUMBER, Overlay
 
 MARKERS_MAX = 10_000
 """Markers that may wait to be applied to one partition."""
@@ -51,9 +51,6 @@ their way at a time, the first one left out (KIP-98)."""
 
 VERIFIED_MAX = 4_096
 """Producers that are known to have a transaction and have written nothing of it here."""
-
-NO_EPOCH = -1
-"""No producer has it."""
 
 _MARKER_IS_REFUSED = {
     ErrorCode.TRANSACTION_COORDINATOR_FENCED,
@@ -96,8 +93,8 @@ class Transactions:
     """See the module."""
 
     __slots__ = (
-        "_agreed_ms", "_behind_count", "_due_ns", "_outbox", "_overlay", "_refused", "_state",
-        "_stream", "endings", "verified", "verifying",
+        "_agreed_ms", "_behind_count", "_due_ns", "_outbox", "_overlay", "_state", "_stream",
+        "endings", "verified", "verifying",
     )  # fmt: skip
 
     def __init__(
@@ -125,9 +122,6 @@ class Transactions:
         self.verified: dict[int, int] = {}
         """Producer id → epoch of those whose transaction has this partition, as its coordinator
         said, and has nothing in it yet. Invariant: no marker has come since. Use: on a leader."""
-        self._refused: dict[int, tuple[int, int]] = {}
-        """Producer id → (epoch, number) of the first batch that was refused before its coordinator
-        said that its transaction is open; until it says so. Use: on a leader."""
         self.endings: list[Pending[ErrorCode]] = []
         """Markers that wait to be applied, or for an entry to be. Invariant: by its index."""
 
@@ -171,20 +165,6 @@ class Transactions:
             self._overlay, header.producer_id, header.producer_epoch
         )
 
-    def overtakes(self, header: BatchHeader) -> bool:
-        """Whether a batch before this one was refused here, and has not come again. Where the
-        producer is unknown nothing else tells, and a transaction may be open by now. As Kafka's
-        `VerificationStateEntry`."""
-        epoch, first = self._refused.get(header.producer_id, (NO_EPOCH, 0))
-        if epoch != header.producer_epoch:
-            return False
-        return 0 < (header.base_sequence - first) % SEQUENCE_END <= SEQUENCE_END // 2
-
-    def _note_refused(self, header: BatchHeader) -> None:
-        if len(self._refused) >= VERIFIED_MAX:
-            self._refused.clear()
-        self._refused[header.producer_id] = header.producer_epoch, header.base_sequence
-
     def verify(self, held: HeldAppend) -> None:
         """Ask the transaction's coordinator; then append the batch, and those that came behind it
         meanwhile."""
@@ -200,7 +180,6 @@ class Transactions:
             and begun + producers.opened_by(self._overlay) >= OPEN_TRANSACTIONS_MAX
         )
         if is_full or len(self._state.aborted) >= ABORTED_MAX:
-            self._note_refused(held.header)
             held.done(Appended(ErrorCode.CONCURRENT_TRANSACTIONS))
             return
         verification = self.verifying[producer_id] = _Verification(held)
@@ -239,7 +218,6 @@ class Transactions:
             return
         self._end_verification(producer_id)
         if error is not ErrorCode.NONE:
-            self._note_refused(held[0].header)
             # Those behind the first would leave a gap.
             for one in held:
                 one.done(Appended(error, log_start_offset=self._stream.log_start_offset))
@@ -247,7 +225,6 @@ class Transactions:
         if len(self.verified) >= VERIFIED_MAX:
             self.verified.clear()  # they are asked about again
         self.verified[producer_id] = held[0].header.producer_epoch
-        self._refused.pop(producer_id, None)
         self._stream.append_verified(held)
 
     # --- ending ------------------------------------------------------------------------------
@@ -270,7 +247,6 @@ class Transactions:
             return
         producer_id = command.producer_id
         self.verified.pop(producer_id, None)
-        self._refused.pop(producer_id, None)
         verification = self.verifying.get(producer_id)
         if verification is not None:
             verification.is_void = True
@@ -381,14 +357,12 @@ class Transactions:
                 self._due_ns = due_ns
         for producer_id, verification in late:
             if self.verifying.get(producer_id) is verification:
-                self._note_refused(verification.held[0].header)
                 for held in self._end_verification(producer_id):
                     held.done(Appended(ErrorCode.REQUEST_TIMED_OUT))
 
     def leadership_lost(self) -> list[HeldAppend]:
         """Nobody waits here any more. The batches that were never appended."""
         self.verified = {}
-        self._refused = {}
         verifying, self.verifying = self.verifying, {}
         self._behind_count = 0
         held = [one for verification in verifying.values() for one in verification.held]
