@@ -32,7 +32,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.server.metrics", "vdl.pipeline", "vdl.kafka.connections"),
     ("vdl.kafka.handlers",),
     ("vdl.kafka.permissions",),
-    ("vdl.kafka.api", "vdl.kafka.lookup"),
+    ("vdl.kafka.api", "vdl.kafka.lookup", "vdl.kafka.parts"),
     ("vdl.kafka.context",),
     ("vdl.kafka.groups", "vdl.kafka.share", "vdl.kafka.telemetry", "vdl.kafka.views"),
     ("vdl.kafka.configs",),

@@ -21,8 +21,10 @@ from vdl.kafka.configs.broker_configs import Layer, effective
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.host import Compute, Host, LogStream, at_once
 from vdl.kafka.limits.client_quotas import ClientQuotas
+from vdl.kafka.limits.decoding import Decoding
 from vdl.kafka.limits.memory import AnswerAccount, AnswerMemory, RequestMemory
 from vdl.kafka.limits.pattern_work import PatternWork
+from vdl.kafka.limits.repeats import REPEATS_MAX, Repeats
 from vdl.kafka.partitions.down_conversion import DownConversion
 from vdl.kafka.partitions.fetch_sessions import FetchSessions
 from vdl.kafka.partitions.log_sizes import LogSizes
@@ -85,6 +87,7 @@ class Context:
     read_throttle: ReadThrottle = field(init=False)
     batch_rules: RulesByTopic = field(init=False)
     record_checks: RecordChecks = field(init=False)
+    decoding: Decoding = field(init=False)
     down_conversion: DownConversion = field(init=False)
     requests: RequestMemory = field(init=False)
     """Memory of requests that arrive or are not answered."""
@@ -139,6 +142,7 @@ class Context:
         self.pattern_work = self.pattern_work or PatternWork(self.compute, self.clock)
         self.batch_rules = RulesByTopic()
         self.record_checks = RecordChecks(self.compute, config.record_check_loop_bytes)
+        self.decoding = Decoding(self.compute)
         self.down_conversion = DownConversion(self.compute)
         self.push_reader = PushReader(self.compute)
         self.fetch_sessions = FetchSessions(
@@ -200,6 +204,8 @@ class RequestContext:
     """When it was started."""
     arrived_ns: int
     """When it had arrived: a busy server starts it later."""
+    _repeats: dict[str, Repeats] | None = field(default=None, repr=False)
+    _loss_reported_ns: int | None = field(default=None, repr=False)
 
     @property
     def principal(self) -> Principal:
@@ -217,6 +223,20 @@ class RequestContext:
         that has not shown who it is."""
         principal = self.principal
         return self.client_host if principal == ANONYMOUS else str(principal)
+
+    def repeats(self, of: str, repeats_max: int = REPEATS_MAX) -> Repeats:
+        """What the request has named of a kind, in all its parts."""
+        if self._repeats is None:
+            self._repeats = {}
+        return self._repeats.setdefault(of, Repeats(repeats_max))
+
+    @property
+    def loss_reported_ns(self) -> int:
+        """The latest loss of a leader that the client knew of when this was first asked for the
+        request: what one part of its answer reports is news in the others, too."""
+        if self._loss_reported_ns is None:
+            self._loss_reported_ns = self.connection.loss_reported_ns
+        return self._loss_reported_ns
 
     def deadline_ns(self, timeout_ms: int) -> int:
         """When a client's timeout ends: not before now, not beyond the server's own limit."""

@@ -20,6 +20,10 @@ that arrive and sends what it wants sent. Rules:
   finish within the whole of it.
 * A turn of the loop has budgets (`turn_budget`) for starting requests, receiving long ones and
   sending long answers. A session without its share waits for its turn in each.
+* A long request is decoded in a thread (`limits.decoding`); what its connection sent behind it
+  waits. One of many elements is done in parts, if its API allows it (`vdl.kafka.parts`): one in a
+  turn of the loop, when it is the connection's turn. Each part is judged by what its client may do
+  then.
 * Where clients have quotas (`vdl.kafka.limits.client_quotas`), one that used more is told so in its
   answer, and its connection is not read for as long.
 * What the socket does not take stays here. If it is a small slice of a large chunk of the tail
@@ -34,7 +38,7 @@ Must not know: sockets, the event loop, other connections, what the requests do.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from struct import Struct
 from typing import Any, Protocol
@@ -42,7 +46,7 @@ from typing import Any, Protocol
 from segments.api import Buffer
 from vdl.clock import MS, Timer
 from vdl.kafka.answer import Encoded, Later, Reply, Unbuilt
-from vdl.kafka.api import API, Api
+from vdl.kafka.api import API, Api, Handler
 from vdl.kafka.connections.connection import BARE_TOKEN, Connection, Request
 from vdl.kafka.connections.turn_budget import (
     LONG_ANSWER_BYTES,
@@ -53,9 +57,11 @@ from vdl.kafka.connections.turn_budget import (
     SendBudget,
     StartBudget,
 )
+from vdl.kafka.connections.wide_request import Decoded, WideRequest, decoded
 from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.handlers.api_versions import unsupported_version
 from vdl.kafka.limits.client_quotas import REQUEST_THROTTLE_MS_MAX, Quota
+from vdl.kafka.limits.decoding import LOOP_BYTES
 from vdl.kafka.limits.memory import (
     DECODED_FROM_BYTES,
     PARTITIONS_FROM_BYTES,
@@ -106,6 +112,15 @@ class Transport(Protocol):
     def resume_reading(self) -> None: ...
 
 
+class _InTurn:
+    """In place of an answer: what is to be done for it when it is the connection's turn."""
+
+    __slots__ = ("step",)
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.step = step
+
+
 class Exchange:
     """One request that has started, and its answer once it is known."""
 
@@ -116,12 +131,14 @@ class Exchange:
         "correlation_id",
         "counted",
         "finishes",
+        "is_decoding",
         "measured",
         "request",
         "started_ns",
         "throttle_ms",
         "used_ns",
         "version",
+        "wide",
     )
 
     def __init__(self, api: Api, request: Request, started_ns: int) -> None:
@@ -132,7 +149,12 @@ class Exchange:
         """`counted`: with what a Produce takes for its partitions, if they are many."""
         self.started_ns = started_ns
         self.answer: Any = None
-        """A response, Encoded, Reply, an exception, or a Later that becomes one of them."""
+        """A response, Encoded, Reply, an exception, `_InTurn`, or a Later that becomes one of
+        them."""
+        self.is_decoding = False
+        """It waits for a thread to decode it, or is decoded: its bytes are held until then."""
+        self.wide: WideRequest | None = None
+        """The whole, if it is done in parts."""
         self.finishes: tuple[Finish, ...] = ()
         """What the answer goes through before it is sent, because of what its client may not do."""
         self.measured: RequestContext | None = None
@@ -409,11 +431,16 @@ class ClientSession:
             answer = exchange.answer
             if type(answer) is not Later or answer.done:
                 continue
-            kept = min(exchange.counted, self._charged) if exchange.api.pipelined else 0
+            kept = 0
+            if exchange.api.pipelined:
+                kept = min(exchange.counted, self._charged)
+            elif exchange.is_decoding:
+                kept = min(exchange.counted + self._decoded, self._charged)
             if not kept:
                 answer.cancel()
                 continue
-            # Its batches wait for their check or for the log all the same, and hold its bytes.
+            # Its batches wait for their check or for the log all the same, or it for being decoded.
+            # It holds its bytes.
             self._charged -= kept
             answer.detach(partial(requests.change, -kept))
         self._started.clear()
@@ -724,31 +751,72 @@ class ClientSession:
                 exchange.answer = Reply.CLOSE
                 self.end(f"unsupported version {version} of {api.name}")
             return
-        try:
-            message = api.wire.decode_request(request.body, version)
-        except WireError as error:
+        ctx = self._context_of(exchange, request)
+        if len(request.body) > LOOP_BYTES and not api.pipelined:
+            self._decode_later(exchange, ctx, request)
+        else:
+            self._begin(exchange, ctx, decoded(api, version, request.body))
+
+    def _decode_later(self, exchange: Exchange, ctx: RequestContext, request: Request) -> None:
+        """Have a long request decoded in a thread."""
+        exchange.is_decoding = True
+        exchange.answer = later = Later()
+
+        def done(outcome: Decoded | BaseException) -> None:
+            exchange.is_decoding = False
+            later.complete(_InTurn(partial(self._begin, exchange, ctx, outcome)))
+
+        job = partial(decoded, exchange.api, exchange.version, request.body)
+        self._frontend.context.decoding.run(ctx.asker, job, done)
+        if not later.done:
+            later.when_done(self._answered)
+
+    def _begin(
+        self, exchange: Exchange, ctx: RequestContext, outcome: Decoded | BaseException
+    ) -> None:
+        """Have a request handled that is decoded, or could not be."""
+        api = exchange.api
+        if isinstance(outcome, BaseException):
             exchange.answer = Reply.CLOSE
-            self.end(f"malformed {api.name} request: {error!r}")
+            self.end(f"malformed {api.name} request: {outcome!r}")
             return
+        message = outcome.message
         if not api.pipelined:
             exchange.request = message
             if (
                 api.passed_on
-                and request.bytes > DECODED_FROM_BYTES
+                and exchange.bytes > DECODED_FROM_BYTES
                 and (more := passed_on_bytes(getattr(message, api.passed_on)))
             ):
                 self._is_decoded(more)
-        elif request.bytes > PARTITIONS_FROM_BYTES and (more := partitions_bytes(message)):
+        elif exchange.bytes > PARTITIONS_FROM_BYTES and (more := partitions_bytes(message)):
             exchange.counted += more
             self._bytes_in_flight += more
             self._charged += more
-            frontend.context.requests.change(more)
-        ctx = self._context_of(exchange, request)
+            self._frontend.context.requests.change(more)
+        wide = exchange.wide = outcome.wide
+        if wide is None:
+            self._handle(exchange, ctx, message)
+        else:
+            wide.judge(ctx)
+            self._begin_part(exchange, ctx, wide)
+
+    def _begin_part(self, exchange: Exchange, ctx: RequestContext, wide: WideRequest) -> None:
+        """Have the next part handled."""
+        exchange.request = part = wide.next_part()
+        exchange.finishes = ()
+        self._handle(exchange, ctx, part)
+
+    def _handle(self, exchange: Exchange, ctx: RequestContext, message: Any) -> None:
+        """Have a request handled, or a part of one."""
+        frontend = self._frontend
+        wide = exchange.wide
+        handler = exchange.api.handler if wide is None else wide.handler
         try:
             if frontend.context.authorizer is None and frontend.context.quotas is None:
-                answer = api.handler(ctx, message)
+                answer = handler(ctx, message)
             else:
-                answer = self._start_checked(exchange, ctx, message)
+                answer = self._start_checked(exchange, ctx, message, handler)
         except Exception as error:  # noqa: BLE001 - the connection edge: a request never ends a server
             exchange.request = message
             answer = error
@@ -800,7 +868,9 @@ class ClientSession:
             connection.bytes_max = self._frontend.context.config.request_bytes_max
             self._frontend.proved(self)
 
-    def _start_checked(self, exchange: Exchange, ctx: RequestContext, message: Any) -> Any:
+    def _start_checked(
+        self, exchange: Exchange, ctx: RequestContext, message: Any, handler: Handler
+    ) -> Any:
         """Start what the client may do of a request, and has quotas for."""
         context, api = ctx.server, exchange.api
         if context.authorizer is not None:
@@ -810,18 +880,20 @@ class ClientSession:
             exchange.finishes = outcome
         quotas = context.quotas
         if quotas is None:
-            return api.handler(ctx, message)
+            return handler(ctx, message)
         exchange.measured = ctx
         if api.key in STRICT_FROM:
-            exchange.throttle_ms, change = take(quotas, api, ctx, message)
+            wait_ms, change = take(quotas, api, ctx, message)
+            exchange.throttle_ms = max(exchange.throttle_ms, wait_ms)
             if isinstance(change, Refused):
                 return change.answer
             if change is not None:
                 exchange.finishes = (*exchange.finishes, change)
         try:
-            return api.handler(ctx, message)
+            return handler(ctx, message)
         finally:
-            exchange.used_ns = context.clock.now_ns() - exchange.started_ns
+            now_ns = context.clock.now_ns()
+            exchange.used_ns += now_ns - self._frontend.start_budget.started_ns
 
     def _refusal_is_read(self) -> None:
         self._is_refused = False
@@ -839,8 +911,16 @@ class ClientSession:
             if not answer.done:
                 return False
             answer = answer.response
+        wide = exchange.wide
+        if type(answer) is _InTurn:
+            if not self._is_its_turn(exchange.started_ns):
+                return False
+            self._frontend.start_budget.started_ns = self._frontend.context.clock.now_ns()
+            answer.step()
+            return True
         if type(answer) is Unbuilt:
-            if not self._is_its_turn(exchange.started_ns) or not self._has_room():
+            has_begun = wide is not None and wide.bytes > 0  # it is to end, and give back its room
+            if not self._is_its_turn(exchange.started_ns) or not (has_begun or self._has_room()):
                 return False
             self._frontend.start_budget.started_ns = self._frontend.context.clock.now_ns()
             try:
@@ -850,6 +930,10 @@ class ClientSession:
             if exchange.measured is not None:
                 now_ns = self._frontend.context.clock.now_ns()
                 exchange.used_ns += now_ns - self._frontend.start_budget.started_ns
+        if wide is not None:
+            if self._goes_on(exchange, wide, answer):
+                return True
+            answer = exchange.answer
         self._started.popleft()
         self._bytes_in_flight -= exchange.counted
         if self._decoded:
@@ -872,6 +956,30 @@ class ClientSession:
         if answer is Reply.CLOSE:
             self.end(f"{exchange.api.name} failed, and its protocol has no answer to say so")
         return True
+
+    def _goes_on(self, exchange: Exchange, wide: WideRequest, answer: Any) -> bool:
+        """Keep the answer to a part, and have the next one done in a later turn. False: that was
+        the last, and what is to be sent is the answer of the exchange."""
+        if isinstance(answer, BaseException):
+            answer = self._frontend.handler_failed(exchange, answer)
+        answer = self._finish(exchange, answer)
+        exchange.finishes = ()
+        if answer is not Reply.CLOSE:
+            try:
+                wide.take(answer)
+            except EncodeError as error:
+                wide.take(self._frontend.handler_failed(exchange, error))
+            self.info.answers.reserve(wide.bytes)
+            if not wide.is_done:
+                exchange.answer = pause = Later()
+                pause.when_done(self._answered)
+                step = partial(self._begin_part, exchange, wide.context, wide)
+                # Behind the next look at the files.
+                self._frontend.context.clock.call_later(1, partial(pause.complete, _InTurn(step)))
+                return True
+            answer = wide.answer
+        exchange.answer, exchange.request = answer, wide.message
+        return False
 
     def _finish(self, exchange: Exchange, answer: Any) -> Any:
         """Make of the handler's answer what its client may see."""
@@ -926,7 +1034,10 @@ class ClientSession:
             body = [answer.auth_bytes]
         else:
             try:
-                body = api.wire.encode_response(answer, exchange.version)
+                if exchange.wide is None:
+                    body = api.wire.encode_response(answer, exchange.version)
+                else:
+                    body = exchange.wide.encoded()
             except EncodeError as error:
                 answer = self._frontend.handler_failed(exchange, error)
                 body = api.wire.encode_response(answer, exchange.version)

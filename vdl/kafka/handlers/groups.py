@@ -29,7 +29,6 @@ from vdl.kafka.answer import Gathering, Later, Response
 from vdl.kafka.context import RequestContext
 from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.groups.led_coordinator import Joined, Synced
-from vdl.kafka.limits.repeats import Repeats
 from vdl.kafka.lookup import endpoint
 from vdl.kafka.wire import delete_groups as delete_wire
 from vdl.kafka.wire import describe_groups as describe_wire
@@ -391,7 +390,7 @@ def describe_groups(
     """What the handler returns. Each of the answer's groups is described, after a quorum confirmed
     its coordinator, or has an error; one that has an error already is left as it is. What is named
     again and again is INVALID_REQUEST."""
-    groups, repeats = group_coordinator(ctx), Repeats()
+    groups, repeats = group_coordinator(ctx), ctx.repeats("group")
 
     def read(target: Description, error: ErrorCode, machine: Coordinator | None) -> None:
         if machine is None:

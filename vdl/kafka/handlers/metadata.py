@@ -96,7 +96,7 @@ class View:
         self.leaders: set[int] = set()
         self.lost_ns = 0
         """The latest loss of a leader that this answer reports (monotonic ns)."""
-        self._reports_loss = host.leader_lost_ns > ctx.connection.loss_reported_ns
+        self._reports_loss = host.leader_lost_ns > ctx.loss_reported_ns
         """Any partition may have lost its leader since this client was told of the last loss."""
         self._unreachable: set[ServerId] = set()
         """Leaders that clients of this listener cannot reach."""
@@ -160,7 +160,7 @@ class View:
         leaves. So the old server stays in the answer that first has the new leader."""
         lost_ns, server_id = self.ctx.server.host.lost_leader(group_id)
         self.lost_ns = max(self.lost_ns, lost_ns)
-        if is_led and lost_ns > self.ctx.connection.loss_reported_ns:
+        if is_led and lost_ns > self.ctx.loss_reported_ns:
             self.replaced.add(server_id)
 
     def topic(self, topic: Topic, *, with_operations: bool = False) -> MetadataResponseTopic:
@@ -276,7 +276,7 @@ def _confirmed(
         def answer_now() -> None:
             later.complete(Unbuilt(lambda: answer(View(ctx, is_heard=is_heard))))
 
-        if server.host.leader_lost_ns <= ctx.connection.loss_reported_ns:
+        if server.host.leader_lost_ns <= ctx.loss_reported_ns:
             answer_now()
             return
         deadline_ns = server.clock.now_ns() + _SUCCESSOR_NS_MAX
@@ -289,7 +289,7 @@ def _confirmed(
 
 def _lost_unreported(ctx: RequestContext, topics: Iterable[Topic]) -> Iterator[GroupId]:
     """Groups that lost their leaders lately, which this client has not been told."""
-    reported_ns = ctx.connection.loss_reported_ns
+    reported_ns = ctx.loss_reported_ns
     for topic in topics:
         for group_id in topic.partitions:
             if ctx.server.host.lost_leader(group_id)[0] > reported_ns:

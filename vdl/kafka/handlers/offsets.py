@@ -184,7 +184,7 @@ def handle_offset_fetch(
     INVALID_REQUEST."""
     if ctx.api_version >= 8:
         return _fetch_groups(ctx, request)
-    later, repeats = Later(), Repeats(_REPEATED_PLACES_MAX)
+    later, repeats = Later(), ctx.repeats("place", _REPEATED_PLACES_MAX)
     asked = _asked(request.topics)
 
     def read(error: ErrorCode, machine: Coordinator | None) -> None:
@@ -256,7 +256,8 @@ def _fetch_groups(
     """v8+: each group from its own coordinator, here or not."""
     groups = group_coordinator(ctx)
     parts = Gathering(fetch_wire.OffsetFetchResponse())
-    whole_groups, places = Repeats(), Repeats(_REPEATED_PLACES_MAX)
+    whole_groups = ctx.repeats("group")
+    places = ctx.repeats("place", _REPEATED_PLACES_MAX)
 
     def read(
         target: fetch_wire.OffsetFetchResponseGroup,

@@ -21,7 +21,6 @@ from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.handlers.share_fetch import share_groups_enabled
-from vdl.kafka.limits.repeats import Repeats
 from vdl.kafka.lookup import Topic, find_topic
 from vdl.kafka.wire.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequest,
@@ -89,7 +88,7 @@ def handle_describe_share_group_offsets(
             target.topics = _describe(ctx, asked, machine)
         parts.arrived()
 
-    repeats = Repeats()
+    repeats = ctx.repeats("group")
     for asked in request.groups:
         target = DescribeShareGroupOffsetsResponseGroup(asked.group_id)
         parts.response.groups.append(target)

@@ -31,7 +31,6 @@ from vdl.kafka.groups.led_coordinator import LedCoordinator
 from vdl.kafka.handlers.groups import group_coordinator
 from vdl.kafka.handlers.offsets import position_of
 from vdl.kafka.limits.pattern_work import Found
-from vdl.kafka.limits.repeats import Repeats
 from vdl.kafka.lookup import find_topic, is_internal
 from vdl.kafka.transactions.led_transactions import LedTransactions
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
@@ -537,7 +536,7 @@ def handle_describe_transactions(
             _describe(ctx, target, known)
         parts.arrived()
 
-    repeats = Repeats()
+    repeats = ctx.repeats("transactional id")
     for name in request.transactional_ids:
         target = describe_wire.TransactionState(transactional_id=name)
         parts.response.transaction_states.append(target)

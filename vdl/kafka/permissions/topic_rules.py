@@ -113,19 +113,18 @@ def metadata(check: Check) -> Finish | Refused | None:
         return lambda answer: _visible(check, answer)
     wire = check.api.wire
     allowed: list[Any] = []
-    refused: list[Any] = []
+    refused: dict[tuple[str, bytes], Any] = {}
+    """Once each, as the others are answered."""
     for topic in asked:
         name = check.topic_name(topic.name, topic.topic_id)
         is_by_id = topic.topic_id != NO_ID
         if name is None or (is_by_id and check.ctx.api_version < _IDS_IN_METADATA_FROM):
             allowed.append(topic)  # the handler says what is wrong with it
         elif not may_describe(check, name) or not _may_have_created(check, topic, name):
-            refused.append(
-                wire.MetadataResponseTopic(
-                    error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-                    name=None if is_by_id else name,
-                    topic_id=topic.topic_id,
-                )
+            refused[name, topic.topic_id] = wire.MetadataResponseTopic(
+                error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                name=None if is_by_id else name,
+                topic_id=topic.topic_id,
             )
         else:
             allowed.append(topic)
@@ -139,7 +138,7 @@ def metadata(check: Check) -> Finish | Refused | None:
         if not allowed:
             answer.topics = []
         _tell_operations(check, answer)
-        answer.topics += refused
+        answer.topics += refused.values()
         return answer
 
     return finish

@@ -1,0 +1,407 @@
+"""Requests of many elements: cut into parts, one a turn, and answered as if they had not been."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+
+from tests.unit.kafka.fake_host import Client, World
+from tests.unit.kafka.permissions.test_permissions import GROUP, TOPIC, Do, bind, client, secured
+from vdl.errors import ErrorCode
+from vdl.kafka.api import API, ROWS
+from vdl.kafka.codegen.samples import Sampler
+from vdl.kafka.codegen.schema import load_all
+from vdl.kafka.connections import wide_request
+from vdl.kafka.connections.wide_request import JoinedAnswer, arranged, parts_of
+from vdl.kafka.limits.decoding import LOOP_BYTES, Decoding
+from vdl.kafka.parts import PART_ELEMENTS, PARTS, Parts
+from vdl.kafka.security.principal import Principal
+from vdl.kafka.wire import (
+    create_topics,
+    delete_topics,
+    describe_configs,
+    describe_groups,
+    find_coordinator,
+    list_offsets,
+    metadata,
+    offset_fetch,
+)
+from vdl.kafka.wire.create_acls import AclCreation, CreateAclsRequest
+from vdl.state import commands
+from vdl.state.commands import AclFilter
+
+FACTS = {api.key: api for api in load_all()}
+CUT = [
+    pytest.param(API[key], row, id=f"{API[key].name}-{row.asked}")
+    for key, rows in PARTS.items()
+    if not isinstance(rows, str)
+    for row in rows
+]
+SMALL = 7
+"""Elements of a part in these tests, where many parts are to come of few elements."""
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide_request, "PART_ELEMENTS", SMALL)
+    monkeypatch.setattr(wide_request, "NARROW_BYTES", 0)
+
+
+def samples(key: int, version: int, rng: random.Random, *, side: int) -> Any:
+    api = FACTS[key]
+    sampler = Sampler(rng, is_modest=True)
+    return sampler.message(api, api.messages[side], version)
+
+
+def grown(message: Any, names: list[str], more: Any, rng: random.Random) -> None:
+    """Have a message's lists hold many elements, those of other samples among them."""
+    name, *deeper = names
+    items = getattr(message, name) or []
+    for _ in range(rng.randint(0, 9)):
+        items = items + (getattr(more(), name) or [])
+    setattr(message, name, items)
+    if deeper:
+        for item in items:
+            inner = getattr(item, deeper[0])
+            if inner and rng.random() < 0.3:
+                setattr(item, deeper[0], inner * rng.randint(1, 12))
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize(("api", "row"), CUT)
+def test_joined_answer_has_the_bytes_of_the_whole(api: Any, row: Parts) -> None:
+    """In every version, whatever else the answer has, however deep it is cut."""
+    rng = random.Random(row.answered)
+    names = row.answered.split(".")
+    cut = 0
+    for version in range(api.min_version, api.max_version + 1):
+        for _ in range(20):
+            answer = samples(api.key, version, rng, side=1)
+            grown(answer, names, lambda v=version: samples(api.key, v, rng, side=1), rng)
+            if not getattr(answer, names[0]):
+                continue
+            whole = b"".join(api.wire.encode_response(answer, version))
+            joined = JoinedAnswer(Parts(row.asked, row.answered), api.wire, version)
+            same = Parts(row.answered, row.answered)
+            parts = list(parts_of(same, answer, arranged(same, getattr(answer, names[0]))))
+            for place, part in parts:
+                joined.add(place, part)
+            cut += len(parts) > 1
+            assert b"".join(joined.encoded()) == whole, (version, len(parts))
+    assert cut > 4
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize(("api", "row"), CUT)
+def test_parts_have_few_elements_and_all_of_them(api: Any, row: Parts) -> None:
+    """No element is lost, and none is done twice; those about the same are together."""
+    rng = random.Random(row.asked)
+    names = row.asked.split(".")
+    for version in range(api.min_version, api.max_version + 1):
+        request = samples(api.key, version, rng, side=0)
+        grown(request, names, lambda v=version: samples(api.key, v, rng, side=0), rng)
+        items = getattr(request, names[0])
+        if not items:
+            continue
+        plain = Parts(row.asked, row.answered)
+        parts = [part for _, part in parts_of(plain, request, arranged(plain, items))]
+        assert [*leaves(items, names[1:])] == [
+            leaf for part in parts for leaf in leaves(getattr(part, names[0]), names[1:])
+        ]
+        for part in parts:
+            held = len(names) - 1  # what a slice is in
+            assert weight(getattr(part, names[0]), names[1:]) <= SMALL + held, part
+
+
+def weight(items: list[Any], names: list[str]) -> int:
+    """The elements of a list, and of those in it."""
+    inner = [getattr(item, names[0]) or [] for item in items] if names else []
+    return len(items) + sum(weight(some, names[1:]) for some in inner)
+
+
+def leaves(items: list[Any], names: list[str]) -> Iterator[Any]:
+    """The innermost elements, each with what it is in."""
+    for item in items:
+        inner = getattr(item, names[0]) if names else None
+        if not inner:
+            yield repr(item)
+            continue
+        for leaf in leaves(inner, names[1:]):
+            yield (
+                [getattr(item, field.name) for field in fields(item) if field.name != names[0]],
+                leaf,
+            )
+
+
+def test_every_api_with_a_list_says_how_it_is_cut_or_why_not() -> None:
+    """A new API is not served before somebody has thought of the longest list."""
+    with_lists = {
+        api.key
+        for api in ROWS
+        if any("list[" in str(field.type) for field in fields(request_class(api)))
+    }
+    assert PARTS.keys() == with_lists
+    for key, rows in PARTS.items():
+        if isinstance(rows, str):
+            assert len(rows) > 20, key
+            continue
+        for row in rows:
+            assert has_path(API[key].wire, request_class(API[key]), row.asked), (key, row)
+            response = getattr(API[key].wire, f"{API[key].name}Response")
+            assert has_path(API[key].wire, response, row.answered), (key, row)
+            assert row.asked.count(".") == row.answered.count("."), (key, row)
+
+
+def request_class(api: Any) -> Any:
+    return getattr(api.wire, f"{api.name}Request")
+
+
+def has_path(wire: Any, of: Any, path: str) -> bool:
+    for name in path.split("."):
+        if not is_dataclass(of):
+            return False
+        (found,) = (field for field in fields(of) if field.name == name)
+        text = str(found.type).removesuffix(" | None")
+        if not text.startswith("list["):
+            return False
+        of = getattr(wire, text[5:-1].rpartition(".")[2], None)
+    return True
+
+
+# --- on a connection -----------------------------------------------------------------------------
+
+MANY = 20 * PART_ELEMENTS
+NAMES = [f"n{number}" for number in range(MANY)]
+"""Of nothing that there is."""
+BRANCHES = 4
+"""Questions to the authorizer that an element costs at most."""
+
+
+def asked_for() -> dict[int, tuple[int, Any]]:
+    """API key → (version, a request about many things) that anybody may send."""
+    return {
+        2: (10, list_offsets.ListOffsetsRequest(topics=[
+            list_offsets.ListOffsetsTopic(name, [list_offsets.ListOffsetsPartition(0)])
+            for name in NAMES[: MANY // 2]
+        ])),
+        3: (12, metadata.MetadataRequest(
+            [metadata.MetadataRequestTopic(bytes(16), name) for name in NAMES],
+            allow_auto_topic_creation=False,
+        )),
+        9: (9, offset_fetch.OffsetFetchRequest(
+            groups=[offset_fetch.OffsetFetchRequestGroup(name, topics=[]) for name in NAMES]
+        )),
+        10: (6, find_coordinator.FindCoordinatorRequest(coordinator_keys=NAMES)),
+        15: (6, describe_groups.DescribeGroupsRequest(NAMES)),
+        19: (7, create_topics.CreateTopicsRequest(
+            [create_topics.CreatableTopic(name, 1, 1) for name in NAMES], 1_000
+        )),
+        20: (6, delete_topics.DeleteTopicsRequest(
+            [delete_topics.DeleteTopicState(name) for name in NAMES], [], 1_000
+        )),
+        30: (3, CreateAclsRequest([AclCreation(2, n, 3, "User:a", "*", 3, 3) for n in NAMES])),
+        32: (4, describe_configs.DescribeConfigsRequest(
+            [describe_configs.DescribeConfigsResource(2, name, None) for name in NAMES]
+        )),
+    }  # fmt: skip
+
+
+ASKED = asked_for()
+
+
+def elements_of(answer: Any, path: str) -> list[Any]:
+    items: list[Any] = [answer]
+    for name in path.split("."):
+        items = [one for item in items for one in getattr(item, name)]
+    return items
+
+
+def turns(
+    world: World, asker: Client, key: int, version: int, request: Any
+) -> tuple[Any, int, int]:
+    """(the answer, the most questions that were decided between two turns of the loop, turns)."""
+    authorizer = world.context.authorizer
+    assert authorizer is not None
+    most, count, before = 0, 0, authorizer.decisions
+    asker.request(key, version, request)
+    while not asker.received:
+        most, before = max(most, authorizer.decisions - before), authorizer.decisions
+        count += 1
+        assert world.time.step(), "no answer"
+    (answer,) = asker.answers()
+    return answer, max(most, authorizer.decisions - before), count
+
+
+@pytest.mark.parametrize("key", ASKED, ids=lambda key: API[key].name)
+def test_wide_request_without_permission_gives_the_loop_back(key: int) -> None:
+    """A turn has a bounded number of its elements; every one is refused."""
+    version, request = ASKED[key]
+    world = secured()
+    answer, most, count = turns(world, client(world), key, version, request)
+    assert most <= PART_ELEMENTS * BRANCHES
+    assert count >= MANY // PART_ELEMENTS
+    (row, *_) = PARTS[key]
+    assert isinstance(row, Parts)
+    found = elements_of(answer, row.answered if key == 2 else row.answered.partition(".")[0])
+    assert len(found) == (MANY // 2 if key == 2 else MANY)
+    assert {one.error_code for one in found} <= {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    }
+
+
+@pytest.mark.parametrize("key", [2, 3, 19, 20, 32], ids=lambda key: API[key].name)
+def test_wide_request_is_answered_as_if_it_were_small(
+    key: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut or not, with some permission, the answers say the same of the same elements."""
+    operations = (Do.DESCRIBE, Do.DESCRIBE_CONFIGS, Do.CREATE, Do.DELETE)
+    bindings = [bind(do, TOPIC, name) for do in operations for name in NAMES[:40:3]]
+    version, request = ASKED[key]
+    (name, _, _) = next(iter(PARTS[key])).asked.partition(".")
+    items = getattr(request, name)
+    request = replace(request, **{name: [*items[:100], *items[2:12]]})
+    told = []
+    for size in (SMALL, 1 << 30):
+        monkeypatch.setattr(wide_request, "PART_ELEMENTS", size)
+        world = secured(*bindings)
+        world.topic("n3")
+        answer = client(world).ask(key, version, request, wait_ms=1_000)
+        (row, *_) = PARTS[key]
+        assert isinstance(row, Parts)
+        first = row.answered.partition(".")[0]
+        told.append(sorted(map(repr, getattr(answer, first))))
+        setattr(answer, first, [])
+        told[-1].append(repr(answer))
+    if key == 19:  # ids are drawn
+        told = [[re.sub(r"topic_id=b'[^,]*", "", one) for one in some] for some in told]
+    assert told[0] == told[1]
+
+
+def test_what_is_sent_behind_a_wide_request_is_answered_after_it() -> None:
+    """Also while others are served between its parts."""
+    world = secured()
+    asker, other = client(world), client(world)
+    version, request = ASKED[10]
+    asker.request(10, version, request)
+    asker.request(10, version, find_coordinator.FindCoordinatorRequest(coordinator_keys=["g"]))
+    other.request(10, version, find_coordinator.FindCoordinatorRequest(coordinator_keys=["g"]))
+    while not other.received:
+        assert world.time.step()
+    assert not asker.received
+    world.run(1_000)
+    assert [len(answer.coordinators) for answer in asker.answers()] == [MANY, 1]
+
+
+def test_connection_that_closes_ends_its_wide_request() -> None:
+    """Nothing more is judged, and all it held is given back."""
+    world = secured()
+    asker = client(world)
+    version, request = ASKED[10]
+    asker.request(10, version, request)
+    for _ in range(4):
+        world.time.step()
+    authorizer = world.context.authorizer
+    assert authorizer is not None
+    assert 0 < authorizer.decisions < MANY
+    assert world.context.answers.used > 0
+    asker.session.connection_lost()
+    before = authorizer.decisions
+    world.run(1_000)
+    assert authorizer.decisions == before
+    assert (world.context.requests.used, world.context.answers.used) == (0, 0)
+
+
+def test_connection_that_closes_while_its_request_is_decoded_holds_it_until_then() -> None:
+    """The thread has the bytes, whatever became of the connection."""
+    world = secured()
+    jobs: list[tuple[Any, Any]] = []
+    world.context.decoding = Decoding(lambda job, done: jobs.append((job, done)))
+    asker = client(world)
+    version, request = ASKED[10]
+    asker.request(10, version, request)
+    asker.session.connection_lost()
+    assert world.context.requests.used > 0
+    ((job, done),) = jobs
+    done(job())
+    world.run(1_000)
+    assert world.context.requests.used == 0
+    assert not asker.received
+
+
+def test_long_requests_are_decoded_in_turns_between_their_senders() -> None:
+    """One that sends many delays itself. What is malformed ends its connection all the same."""
+    world = secured()
+    jobs: list[tuple[Any, Any]] = []
+    world.context.decoding = Decoding(lambda job, done: jobs.append((job, done)))
+    many = [client(world) for _ in range(3)]
+    other = client(world, Principal("bob"))
+    version, request = ASKED[10]
+    for asker in [*many, other]:
+        asker.request(10, version, request)
+    order = []
+    while jobs:
+        ((job, done),) = jobs
+        jobs.clear()
+        done(job())
+        world.run(1_000)
+        order += [asker for asker in [*many, other] if asker.received]
+        for asker in order:
+            asker.received.clear()
+    assert order == [many[0], many[1], other, many[2]]
+    many[0].session.receive(many[0].frame(10, version, b"\xff" * (LOOP_BYTES + 1)))
+    ((job, done),) = jobs
+    done(job())
+    world.run(1)
+    assert many[0].closed
+
+
+def test_part_is_judged_by_what_its_client_may_do_then() -> None:
+    """A permission that is taken away between two parts counts for the second."""
+    world = secured(bind(Do.DESCRIBE, GROUP, "*"))
+    asker = client(world)
+    version, request = ASKED[10]
+    asker.request(10, version, request)
+    for _ in range(6):
+        world.time.step()
+    world.host.apply(commands.DeleteAcls([AclFilter(2, None, 1, None, None, 1, 1)]))
+    world.host.apply(commands.DeleteAcls([AclFilter(3, None, 1, None, None, 1, 1)]))
+    world.run(1_000)
+    (answer,) = asker.answers()
+    codes = [one.error_code for one in answer.coordinators]
+    refused = codes.index(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    assert refused % PART_ELEMENTS == 0
+    assert 0 < refused < MANY
+    assert set(codes[refused:]) == {ErrorCode.GROUP_AUTHORIZATION_FAILED}
+
+
+def test_topics_of_all_parts_together_are_bounded() -> None:
+    """The most partitions of a request are those of the request, not of a part of it."""
+    world = secured(partitions_per_request_max=MANY - 1)
+    version, request = ASKED[19]
+    root = client(world, Principal("root"))
+    answer = root.ask(19, version, request, wait_ms=1_000)
+    assert {one.error_code for one in answer.topics} == {ErrorCode.POLICY_VIOLATION}
+    assert len(world.host.catalog.topics) == 1
+
+
+def test_name_that_is_given_twice_far_apart_is_a_mistake_all_the_same() -> None:
+    """CreateTopics makes neither; of one that is named 10,000 times there is one answer."""
+    world = secured()
+    request = create_topics.CreateTopicsRequest(
+        [create_topics.CreatableTopic(name, 1, 1) for name in ["twice", *NAMES[:2_000], "twice"]],
+        1_000,
+    )
+    root = client(world, Principal("root"))
+    answer = root.ask(19, 7, request, wait_ms=1_000)
+    found = {topic.name: topic.error_code for topic in answer.topics}
+    assert len(answer.topics) == 2_001
+    assert found.pop("twice") == ErrorCode.INVALID_REQUEST
+    assert set(found.values()) == {ErrorCode.NONE}
+    assert "twice" not in world.host.catalog.topics

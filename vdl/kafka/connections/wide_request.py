@@ -1,0 +1,370 @@
+"""A request with many elements, cut into parts, and the answer that is joined of theirs.
+
+`arranged` and `parts_of` cut: each part is a request of its own, with `PART_ELEMENTS` of the
+elements at most. An element that has more in a list of its own is cut as well; its slices are parts
+that have nothing else in them.
+
+`JoinedAnswer` joins. What a part answers is encoded at once, and kept as bytes: the elements of an
+answer would be many times as large, and to encode 200,000 of them takes a tenth of a second. To
+find the bytes of a list in an encoded answer, the answer is encoded again with that list empty: the
+two differ first where the list's length stands, because a length is never that of the empty list.
+
+    with elements:  head | length | elements | tail
+    without:        head | 0      |            tail
+
+So the codecs need to know nothing of it. A list within a list is found in the same way.
+
+Must not know: which API is cut by what (`vdl/kafka/parts.py`), connections, handlers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from struct import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vdl.errors import ErrorCode
+from vdl.kafka.parts import PART_ELEMENTS, PARTS, Parts
+from vdl.kafka.wire.runtime import Buffer, WireError, write_uvarint
+
+if TYPE_CHECKING:
+    from vdl.kafka.api import Api, Handler
+    from vdl.kafka.context import RequestContext
+
+_LENGTH = Struct(">i").pack
+
+NARROW_BYTES = PART_ELEMENTS
+"""A request of no more has not more elements than are done at once."""
+
+Place = tuple[int, ...]
+"""Which elements a part is a slice of: the position of each in the list that it is in, outermost
+first; empty for a part of whole elements."""
+
+
+def row_of(rows: Sequence[Parts] | str | None, request: Any) -> Parts | None:
+    """Return by what a request is cut; None if it has no such list."""
+    if rows is None or isinstance(rows, str):
+        return None
+    for row in rows:
+        if getattr(request, row.asked.partition(".")[0]):
+            return row
+    return None
+
+
+def is_wide(row: Parts, request: Any) -> bool:
+    """Return whether a request has more elements than are done at once."""
+    names = row.asked.split(".")
+    return _weight(getattr(request, names[0]), names[1:], PART_ELEMENTS) > PART_ELEMENTS
+
+
+def _weight(items: Sequence[Any], inner: Sequence[str], enough: int) -> int:
+    """The elements of a list and of the lists in it; when it is more than `enough`, at least as
+    many."""
+    count = len(items)
+    if inner:
+        name, *deeper = inner
+        for item in items:
+            if count > enough:
+                break
+            some = getattr(item, name)
+            if some:
+                count += _weight(some, deeper, enough - count)
+    return count
+
+
+def arranged(row: Parts, items: Sequence[Any]) -> list[list[Any]]:
+    """Return the elements in groups that are not to be divided, if they are not too large. Those
+    about the same are in one, behind the first of them."""
+    if row.named is None:
+        return [[item] for item in items]
+    groups: dict[Hashable, list[Any]] = {}
+    for item in items:
+        group = groups.setdefault(row.named(item), [])
+        if not row.kept or len(group) < row.kept:
+            group.append(item)
+    return list(groups.values())
+
+
+def parts_of(
+    row: Parts, request: Any, groups: Iterable[Sequence[Any]]
+) -> Iterator[tuple[Place, Any]]:
+    """Cut a request, whose elements are `arranged`."""
+    first, *inner = row.asked.split(".")
+    for place, items in _slices(groups, inner):
+        yield place, replace(request, **{first: items})
+
+
+def _slices(
+    groups: Iterable[Sequence[Any]], inner: Sequence[str]
+) -> Iterator[tuple[Place, list[Any]]]:
+    part: list[Any] = []
+    left = PART_ELEMENTS
+    position = 0
+    for group in _divided(groups, inner):
+        weight = _weight(group, inner, PART_ELEMENTS)
+        if weight > left and part:
+            yield (), part
+            part, left = [], PART_ELEMENTS
+        if weight <= left:
+            part += group
+            left -= weight
+        else:
+            (item,) = group
+            name, *deeper = inner
+            for place, some in _slices([[one] for one in getattr(item, name)], deeper):
+                yield (position, *place), [replace(item, **{name: some})]
+        position += len(group)
+    if part:
+        yield (), part
+
+
+def _divided(groups: Iterable[Sequence[Any]], inner: Sequence[str]) -> Iterator[Sequence[Any]]:
+    """Groups as they are, but for those that are too large for a part."""
+    for group in groups:
+        if len(group) > 1 and _weight(group, inner, PART_ELEMENTS) > PART_ELEMENTS:
+            for item in group:
+                yield [item]
+        else:
+            yield group
+
+
+class Decoded(NamedTuple):
+    """A request, and how it is done in parts; None: it is done at once."""
+
+    message: Any
+    wide: WideRequest | None
+
+
+def decoded(api: Api, version: int, body: memoryview) -> Decoded | WireError:
+    """Decode a request, and arrange its elements if they are many. Any thread."""
+    try:
+        message = api.wire.decode_request(body, version)
+    except WireError as error:
+        return error
+    if len(body) <= NARROW_BYTES:
+        return Decoded(message, None)
+    row = row_of(PARTS.get(api.key), message)
+    if row is None or not is_wide(row, message):
+        return Decoded(message, None)
+    return Decoded(message, WideRequest(api, row, version, message))
+
+
+class WideRequest:
+    """A request that is done in parts."""
+
+    __slots__ = (
+        "_api",
+        "_joined",
+        "_next",
+        "_parts",
+        "_place",
+        "_row",
+        "context",
+        "handler",
+        "message",
+    )
+
+    def __init__(self, api: Api, row: Parts, version: int, message: Any) -> None:
+        self._api = api
+        self._row = row
+        self.message = message
+        """The whole."""
+        groups = arranged(row, getattr(message, row.asked.partition(".")[0]))
+        self._parts = parts_of(row, message, groups)
+        self._next: tuple[Place, Any] | None = next(self._parts)
+        self._place: Place = ()
+        self._joined = JoinedAnswer(row, api.wire, version)
+        self.context: Any = None
+        """That of all parts."""
+        self.handler: Handler = api.handler
+        """What has the parts."""
+
+    def judge(self, ctx: RequestContext) -> None:
+        """Before the first part: refuse what is too much as a whole. The parts still pass through
+        the rules of permission."""
+        self.context = ctx
+        refusal = self._row.refusal
+        code = ErrorCode.NONE if refusal is None else refusal(ctx, self.message)
+        if code is not ErrorCode.NONE:
+            self.handler = lambda ctx, part: self._api.failure(part, ctx.api_version, code)
+
+    def next_part(self) -> Any:
+        """Return the next part; there is one."""
+        assert self._next is not None, "it is done"
+        self._place, part = self._next
+        self._next = next(self._parts, None)
+        return part
+
+    def take(self, answer: Any) -> None:
+        """Join the answer to the part that was given last. Raises EncodeError."""
+        self._joined.add(self._place, answer)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is no further part."""
+        return self._next is None
+
+    @property
+    def bytes(self) -> int:
+        """How many the answer has so far, about."""
+        return self._joined.bytes
+
+    @property
+    def answer(self) -> Any:
+        """The answer but for its elements. Fields of a fixed size may be changed."""
+        return self._joined.answer
+
+    def encoded(self) -> list[Buffer]:
+        """Return the whole answer. Raises EncodeError."""
+        return self._joined.encoded()
+
+
+class _Open:
+    """A list of the answer that is not complete."""
+
+    __slots__ = ("buffers", "count", "shell", "tail")
+
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+        """Its elements."""
+        self.count = 0
+        self.shell: Any = None
+        """An answer in which it is empty, with all that is around it."""
+        self.tail = -1
+        """Bytes behind the list in that answer; -1: not known, because it had no elements."""
+
+
+class JoinedAnswer:
+    """The answer of one request, as it grows."""
+
+    __slots__ = (
+        "_encode",
+        "_is_flexible",
+        "_names",
+        "_open",
+        "_place",
+        "_row",
+        "_version",
+        "bytes",
+    )
+
+    def __init__(self, row: Parts, wire: Any, version: int) -> None:
+        self._row = row
+        self._names = row.answered.split(".")
+        self._encode: Callable[[Any, int], list[Buffer]] = wire.encode_response
+        self._is_flexible = version >= wire.FLEXIBLE_FROM
+        self._version = version
+        self._open = [_Open()]
+        """The list of the response, and those within it that parts are slices of."""
+        self._place: Place = ()
+        self.bytes = 0
+        """How many it has so far, about."""
+
+    @property
+    def answer(self) -> Any:
+        """All but its elements. May be changed before it is encoded, where its size is fixed."""
+        return self._open[0].shell
+
+    def add(self, place: Place, answer: Any) -> None:
+        """Add what a part answers. Raises EncodeError; then nothing was added."""
+        full = self._bytes(answer)
+        depth = min(len(place), _depth_of(answer, self._names))
+        place = place[:depth]  # less deep: an error of what the elements are in
+        self._close_to(place)
+        while len(self._open) <= depth:
+            self._open.append(_Open())
+        self._place = place
+        self._append(depth, answer, full)
+        self.bytes += len(full)
+
+    def encoded(self) -> list[Buffer]:
+        """Return the whole. Raises EncodeError."""
+        self._close_to(())
+        return self._filled(self._open[0])
+
+    def _append(self, depth: int, answer: Any, full: bytes) -> None:
+        """Add the elements of the list at a depth. `full`: the answer, encoded."""
+        target = self._open[depth]
+        holder, name = _holder(answer, self._names, depth), self._names[depth]
+        count = len(getattr(holder, name) or ())
+        setattr(holder, name, [])
+        tail = -1
+        if count:
+            head, tail = self._ends(full, self._bytes(answer), count)
+            target.buffers.append(full[head + len(self._length(count)) : len(full) - tail])
+            target.count += count
+        if target.shell is None:
+            target.shell, target.tail = answer, tail
+            return
+        other = answer
+        if target.tail < 0:
+            other, target.shell, target.tail = target.shell, answer, tail
+        code = getattr(_holder(other, self._names, depth), "error_code", 0)
+        if code:
+            _holder(target.shell, self._names, depth).error_code = code
+        if not depth and self._row.join is not None:
+            self._row.join(target.shell, other)
+
+    def _filled(self, whole: _Open) -> list[Buffer]:
+        """The shell with all elements in it."""
+        empty = self._bytes(whole.shell)
+        if not whole.count:
+            return [empty]
+        end = len(empty) - whole.tail
+        start = end - len(self._length(0))
+        return [empty[:start], self._length(whole.count), *whole.buffers, empty[end:]]
+
+    def _close_to(self, place: Place) -> None:
+        """Complete the lists that a part at `place` is in none of."""
+        shared = 0
+        while (
+            shared < len(place) and self._place[shared : shared + 1] == place[shared : shared + 1]
+        ):
+            shared += 1
+        while len(self._open) > 1 + shared:
+            inner = self._open.pop()
+            # Its element is added to the list around it as if it were a part's.
+            self._append(len(self._open) - 1, inner.shell, b"".join(self._filled(inner)))
+        self._place = self._place[:shared]
+
+    def _bytes(self, answer: Any) -> bytes:
+        return b"".join(self._encode(answer, self._version))
+
+    def _length(self, count: int) -> bytes:
+        return write_uvarint(count + 1) if self._is_flexible else _LENGTH(count)
+
+    def _ends(self, full: bytes, empty: bytes, count: int) -> tuple[int, int]:
+        """(bytes before the length of the list, bytes behind its elements)."""
+        length, none = self._length(count), self._length(0)
+        head = _first_difference(full, empty) - _first_difference(length, none)
+        assert full[head : head + len(length)] == length, (self._row, self._version)
+        return head, len(empty) - head - len(none)
+
+
+def _holder(answer: Any, names: Sequence[str], depth: int) -> Any:
+    """What has the list at a depth. The lists around it have one element."""
+    for name in names[:depth]:
+        answer = getattr(answer, name)[0]
+    return answer
+
+
+def _depth_of(answer: Any, names: Sequence[str]) -> int:
+    """How deep an answer has lists of one element, and a list in that."""
+    depth = 0
+    while depth < len(names) - 1 and len(items := getattr(answer, names[depth]) or []) == 1:
+        answer = items[0]
+        depth += 1
+    return depth
+
+
+def _first_difference(one: bytes, other: bytes) -> int:
+    """The position of the first byte that is not the same; there is one."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

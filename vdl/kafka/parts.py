@@ -1,0 +1,162 @@
+"""Which requests are done in parts, so that none holds the loop for long: the one table of it. A
+row stands here for each API whose request has a list, and a test fails while one is missing.
+
+A request may have 200,000 elements (`ELEMENTS_MAX`), each of which costs ten microseconds and more
+to judge, to do and to answer: seconds, in which a server hears neither its clients nor its peers.
+Kafka takes such requests, so they are taken; but what is done of one in a turn of the loop is at
+most `PART_ELEMENTS`. The parts go one after the other through permission and handler, as requests
+of their own, and their answers are joined (`vdl/kafka/connections/wide_request.py`). Rules and
+handlers know nothing of it, but for what a request may do once as a whole: that is kept in its
+`RequestContext`, which all parts share.
+
+A row is
+
+* `Parts`, by which of its lists a request may be cut. If it has several, the first that is not
+  empty counts. What is named twice comes into the same part where an API says that to be wrong;
+* or a text: why the request need not, or cannot, be cut.
+
+Must not know: connections, how handlers do their work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from vdl.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from vdl.kafka.context import RequestContext
+
+PART_ELEMENTS = 1_000
+"""Elements of all cut lists together that are done in a turn: some 20 ms."""
+FIRST = 1
+TWO = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One list of a request, and the list of the response that answers it, element by element."""
+
+    asked: str
+    """The list, and the lists in its elements that are cut as well, each behind a dot."""
+    answered: str
+    """The same of the response."""
+    named: Callable[[Any], Hashable] | None = None
+    """What an element is about. Those about the same are done in one part. None: it makes no
+    difference what was named before."""
+    kept: int = 0
+    """Of elements about the same, so many are done: the others have no answer of their own. 0:
+    all."""
+    refusal: Callable[[RequestContext, Any], ErrorCode] | None = None
+    """The error of a request that asks for too much as a whole. None of it is done."""
+    join: Callable[[Any, Any], None] | None = None
+    """Add to the joined answer what a part's answer has beside its elements."""
+
+
+def _join_metadata(joined: Any, answer: Any) -> None:
+    """A server may be in the answer of a part because it leads a partition there."""
+    told = {broker.node_id for broker in joined.brokers}
+    joined.brokers += [broker for broker in answer.brokers if broker.node_id not in told]
+
+
+def _entity(entry: Any) -> Hashable:
+    return frozenset((part.entity_type, part.entity_name) for part in entry.entity)
+
+
+def _too_many_partitions(ctx: RequestContext, request: Any) -> ErrorCode:
+    """As in `handle_create_topics`, of all parts together."""
+    options = ctx.server.config
+    partitions = sum(
+        len(topic.assignments)
+        or (options.num_partitions if topic.num_partitions < 0 else topic.num_partitions)
+        for topic in request.topics
+    )
+    is_too_much = partitions > options.partitions_per_request_max
+    return ErrorCode.POLICY_VIOLATION if is_too_much else ErrorCode.NONE
+
+
+def _too_many_added(ctx: RequestContext, request: Any) -> ErrorCode:
+    """As in `handle_create_partitions`, of all parts together."""
+    known = ctx.server.host.catalog.topics
+    added = sum(
+        max(0, topic.count - len(known[topic.name].partitions))
+        for topic in request.topics
+        if topic.name in known
+    )
+    is_too_much = added > ctx.server.config.partitions_per_request_max
+    return ErrorCode.POLICY_VIOLATION if is_too_much else ErrorCode.NONE
+
+
+_PARTITIONS = Parts("topics.partitions", "topics.partitions", attrgetter("name"))
+
+_ONE_COMMAND = "one command of its coordinator: all of it is done, or nothing"
+_FILTER = "a filter: each element costs a comparison, and none is judged or answered"
+
+PARTS: Mapping[int, tuple[Parts, ...] | str] = {
+    0: "takes its place in the log as a whole, before what is sent behind it",
+    1: "one look at all partitions, which may wait for any of them",
+    2: (_PARTITIONS,),
+    3: (
+        Parts("topics", "topics", attrgetter("name", "topic_id"), kept=FIRST, join=_join_metadata),
+    ),
+    8: (Parts("topics.partitions", "topics.partitions"),),
+    9: (
+        Parts("groups.topics.partition_indexes", "groups.topics.partitions"),
+        Parts("topics.partition_indexes", "topics.partitions"),
+    ),
+    10: (Parts("coordinator_keys", "coordinators"),),
+    11: _ONE_COMMAND,
+    13: (Parts("members", "members"),),
+    14: _ONE_COMMAND,
+    15: (Parts("groups", "groups"),),
+    16: _FILTER,
+    19: (Parts("topics", "topics", attrgetter("name"), kept=TWO, refusal=_too_many_partitions),),
+    20: (
+        Parts("topics", "responses", attrgetter("name", "topic_id"), kept=TWO),
+        Parts("topic_names", "responses", str, kept=TWO),
+    ),
+    21: (_PARTITIONS,),
+    23: (Parts("topics.partitions", "topics.partitions"),),
+    24: "all partitions are added to the transaction, or none",
+    27: (Parts("markers", "markers"),),
+    28: (Parts("topics.partitions", "topics.partitions"),),
+    30: (Parts("creations", "results"),),
+    31: (Parts("filters", "filter_results"),),
+    32: (Parts("resources", "results", attrgetter("resource_type", "resource_name"), kept=FIRST),),
+    33: (Parts("resources", "responses", attrgetter("resource_type", "resource_name"), kept=TWO),),
+    34: "there is one directory: all is refused",
+    35: _FILTER,
+    37: (Parts("topics", "results", attrgetter("name"), kept=TWO, refusal=_too_many_added),),
+    38: "one token: those who may renew it are a field of it",
+    41: _FILTER,
+    42: (Parts("groups_names", "results"),),
+    43: (Parts("topic_partitions.partitions", "replica_election_results.partition_result"),),
+    44: (Parts("resources", "responses", attrgetter("resource_type", "resource_name"), kept=TWO),),
+    45: "one command of the catalog, and the answer has no place for what is refused as a whole",
+    46: _FILTER,
+    47: (Parts("topics.partitions", "topics.partitions"),),
+    48: _FILTER,
+    49: (Parts("entries", "entries", _entity),),
+    50: (Parts("users", "results", attrgetter("name"), kept=TWO),),
+    51: "all credentials are changed by one command, as a whole",
+    55: "there is one topic to ask for",
+    57: "one command of the catalog: all features are changed, or none",
+    61: (Parts("topics.partition_indexes", "topics.partitions"),),
+    65: (Parts("transactional_ids", "transaction_states"),),
+    66: _FILTER,
+    68: _ONE_COMMAND,
+    69: (Parts("group_ids", "groups"),),
+    74: _FILTER,
+    75: "a page has so many topics at most as are done in a turn",
+    76: _ONE_COMMAND,
+    77: (Parts("group_ids", "groups"),),
+    78: "one look at all partitions, which may wait for any of them",
+    79: "its partitions are those of a session, which are few",
+    90: (Parts("groups", "groups"),),
+    91: _ONE_COMMAND,
+    92: _ONE_COMMAND,
+}
+"""API key → its row."""
