@@ -13,6 +13,7 @@ A row is
 
 * `Parts`, by which of its lists a request may be cut. If it has several, the first that is not
   empty counts. What is named twice comes into the same part where an API says that to be wrong;
+* `Page`, where an answer may be one page of several;
 * or a text: why the request need not, or cannot, be cut.
 
 Must not know: connections, how handlers do their work.
@@ -56,6 +57,23 @@ class Parts:
     """Add to the joined answer what a part's answer has beside its elements."""
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An answer to `PART_ELEMENTS` of the elements at most, and where the rest begins: the client
+    asks again. Rules and handler see to that, of a list that is arranged for them."""
+
+    arrange: Callable[[Any], None]
+    """Any thread."""
+
+
+def _sort_topics(request: Any) -> None:
+    """By name, once each, from the one at which the page begins."""
+    by_name = {topic.name: topic for topic in request.topics}
+    cursor = request.cursor
+    first = cursor.topic_name if cursor is not None and cursor.topic_name in by_name else ""
+    request.topics = [by_name[name] for name in sorted(by_name) if name >= first]
+
+
 def _join_metadata(joined: Any, answer: Any) -> None:
     """A server may be in the answer of a part because it leads a partition there."""
     told = {broker.node_id for broker in joined.brokers}
@@ -95,7 +113,7 @@ _PARTITIONS = Parts("topics.partitions", "topics.partitions", attrgetter("name")
 _ONE_COMMAND = "one command of its coordinator: all of it is done, or nothing"
 _FILTER = "a filter: each element costs a comparison, and none is judged or answered"
 
-PARTS: Mapping[int, tuple[Parts, ...] | str] = {
+PARTS: Mapping[int, tuple[Parts, ...] | Page | str] = {
     0: "takes its place in the log as a whole, before what is sent behind it",
     1: "one look at all partitions, which may wait for any of them",
     2: (_PARTITIONS,),
@@ -150,7 +168,7 @@ PARTS: Mapping[int, tuple[Parts, ...] | str] = {
     68: _ONE_COMMAND,
     69: (Parts("group_ids", "groups"),),
     74: _FILTER,
-    75: "a page has so many topics at most as are done in a turn",
+    75: Page(_sort_topics),
     76: _ONE_COMMAND,
     77: (Parts("group_ids", "groups"),),
     78: "one look at all partitions, which may wait for any of them",

@@ -25,7 +25,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vdl.errors import ErrorCode
-from vdl.kafka.parts import PART_ELEMENTS, PARTS, Parts
+from vdl.kafka.parts import PART_ELEMENTS, PARTS, Page, Parts
 from vdl.kafka.wire.runtime import Buffer, WireError, write_uvarint
 
 if TYPE_CHECKING:
@@ -42,14 +42,12 @@ Place = tuple[int, ...]
 first; empty for a part of whole elements."""
 
 
-def row_of(rows: Sequence[Parts] | str | None, request: Any) -> Parts | None:
+def row_of(rows: Sequence[Parts] | Page | str | None, request: Any) -> Parts | None:
     """Return by what a request is cut; None if it has no such list."""
-    if rows is None or isinstance(rows, str):
+    if not isinstance(rows, tuple):
         return None
-    for row in rows:
-        if getattr(request, row.asked.partition(".")[0]):
-            return row
-    return None
+    found: Iterator[Parts] = (row for row in rows if getattr(request, row.asked.partition(".")[0]))
+    return next(found, None)
 
 
 def is_wide(row: Parts, request: Any) -> bool:
@@ -144,7 +142,10 @@ def decoded(api: Api, version: int, body: memoryview) -> Decoded | WireError:
         return error
     if len(body) <= NARROW_BYTES:
         return Decoded(message, None)
-    row = row_of(PARTS.get(api.key), message)
+    rows = PARTS.get(api.key)
+    if isinstance(rows, Page):
+        rows.arrange(message)
+    row = row_of(rows, message)
     if row is None or not is_wide(row, message):
         return Decoded(message, None)
     return Decoded(message, WideRequest(api, row, version, message))

@@ -17,6 +17,7 @@ Kafka.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from ids import NO_LEADER, GroupId, ServerId
@@ -34,6 +35,7 @@ from vdl.kafka.lookup import (
     endpoint,
     find_topic,
 )
+from vdl.kafka.parts import PART_ELEMENTS
 from vdl.kafka.permissions.mutation_quota import Creation
 from vdl.kafka.wire import describe_topic_partitions as described
 from vdl.kafka.wire.metadata import (
@@ -426,9 +428,9 @@ def _create(
 def handle_describe_topic_partitions(
     ctx: RequestContext, request: described.DescribeTopicPartitionsRequest
 ) -> described.DescribeTopicPartitionsResponse:
-    """Topics in name order, a page of partitions at a time (KIP-966)."""
+    """Topics in name order, a page of partitions and topics at a time (KIP-966)."""
     view = View(ctx)
-    names = sorted({topic.name for topic in request.topics})
+    names = sorted(dict.fromkeys(topic.name for topic in request.topics))
     names = names or [topic.name for topic in all_topics(ctx)]
     first = 0
     if request.cursor is not None:
@@ -436,7 +438,9 @@ def handle_describe_topic_partitions(
         is_among = not request.topics or start in names
         if request.cursor.partition_index < 0 or not is_among:
             return fail_describe_topic_partitions(
-                request, ctx.api_version, ErrorCode.INVALID_REQUEST
+                replace(request, topics=request.topics[:PART_ELEMENTS]),
+                ctx.api_version,
+                ErrorCode.INVALID_REQUEST,
             )
         names = [name for name in names if name >= start]
         first = request.cursor.partition_index if names and names[0] == start else 0
@@ -444,7 +448,7 @@ def handle_describe_topic_partitions(
     response = described.DescribeTopicPartitionsResponse()
     for name in names:
         topic = find_topic(ctx, name)
-        if topic is not None and not left:
+        if len(response.topics) == PART_ELEMENTS or (topic is not None and not left):
             response.next_cursor = described.Cursor(name, first)
             return response
         answer = described.DescribeTopicPartitionsResponseTopic(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from vdl.errors import ErrorCode
@@ -34,16 +35,39 @@ Finish = Callable[[Any], Any]
 """What becomes of the handler's answer: the answer that is sent."""
 
 
-def _say(answer: Any, code: ErrorCode, text: str | None) -> None:
-    """Set the text beside each place where an answer has the code."""
-    if isinstance(answer, list):
-        for part in answer:
-            _say(part, code, text)
-    elif is_dataclass(answer):
-        if getattr(answer, "error_code", None) == code and hasattr(answer, "error_message"):
-            answer.error_message = text
-        for field in fields(answer):
-            _say(getattr(answer, field.name), code, text)
+@cache
+def _places(of: Any) -> tuple[bool, tuple[str, ...]]:
+    """(whether a struct of an answer has a place for words, its lists that may have some)."""
+    if not is_dataclass(of):
+        return False, ()
+    names = {field.name for field in fields(of)}
+    lists = tuple(field.name for field in fields(of) if _has_words(field.type))
+    return {"error_code", "error_message"} <= names, lists
+
+
+def _has_words(annotation: Any) -> bool:
+    """Whether there is a place for words in what a field holds."""
+    of: Any
+    for of in getattr(annotation, "__args__", ()):
+        if is_dataclass(of):
+            says, lists = _places(of)  # type: ignore[arg-type]  # classes are hashable
+            return says or bool(lists)
+        if _has_words(of):
+            return True
+    return False
+
+
+def _say(answer: Any, code: ErrorCode, text: str | None) -> bool:
+    """Set the text beside each place where an answer has the code. Return whether there is one."""
+    kind: Any = type(answer)
+    has_place, lists = _places(kind)
+    is_said = has_place and answer.error_code == code
+    if is_said:
+        answer.error_message = text
+    for name in lists:
+        for part in getattr(answer, name) or ():
+            is_said |= _say(part, code, text)
+    return is_said
 
 
 REFUSAL: Mapping[AclResource, ErrorCode] = {
@@ -144,8 +168,9 @@ class Check:
         """The answer that says `code` of all that is in a request, also in words."""
         version = self.ctx.api_version
         answer = self.api.failure(request, version, code)
-        if not isinstance(answer, Reply):
-            _say(answer, code, f"{code.name.replace('_', ' ').capitalize()}.")
+        if not isinstance(answer, Reply) and _say(
+            answer, code, f"{code.name.replace('_', ' ').capitalize()}."
+        ):
             try:
                 self.api.wire.encode_response(answer, version)
             except EncodeError:  # a version without a place for words

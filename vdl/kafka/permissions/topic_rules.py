@@ -8,6 +8,7 @@ Must not know: which API has which rules (`table.py`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API
 from vdl.kafka.lookup import all_topics, find_topic
+from vdl.kafka.parts import PART_ELEMENTS
 from vdl.kafka.permissions.rules import NO_ID, Check, Each, Finish, Need, NeedOf, Refused
 from vdl.state.acls import CLUSTER_NAME, AclOperation, AclResource
 from vdl.state.resource_configs import ResourceType
@@ -182,7 +184,8 @@ def _tell_operations(check: Check, answer: Any) -> None:
 def described_topics(check: Check) -> Finish | Refused | None:
     """DESCRIBE on each topic.
 
-    Pages: what one may not see is taken out before they are cut.
+    Pages: of those named, so many are judged as a page has at most. What one may not see is taken
+    out before it is cut.
     """
     request, wire = check.request, check.api.wire
     cursor = request.cursor
@@ -200,23 +203,34 @@ def described_topics(check: Check) -> Finish | Refused | None:
             return Refused(wire.DescribeTopicPartitionsResponse())
         request.topics = [wire.TopicRequest(name) for name in names]
         return lambda answer: _told_of_topics(check, answer, [])
-    refused = [topic for topic in request.topics if not may_describe(check, topic.name)]
-    if not refused:
-        return lambda answer: _told_of_topics(check, answer, [])
-    left_out = {topic.name for topic in refused}
-    request.topics = [topic for topic in request.topics if topic.name not in left_out]
-    if cursor is not None and cursor.topic_name in left_out:
+    names = sorted(dict.fromkeys(topic.name for topic in request.topics))
+    if cursor is not None:
+        start = bisect_left(names, cursor.topic_name)
+        if names[start : start + 1] != [cursor.topic_name]:
+            return None  # refused as invalid
+        names = names[start:]
+    page, rest = names[:PART_ELEMENTS], names[PART_ELEMENTS : PART_ELEMENTS + 1]
+    allowed = [name for name in page if may_describe(check, name)]
+    visible = frozenset(allowed)
+    if cursor is not None and cursor.topic_name not in visible:
         request.cursor = None
     refusals = [
         wire.DescribeTopicPartitionsResponseTopic(
             error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=name
         )
-        for name in sorted(left_out)
-        if cursor is None or name >= cursor.topic_name
+        for name in page
+        if name not in visible
     ]
-    if not request.topics:
-        return Refused(wire.DescribeTopicPartitionsResponse(topics=refusals))
-    return lambda answer: _told_of_topics(check, answer, refusals)
+    request.topics = [wire.TopicRequest(name) for name in allowed]
+
+    def finish(answer: Any) -> Any:
+        if rest and answer.next_cursor is None:
+            answer.next_cursor = wire.Cursor(rest[0], 0)
+        return _told_of_topics(check, answer, refusals)
+
+    if not allowed:
+        return Refused(finish(wire.DescribeTopicPartitionsResponse()))
+    return finish
 
 
 def _told_of_topics(check: Check, answer: Any, refusals: list[Any]) -> Any:

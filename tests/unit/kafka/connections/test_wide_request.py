@@ -26,6 +26,7 @@ from vdl.kafka.wire import (
     delete_topics,
     describe_configs,
     describe_groups,
+    describe_topic_partitions,
     find_coordinator,
     list_offsets,
     metadata,
@@ -39,7 +40,7 @@ FACTS = {api.key: api for api in load_all()}
 CUT = [
     pytest.param(API[key], row, id=f"{API[key].name}-{row.asked}")
     for key, rows in PARTS.items()
-    if not isinstance(rows, str)
+    if isinstance(rows, tuple)
     for row in rows
 ]
 SMALL = 7
@@ -150,7 +151,7 @@ def test_every_api_with_a_list_says_how_it_is_cut_or_why_not() -> None:
         if isinstance(rows, str):
             assert len(rows) > 20, key
             continue
-        for row in rows:
+        for row in rows if isinstance(rows, tuple) else ():
             assert has_path(API[key].wire, request_class(API[key]), row.asked), (key, row)
             response = getattr(API[key].wire, f"{API[key].name}Response")
             assert has_path(API[key].wire, response, row.answered), (key, row)
@@ -178,8 +179,9 @@ def has_path(wire: Any, of: Any, path: str) -> bool:
 MANY = 20 * PART_ELEMENTS
 NAMES = [f"n{number}" for number in range(MANY)]
 """Of nothing that there is."""
-BRANCHES = 4
-"""Questions to the authorizer that an element costs at most."""
+BRANCHES = 9
+"""Questions to the authorizer that an element costs at most: whether it may be seen, and what else
+may be done with it."""
 
 
 def asked_for() -> dict[int, tuple[int, Any]]:
@@ -221,6 +223,12 @@ def elements_of(answer: Any, path: str) -> list[Any]:
     return items
 
 
+def row_of(key: int) -> Parts:
+    rows = PARTS[key]
+    assert isinstance(rows, tuple), key
+    return rows[0]
+
+
 def turns(
     world: World, asker: Client, key: int, version: int, request: Any
 ) -> tuple[Any, int, int]:
@@ -245,8 +253,7 @@ def test_wide_request_without_permission_gives_the_loop_back(key: int) -> None:
     answer, most, count = turns(world, client(world), key, version, request)
     assert most <= PART_ELEMENTS * BRANCHES
     assert count >= MANY // PART_ELEMENTS
-    (row, *_) = PARTS[key]
-    assert isinstance(row, Parts)
+    row = row_of(key)
     found = elements_of(answer, row.answered if key == 2 else row.answered.partition(".")[0])
     assert len(found) == (MANY // 2 if key == 2 else MANY)
     assert {one.error_code for one in found} <= {
@@ -264,7 +271,7 @@ def test_wide_request_is_answered_as_if_it_were_small(
     operations = (Do.DESCRIBE, Do.DESCRIBE_CONFIGS, Do.CREATE, Do.DELETE)
     bindings = [bind(do, TOPIC, name) for do in operations for name in NAMES[:40:3]]
     version, request = ASKED[key]
-    (name, _, _) = next(iter(PARTS[key])).asked.partition(".")
+    name = row_of(key).asked.partition(".")[0]
     items = getattr(request, name)
     request = replace(request, **{name: [*items[:100], *items[2:12]]})
     told = []
@@ -273,8 +280,7 @@ def test_wide_request_is_answered_as_if_it_were_small(
         world = secured(*bindings)
         world.topic("n3")
         answer = client(world).ask(key, version, request, wait_ms=1_000)
-        (row, *_) = PARTS[key]
-        assert isinstance(row, Parts)
+        row = row_of(key)
         first = row.answered.partition(".")[0]
         told.append(sorted(map(repr, getattr(answer, first))))
         setattr(answer, first, [])
@@ -405,3 +411,35 @@ def test_name_that_is_given_twice_far_apart_is_a_mistake_all_the_same() -> None:
     assert found.pop("twice") == ErrorCode.INVALID_REQUEST
     assert set(found.values()) == {ErrorCode.NONE}
     assert "twice" not in world.host.catalog.topics
+
+
+@pytest.mark.parametrize("who", ["alice", "root"])
+def test_topics_are_described_in_pages_that_a_turn_can_make(who: str) -> None:
+    """DescribeTopicPartitions: each page tells where the next one begins, also where nobody may see
+    what is there; all together tell of each name once."""
+    described = describe_topic_partitions
+    names = NAMES[: 3 * PART_ELEMENTS]
+    world = secured(*(bind(Do.DESCRIBE, TOPIC, name) for name in names[::7]))
+    world.topic("n70", 3)
+    asker = client(world, Principal(who))
+    cursor = None
+    told: list[str] = []
+    for _ in range(5):
+        request = described.DescribeTopicPartitionsRequest(
+            [described.TopicRequest(name) for name in reversed(names)], 2_000, cursor
+        )
+        answer, most, _ = turns(world, asker, 75, 0, request)
+        assert most <= PART_ELEMENTS * BRANCHES
+        assert len(answer.topics) <= PART_ELEMENTS
+        told += [topic.name for topic in answer.topics]
+        cursor = answer.next_cursor
+        if cursor is None:
+            break
+    assert sorted(told) == sorted(names)
+    wrong = described.Cursor("nowhere", 0)
+    request = described.DescribeTopicPartitionsRequest(
+        [described.TopicRequest(name) for name in names], 2_000, wrong
+    )
+    answer = asker.ask(75, 0, request)
+    assert {topic.error_code for topic in answer.topics} == {ErrorCode.INVALID_REQUEST}
+    assert len(answer.topics) == PART_ELEMENTS
