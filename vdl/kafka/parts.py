@@ -80,6 +80,12 @@ def _join_metadata(joined: Any, answer: Any) -> None:
     joined.brokers += [broker for broker in answer.brokers if broker.node_id not in told]
 
 
+def _join_endpoints(joined: Any, answer: Any) -> None:
+    """Where the leaders are of what another server leads."""
+    told = {endpoint.node_id for endpoint in joined.node_endpoints}
+    joined.node_endpoints += [one for one in answer.node_endpoints if one.node_id not in told]
+
+
 def _entity(entry: Any) -> Hashable:
     return frozenset((part.entity_type, part.entity_name) for part in entry.entity)
 
@@ -114,7 +120,13 @@ _ONE_COMMAND = "one command of its coordinator: all of it is done, or nothing"
 _FILTER = "a filter: each element costs a comparison, and none is judged or answered"
 
 PARTS: Mapping[int, tuple[Parts, ...] | Page | str] = {
-    0: "takes its place in the log as a whole, before what is sent behind it",
+    0: (
+        Parts(
+            "topic_data.partition_data",
+            "responses.partition_responses",
+            join=_join_endpoints,
+        ),
+    ),
     1: "one look at all partitions, which may wait for any of them",
     2: (_PARTITIONS,),
     3: (

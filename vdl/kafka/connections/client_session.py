@@ -6,7 +6,7 @@ that arrive and sends what it wants sent. Rules:
 * Requests of a connection start, and are answered, in the order of their arrival. As in Kafka, one
   starts when all before it are answered. Only Produce may start while other Produce requests of its
   connection wait, because it takes its place in the log at its start. A Produce whose batches are
-  checked off the loop holds back those behind it until then.
+  checked off the loop, or that is done in parts, holds back those behind it until then.
 * Its bounds are settings: requests and bytes in flight, unsent bytes. A connection at a bound is
   not read. Before a login that is asked for, it is read one request at a time, of
   `login_bytes_max`.
@@ -57,7 +57,7 @@ from vdl.kafka.connections.turn_budget import (
     SendBudget,
     StartBudget,
 )
-from vdl.kafka.connections.wide_request import Decoded, WideRequest, decoded
+from vdl.kafka.connections.wide_request import Decoded, WideRequest, decoded, in_parts
 from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.handlers.api_versions import unsupported_version
 from vdl.kafka.limits.client_quotas import REQUEST_THROTTLE_MS_MAX, Quota
@@ -648,6 +648,8 @@ class ClientSession:
             last = self._started[-1]
             if not last.api.pipelined or (type(last.answer) is Later and last.answer.holding):
                 return False
+            if last.wide is not None and not last.wide.is_done:
+                return False
         pace = self._frontend.start_budget
         if pace.started_ns >= pace.until_ns and not self._is_its_turn(self._waiting[0].arrived_ns):
             return False
@@ -794,6 +796,7 @@ class ClientSession:
             self._bytes_in_flight += more
             self._charged += more
             self._frontend.context.requests.change(more)
+            outcome = in_parts(api, exchange.version, message)
         wide = exchange.wide = outcome.wide
         if wide is None:
             self._handle(exchange, ctx, message)
@@ -964,22 +967,20 @@ class ClientSession:
             answer = self._frontend.handler_failed(exchange, answer)
         answer = self._finish(exchange, answer)
         exchange.finishes = ()
-        if answer is not Reply.CLOSE:
-            try:
-                wide.take(answer)
-            except EncodeError as error:
-                wide.take(self._frontend.handler_failed(exchange, error))
-            self.info.answers.reserve(wide.bytes)
-            if not wide.is_done:
-                exchange.answer = pause = Later()
-                pause.when_done(self._answered)
-                step = partial(self._begin_part, exchange, wide.context, wide)
-                # Behind the next look at the files.
-                self._frontend.context.clock.call_later(1, partial(pause.complete, _InTurn(step)))
-                return True
-            answer = wide.answer
-        exchange.answer, exchange.request = answer, wide.message
-        return False
+        try:
+            wide.take(answer)
+        except EncodeError as error:
+            wide.take(self._frontend.handler_failed(exchange, error))
+        self.info.answers.reserve(wide.bytes)
+        if wide.is_done:
+            exchange.answer, exchange.request = wide.answer, wide.message
+            return False
+        exchange.answer = pause = Later()
+        pause.when_done(self._answered)
+        step = partial(self._begin_part, exchange, wide.context, wide)
+        # Behind the next look at the files.
+        self._frontend.context.clock.call_later(1, partial(pause.complete, _InTurn(step)))
+        return True
 
     def _finish(self, exchange: Exchange, answer: Any) -> Any:
         """Make of the handler's answer what its client may see."""

@@ -25,6 +25,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vdl.errors import ErrorCode
+from vdl.kafka.answer import Reply
 from vdl.kafka.parts import PART_ELEMENTS, PARTS, Page, Parts
 from vdl.kafka.wire.runtime import Buffer, WireError, write_uvarint
 
@@ -140,8 +141,13 @@ def decoded(api: Api, version: int, body: memoryview) -> Decoded | WireError:
         message = api.wire.decode_request(body, version)
     except WireError as error:
         return error
-    if len(body) <= NARROW_BYTES:
+    if len(body) <= NARROW_BYTES or api.pipelined:
         return Decoded(message, None)
+    return in_parts(api, version, message)
+
+
+def in_parts(api: Api, version: int, message: Any) -> Decoded:
+    """See how a request is done. Any thread."""
     rows = PARTS.get(api.key)
     if isinstance(rows, Page):
         rows.arrange(message)
@@ -160,6 +166,7 @@ class WideRequest:
         "_next",
         "_parts",
         "_place",
+        "_reply",
         "_row",
         "context",
         "handler",
@@ -176,6 +183,7 @@ class WideRequest:
         self._next: tuple[Place, Any] | None = next(self._parts)
         self._place: Place = ()
         self._joined = JoinedAnswer(row, api.wire, version)
+        self._reply: Reply | None = None
         self.context: Any = None
         """That of all parts."""
         self.handler: Handler = api.handler
@@ -198,8 +206,12 @@ class WideRequest:
         return part
 
     def take(self, answer: Any) -> None:
-        """Join the answer to the part that was given last. Raises EncodeError."""
-        self._joined.add(self._place, answer)
+        """Join the answer to the part that was given last, if there is one. Raises EncodeError."""
+        if isinstance(answer, Reply):
+            if self._reply is not Reply.CLOSE:
+                self._reply = answer
+        else:
+            self._joined.add(self._place, answer)
 
     @property
     def is_done(self) -> bool:
@@ -213,8 +225,8 @@ class WideRequest:
 
     @property
     def answer(self) -> Any:
-        """The answer but for its elements. Fields of a fixed size may be changed."""
-        return self._joined.answer
+        """The answer but for its elements; or a Reply, if a part had no other."""
+        return self._reply or self._joined.answer
 
     def encoded(self) -> list[Buffer]:
         """Return the whole answer. Raises EncodeError."""
@@ -224,7 +236,7 @@ class WideRequest:
 class _Open:
     """A list of the answer that is not complete."""
 
-    __slots__ = ("buffers", "count", "shell", "tail")
+    __slots__ = ("buffers", "count", "sample", "shell")
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
@@ -232,8 +244,8 @@ class _Open:
         self.count = 0
         self.shell: Any = None
         """An answer in which it is empty, with all that is around it."""
-        self.tail = -1
-        """Bytes behind the list in that answer; -1: not known, because it had no elements."""
+        self.sample: Any = None
+        """One element: with it in the shell, it is seen where the list is."""
 
 
 class JoinedAnswer:
@@ -264,7 +276,7 @@ class JoinedAnswer:
 
     @property
     def answer(self) -> Any:
-        """All but its elements. May be changed before it is encoded, where its size is fixed."""
+        """All but its elements. May be changed before it is encoded."""
         return self._open[0].shell
 
     def add(self, place: Place, answer: Any) -> None:
@@ -282,39 +294,41 @@ class JoinedAnswer:
     def encoded(self) -> list[Buffer]:
         """Return the whole. Raises EncodeError."""
         self._close_to(())
-        return self._filled(self._open[0])
+        return self._filled(0)
 
     def _append(self, depth: int, answer: Any, full: bytes) -> None:
         """Add the elements of the list at a depth. `full`: the answer, encoded."""
         target = self._open[depth]
         holder, name = _holder(answer, self._names, depth), self._names[depth]
-        count = len(getattr(holder, name) or ())
+        items = getattr(holder, name)
         setattr(holder, name, [])
-        tail = -1
-        if count:
+        if items:
+            count = len(items)
             head, tail = self._ends(full, self._bytes(answer), count)
             target.buffers.append(full[head + len(self._length(count)) : len(full) - tail])
             target.count += count
+            target.sample = items[0]
         if target.shell is None:
-            target.shell, target.tail = answer, tail
+            target.shell = answer
             return
-        other = answer
-        if target.tail < 0:
-            other, target.shell, target.tail = target.shell, answer, tail
-        code = getattr(_holder(other, self._names, depth), "error_code", 0)
+        code = getattr(holder, "error_code", 0)
         if code:
             _holder(target.shell, self._names, depth).error_code = code
         if not depth and self._row.join is not None:
-            self._row.join(target.shell, other)
+            self._row.join(target.shell, answer)
 
-    def _filled(self, whole: _Open) -> list[Buffer]:
-        """The shell with all elements in it."""
+    def _filled(self, depth: int) -> list[Buffer]:
+        """The shell of a list with all elements in it."""
+        whole = self._open[depth]
         empty = self._bytes(whole.shell)
         if not whole.count:
             return [empty]
-        end = len(empty) - whole.tail
-        start = end - len(self._length(0))
-        return [empty[:start], self._length(whole.count), *whole.buffers, empty[end:]]
+        holder, name = _holder(whole.shell, self._names, depth), self._names[depth]
+        setattr(holder, name, [whole.sample])
+        head, tail = self._ends(self._bytes(whole.shell), empty, 1)
+        setattr(holder, name, [])
+        end = len(empty) - tail
+        return [empty[:head], self._length(whole.count), *whole.buffers, empty[end:]]
 
     def _close_to(self, place: Place) -> None:
         """Complete the lists that a part at `place` is in none of."""
@@ -324,9 +338,10 @@ class JoinedAnswer:
         ):
             shared += 1
         while len(self._open) > 1 + shared:
+            element = b"".join(self._filled(len(self._open) - 1))
             inner = self._open.pop()
-            # Its element is added to the list around it as if it were a part's.
-            self._append(len(self._open) - 1, inner.shell, b"".join(self._filled(inner)))
+            # It is added to the list around it as if it were a part's.
+            self._append(len(self._open) - 1, inner.shell, element)
         self._place = self._place[:shared]
 
     def _bytes(self, answer: Any) -> bytes:

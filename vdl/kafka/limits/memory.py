@@ -86,8 +86,8 @@ def passed_on_bytes(elements: Sized) -> int:
 
 
 def partitions_bytes(produce: ProduceRequest) -> int:
-    """What a Produce takes for its partitions, beside its frame; 0 if little."""
-    count = 0
+    """What a Produce takes for its topics and partitions, beside its frame; 0 if little."""
+    count = len(produce.topic_data)
     for topic in produce.topic_data:
         count += len(topic.partition_data)
     decoded = _PARTITION_BYTES * count

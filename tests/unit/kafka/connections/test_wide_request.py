@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.kafka.fake_host import Client, World
+from tests.unit.kafka.fake_host import Client, World, batch
 from tests.unit.kafka.permissions.test_permissions import GROUP, TOPIC, Do, bind, client, secured
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API, ROWS
@@ -31,6 +31,7 @@ from vdl.kafka.wire import (
     list_offsets,
     metadata,
     offset_fetch,
+    produce,
 )
 from vdl.kafka.wire.create_acls import AclCreation, CreateAclsRequest
 from vdl.state import commands
@@ -443,3 +444,70 @@ def test_topics_are_described_in_pages_that_a_turn_can_make(who: str) -> None:
     answer = asker.ask(75, 0, request)
     assert {topic.error_code for topic in answer.topics} == {ErrorCode.INVALID_REQUEST}
     assert len(answer.topics) == PART_ELEMENTS
+
+
+def produced(names: list[str], size: int, *, acks: int = -1) -> produce.ProduceRequest:
+    """A batch of one record of a size, for the first partition of each topic."""
+    return produce.ProduceRequest(
+        None,
+        acks,
+        1_000,
+        [
+            produce.TopicProduceData(
+                name, bytes(16), [produce.PartitionProduceData(0, bytes(batch(1, size)))]
+            )
+            for name in names
+        ],
+    )
+
+
+@pytest.mark.parametrize("acks", [-1, 0])
+def test_batches_behind_a_wide_produce_get_their_place_behind_all_its_parts(acks: int) -> None:
+    """Idempotent producers and readers rely on the order in which a connection sent them."""
+    world = World()
+    (stream,) = world.topic("last")
+    asker = world.client()
+    asker.request(0, 9, produced([*NAMES[: 2 * PART_ELEMENTS], "last"], 10, acks=acks))
+    asker.request(0, 9, produced(["last"], 20, acks=acks))
+    world.run(1_000)
+    sizes = [len(one.data) for one in stream.batches]
+    assert sizes == sorted(sizes)
+    assert len(sizes) == 2
+    if not acks:
+        assert not asker.received
+        return
+    wide, small = asker.answers()
+    codes = [topic.partition_responses[0].error_code for topic in wide.responses]
+    assert codes == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 2 * PART_ELEMENTS + [ErrorCode.NONE]
+    assert small.responses[0].partition_responses[0].base_offset == 1
+
+
+def test_wide_produce_without_permission_gives_the_loop_back() -> None:
+    """With acks=0 its connection ends, once what was allowed is in the log."""
+    world = secured(bind(Do.WRITE, TOPIC, "t"))
+    names = [*NAMES[: 3 * PART_ELEMENTS], "t"]
+    answer, most, _ = turns(world, client(world), 0, 9, produced(names, 1))
+    assert most <= PART_ELEMENTS * BRANCHES
+    codes = {t.name: t.partition_responses[0].error_code for t in answer.responses}
+    assert codes.pop("t") == ErrorCode.NONE
+    assert set(codes.values()) == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+    silent = client(world)
+    silent.request(0, 9, produced(names, 1, acks=0))
+    world.run(1_000)
+    assert silent.closed
+    (group,) = world.host.catalog.topics["t"].partitions
+    assert len(world.host.streams[group].batches) == 2
+
+
+def test_connection_that_closes_during_a_wide_produce_gives_back_its_memory() -> None:
+    """No further part is done."""
+    world = World()
+    (stream,) = world.topic("last")
+    asker = world.client()
+    asker.request(0, 9, produced([*NAMES[: 2 * PART_ELEMENTS], "last"], 10))
+    world.time.step()
+    assert world.context.requests.used > 0
+    asker.session.connection_lost()
+    world.run(1_000)
+    assert (world.context.requests.used, world.context.answers.used) == (0, 0)
+    assert not stream.batches
