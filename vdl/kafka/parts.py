@@ -74,6 +74,12 @@ def _sort_topics(request: Any) -> None:
     request.topics = [by_name[name] for name in sorted(by_name) if name >= first]
 
 
+def names_of_page(request: Any) -> list[str]:
+    """Return the names that a page of topics may tell of, sorted, and the one behind them. A list
+    that is longer is arranged."""
+    return sorted({topic.name for topic in request.topics[: PART_ELEMENTS + 1]})
+
+
 def _join_metadata(joined: Any, answer: Any) -> None:
     """A server may be in the answer of a part because it leads a partition there."""
     told = {broker.node_id for broker in joined.brokers}

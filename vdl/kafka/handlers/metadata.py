@@ -35,7 +35,7 @@ from vdl.kafka.lookup import (
     endpoint,
     find_topic,
 )
-from vdl.kafka.parts import PART_ELEMENTS
+from vdl.kafka.parts import PART_ELEMENTS, names_of_page
 from vdl.kafka.permissions.mutation_quota import Creation
 from vdl.kafka.wire import describe_topic_partitions as described
 from vdl.kafka.wire.metadata import (
@@ -430,7 +430,7 @@ def handle_describe_topic_partitions(
 ) -> described.DescribeTopicPartitionsResponse:
     """Topics in name order, a page of partitions and topics at a time (KIP-966)."""
     view = View(ctx)
-    names = sorted(dict.fromkeys(topic.name for topic in request.topics))
+    names = names_of_page(request)
     names = names or [topic.name for topic in all_topics(ctx)]
     first = 0
     if request.cursor is not None:
