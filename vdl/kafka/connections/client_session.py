@@ -57,7 +57,13 @@ from vdl.kafka.connections.turn_budget import (
     SendBudget,
     StartBudget,
 )
-from vdl.kafka.connections.wide_request import Decoded, WideRequest, decoded, in_parts
+from vdl.kafka.connections.wide_request import (
+    NARROW_BYTES,
+    Decoded,
+    WideRequest,
+    decoded,
+    in_parts,
+)
 from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.handlers.api_versions import unsupported_version
 from vdl.kafka.limits.client_quotas import REQUEST_THROTTLE_MS_MAX, Quota
@@ -756,33 +762,53 @@ class ClientSession:
         ctx = self._context_of(exchange, request)
         if len(request.body) > LOOP_BYTES and not api.pipelined:
             self._decode_later(exchange, ctx, request)
-        else:
-            self._begin(exchange, ctx, decoded(api, version, request.body))
+            return
+        try:
+            message = api.wire.decode_request(request.body, version)
+        except WireError as error:
+            self._is_malformed(exchange, error)
+            return
+        if not api.pipelined:
+            exchange.request = message
+            if len(request.body) > NARROW_BYTES:
+                self._begin(exchange, ctx, in_parts(api, version, message))
+                return
+        elif request.bytes > PARTITIONS_FROM_BYTES and (more := partitions_bytes(message)):
+            exchange.counted += more
+            self._bytes_in_flight += more
+            self._charged += more
+            frontend.context.requests.change(more)
+            self._begin(exchange, ctx, in_parts(api, version, message))
+            return
+        self._handle(exchange, ctx, message)
+
+    def _is_malformed(self, exchange: Exchange, error: BaseException) -> None:
+        exchange.answer = Reply.CLOSE
+        self.end(f"malformed {exchange.api.name} request: {error!r}")
 
     def _decode_later(self, exchange: Exchange, ctx: RequestContext, request: Request) -> None:
         """Have a long request decoded in a thread."""
         exchange.is_decoding = True
         exchange.answer = later = Later()
 
+        def begin(outcome: Decoded | BaseException) -> None:
+            if isinstance(outcome, BaseException):
+                self._is_malformed(exchange, outcome)
+            else:
+                self._begin(exchange, ctx, outcome)
+
         def done(outcome: Decoded | BaseException) -> None:
             exchange.is_decoding = False
-            later.complete(_InTurn(partial(self._begin, exchange, ctx, outcome)))
+            later.complete(_InTurn(partial(begin, outcome)))
 
         job = partial(decoded, exchange.api, exchange.version, request.body)
         self._frontend.context.decoding.run(ctx.asker, job, done)
         if not later.done:
             later.when_done(self._answered)
 
-    def _begin(
-        self, exchange: Exchange, ctx: RequestContext, outcome: Decoded | BaseException
-    ) -> None:
-        """Have a request handled that is decoded, or could not be."""
-        api = exchange.api
-        if isinstance(outcome, BaseException):
-            exchange.answer = Reply.CLOSE
-            self.end(f"malformed {api.name} request: {outcome!r}")
-            return
-        message = outcome.message
+    def _begin(self, exchange: Exchange, ctx: RequestContext, outcome: Decoded) -> None:
+        """Have a request handled that may have many elements."""
+        api, message = exchange.api, outcome.message
         if not api.pipelined:
             exchange.request = message
             if (
@@ -791,12 +817,6 @@ class ClientSession:
                 and (more := passed_on_bytes(getattr(message, api.passed_on)))
             ):
                 self._is_decoded(more)
-        elif exchange.bytes > PARTITIONS_FROM_BYTES and (more := partitions_bytes(message)):
-            exchange.counted += more
-            self._bytes_in_flight += more
-            self._charged += more
-            self._frontend.context.requests.change(more)
-            outcome = in_parts(api, exchange.version, message)
         wide = exchange.wide = outcome.wide
         if wide is None:
             self._handle(exchange, ctx, message)

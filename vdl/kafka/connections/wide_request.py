@@ -141,8 +141,6 @@ def decoded(api: Api, version: int, body: memoryview) -> Decoded | WireError:
         message = api.wire.decode_request(body, version)
     except WireError as error:
         return error
-    if len(body) <= NARROW_BYTES or api.pipelined:
-        return Decoded(message, None)
     return in_parts(api, version, message)
 
 

@@ -51,7 +51,6 @@ SMALL = 7
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wide_request, "PART_ELEMENTS", SMALL)
-    monkeypatch.setattr(wide_request, "NARROW_BYTES", 0)
 
 
 def samples(key: int, version: int, rng: random.Random, *, side: int) -> Any:
