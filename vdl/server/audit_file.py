@@ -3,7 +3,7 @@
     audit.log, audit.log.1 (the one before), ... audit.log.N (the oldest)
 
 The loop never waits for the disk: lines that the thread has not written are kept up to
-`QUEUE_BYTES`. Beyond that, and when the disk refuses, lines are lost; how many, the next line that
+`QUEUE_BYTES`, half of which takes acts alone. Beyond that, and when the disk refuses, lines are lost; how many, the next line that
 is written says, and the server's own log. What a full disk took of a line is taken back, so that
 the next one begins a line. The files are readable by their owner alone.
 
@@ -18,7 +18,9 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-QUEUE_BYTES = 4 << 20
+QUEUE_BYTES = 8 << 20
+ACTS_BYTES = QUEUE_BYTES // 2
+"""Of that, for acts alone: refusals of others do not push them out."""
 
 
 class AuditFile:
@@ -53,10 +55,11 @@ class AuditFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         return os.open(path, flags, 0o600)
 
-    def write(self, line: bytes) -> None:
-        """Have a line written."""
+    def write(self, line: bytes, *, is_act: bool = False) -> None:
+        """Have a line written. `is_act`: of one that changes something."""
+        bytes_max = QUEUE_BYTES if is_act else QUEUE_BYTES - ACTS_BYTES
         with self._changed:
-            if self._queued + len(line) > QUEUE_BYTES:
+            if self._queued + len(line) > bytes_max:
                 self._lost += 1
                 return
             self._lines.append(line)

@@ -11,7 +11,9 @@ import threading
 from pathlib import Path
 
 from tests.hangs import HANG_SECONDS
-from vdl.server.audit_file import QUEUE_BYTES, AuditFile
+from vdl.server.audit_file import ACTS_BYTES, QUEUE_BYTES, AuditFile
+
+ACT = b"a" * 2_000 + b"\n"
 
 
 def opened(path: Path, losses: list[str] | None = None, **limits: int) -> AuditFile:
@@ -45,7 +47,8 @@ def test_files_are_rotated_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
 
 
 def test_lines_that_find_no_room_are_counted(tmp_path: Path) -> None:
-    """A disk that does not keep up: the loop goes on, and the next line says how many."""
+    """A disk that does not keep up: the loop goes on, and the next line says how many. Acts have
+    room of their own."""
     path = tmp_path / "audit.log"
     os.mkfifo(path)
     reader: list[bytes] = []
@@ -65,11 +68,14 @@ def test_lines_that_find_no_room_are_counted(tmp_path: Path) -> None:
     count = 3 * QUEUE_BYTES // len(line)
     for _ in range(count):
         file.write(line)
+    for _ in range(ACTS_BYTES // len(ACT)):
+        file.write(ACT, is_act=True)
     may_read.set()
     file.write(b"last\n")
     file.close(HANG_SECONDS)
     thread.join()
     lines = reader[0].splitlines()
+    assert lines.count(ACT[:-1]) == ACTS_BYTES // len(ACT)
     lost = sum(json.loads(one)["count"] for one in lines if one.startswith(b"{"))
     assert lost > 0
     assert lines.count(line[:-1]) + (b"last" in lines) + lost == count + 1

@@ -829,11 +829,12 @@ class _Poll:
             len(by_key),
             server.clock.now_ns(),
             uses_topic_ids=ctx.api_version >= _TOPIC_IDS_FROM,
+            asker=ctx.asker,
         )
         if session is None:
             return
         response.session_id = session.id
-        server.fetch_sessions.counted(len(by_key))
+        server.fetch_sessions.counted(session, len(by_key))
         for target in by_key.values():
             session.add(target)
             self._settle(session, target)
@@ -1005,7 +1006,7 @@ def _update_session(ctx: RequestContext, request: FetchRequest) -> FetchSession 
                 target = _target(cached)
                 target.asked = asked
             session.add(target)
-    sessions.counted(len(session.partitions) - before)
+    sessions.counted(session, len(session.partitions) - before)
     if not session.partitions:
         sessions.remove(session.id)
         return None

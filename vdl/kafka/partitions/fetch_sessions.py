@@ -14,8 +14,9 @@ none starves when an answer is full.
 
 Sessions are bounded in number (`max.incremental.fetch.session.cache.slots`) and by the partitions
 in all of them. A new one evicts one that was not used for `EVICT_AFTER_NS`, else the smallest of
-that age, if it is smaller than the new one. Without a place the client gets session 0, and goes on
-with full fetches.
+that age, if it is smaller than the new one, else the least recently used one of the principal that
+has most of what is short, if that has more than the new one's would. Without a place the client
+gets session 0, and goes on with full fetches.
 
 Must not know: requests, logs, answers.
 """
@@ -27,6 +28,7 @@ from typing import Protocol
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode
+from vdl.kafka.limits.shares import Shares
 
 Key = tuple[str | bytes, int]
 """Topic name, or id, and partition."""
@@ -58,6 +60,7 @@ class FetchSession:
     """One session."""
 
     __slots__ = (
+        "asker",
         "created_ns",
         "epoch",
         "id",
@@ -68,8 +71,12 @@ class FetchSession:
         "uses_topic_ids",
     )
 
-    def __init__(self, session_id: int, now_ns: int, *, uses_topic_ids: bool) -> None:
+    def __init__(
+        self, session_id: int, now_ns: int, *, uses_topic_ids: bool, asker: str = ""
+    ) -> None:
         self.id = session_id
+        self.asker = asker
+        """Who opened it (`RequestContext.asker`); it counts for that, whoever uses it."""
         self.epoch = 1
         """What the next request has to carry."""
         self.uses_topic_ids = uses_topic_ids
@@ -140,13 +147,11 @@ class FetchSessions:
     def __init__(
         self, slots_max: int, partitions_max: int, random_bytes: Callable[[int], bytes]
     ) -> None:
-        self._slots_max = slots_max
-        self._partitions_max = partitions_max
         self._random_bytes = random_bytes
+        self._slots = Shares(slots_max)
+        self._partitions = Shares(partitions_max)
         self._sessions: dict[int, FetchSession] = {}
         """By id, the least recently used first."""
-        self.partitions = 0
-        """In all sessions."""
         self.evicted = 0
         self.refused = 0
         """Times there was no place."""
@@ -154,20 +159,25 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def create(self, partitions: int, now_ns: int, *, uses_topic_ids: bool) -> FetchSession | None:
-        """A session for `partitions` partitions; None: there is no place."""
-        while (
-            len(self._sessions) >= self._slots_max
-            or self.partitions + partitions > self._partitions_max
-        ):
-            if not self._evict(partitions, now_ns):
+    @property
+    def partitions(self) -> int:
+        """In all sessions."""
+        return self._partitions.used
+
+    def create(
+        self, partitions: int, now_ns: int, *, uses_topic_ids: bool, asker: str
+    ) -> FetchSession | None:
+        """A session of `asker` for `partitions` partitions; None: there is no place."""
+        while self._short(partitions) is not None:
+            if not self._evict(partitions, now_ns) and not self._displace(partitions, asker):
                 self.refused += 1
                 return None
         session_id = 0
         while not session_id or session_id in self._sessions:
             session_id = int.from_bytes(self._random_bytes(4), "big") & EPOCH_MAX
-        session = FetchSession(session_id, now_ns, uses_topic_ids=uses_topic_ids)
+        session = FetchSession(session_id, now_ns, uses_topic_ids=uses_topic_ids, asker=asker)
         self._sessions[session_id] = session
+        self._slots.change(asker, 1)
         return session
 
     def find(
@@ -189,19 +199,38 @@ class FetchSessions:
 
     def has_room(self, more: int) -> bool:
         """Whether sessions may get this many more partitions."""
-        return self.partitions + more <= self._partitions_max
+        return self.partitions + more <= self._partitions.limit
 
-    def counted(self, more: int) -> None:
+    def counted(self, session: FetchSession, more: int) -> None:
         """A session has this many partitions more, or fewer."""
-        self.partitions += more
-        assert self.partitions >= 0, self.partitions
+        self._partitions.change(session.asker, more)
 
     def remove(self, session_id: int) -> None:
         """End a session, if there is one of that id."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
-            self.counted(-len(session.partitions))
+            self.counted(session, -len(session.partitions))
+            self._slots.change(session.asker, -1)
             session.close()
+
+    def _short(self, partitions: int) -> Shares | None:
+        """What there is too little of for a session of so many partitions; None: nothing."""
+        if len(self._sessions) >= self._slots.limit:
+            return self._slots
+        return None if self.has_room(partitions) else self._partitions
+
+    def _displace(self, partitions: int, asker: str) -> bool:
+        """End a session of the principal that has most of what is short; False when `asker` would
+        have as much. Its client opens another one, or goes on without."""
+        short = self._short(partitions)
+        assert short is not None, partitions
+        greediest = short.yields(asker, 1 if short is self._slots else partitions)
+        if greediest is None:
+            return False
+        found = next(one for one in self._sessions.values() if one.asker == greediest)
+        self.evicted += 1
+        self.remove(found.id)
+        return True
 
     def _evict(self, partitions: int, now_ns: int) -> bool:
         """Make place for a session of so many partitions; False when nobody gives way."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Reply
 from vdl.kafka.lookup import find_topic
-from vdl.kafka.security.audit import NAME_CHARS_MAX, AuditLog
+from vdl.kafka.security.audit import NAME_CHARS_MAX, NAMES_MAX
 from vdl.kafka.wire.runtime import EncodeError
 from vdl.state.acls import CLUSTER_NAME, AclOperation, AclResource
 
@@ -88,10 +88,21 @@ class Refused:
     answer: Any
 
 
+class _Noted:
+    """What of one kind a request named, and was decided alike."""
+
+    __slots__ = ("count", "names")
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        """The first `NAMES_MAX`."""
+        self.count = 0
+
+
 class Check:
     """One request on its way through the rules."""
 
-    __slots__ = ("api", "authorizer", "ctx", "is_change", "request")
+    __slots__ = ("_noted", "api", "authorizer", "ctx", "is_change", "request")
 
     def __init__(
         self,
@@ -108,6 +119,7 @@ class Check:
         self.ctx = ctx
         self.request = request
         self.is_change = is_change
+        self._noted: dict[tuple[bool, AclOperation, AclResource], _Noted] = {}
 
     def may(
         self, operation: AclOperation, resource: AclResource, name: str, *, quietly: bool = False
@@ -117,36 +129,43 @@ class Check:
         authorizer = self.authorizer
         before = authorizer.decisions
         is_allowed = authorizer.allows(self.ctx.connection, operation, resource, name)
-        audit = self.ctx.server.audit
-        if audit is not None:
+        if self.ctx.server.audit is not None:
             is_new = authorizer.decisions != before
             if (is_new or self.is_change) if is_allowed else not quietly:
-                self._note(audit, operation, resource, name, is_allowed=is_allowed)
+                key = is_allowed, operation, resource
+                noted = self._noted.get(key)
+                if noted is None:
+                    noted = self._noted[key] = _Noted()
+                noted.count += 1
+                if noted.count <= NAMES_MAX:
+                    noted.names.append(name[:NAME_CHARS_MAX])
         return is_allowed
 
-    def _note(
-        self,
-        audit: AuditLog,
-        operation: AclOperation,
-        resource: AclResource,
-        name: str,
-        *,
-        is_allowed: bool,
-    ) -> None:
-        """Note a decision. What is allowed is new to this connection, or changes something."""
+    def note(self) -> None:
+        """Note what was decided since the last time, a line for all that was decided alike. What
+        is allowed is new to this connection, or changes something."""
+        audit = self.ctx.server.audit
+        if audit is None or not self._noted:
+            return
+        decided, self._noted = self._noted, {}
         connection = self.ctx.connection
-        audit.note(
-            "allowed" if is_allowed else "denied",
-            str(connection.principal),
-            connection.peer_host,
-            api=self.api.name,
-            operation=operation.name,
-            resource=resource.name,
-            name=name[:NAME_CHARS_MAX],
-            client=self.ctx.client_id[:NAME_CHARS_MAX],
-            listener=connection.listener,
-            connection=connection.id,
-        )
+        for (is_allowed, operation, resource), noted in decided.items():
+            named: dict[str, str | int | list[str]] = {"name": noted.names[0]}
+            if noted.count > 1:
+                named = {"names": noted.names, "count": noted.count}
+            audit.note(
+                "allowed" if is_allowed else "denied",
+                str(connection.principal),
+                connection.peer_host,
+                is_act=is_allowed and self.is_change,
+                api=self.api.name,
+                operation=operation.name,
+                resource=resource.name,
+                **named,
+                client=self.ctx.client_id[:NAME_CHARS_MAX],
+                listener=connection.listener,
+                connection=connection.id,
+            )
 
     def may_to_cluster(self, operation: AclOperation, *, quietly: bool = False) -> bool:
         """The same of the cluster."""

@@ -13,6 +13,7 @@ Must not know: how a decision is made (`authorizer.py`), connections.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vdl.kafka.permissions.group_rules import (
@@ -196,10 +197,21 @@ def check_request(
     for rule in PERMISSIONS[api.key]:
         outcome = rule(check)
         if isinstance(outcome, Refused):
-            return outcome if not finishes else Refused(finished(outcome.answer, finishes))
+            answer = finished(outcome.answer, finishes)
+            check.note()
+            return Refused(answer)
         if outcome is not None:
             finishes.append(outcome)
+    check.note()
+    if finishes and ctx.server.audit is not None:
+        finishes.insert(0, partial(_noted, check))
     return tuple(finishes)
+
+
+def _noted(check: Check, answer: Any) -> Any:
+    """Note what was decided of the answer, after everything else."""
+    check.note()
+    return answer
 
 
 def finished(answer: Any, finishes: Iterable[Finish]) -> Any:

@@ -93,7 +93,9 @@ def may_read(ctx: RequestContext, topic: str) -> bool:
     if authorizer is None:
         return True
     check = Check(authorizer, API[ctx.api_key], ctx, None)
-    return check.may(AclOperation.READ, AclResource.TOPIC, topic)
+    is_allowed = check.may(AclOperation.READ, AclResource.TOPIC, topic)
+    check.note()
+    return is_allowed
 
 
 # --- metadata ------------------------------------------------------------------------------------

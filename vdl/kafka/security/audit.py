@@ -3,14 +3,23 @@
     {"ts": "...", "event": "denied", "principal": "User:eve", "host": "10.0.0.7", "api": "Produce",
      "operation": "WRITE", "resource": "TOPIC", "name": "orders", "client": "app", "connection": 7}
 
+A request that names several things of a kind has one line for all of them, with the first
+`NAMES_MAX` and how many there are:
+
+    {..., "operation": "DELETE", "resource": "TOPIC", "names": ["a", "b", ...], "count": 195000}
+
 Rules:
 
 * What is denied is noted each time, and so is every use of an API that changes something
   (`permissions.table.CHANGES`). Of all else, which may be thousands a second, a connection's first
   use of each thing is noted, and the first after permissions changed.
-* At most `lines_max` lines of one principal on one host, and `LINES_MAX` in all, leave in a second.
-  The rest is counted, and a line says how many were left out, whose they were, and how they were
-  decided. So nobody fills a disk, hides another's lines, or goes unmentioned.
+* An act, which is allowed and changes something, is always noted. A request is one act, or a few,
+  whatever number of things it names.
+* Of the rest, `LINES_OF_ONE_MAX` lines of one principal and of one kind leave in a second, from
+  whatever hosts; of those that have not shown who they are, as many from one host. `LINES_MAX`
+  leave in all, and `STRANGERS_LINES_MAX` of strangers, of which nobody has more than it leaves to
+  others. What is beyond is counted, and a line says how many were left out, whose they were, and
+  how they were decided. So nobody fills a disk, hides another's lines, or goes unmentioned.
 * What a line says of a client is what the client was shown to be, and the names it used. No bytes
   of requests, no credentials.
 
@@ -25,22 +34,36 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 from vdl.clock import MS, Clock
+from vdl.kafka.limits.shares import Shares
+from vdl.kafka.security.principal import ANONYMOUS
 
 LINES_MAX = 200
-"""In a second."""
+"""In a second, of principals; acts are not counted."""
+STRANGERS_LINES_MAX = 100
+"""In a second, of those that have not shown who they are."""
 LINES_OF_ONE_MAX = 20
-"""Of them, of one principal on one host and of one kind."""
+"""Of them, of one principal, or of strangers on one host, and of one kind."""
 LEFT_OUT_MAX = 500
 """So many are named of those whose lines were left out in a second."""
 NAME_CHARS_MAX = 300
 """Of a name that a client chose."""
+NAMES_MAX = 10
+"""Of several things that a request named, these many names are in the line."""
 _SECOND_NS = 1_000 * MS
 _OTHERS = "(others)"
+_STRANGER = str(ANONYMOUS)
 
 _Whose = tuple[str, str, str]
 """(principal, host, event)."""
+
+
+class WriteLine(Protocol):
+    """Have a whole line written; return at once."""
+
+    def __call__(self, line: bytes, *, is_act: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +81,50 @@ class AuditOptions:
 class AuditLog:
     """See the module."""
 
-    def __init__(self, write: Callable[[bytes], None], clock: Clock) -> None:
-        """`write` takes a whole line, and returns at once."""
+    def __init__(self, write: WriteLine, clock: Clock) -> None:
         self._write = write
         self._clock = clock
         self._second_ns = 0
         """When the present second began; nothing is counted before."""
-        self._written = 0
-        self._of_one: Counter[_Whose] = Counter()
+        # Who takes a line leaves one: with one more than there are, the last can be taken.
+        self._known = Shares(LINES_MAX + 1)
+        self._strangers = Shares(STRANGERS_LINES_MAX + 1)
+        self._of_one: Counter[tuple[str, str]] = Counter()
+        """By who, as it is in the shares, and event."""
         self._left_out: Counter[_Whose] = Counter()
         self._is_flush_due = False
         self.lines = 0
         self.lines_left_out = 0
 
-    def note(self, event: str, principal: str, host: str, **fields: str | int) -> None:
-        """Note anything that a client did, or that was done to it."""
+    def note(
+        self,
+        event: str,
+        principal: str,
+        host: str,
+        *,
+        is_act: bool = False,
+        **fields: str | int | list[str],
+    ) -> None:
+        """Note anything that a client did, or that was done to it. `is_act`: it was allowed, and
+        changes something."""
+        if is_act or self._has_room(event, principal, host):
+            self._line(event, is_act=is_act, principal=principal, host=host, **fields)
+        else:
+            self._leave_out((principal, host, event))
+
+    def _has_room(self, event: str, principal: str, host: str) -> bool:
+        """Count a line of this second, if it may leave."""
         now_ns = self._clock.now_ns()
         if now_ns - self._second_ns >= _SECOND_NS:
             self._begin_second(now_ns)
-        whose = principal, host, event
-        if self._written >= LINES_MAX or self._of_one[whose] >= LINES_OF_ONE_MAX:
-            self._leave_out(whose)
-            return
-        self._written += 1
-        self._of_one[whose] += 1
-        self._line(event, principal=principal, host=host, **fields)
+        shares, who = self._known, principal
+        if principal == _STRANGER:
+            shares, who = self._strangers, host
+        if self._of_one[who, event] >= LINES_OF_ONE_MAX or not shares.may_take(who, 1):
+            return False
+        shares.change(who, 1)
+        self._of_one[who, event] += 1
+        return True
 
     def _leave_out(self, whose: _Whose) -> None:
         self.lines_left_out += 1
@@ -100,7 +142,8 @@ class AuditLog:
 
     def _begin_second(self, now_ns: int) -> None:
         self._second_ns = now_ns
-        self._written = 0
+        self._known.clear()
+        self._strangers.clear()
         self._of_one.clear()
         left_out, self._left_out = self._left_out, Counter()
         for (principal, host, event), count in left_out.items():
@@ -110,9 +153,11 @@ class AuditLog:
         """Say what is left to say."""
         self._begin_second(self._clock.now_ns())
 
-    def _line(self, event: str, **fields: str | int) -> None:
+    def _line(
+        self, event: str, *, is_act: bool = False, **fields: str | int | list[str]
+    ) -> None:
         self.lines += 1
         stamp = datetime.fromtimestamp(self._clock.wall_ms() / 1_000, UTC)
         line = {"ts": stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")}
         text = json.dumps({**line, "event": event, **fields}, ensure_ascii=True)
-        self._write(text.encode() + b"\n")
+        self._write(text.encode() + b"\n", is_act=is_act)

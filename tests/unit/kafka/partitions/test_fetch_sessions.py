@@ -238,7 +238,7 @@ def test_a_full_request_ends_the_session_it_names() -> None:
 def test_the_largest_epoch_is_followed_by_one() -> None:
     """0 and -1 mean something else."""
     sessions = FetchSessions(1, 1, lambda count: bytes(count - 1) + b"\x07")
-    session = sessions.create(1, 0, uses_topic_ids=False)
+    session = sessions.create(1, 0, uses_topic_ids=False, asker="")
     assert session is not None
     session.epoch = EPOCH_MAX
     assert sessions.find(session.id, EPOCH_MAX, 0, uses_topic_ids=False) is session
@@ -355,14 +355,14 @@ def test_partitions_of_all_sessions_are_bounded() -> None:
     assert world.context.fetch_sessions.partitions == 0
 
 
-def create(sessions: FetchSessions, partitions: int, now_ns: int) -> int:
+def create(sessions: FetchSessions, partitions: int, now_ns: int, asker: str = "") -> int:
     """The id of a session of so many partitions, 0 without a place."""
-    session = sessions.create(partitions, now_ns, uses_topic_ids=False)
+    session = sessions.create(partitions, now_ns, uses_topic_ids=False, asker=asker)
     if session is None:
         return 0
     for index in range(partitions):
         session.add(handler._Target(FetchPartition(index), -1, ErrorCode.NONE, ("t", index)))
-    sessions.counted(partitions)
+    sessions.counted(session, partitions)
     return session.id
 
 
@@ -385,3 +385,33 @@ def test_who_gives_way_was_not_used_or_is_old_and_smaller() -> None:
         ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     )
     assert (len(sessions), sessions.partitions) == (2, 4)
+
+
+def test_who_has_most_sessions_gives_way_to_one_that_has_fewer() -> None:
+    """At once, its least recently used one first, until both have as many; not back."""
+    drawn = iter(range(1, 100))
+    sessions = FetchSessions(6, 100, lambda count: next(drawn).to_bytes(count, "big"))
+    of_eve = [create(sessions, 9, 0, "User:eve") for _ in range(8)]
+    assert [bool(session_id) for session_id in of_eve] == [True] * 6 + [False] * 2
+    sessions.find(of_eve[0], 1, 1, uses_topic_ids=False)
+    of_alice = [create(sessions, 1, 2, "User:alice") for _ in range(4)]
+    assert [bool(session_id) for session_id in of_alice] == [True] * 3 + [False]
+    left = [
+        not isinstance(sessions.find(session_id, epoch, 3, uses_topic_ids=False), ErrorCode)
+        for session_id, epoch in zip(of_eve[:6], (2, 1, 1, 1, 1, 1), strict=True)
+    ]
+    assert left == [True, False, False, False, True, True]
+    assert create(sessions, 9, 4, "User:eve") == 0
+    assert create(sessions, 1, 5, "User:bob") > 0
+    assert (len(sessions), sessions.evicted) == (6, 4)
+
+
+def test_who_has_most_partitions_gives_way_to_one_that_has_fewer() -> None:
+    """They are bounded apart from sessions. Nobody gives way to one that would have more."""
+    drawn = iter(range(1, 100))
+    sessions = FetchSessions(50, 100, lambda count: next(drawn).to_bytes(count, "big"))
+    for _ in range(10):
+        assert create(sessions, 10, 0, "User:eve") > 0
+    assert create(sessions, 99, 0, "User:alice") == 0
+    assert create(sessions, 25, 0, "User:alice") > 0
+    assert (len(sessions), sessions.partitions) == (8, 95)

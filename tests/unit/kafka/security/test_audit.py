@@ -9,8 +9,16 @@ import pytest
 
 from tests.unit.kafka.fake_host import World
 from tests.unit.kafka.permissions.test_permissions import Do, bind, client, requests, secured
-from vdl.kafka.security.audit import LEFT_OUT_MAX, LINES_MAX, LINES_OF_ONE_MAX, AuditLog
-from vdl.kafka.security.principal import Principal
+from vdl.kafka.security.audit import (
+    LEFT_OUT_MAX,
+    LINES_MAX,
+    LINES_OF_ONE_MAX,
+    NAMES_MAX,
+    STRANGERS_LINES_MAX,
+    AuditLog,
+)
+from vdl.kafka.security.principal import ANONYMOUS, Principal
+from vdl.kafka.wire.delete_records import DeleteRecordsPartition, DeleteRecordsTopic
 from vdl.state.acls import AclResource
 
 TOPIC = AclResource.TOPIC
@@ -20,13 +28,23 @@ def audited(world: World) -> list[dict[str, Any]]:
     """What will have been written."""
     lines: list[dict[str, Any]] = []
 
-    def write(line: bytes) -> None:
+    def write(line: bytes, *, is_act: bool) -> None:
+        del is_act
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
         lines.append(json.loads(line))
 
     world.context.audit = AuditLog(write, world.clock)
     return lines
+
+
+def topics_to_trim(count: int) -> Any:
+    """A DeleteRecords that names so many topics."""
+    asked = requests(2)[21]
+    asked.topics = [
+        DeleteRecordsTopic(f"t{number}", [DeleteRecordsPartition(0, 1)]) for number in range(count)
+    ]
+    return asked
 
 
 def test_denials_are_noted_each_time_and_what_is_allowed_once() -> None:
@@ -96,6 +114,7 @@ def test_lines_and_what_is_remembered_of_those_left_out_are_bounded() -> None:
     for number in range(total):
         audit.note("denied", f"User:u{number}", "10.0.0.1", api="Produce")
     assert len(lines) == LINES_MAX
+    assert all(line["event"] == "denied" for line in lines)
     world.run(1_100)
     counts = [line["count"] for line in lines[LINES_MAX:]]
     assert len(counts) == LEFT_OUT_MAX + 1
@@ -127,3 +146,69 @@ def test_names_that_clients_choose_start_no_line_and_no_field() -> None:
     client(world).ask(2, 5, asked)
     (line,) = lines
     assert (line["event"], line["name"]) == ("denied", name)
+
+
+def test_one_from_ten_hosts_has_the_lines_of_one() -> None:
+    """Of each kind. Another one has its own, however late it comes."""
+    world = World()
+    lines = audited(world)
+    audit = world.context.audit
+    assert audit is not None
+    for number in range(1_000):
+        audit.note("denied", "User:eve", f"10.0.0.{number % 10}")
+    assert len(lines) == LINES_OF_ONE_MAX
+    for user in range(40):
+        for _ in range(LINES_OF_ONE_MAX):
+            audit.note("denied", f"User:eve{user}", "10.0.0.1")
+    audit.note("logged_in", "User:bob", "10.0.0.2")
+    assert len(lines) <= LINES_MAX
+    world.run(1_100)
+    assert sum(line["count"] for line in lines if line["event"] == "left_out") > 0
+
+
+def test_strangers_hide_nobody_who_has_shown_who_it_is() -> None:
+    """Refused logins come from any number of addresses; they have a bound of their own."""
+    world = World()
+    lines = audited(world)
+    audit = world.context.audit
+    assert audit is not None
+    for number in range(5_000):
+        audit.note("login_refused", str(ANONYMOUS), f"10.0.{number % 250}.{number % 7}")
+    assert len(lines) == STRANGERS_LINES_MAX
+    for user in range(5):
+        for _ in range(LINES_OF_ONE_MAX):
+            audit.note("denied", f"User:u{user}", "10.0.0.1")
+    assert len(lines) == STRANGERS_LINES_MAX + 5 * LINES_OF_ONE_MAX
+
+
+def test_no_act_is_left_out_however_many_lines_others_have() -> None:
+    """Nor for the number of acts: each line is one that changed something."""
+    world = secured()
+    lines = audited(world)
+    eve, root = client(world, Principal("eve")), client(world, Principal("root"))
+    audit = world.context.audit
+    assert audit is not None
+    for number in range(1_000):
+        audit.note("denied", f"User:u{number}", "10.0.0.1")
+    for _ in range(5 * LINES_OF_ONE_MAX):
+        eve.ask(21, 2, topics_to_trim(1), wait_ms=0.001)
+        root.ask(21, 2, topics_to_trim(1), wait_ms=1)
+    acts = [line for line in lines if line["principal"] == "User:root"]
+    assert len(acts) == 5 * LINES_OF_ONE_MAX
+    assert {(line["event"], line["name"]) for line in acts} == {("allowed", "t0")}
+
+
+def test_a_request_that_names_many_things_has_one_line() -> None:
+    """Allowed or denied, with the first names and their number: nothing of it is left out, and
+    nothing else for its sake. One name stands as it always did."""
+    world = secured(bind(Do.DELETE, TOPIC, "t7"))
+    lines = audited(world)
+    client(world, Principal("root")).ask(21, 2, topics_to_trim(2_000), 500)
+    client(world).ask(21, 2, topics_to_trim(2_000), 500)
+    names = [f"t{number}" for number in range(NAMES_MAX + 1)]
+    act, denied, trimmed = lines
+    assert (act["event"], act["names"], act["count"]) == ("allowed", names[:NAMES_MAX], 2_000)
+    assert (trimmed["event"], trimmed["name"]) == ("allowed", "t7")
+    assert "names" not in trimmed
+    names.remove("t7")
+    assert (denied["event"], denied["names"], denied["count"]) == ("denied", names, 1_999)
