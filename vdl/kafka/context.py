@@ -189,6 +189,13 @@ class ConnectionInfo:
     on_lost: Callable[[], None] | None = field(default=None, repr=False)
     """Runs once when the connection is gone: what it opened ends with it."""
 
+    @property
+    def asker(self) -> str:
+        """Whose turn it is where work is shared out, and whose share where a budget is: the
+        principal, or the address of a client that has not shown who it is."""
+        principal = self.principal
+        return self.peer_host if principal == ANONYMOUS else str(principal)
+
 
 @dataclass(slots=True)
 class RequestContext:
@@ -219,10 +226,8 @@ class RequestContext:
 
     @property
     def asker(self) -> str:
-        """Whose turn it is where work is shared out: the principal, or the address of a client
-        that has not shown who it is."""
-        principal = self.principal
-        return self.client_host if principal == ANONYMOUS else str(principal)
+        """See `ConnectionInfo.asker`."""
+        return self.connection.asker
 
     def repeats(self, of: str, repeats_max: int = REPEATS_MAX) -> Repeats:
         """What the request has named of a kind, in all its parts."""

@@ -660,7 +660,8 @@ class ClientSession:
         if pace.started_ns >= pace.until_ns and not self._is_its_turn(self._waiting[0].arrived_ns):
             return False
         context = self._frontend.context
-        if context.host.overloaded or context.record_checks.is_full:
+        checks = context.record_checks
+        if context.host.overloaded or (checks.is_short and checks.has_its_share(self.info.asker)):
             if not self._held_back:
                 self._held_back = True
                 self._frontend.hold_back(self)

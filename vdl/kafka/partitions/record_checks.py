@@ -20,9 +20,11 @@ Bounds over all connections:
   `OUTPUT_BYTES_MAX`. No more is ever held decompressed; the buffers are reused.
 * Threads take batches in turns between those who sent them: one that sends many, or expensive
   ones, keeps others waiting for one batch.
-* Batches that wait for a thread are held as they were sent. From `WAITING_BYTES_MAX` on, `is_full`
-  says that no further Produce may start. What is compressed counts as `COMPRESSED_BYTES_COUNTED` at
-  least, so that what waits cannot become more than a hundred times as much.
+* Batches that wait for a thread are held as they were sent, `WAITING_BYTES_MAX` in all, of which
+  nobody has more than it leaves free (`limits/shares.py`). From there on, `has_its_share` says that
+  no further Produce of that asker may start. What is compressed counts as
+  `COMPRESSED_BYTES_COUNTED` at least, so that what waits cannot become more than a hundred times as
+  much.
 
 Must not know: requests, connections, logs.
 """
@@ -37,6 +39,7 @@ from typing import Any, NamedTuple
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.fair_queue import FairQueue
 from vdl.kafka.host import Compute
+from vdl.kafka.limits.shares import Shares
 from vdl.records import legacy
 from vdl.records import walk as record_walk
 from vdl.records.batch import (
@@ -123,11 +126,16 @@ class _Waiting:
     """A batch that left the loop: its bytes as they were sent, what is done with them in a thread,
     and who gets the outcome."""
 
-    __slots__ = ("bytes", "done", "job")
+    __slots__ = ("asker", "bytes", "done", "job")
 
     def __init__(
-        self, size: int, job: Callable[[Scratch], Any], done: Callable[[Any], None]
+        self,
+        asker: str,
+        size: int,
+        job: Callable[[Scratch], Any],
+        done: Callable[[Any], None],
     ) -> None:
+        self.asker = asker
         self.bytes = size
         self.job = job
         self.done = done
@@ -164,7 +172,7 @@ class RecordChecks:
         "_scratches",
         "_waiting",
         "_waiting_bytes",
-        "is_full",
+        "is_short",
         "left_loop",
         "recompressed",
         "refused",
@@ -179,15 +187,20 @@ class RecordChecks:
         self._scratches: list[Scratch] = []
         self._running = 0
         self._waiting: FairQueue[_Waiting] = FairQueue()
-        self._waiting_bytes = 0
-        self.is_full = False
-        """Whether so much waits for the threads that nothing further may come."""
+        self._waiting_bytes = Shares(WAITING_BYTES_MAX)
+        self.is_short = False
+        """Whether so much waits for the threads that an asker may have its share."""
         self.recompressed = 0
         """Batches that got the codec of their topic."""
         self.left_loop = 0
         """Batches that were checked in a thread."""
         self.refused = 0
         """Batches whose inside was not what it should be."""
+
+    def has_its_share(self, asker: str) -> bool:
+        """Return whether so much of the asker waits for the threads that nothing further of it may
+        come. What comes in one request is taken whole: it may be more than was free."""
+        return self._waiting_bytes.has_share(asker)
 
     def check(
         self,
@@ -284,13 +297,14 @@ class RecordChecks:
         self, size: int, job: Callable[[Scratch], Any], done: Callable[[Any], None], asker: str
     ) -> None:
         self.left_loop += 1
-        self._waiting.put(asker, _Waiting(size, job, done))
-        self._count_waiting(size)
+        self._waiting.put(asker, _Waiting(asker, size, job, done))
+        self._count_waiting(asker, size)
         self._start()
 
-    def _count_waiting(self, change: int) -> None:
-        self._waiting_bytes += change
-        self.is_full = self._waiting_bytes >= WAITING_BYTES_MAX
+    def _count_waiting(self, asker: str, change: int) -> None:
+        waiting = self._waiting_bytes
+        waiting.change(asker, change)
+        self.is_short = 2 * waiting.used >= waiting.limit
 
     def _start(self) -> None:
         while self._waiting and self._running < CHECKS_AT_ONCE:
@@ -302,7 +316,7 @@ class RecordChecks:
     def _done(self, one: _Waiting, scratch: Scratch, outcome: Any) -> None:
         self._running -= 1
         self._scratches.append(scratch)
-        self._count_waiting(-one.bytes)
+        self._count_waiting(one.asker, -one.bytes)
         self.refused += isinstance(outcome, KafkaError)
         self.recompressed += isinstance(outcome, Recompressed)
         self._start()

@@ -13,6 +13,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.partitions import record_checks
 from vdl.kafka.partitions.record_checks import CHECKS_AT_ONCE, RecordChecks
+from vdl.kafka.security.principal import Principal
 from vdl.kafka.wire.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
@@ -667,28 +668,30 @@ def test_produce_without_acks_that_lies_closes_the_connection() -> None:
 def test_produce_waits_while_too_much_waits_for_the_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is held for checks is bounded over all connections: at the bound nothing starts, and
-    one batch below it everything does."""
+    """What is held for checks is bounded over all connections of a principal: at the bound nothing
+    of it starts, and one batch below it everything does. Others go on."""
+    large = batch(5, 100)
+    monkeypatch.setattr(record_checks, "WAITING_BYTES_MAX", 8 * len(large))
     world, threads = threaded_world()
     (stream,) = world.topic()
-    large = batch(5, 100)
-    monkeypatch.setattr(record_checks, "WAITING_BYTES_MAX", 4 * len(large))
     for _ in range(3):
         world.client().request(PRODUCE, 9, produce(large))
-    small = world.client()
+    small, other = world.client(), world.client()
+    other.session.info.principal = Principal("bob")
     assert only(small.ask(PRODUCE, 9, produce(batch()))).error_code == ErrorCode.NONE
     world.client().request(PRODUCE, 9, produce(large))
     assert len(threads.jobs) == CHECKS_AT_ONCE
     small.request(PRODUCE, 9, produce(batch()))
     world.run()
     assert small.answers() == []
+    assert only(other.ask(PRODUCE, 9, produce(batch()))).error_code == ErrorCode.NONE
     threads.jobs.pop()()
     world.run()
     assert only(small.answers()[0]).error_code == ErrorCode.NONE
     while threads.jobs:
         threads.jobs.pop()()
     world.run()
-    assert stream.high_watermark == 4 * 5 + 2
+    assert stream.high_watermark == 4 * 5 + 3
 
 
 def test_produce_duplicate_is_answered_with_the_originals_append_time() -> None:

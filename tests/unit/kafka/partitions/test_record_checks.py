@@ -161,8 +161,9 @@ def test_small_batches_that_become_large_count_for_that() -> None:
     checks = RecordChecks(lambda job, done: jobs.append((job, done)), 0)
     batch = sized(500, Compression.LZ4)
     count = 0
-    while not checks.is_full:
-        checks.check_later(batch, read_header(batch), BOUNDS, lambda _: None)
+    while not checks.has_its_share("asker"):
+        asker = f"asker {count}"
+        checks.check_later(batch, read_header(batch), BOUNDS, lambda _: None, asker=asker)
         count += 1
     assert count * OUTPUT_BYTES_MAX <= 101 * record_checks.WAITING_BYTES_MAX
 
@@ -207,6 +208,33 @@ def test_checks_in_threads_take_turns_between_askers() -> None:
         job, done = jobs.pop(0)
         done(job())
     assert ended == ["eve", "eve", "eve", "alice", "bob", "eve", "eve", "eve"]
+
+
+def test_what_one_asker_sends_leaves_room_for_what_others_send() -> None:
+    """It has half of the bytes that may wait; a second one half of what is left then, or more."""
+    jobs: list[tuple[Any, Any]] = []
+    checks = RecordChecks(lambda job, done: jobs.append((job, done)), 0)
+    batch = sized(1 << 20)
+    header = read_header(batch)
+
+    def fill(asker: str) -> int:
+        count = 0
+        while not checks.has_its_share(asker):
+            checks.check_later(batch, header, BOUNDS, lambda _: None, asker=asker)
+            count += 1
+        return count * len(batch)
+
+    assert not checks.is_short
+    of_eve, of_alice = fill("eve"), fill("alice")
+    assert checks.is_short
+    half = record_checks.WAITING_BYTES_MAX // 2
+    assert half <= of_eve <= half + len(batch)
+    assert half // 2 - len(batch) <= of_alice <= half // 2 + len(batch)
+    assert not checks.has_its_share("bob")
+    while jobs:
+        job, done = jobs.pop(0)
+        done(job())
+    assert not checks.has_its_share("eve")
 
 
 def verdict_of(batch: bytearray, codec: Codec, *, in_thread: bool) -> object:
