@@ -3,9 +3,10 @@
     audit.log, audit.log.1 (the one before), ... audit.log.N (the oldest)
 
 The loop never waits for the disk: lines that the thread has not written are kept up to
-`QUEUE_BYTES`, half of which takes acts alone. Beyond that, and when the disk refuses, lines are lost; how many, the next line that
-is written says, and the server's own log. What a full disk took of a line is taken back, so that
-the next one begins a line. The files are readable by their owner alone.
+`QUEUE_BYTES`, half of which takes acts alone. Beyond that, and when the disk refuses, lines are
+lost; how many, the next line that is written says, and the server's own log. What a full disk took
+of a line is taken back, so that the next one begins a line. The files are readable by their owner
+alone.
 
 Must not know: what the lines say.
 """

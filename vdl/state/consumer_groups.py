@@ -28,7 +28,7 @@ from vdl.state.consumer_group import (
     group_from,
     protocols_bytes,
 )
-from vdl.state.group_kinds import GroupTouched
+from vdl.state.group_kinds import COORDINATOR_IS_FULL, SYNC_IS_FULL, GroupTouched
 from vdl.state.held_bytes import HeldBytes
 from vdl.state.table import (
     ALL,
@@ -172,11 +172,13 @@ class ConsumerGroups:
         self._dirty.add(group_id)
         self._held.stale.add(group_id)
 
-    def _has_room(self, group: ConsumerGroup, more: int) -> bool:
-        """Whether a group may take `more` bytes. 0 or less always fit."""
-        if more <= 0:
-            return True
-        return group.bytes + more <= GROUP_BYTES_MAX and self.bytes_held + more <= self.bytes_max
+    def _refusal(self, group: ConsumerGroup, more: int) -> ErrorCode:
+        """Why a group may not take `more` bytes, NONE if it may. 0 or less always fit."""
+        if more > 0 and group.bytes + more > GROUP_BYTES_MAX:
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        if more > 0 and self.bytes_held + more > self.bytes_max:
+            return COORDINATOR_IS_FULL
+        return ErrorCode.NONE
 
     # --- joining ---------------------------------------------------------------------------
     def join(self, command: commands.JoinGroup, now_ms: int) -> JoinAnswer:
@@ -188,9 +190,10 @@ class ConsumerGroups:
             group = ConsumerGroup(command.group_id, now_ms)
         if not group.supports(command.protocol_type, command.protocols):
             return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, command.member_id)
-        if not self._has_room(group, _growth(group, command)):
-            # What a snapshot cannot carry can never be had again from another replica.
-            return JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED, command.member_id)
+        # What a snapshot cannot carry can never be had again from another replica.
+        refusal = self._refusal(group, _growth(group, command))
+        if refusal is not ErrorCode.NONE:
+            return JoinAnswer(refusal, command.member_id)
         if command.member_id:
             answer = self._join_known(group, command, now_ms)
         else:
@@ -345,8 +348,11 @@ class ConsumerGroups:
         assignments = dict(command.assignments)
         members = group.members.values()
         more = sum(len(assignments.get(member.member_id, b"")) for member in members)
-        if not self._has_room(group, more - sum(len(member.assignment) for member in members)):
-            return SyncAnswer(ErrorCode.MESSAGE_TOO_LARGE)
+        more -= sum(len(member.assignment) for member in members)
+        refusal = self._refusal(group, more)
+        if refusal is not ErrorCode.NONE:
+            is_full = refusal is COORDINATOR_IS_FULL
+            return SyncAnswer(SYNC_IS_FULL if is_full else ErrorCode.MESSAGE_TOO_LARGE)
         for member in members:
             group.assign(member, assignments.get(member.member_id, b""))
         group.enter(GroupState.STABLE, now_ms)

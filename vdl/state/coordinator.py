@@ -29,7 +29,7 @@ from vdl.state.consumer_groups import (
     LeaveAnswer,
     SyncAnswer,
 )
-from vdl.state.group_kinds import GroupKind, GroupTable, GroupTouched
+from vdl.state.group_kinds import COORDINATOR_IS_FULL, GroupKind, GroupTable, GroupTouched
 from vdl.state.modern.groups import (
     ConsumersExpired,
     Heard,
@@ -383,7 +383,7 @@ class Coordinator:
             # The proposer's catalog is behind; clients try this error again.
             error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         if error is ErrorCode.NONE and not self._has_room(command):
-            error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+            error = COORDINATOR_IS_FULL
         if error is ErrorCode.NONE:
             if self.kind_of(command.group_id) is None:
                 self.groups.ensure(command.group_id, now_ms)
@@ -451,7 +451,7 @@ class Coordinator:
         more += self.offsets.growth(command.group_id, command.offsets)
         more += GROUP_BYTES + text_bytes(command.group_id)
         if self.bytes_held + more > COORDINATOR_BYTES_MAX:
-            return CommitAnswer(ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
+            return CommitAnswer(COORDINATOR_IS_FULL)
         if self.kind_of(command.group_id) is None:
             self.groups.ensure(command.group_id, now_ms)
         for one in pending:

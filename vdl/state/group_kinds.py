@@ -14,7 +14,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from vdl.errors import ErrorCode
 from vdl.state.table import ALL
+
+COORDINATOR_IS_FULL = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+"""The answer to what a coordinator has no room for. Kafka has no such bound, so no code of its own
+fits. This one has clients wait and ask the same server again, where they join, are heard of or
+commit, also in transactions. INVALID_COMMIT_OFFSET_SIZE and GROUP_MAX_SIZE_REACHED are final to
+them, and COORDINATOR_NOT_AVAILABLE has them look for another coordinator each time. The answer
+to a command is no part of the state: servers of other versions may give another one."""
+
+SYNC_IS_FULL = ErrorCode.COORDINATOR_NOT_AVAILABLE
+"""The same for SyncGroup, where the Java client takes the other code as final."""
 
 
 class GroupKind(StrEnum):

@@ -18,6 +18,7 @@ from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.answer import CommandAnswer
 from vdl.state.consumer_groups import GroupEvent
+from vdl.state.group_kinds import COORDINATOR_IS_FULL
 from vdl.state.share_groups import ShareGroup, ShareGroupChanged, ShareGroups
 from vdl.state.share_states import (
     UNSET_OFFSET,
@@ -160,7 +161,7 @@ class ShareCoordination:
             key = (command.group_id, topic_id, index)
             before = self.states.get(*key)
             if before is None and self._room < self.states.size_of(command.group_id):
-                answer.errors.append(ErrorCode.GROUP_MAX_SIZE_REACHED)
+                answer.errors.append(COORDINATOR_IS_FULL)
                 continue
             epoch = group.epoch if before is None else before.state_epoch + 1
             if offset < 0:

@@ -30,7 +30,7 @@ from vdl.state.commands import (
     ShareTopic,
 )
 from vdl.state.consumer_groups import GROUP_BYTES_MAX, GroupEvent
-from vdl.state.group_kinds import GroupKind, GroupTouched
+from vdl.state.group_kinds import COORDINATOR_IS_FULL, GroupKind, GroupTouched
 from vdl.state.table import (
     ALL,
     decode_value,
@@ -211,8 +211,9 @@ class ShareGroups:
     def make(self, group_id: str) -> ShareGroupChanged:
         """A group without members, which is not there yet: offsets are set before anybody comes."""
         group = ShareGroup(group_id)
-        if not self._has_room(group, {}, {}):
-            return ShareGroupChanged(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        refusal = self._refusal(group, {}, {})
+        if refusal is not ErrorCode.NONE:
+            return ShareGroupChanged(refusal)
         return self._change(group, {}, {})
 
     def join(self, command: JoinShareGroup, now_ms: int) -> ShareGroupChanged:
@@ -232,8 +233,9 @@ class ShareGroups:
         topics = topics_after(group, members, command.topics)
         if members == group.members and topics == group.topics:
             return ShareGroupChanged(ErrorCode.NONE)
-        if not self._has_room(group, members, topics):
-            return ShareGroupChanged(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        refusal = self._refusal(group, members, topics)
+        if refusal is not ErrorCode.NONE:
+            return ShareGroupChanged(refusal)
         return self._change(group, members, topics)
 
     def leave(self, command: LeaveShareGroup, now_ms: int) -> ShareGroupChanged:
@@ -251,14 +253,19 @@ class ShareGroups:
         if group is None:
             return ShareGroupChanged(ErrorCode.GROUP_ID_NOT_FOUND)
         topics = topics_after(group, group.members, command.topics)
-        if topics == group.topics or not self._has_room(group, group.members, topics):
+        if topics == group.topics or self._refusal(group, group.members, topics):
             return ShareGroupChanged(ErrorCode.NONE)
         return self._change(group, group.members, topics)
 
-    def _has_room(self, group: ShareGroup, members: Members, topics: Topics) -> bool:
+    def _refusal(self, group: ShareGroup, members: Members, topics: Topics) -> ErrorCode:
+        """Why a group may not have these members and topics, NONE if it may. What takes no more
+        than before always fits."""
         after = group_bytes(group.group_id, members, topics)
         more = after - group.bytes
-        return more <= 0 or (after <= GROUP_BYTES_MAX and self._bytes + more <= self.bytes_max)
+        if more > 0 and after > GROUP_BYTES_MAX:
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        is_full = more > 0 and self._bytes + more > self.bytes_max
+        return COORDINATOR_IS_FULL if is_full else ErrorCode.NONE
 
     def _change(self, group: ShareGroup, members: Members, topics: Topics) -> ShareGroupChanged:
         self._bytes -= group.bytes

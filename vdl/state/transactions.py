@@ -33,6 +33,7 @@ from ids import GroupId
 from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.answer import CommandAnswer
+from vdl.state.group_kinds import COORDINATOR_IS_FULL
 from vdl.state.table import ALL, decode_value, digest_key, encode_value, taken, text_bytes
 
 NO_PRODUCER_ID: Final = -1
@@ -211,7 +212,7 @@ class Transactions:
             changed_ms=now_ms,
         )
         if not self._make_room(created.bytes, now_ms):
-            return TransactionAnswer(ErrorCode.POLICY_VIOLATION)
+            return TransactionAnswer(COORDINATOR_IS_FULL)
         self.ids[created.transactional_id] = created
         if self._oldest is not None:
             self._note_created(self._oldest, created)

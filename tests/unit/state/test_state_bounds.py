@@ -20,6 +20,7 @@ from vdl.state.catalog import Catalog
 from vdl.state.consumer_group import GroupState
 from vdl.state.consumer_groups import GROUP_BYTES_MAX
 from vdl.state.coordinator import COORDINATOR_BYTES_MAX, Coordinator
+from vdl.state.group_kinds import COORDINATOR_IS_FULL
 from vdl.state.resource_configs import CONFIGS_BYTES_MAX
 
 MB = 1_000_000
@@ -116,6 +117,41 @@ def test_an_assignment_counts_like_a_subscription() -> None:
     assert sync(1000) is ErrorCode.NONE
 
 
+def test_a_full_coordinator_gives_an_error_that_clients_try_again() -> None:
+    """To each kind of request that grows it. All of them go on as soon as there is room."""
+    script = Script()
+    leader = script.join("g", 10).member_id
+    names = iter(range(100_000))
+    for size in (1_000, 40, 1):
+        metadata = [script.noise(size) for _ in range(40)]
+        while script.commit(f"g{next(names)}", *metadata) is ErrorCode.NONE:
+            pass
+    position = commands.OffsetCommit("t", bytes(16), 0, 1, -1, script.noise(4_000), 9)
+    grow = [
+        commands.CommitOffsets("new", -1, "", None, [position]),
+        commands.CommitTransactionOffsets(
+            group_id="new",
+            generation=-1,
+            member_id="",
+            group_instance_id=None,
+            producer_id=7,
+            producer_epoch=0,
+            number=1,
+            offsets=[position],
+        ),
+        commands.InitTransactions("x" * 4_000, 1, 7),
+    ]
+    sync = commands.SyncGroup("g", 1, leader, None, None, None, [(leader, bytes(4_000))])
+    for _ in range(2):
+        assert [script.apply(command).error for command in grow] == [COORDINATOR_IS_FULL] * 3
+        assert script.join("late", 4_000).error is COORDINATOR_IS_FULL
+        assert script.apply(sync).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    script.apply(commands.DeleteGroups([f"g{number}" for number in range(50)]))
+    assert [script.apply(command).error for command in grow] == [ErrorCode.NONE] * 3
+    assert script.join("late", 4_000).error is ErrorCode.NONE
+    assert script.apply(sync).error is ErrorCode.NONE
+
+
 def test_all_groups_of_a_coordinator_fit_into_a_snapshot() -> None:
     """At the bound, with what no compression makes smaller; its log may still be cut."""
     script = Script()
@@ -140,8 +176,8 @@ def test_what_is_said_along_with_offsets_counts() -> None:
     assert script.machine.offsets.bytes <= COORDINATOR_BYTES_MAX
     assert snapshot_bytes(script.machine) <= SNAPSHOT_BYTES_MAX // 2
     assert script.commit("g0", *(script.noise(4096) for _ in range(20))) is ErrorCode.NONE
-    assert script.commit(last, script.noise(4096 * 20)) is ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-    assert script.join("new", MB).error is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert script.commit(last, script.noise(4096 * 20)) is COORDINATOR_IS_FULL
+    assert script.join("new", MB).error is COORDINATOR_IS_FULL
     script.apply(commands.DeleteGroups(["g0"]))
     assert script.commit(last, script.noise(4096)) is ErrorCode.NONE
 

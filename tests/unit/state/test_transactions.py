@@ -508,7 +508,7 @@ def test_ids_stay_within_what_a_snapshot_carries() -> None:
     """They leave room for groups. Those that are there go on; there is none more."""
     life = Life()
     life.init()
-    assert fill(life, 1_000)[-1].error is ErrorCode.POLICY_VIOLATION
+    assert fill(life, 1_000)[-1].error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     held = life.machine.bytes_held
     assert TRANSACTIONS_BYTES_MAX - 2_000 < held <= TRANSACTIONS_BYTES_MAX
     assert life.init(new=-1).epoch == 1
@@ -528,7 +528,7 @@ def test_ids_of_long_ago_make_room_for_new_ones() -> None:
     life.now_ms += IDLE_MS_MIN - 1
     assert (
         life.apply(commands.InitTransactions("late".rjust(1_000), 1, 8)).error
-        is ErrorCode.POLICY_VIOLATION
+        is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     )
     life.now_ms += 1
     assert life.apply(commands.InitTransactions("late".rjust(1_000), 1, 8)).error is NONE
@@ -559,7 +559,7 @@ def test_refusing_new_ids_does_not_look_at_all_of_them_each_time() -> None:
         answers = life.machine.apply(
             commands.InitTransactions(f"late{number}".rjust(1_000), 1, 8), life.now_ms, number
         )
-        assert answers.error is ErrorCode.POLICY_VIOLATION
+        assert answers.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     assert counted.looks <= 1
 
 

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -153,9 +152,7 @@ class AuditLog:
         """Say what is left to say."""
         self._begin_second(self._clock.now_ns())
 
-    def _line(
-        self, event: str, *, is_act: bool = False, **fields: str | int | list[str]
-    ) -> None:
+    def _line(self, event: str, *, is_act: bool = False, **fields: str | int | list[str]) -> None:
         self.lines += 1
         stamp = datetime.fromtimestamp(self._clock.wall_ms() / 1_000, UTC)
         line = {"ts": stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")}

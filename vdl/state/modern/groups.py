@@ -17,7 +17,7 @@ import msgspec
 from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.consumer_groups import GroupEvent, LeaveAnswer
-from vdl.state.group_kinds import GroupKind, GroupTouched
+from vdl.state.group_kinds import COORDINATOR_IS_FULL, GroupKind, GroupTouched
 from vdl.state.held_bytes import HeldBytes
 from vdl.state.modern.group import (
     GROUP_BYTES,
@@ -154,10 +154,13 @@ class ModernGroups:
         self._held.stale.add(group_id)
         return GroupTouched(group_id, self.kind, list(member_ids))
 
-    def _has_room(self, group: ModernGroup, more: int) -> bool:
-        if more <= 0:
-            return True
-        return group.bytes + more <= GROUP_BYTES_MAX and self.bytes_held + more <= self.bytes_max
+    def _refusal(self, group: ModernGroup, more: int) -> ErrorCode:
+        """Why a group may not take `more` bytes, NONE if it may. 0 or less always fit."""
+        if more > 0 and group.bytes + more > GROUP_BYTES_MAX:
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        if more > 0 and self.bytes_held + more > self.bytes_max:
+            return COORDINATOR_IS_FULL
+        return ErrorCode.NONE
 
     # --- heartbeats ----------------------------------------------------------------------------
     def heard(self, command: commands.ConsumerHeartbeat) -> Heard:
@@ -182,9 +185,11 @@ class ModernGroups:
         more = member.bytes - (0 if before is None else before.bytes)
         if before is None and not group.members and group.group_id not in self.groups:
             more += GROUP_BYTES + text_bytes(group.group_id)
-        if not self._has_room(group, more):
-            # What a snapshot cannot carry can never be had again from another replica.
-            return Heard(ErrorCode.GROUP_MAX_SIZE_REACHED, "The group has no room for the member.")
+        # What a snapshot cannot carry can never be had again from another replica.
+        refusal = self._refusal(group, more)
+        if refusal is not ErrorCode.NONE:
+            full = "coordinator" if refusal is COORDINATOR_IS_FULL else "group"
+            return Heard(refusal, f"The {full} has no room for the member.")
         subscribes_anew = (
             before is None or before.topics != member.topics or before.pattern != member.pattern
         )
@@ -309,8 +314,9 @@ class ModernGroups:
             return HeartbeatAnswer(ErrorCode.MEMBER_ID_REQUIRED, new_member_id=member_id)
         member = joining(before, member_id, command, subscription)
         more = member.bytes - (0 if before is None else before.bytes)
-        if not self._has_room(group, more):
-            return HeartbeatAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        refusal = self._refusal(group, more)
+        if refusal is not ErrorCode.NONE:
+            return HeartbeatAnswer(refusal)
         old_id = member_id if found.replaces is None else found.replaces
         if old_id in group.targets:
             member = reconciled(
@@ -492,7 +498,7 @@ class ModernGroups:
         for member_id, target in targets:
             before = group.targets.get(member_id)
             more += target_bytes(target) - (0 if before is None else target_bytes(before))
-        if not self._has_room(group, more):
+        if self._refusal(group, more) is not ErrorCode.NONE:
             return TargetsAssigned(is_current=True, has_room=False)
         group.set_topics(command.topics, command.patterns)
         for member_id, target in targets:
