@@ -10,6 +10,7 @@ Must not know: sockets, the event loop, the wire format.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -115,6 +116,8 @@ class Context:
     """What clients may use; None while the catalog has no quota. Set by `follow_catalog`."""
     tokens: Validator | None = None
     """Who judges tokens of OAUTHBEARER; None: nobody can log in by one."""
+    token_bytes_asked: Counter[str] = field(default_factory=Counter)
+    """What delegation tokens will take that are being made, by who asked."""
     delegation_key: bytes = field(default=b"", repr=False)
     """What secrets of delegation tokens are made of; empty: there are none."""
 

@@ -12,7 +12,7 @@ Must not know: SCRAM, the servers' key, who may do what beyond owners and renewe
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -27,6 +27,8 @@ ALL_BYTES_MAX = 1 << 20
 TOKEN_BYTES = 400
 """What one takes besides its names."""
 KEY_PREFIX = b"d"
+TOKENS_ARE_FULL = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+"""The answer to who wants a token that there is no room for: ask later. Kafka has no such bound."""
 TIME_MS_MAX = (1 << 62) - 1
 
 
@@ -53,6 +55,11 @@ class DelegationToken(msgspec.Struct, frozen=True, array_like=True):
         """Return whether one of the principals logs in with it: its owner, or its requester, who
         was given its secret."""
         return self.owner in principals or self.requester in principals
+
+    @property
+    def bytes(self) -> int:
+        """What it takes of `ALL_BYTES_MAX`."""
+        return token_bytes(self.owner, self.requester, self.renewers)
 
     def verifier(self, mechanism: str) -> ScramUpsert | None:
         """By which a proof is checked."""
@@ -111,8 +118,8 @@ class DelegationTokens:
                 max_ms,
                 command.verifiers,
             )
-            if self._bytes + _bytes_of(known) > ALL_BYTES_MAX:
-                return TokenAnswer(ErrorCode.POLICY_VIOLATION), changed
+            if self._bytes + known.bytes > ALL_BYTES_MAX:
+                return TokenAnswer(TOKENS_ARE_FULL), changed
             changed.add(self._put(known))
         return _answer(known), changed
 
@@ -141,7 +148,8 @@ class DelegationTokens:
     def _put(self, token: DelegationToken) -> bytes:
         self.revision += 1
         key = digest_key(KEY_PREFIX, token.token_id)
-        self._bytes += _bytes_of(token) - _bytes_of(self._tokens.get(token.token_id))
+        before = self._tokens.get(token.token_id)
+        self._bytes += token.bytes - (0 if before is None else before.bytes)
         self._tokens[token.token_id] = token
         self._by_key[key] = token.token_id
         return key
@@ -149,7 +157,7 @@ class DelegationTokens:
     def _take(self, token: DelegationToken) -> bytes:
         self.revision += 1
         key = digest_key(KEY_PREFIX, token.token_id)
-        self._bytes -= _bytes_of(self._tokens.pop(token.token_id))
+        self._bytes -= self._tokens.pop(token.token_id).bytes
         del self._by_key[key]
         return key
 
@@ -177,7 +185,6 @@ def _answer(token: DelegationToken) -> TokenAnswer:
     return TokenAnswer(ErrorCode.NONE, token.issued_ms, token.expires_ms, token.max_ms)
 
 
-def _bytes_of(token: DelegationToken | None) -> int:
-    if token is None:
-        return 0
-    return TOKEN_BYTES + sum(map(text_bytes, (token.owner, token.requester, *token.renewers)))
+def token_bytes(owner: str, requester: str, renewers: Iterable[str]) -> int:
+    """What a token of these principals takes."""
+    return TOKEN_BYTES + sum(map(text_bytes, (owner, requester, *renewers)))

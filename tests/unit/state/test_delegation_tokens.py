@@ -97,7 +97,7 @@ def test_tokens_take_bounded_room_and_those_that_ended_take_none() -> None:
         count += 1
     assert 10 < count <= ALL_BYTES_MAX // (50 * 900)
     refused = create(catalog, "late", NOW + 3_999, names)
-    assert refused.error is ErrorCode.POLICY_VIOLATION
+    assert refused.error is ErrorCode.THROTTLING_QUOTA_EXCEEDED
     assert create(catalog, "later", NOW + 4_000, names).error is ErrorCode.NONE
     assert list(catalog.tokens.tokens) == ["later"]
 

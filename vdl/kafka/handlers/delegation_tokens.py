@@ -19,6 +19,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.topics import undecided
+from vdl.kafka.limits.shares import Shares
 from vdl.kafka.security.principal import ANONYMOUS, USER
 from vdl.kafka.security.scram import HASHES, ITERATIONS_MIN, salted_password, verifier_of
 from vdl.kafka.wire.create_delegation_token import (
@@ -41,6 +42,7 @@ from vdl.kafka.wire.renew_delegation_token import (
 )
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.state.commands import AlterDelegationToken, CreateDelegationToken, ScramUpsert
+from vdl.state.delegation_tokens import ALL_BYTES_MAX, TOKENS_ARE_FULL, token_bytes
 
 if TYPE_CHECKING:
     from vdl.state.delegation_tokens import DelegationToken
@@ -115,9 +117,20 @@ def handle_create_delegation_token(
     renewers = list(
         dict.fromkeys(_text(one.principal_type, one.principal_name) for one in request.renewers)
     )
+    more = token_bytes(owner, requester, renewers)
+    if not _has_room(ctx, requester, more):
+        return answered(TOKENS_ARE_FULL)
+    asked = ctx.server.token_bytes_asked
+    asked[requester] += more
     later = Later()
 
+    def settle() -> None:
+        asked[requester] -= more
+        if not asked[requester]:
+            del asked[requester]
+
     def decided(outcome: Outcome) -> None:
+        settle()
         if outcome.kind is not OutcomeKind.APPLIED:
             later.complete(answered(undecided(outcome)[0]))
             return
@@ -133,6 +146,7 @@ def handle_create_delegation_token(
 
     def computed(verifiers: list[ScramUpsert] | BaseException) -> None:
         if isinstance(verifiers, BaseException):
+            settle()
             raise verifiers
         ctx.server.host.propose_catalog(
             CreateDelegationToken(
@@ -147,6 +161,18 @@ def handle_create_delegation_token(
         lambda result: later.run(lambda: computed(result)),
     )
     return later
+
+
+def _has_room(ctx: RequestContext, requester: str, more: int) -> bool:
+    """Return whether the requester may have so many bytes of tokens more, of those that all tokens
+    may take: a user's own tokens do not keep others from having some."""
+    shares, now_ms = Shares(ALL_BYTES_MAX), ctx.server.host.agreed_ms()
+    for token in ctx.server.host.catalog.tokens.tokens.values():
+        if now_ms < token.expires_ms:
+            shares.change(token.requester, token.bytes)
+    for who, count in ctx.server.token_bytes_asked.items():
+        shares.change(who, count)
+    return shares.may_take(requester, more)
 
 
 def _complaint(request: CreateDelegationTokenRequest) -> ErrorCode:

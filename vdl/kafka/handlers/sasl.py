@@ -78,6 +78,7 @@ def _note(ctx: RequestContext, login: Login, answer: LoginAnswer) -> None:
         "logged_in" if answer.error is ErrorCode.NONE else "login_refused",
         str(login.principal),
         connection.peer_host,
+        is_act=False,
         listener=connection.listener,
         connection=connection.id,
         **fields,

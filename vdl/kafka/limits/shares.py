@@ -8,6 +8,9 @@ of switches are shared so (Choudhury and Hahne, "Dynamic Queue Length Thresholds
 Where what is held can be taken away again without harm, the whole budget is used, and once it is
 used up whoever holds most gives way to one that holds less (`yields`).
 
+Where few share a budget that each of them may well want most of, one may hold several times as much
+as it leaves free (`times`): with three times, one principal alone gets three quarters.
+
 Must not know: what is held, who the holders are.
 """
 
@@ -17,10 +20,11 @@ from __future__ import annotations
 class Shares:
     """How much of `limit` is held, and by whom."""
 
-    __slots__ = ("_held", "limit", "used")
+    __slots__ = ("_held", "_times", "limit", "used")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, times: int = 1) -> None:
         self.limit = limit
+        self._times = times
         self.used = 0
         """By all of them."""
         self._held: dict[str, int] = {}
@@ -45,12 +49,13 @@ class Shares:
             self._held.pop(who, None)
 
     def may_take(self, who: str, more: int) -> bool:
-        """Return whether it would hold no more than it leaves free."""
-        return self._held.get(who, 0) + more <= self.limit - self.used - more
+        """Return whether it would hold no more than `times` what it leaves free."""
+        left = self.limit - self.used - more
+        return self._held.get(who, 0) + more <= self._times * left
 
     def has_share(self, who: str) -> bool:
-        """Return whether it holds as much as it leaves free, or more."""
-        return self._held.get(who, 0) >= self.limit - self.used
+        """Return whether it holds as much as it may, or more."""
+        return self._held.get(who, 0) >= self._times * (self.limit - self.used)
 
     def greediest(self) -> str:
         """Return who holds most, of several the one that has held something for longest. There must

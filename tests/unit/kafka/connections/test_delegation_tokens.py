@@ -39,6 +39,7 @@ from vdl.state.commands import (
     CreateAcls,
     CreateDelegationToken,
 )
+from vdl.state.delegation_tokens import ALL_BYTES_MAX
 
 CREATE, RENEW, EXPIRE, DESCRIBE, HANDSHAKE, METADATA = 38, 39, 40, 41, 17, 3
 ALTER_USERS = 51
@@ -134,6 +135,30 @@ def test_token_that_is_removed_ends_its_connections() -> None:
     assert not user.closed
     gone = user.ask(RENEW, 2, RenewDelegationTokenRequest(token.hmac, -1))
     assert gone.error_code == ErrorCode.DELEGATION_TOKEN_NOT_FOUND
+
+
+def test_tokens_of_one_user_leave_room_for_those_of_others() -> None:
+    """Half of it. What it may not have is an error that may be asked again, and is there again when
+    tokens end. Another user's tokens count for who has them made."""
+    place = Tokens()
+    alice = place.user()
+    renewers = [CreatableRenewers("User", f"{number:03}".ljust(256, "r")) for number in range(100)]
+    made = []
+    while True:
+        token = place.make(alice, renewers=renewers)
+        if token.error_code:
+            break
+        made.append(token)
+    assert token.error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    (first, *_) = place.host.catalog.tokens.tokens.values()
+    assert len(made) == ALL_BYTES_MAX // 2 // first.bytes
+    for_bob = place.make(alice, owner="bob", renewers=renewers[1:])
+    assert for_bob.error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    assert place.make(place.user("=,"), renewers=renewers).error_code == ErrorCode.NONE
+    answer = alice.ask(EXPIRE, 2, ExpireDelegationTokenRequest(made[0].hmac, -1))
+    assert answer.error_code == ErrorCode.NONE
+    assert place.make(alice, renewers=renewers).error_code == ErrorCode.NONE
+    assert not place.context.token_bytes_asked
 
 
 def test_tokens_of_a_removed_user_end_with_its_last_credential() -> None:

@@ -11,9 +11,9 @@ from vdl.kafka.limits.shares import Shares
 LIMIT = 1_200
 
 
-def filled(names: list[str], step: int) -> Shares:
+def filled(names: list[str], step: int, times: int = 1) -> Shares:
     """All of them take what they may, in turns."""
-    shares = Shares(LIMIT)
+    shares = Shares(LIMIT, times)
     went_on = True
     while went_on:
         went_on = False
@@ -32,6 +32,15 @@ def test_principals_that_want_all_get_equal_shares_and_leave_one(count: int) -> 
     assert [shares.held(name) for name in names] == [LIMIT // (count + 1)] * count
     assert not any(shares.may_take(name, 1) for name in names)
     assert shares.may_take("User:late", 1)
+
+
+def test_one_may_hold_several_times_what_it_leaves_free() -> None:
+    """Three times: alone three quarters, two of them three sevenths each, give or take one."""
+    assert filled(["a"], 1, 3).used == LIMIT * 3 // 4
+    shares = filled(["a", "b"], 1, 3)
+    assert all(abs(shares.held(name) - LIMIT * 3 / 7) <= 3 for name in "ab")
+    assert shares.has_share("a") or shares.may_take("a", 1) is False
+    assert shares.may_take("late", 1)
 
 
 def test_whoever_comes_late_finds_room_however_many_took_theirs_before() -> None:
