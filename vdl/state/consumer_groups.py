@@ -180,6 +180,11 @@ class ConsumerGroups:
             return COORDINATOR_IS_FULL
         return ErrorCode.NONE
 
+    def growth(self, command: commands.JoinGroup) -> int:
+        """How many bytes more a group may have with what a member says, at most."""
+        group = self.groups.get(command.group_id)
+        return _growth(ConsumerGroup(command.group_id, 0) if group is None else group, command)
+
     # --- joining ---------------------------------------------------------------------------
     def join(self, command: commands.JoinGroup, now_ms: int) -> JoinAnswer:
         """KIP-62, KIP-345, KIP-394: by member id, by instance id, or new."""

@@ -345,11 +345,30 @@ class Coordinator:
             return ShareOffsetsAnswer(ErrorCode.GROUP_ID_NOT_FOUND)
         return self.share.alter(command, now_ms)
 
-    def _has_room(self, command: commands.CommitOffsets) -> bool:
-        """Whether these offsets fit. Those that need no more than before always do."""
+    def bytes_of(self, group_id: str) -> int:
+        """What a group and its positions take in a snapshot, about; 0: there is none."""
+        held = self.offsets.bytes_of(group_id) + self.pending.bytes_of(group_id)
+        match self.kind_of(group_id):
+            case GroupKind.CLASSIC:
+                held += self.groups.groups[group_id].bytes
+            case GroupKind.CONSUMER:
+                held += self.consumer.groups[group_id].bytes
+            case GroupKind.SHARE:
+                held += self.share.groups.groups[group_id].bytes
+            case None:
+                pass
+        return held
+
+    def commit_growth(self, command: commands.CommitOffsets) -> int:
+        """How many bytes more there are with these offsets, at most."""
         more = self.offsets.growth(command.group_id, command.offsets)
         if self.kind_of(command.group_id) is None:
             more += GROUP_BYTES + text_bytes(command.group_id)
+        return more
+
+    def _has_room(self, command: commands.CommitOffsets) -> bool:
+        """Whether these offsets fit. Those that need no more than before always do."""
+        more = self.commit_growth(command)
         return more <= 0 or self.bytes_held + more <= COORDINATOR_BYTES_MAX
 
     def _check_commit(self, command: commands.CommitOffsets) -> ErrorCode:

@@ -68,13 +68,23 @@ class StoredOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Offsets:
     """All offsets of one coordinator."""
 
-    __slots__ = ("_by_group", "_by_partition", "_by_topic", "_count", "_dirty", "bytes")
+    __slots__ = (
+        "_by_group",
+        "_by_partition",
+        "_by_topic",
+        "_bytes_by_group",
+        "_count",
+        "_dirty",
+        "bytes",
+    )
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[tuple[str, int], CommittedOffset]] = {}
         self._by_partition: Counter[GroupId] = Counter()
         self._by_topic: Counter[tuple[str, bytes]] = Counter()
         """Positions in each topic, by name and id."""
+        self._bytes_by_group: Counter[str] = Counter()
+        """Invariant: of each group with positions what they take, without names of topics."""
         self._count = 0
         self._dirty: set[_Key] = set()
         self.bytes = 0
@@ -100,6 +110,10 @@ class Offsets:
             if old is not None and 0 < new.partition_group < old.partition_group:
                 return True
         return False
+
+    def bytes_of(self, group_id: str) -> int:
+        """What the positions of a group take in a snapshot, about, without names of topics."""
+        return self._bytes_by_group[group_id]
 
     def growth(self, group_id: str, offsets: list[OffsetCommit]) -> int:
         """How many bytes more there are after these are committed, at most."""
@@ -194,9 +208,11 @@ class Offsets:
     def _count_in(self, group_id: str, topic: str, position: CommittedOffset) -> None:
         """Before it is added."""
         self._count += 1
-        self.bytes += _own_bytes(group_id, topic, position.metadata)
+        more = _own_bytes(group_id, topic, position.metadata)
         if len(self._by_group[group_id]) < NAME_COPIES:
-            self.bytes += text_bytes(group_id)
+            more += text_bytes(group_id)
+        self.bytes += more
+        self._bytes_by_group[group_id] += more
         place = topic, position.topic_id
         if self._by_topic[place] < NAME_COPIES:
             self.bytes += _topic_bytes(place)
@@ -206,9 +222,14 @@ class Offsets:
     def _uncount(self, group_id: str, topic: str, position: CommittedOffset) -> None:
         """After it was taken out."""
         self._count -= 1
-        self.bytes -= _own_bytes(group_id, topic, position.metadata)
+        less = _own_bytes(group_id, topic, position.metadata)
         if len(self._by_group[group_id]) < NAME_COPIES:
-            self.bytes -= text_bytes(group_id)
+            less += text_bytes(group_id)
+        self.bytes -= less
+        self._bytes_by_group[group_id] -= less
+        if not self._by_group[group_id]:
+            assert not self._bytes_by_group[group_id], group_id
+            del self._bytes_by_group[group_id]
         place = topic, position.topic_id
         self._by_topic[place] -= 1
         if self._by_topic[place] < NAME_COPIES:
@@ -250,6 +271,7 @@ class Offsets:
         self._by_group = {}
         self._by_partition = Counter()
         self._by_topic = Counter()
+        self._bytes_by_group = Counter()
         self._dirty = set()
         self._count = self.bytes = 0
         for value in values:

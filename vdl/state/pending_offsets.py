@@ -76,13 +76,16 @@ class PendingOffsets:
     """See the module."""
 
     __slots__ = (
-        "_by_group", "_by_place", "_by_producer", "_dirty", "_ended", "_forgotten_index", "bytes",
+        "_by_group", "_by_place", "_by_producer", "_bytes_by_group", "_dirty", "_ended",
+        "_forgotten_index", "bytes",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._by_producer: dict[int, dict[Place, PendingOffset]] = {}
         self._by_place: dict[Place, set[int]] = {}
         self._by_group: Counter[str] = Counter()
+        self._bytes_by_group: Counter[str] = Counter()
+        """Invariant: of each group with some what they take."""
         self._ended: dict[int, EndedTransaction] = {}
         """Invariant: in the order of their entries."""
         self._forgotten_index = 0
@@ -104,6 +107,10 @@ class PendingOffsets:
         """Whether an open transaction has offsets of the group: it does not expire."""
         return group_id in self._by_group
 
+    def bytes_of(self, group_id: str) -> int:
+        """What those of a group take in a snapshot, about."""
+        return self._bytes_by_group[group_id]
+
     def check(self, producer_id: int, epoch: int, number: int, asked_at: int = -1) -> ErrorCode:
         """Whether a producer's transaction may still commit offsets here. `asked_at`: it was open
         after this entry was applied here; -1: nobody said."""
@@ -123,6 +130,7 @@ class PendingOffsets:
         self._by_producer.setdefault(pending.producer_id, {})[pending.place] = pending
         self._by_place.setdefault(pending.place, set()).add(pending.producer_id)
         self._by_group[pending.group_id] += 1
+        self._bytes_by_group[pending.group_id] += pending.bytes
         self.bytes += pending.bytes
         self._dirty.add((pending.producer_id, pending.place))
 
@@ -185,8 +193,9 @@ class PendingOffsets:
         if not producers:
             del self._by_place[place]
         self._by_group[place[0]] -= 1
+        self._bytes_by_group[place[0]] -= pending.bytes
         if not self._by_group[place[0]]:
-            del self._by_group[place[0]]
+            del self._by_group[place[0]], self._bytes_by_group[place[0]]
         self.bytes -= pending.bytes
         self._dirty.add((producer_id, place))
 
@@ -242,6 +251,7 @@ class PendingOffsets:
         self._by_producer = {}
         self._by_place = {}
         self._by_group = Counter()
+        self._bytes_by_group = Counter()
         loaded = [decode_value(value, EndedTransaction) for value in ended]
         loaded.sort(key=lambda one: one.index)
         self._ended = {one.producer_id: one for one in loaded}

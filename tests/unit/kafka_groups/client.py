@@ -19,6 +19,7 @@ def join(
     cluster: Cluster, member_id: str = "", *, version: int = 9, server: int = 1, **fields: Any
 ) -> Call:
     protocols = fields.pop("protocols", {"range": b"r"})
+    user = fields.pop("user", "")
     request = join_wire.JoinGroupRequest(
         group_id=fields.pop("group_id", GROUP),
         session_timeout_ms=fields.pop("session_timeout_ms", 10_000),
@@ -28,7 +29,7 @@ def join(
         protocols=[join_wire.JoinGroupRequestProtocol(n, d) for n, d in protocols.items()],
         **fields,
     )
-    return cluster.call(JOIN, version, request, server=server)
+    return cluster.call(JOIN, version, request, server=server, user=user)
 
 
 def sync(
@@ -43,6 +44,7 @@ def sync(
 ) -> Call:
     if version >= 5:
         fields = {"protocol_type": "consumer", "protocol_name": "range"} | fields
+    user = fields.pop("user", "")
     request = sync_wire.SyncGroupRequest(
         group_id=fields.pop("group_id", GROUP),
         generation_id=generation,
@@ -52,7 +54,7 @@ def sync(
         ],
         **fields,
     )
-    return cluster.call(SYNC, version, request, server=server)
+    return cluster.call(SYNC, version, request, server=server, user=user)
 
 
 def heartbeat(

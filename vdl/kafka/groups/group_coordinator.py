@@ -41,6 +41,7 @@ from vdl.state.catalog import Catalog, TopicInfo
 from vdl.state.consumer_group import GroupState
 from vdl.state.consumer_groups import JoinAnswer
 from vdl.state.coordinator import Coordinator
+from vdl.state.group_kinds import COORDINATOR_IS_FULL, SYNC_IS_FULL
 from vdl.state.modern.groups import HeartbeatAnswer
 
 
@@ -152,9 +153,14 @@ class GroupCoordinator:
 
     # --- membership ------------------------------------------------------------------------
     def join(
-        self, command: commands.JoinGroup, later: Later, respond: Callable[[Joined], Any]
+        self,
+        asker: str,
+        command: commands.JoinGroup,
+        later: Later,
+        respond: Callable[[Joined], Any],
     ) -> None:
-        """JoinGroup: answered when the generation is set, or at once if nothing changes."""
+        """JoinGroup: answered when the generation is set, or at once if nothing changes. `asker`:
+        whose share it counts for (`RequestContext.asker`)."""
         waiter = Waiter(later, respond)
         led = self.find(command.group_id)
         if not isinstance(led, LedCoordinator):
@@ -166,7 +172,7 @@ class GroupCoordinator:
             waiter.complete(Joined(answer.error, answer.member_id, member=answer.member))
 
         if led.machine.has_consumers(command.group_id):
-            led.consumer.join(command, told)
+            led.consumer.join(asker, command, told)
             return
 
         def applied(outcome: Outcome) -> None:
@@ -175,7 +181,7 @@ class GroupCoordinator:
                 return
             if isinstance(outcome.result, HeartbeatAnswer):
                 # It became a group of the newer protocol meanwhile.
-                led.consumer.join(command, told)
+                led.consumer.join(asker, command, told)
                 return
             answer: JoinAnswer = outcome.result
             member_id = answer.member_id
@@ -190,12 +196,18 @@ class GroupCoordinator:
             else:
                 waiter.complete(Joined(ErrorCode.NONE, member_id, group, answer.leader_before))
 
-        led.state_group.propose(command, deadline_ns=led.deadline_ns(), done=applied)
+        if not led.propose_for(asker, command, applied):
+            waiter.complete(Joined(COORDINATOR_IS_FULL, command.member_id))
 
     def sync(
-        self, command: commands.SyncGroup, later: Later, respond: Callable[[Synced], Any]
+        self,
+        asker: str,
+        command: commands.SyncGroup,
+        later: Later,
+        respond: Callable[[Synced], Any],
     ) -> None:
-        """SyncGroup: the leader's assignment is proposed; followers wait for it."""
+        """SyncGroup: the leader's assignment is proposed; followers wait for it. `asker` as in
+        `join`."""
         waiter = Waiter(later, respond)
         led = self.find(command.group_id)
         if not isinstance(led, LedCoordinator):
@@ -223,7 +235,8 @@ class GroupCoordinator:
                 else:
                     self._sync_now(led, command, waiter)
 
-            led.state_group.propose(command, deadline_ns=led.deadline_ns(), done=applied)
+            if not led.propose_for(asker, command, applied):
+                waiter.complete(Synced(SYNC_IS_FULL))
         else:
             self._sync_now(led, command, waiter)
 
@@ -263,9 +276,11 @@ class GroupCoordinator:
         done: Callable[[ErrorCode, Any], None],
         *,
         member_id: str = "",
+        asker: str = "",
     ) -> None:
         """Propose to the coordinator of `group_id`: `done(NONE, the machine's answer)`, or the
-        error that says why there is none: 15 when its fate is open."""
+        error that says why there is none: 15 when its fate is open. `asker` as in `join`; empty for
+        what takes no room."""
         led = self.find(group_id)
         if not isinstance(led, LedCoordinator):
             done(led, None)
@@ -279,7 +294,8 @@ class GroupCoordinator:
             else:
                 done(undecided(led, outcome), None)
 
-        led.state_group.propose(command, deadline_ns=led.deadline_ns(), done=applied)
+        if not led.propose_for(asker, command, applied):
+            done(COORDINATOR_IS_FULL, None)
 
     # --- reads -----------------------------------------------------------------------------
     def read(self, group_id: str, done: Callable[[ErrorCode, Coordinator | None], None]) -> None:

@@ -50,6 +50,7 @@ from vdl.state import commands
 from vdl.state.catalog import Catalog, TopicInfo
 from vdl.state.consumer_group import ConsumerGroup
 from vdl.state.coordinator import Coordinator
+from vdl.state.group_kinds import COORDINATOR_IS_FULL
 from vdl.state.modern.group import ModernGroup
 from vdl.state.modern.groups import HeartbeatAnswer
 from vdl.state.modern.member import JOINING_EPOCH, STATIC_LEAVING_EPOCH, MemberState, ModernMember
@@ -112,6 +113,7 @@ class Leader(Protocol):
     @property
     def own_topics(self) -> Mapping[str, TopicInfo]: ...
     def propose(self, command: Any) -> None: ...
+    def propose_for(self, asker: str, command: Any, done: Callable[[Outcome], None]) -> bool: ...
     def undecided(self, outcome: Outcome) -> ErrorCode: ...
     def deadline_ns(self) -> int: ...
 
@@ -293,9 +295,9 @@ class LedConsumerGroups:
             else:
                 step.answer(Heartbeated(self._led.undecided(outcome)))
 
-        self._led.state_group.propose(
-            step.command, deadline_ns=self._led.deadline_ns(), done=decided
-        )
+        if not self._led.propose_for(step.sender.asker, step.command, decided):
+            text = "The principal has its share of what the coordinator has room for."
+            step.answer(Heartbeated(COORDINATOR_IS_FULL, text))
 
     def _applied(self, step: _Step, answer: HeartbeatAnswer) -> None:
         if answer.error is not ErrorCode.NONE:
@@ -407,16 +409,24 @@ class LedConsumerGroups:
         self._led.state_group.propose(command, deadline_ns=self._led.deadline_ns(), done=decided)
 
     # --- members of the classic protocol ---------------------------------------------------------
-    def join(self, command: commands.JoinGroup, told: Callable[[ClassicStep], None]) -> None:
+    def join(
+        self, asker: str, command: commands.JoinGroup, told: Callable[[ClassicStep], None]
+    ) -> None:
         """JoinGroup in a group of the newer protocol: answered when the member has a target. A
         static member may take the place of the last one that speaks the newer protocol: what is
         a classic group then is joined anew."""
         command = msgspec.structs.replace(command, may_downgrade=self._may_downgrade)
-        self._join(command, told, 0)
+        self._join(command, told, 0, asker)
 
     def _join(
-        self, command: commands.JoinGroup, told: Callable[[ClassicStep], None], deadline_ns: int
+        self,
+        command: commands.JoinGroup,
+        told: Callable[[ClassicStep], None],
+        deadline_ns: int,
+        asker: str = "",
     ) -> None:
+        """`asker`: of a first step; whoever is known takes nothing more."""
+
         def decided(outcome: Outcome) -> None:
             if outcome.kind is not OutcomeKind.APPLIED:
                 told(ClassicStep(self._led.undecided(outcome), command.member_id))
@@ -426,7 +436,8 @@ class LedConsumerGroups:
                 # It became a classic group meanwhile: the client is to ask again.
                 told(ClassicStep(ErrorCode.REBALANCE_IN_PROGRESS, command.member_id))
 
-        self._led.state_group.propose(command, deadline_ns=self._led.deadline_ns(), done=decided)
+        if not self._led.propose_for(asker, command, decided):
+            told(ClassicStep(COORDINATOR_IS_FULL, command.member_id))
 
     def _joined(
         self,

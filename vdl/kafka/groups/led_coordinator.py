@@ -27,6 +27,7 @@ from ids import GroupId
 from vdl.clock import MS, Clock, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
+from vdl.kafka.groups.group_shares import GroupShares, growth
 from vdl.kafka.groups.led_consumer_groups import LedConsumerGroups
 from vdl.kafka.groups.led_share_groups import LedShareGroups
 from vdl.kafka.host import Compute
@@ -79,6 +80,8 @@ class GroupOptions(Protocol):
     def offsets_retention_minutes(self) -> int: ...
     @property
     def offsets_retention_check_ms(self) -> int: ...
+    @property
+    def authorizer(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -391,6 +394,7 @@ class LedCoordinator:
         self.pattern_work = pattern_work
         self.own_topics = own_topics
         self._settled_ms = settled_ms
+        self._shares = GroupShares(machine, clock)
         self._live: dict[str, LiveGroup] = {}
         """Groups with members or pending members, and others that requests named."""
         for group_id, group in machine.groups.groups.items():
@@ -417,6 +421,25 @@ class LedCoordinator:
     def propose(self, command: Any) -> None:
         """For a timer, which is armed to try again."""
         self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=_ignore)
+
+    def propose_for(self, asker: str, command: Any, done: Callable[[Outcome], None]) -> bool:
+        """Propose what a client asked for; False: it is not, because its principal has its share of
+        the coordinator's room. Where clients may do everything, nothing is shared out."""
+        more = growth(self.machine, command) if asker and self.options.authorizer else 0
+        if more <= 0:
+            self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=done)
+            return True
+        group_id = command.group_id
+        owner = self._shares.begin(asker, group_id, more)
+        if owner is None:
+            return False
+
+        def decided(outcome: Outcome) -> None:
+            self._shares.end(owner, group_id, more)
+            done(outcome)
+
+        self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=decided)
+        return True
 
     def undecided(self, outcome: Outcome) -> ErrorCode:
         """See `undecided`."""

@@ -197,7 +197,7 @@ def handle_join_group(
         hold_first_rebalance=groups.holds_first_rebalance(),
     )
     later = Later()
-    groups.join(command, later, respond)
+    groups.join(ctx.asker, command, later, respond)
     return later
 
 
@@ -281,7 +281,7 @@ def handle_sync_group(
         ],
     )
     later = Later()
-    group_coordinator(ctx).sync(command, later, _sync_response)
+    group_coordinator(ctx).sync(ctx.asker, command, later, _sync_response)
     return later
 
 

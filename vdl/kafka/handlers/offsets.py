@@ -88,7 +88,11 @@ def handle_offset_commit(
         knows_epochs=ctx.api_version >= _MEMBER_EPOCHS_FROM,
     )
     group_coordinator(ctx).propose(
-        request.group_id, command, later.step(done), member_id=request.member_id
+        request.group_id,
+        command,
+        later.step(done),
+        member_id=request.member_id,
+        asker=ctx.asker,
     )
     return later
 

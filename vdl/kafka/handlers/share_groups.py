@@ -174,7 +174,7 @@ def _stay(
             led.share.renew(group_id, member_id)
         later.complete(_answer(request, led, changed))
 
-    groups.propose(group_id, command, later.step(done))
+    groups.propose(group_id, command, later.step(done), asker=ctx.asker)
     return later
 
 

@@ -392,7 +392,9 @@ class _OffsetsCommit:
         )
         done = self._later.step(partial(self._committed, number))
         groups = group_coordinator(self._ctx)
-        groups.propose(request.group_id, command, done, member_id=request.member_id)
+        groups.propose(
+            request.group_id, command, done, member_id=request.member_id, asker=self._ctx.asker
+        )
 
     def _committed(self, number: int, error: ErrorCode, result: CommitAnswer | None) -> None:
         code = error if result is None else result.error

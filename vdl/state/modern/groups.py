@@ -69,6 +69,8 @@ class Heard:
     grows_epoch: bool = False
     is_change: bool = False
     """Whether anything replicated changes."""
+    more_bytes: int = 0
+    """What the group takes more then."""
 
 
 @dataclass(slots=True)
@@ -207,6 +209,7 @@ class ModernGroups:
             replaces=found.replaces,
             grows_epoch=subscribes_anew,
             is_change=member != before or found.replaces is not None or subscribes_anew,
+            more_bytes=more,
         )
 
     def _find(self, group: ModernGroup, command: commands.ConsumerHeartbeat) -> Heard:

@@ -1,0 +1,133 @@
+"""The room of a coordinator has a share for each principal, where clients may not do everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.unit.kafka_groups.client import GROUP, join, sync
+from tests.unit.kafka_groups.cluster import Call, Cluster
+from tests.unit.kafka_groups.consumer import heartbeat
+from vdl.errors import ErrorCode
+from vdl.kafka.wire import delete_groups as delete_wire
+from vdl.kafka.wire import offset_commit as commit_wire
+from vdl.state.coordinator import COORDINATOR_BYTES_MAX
+
+COMMIT, DELETE_GROUPS = 8, 42
+POSITIONS = 40
+SHARE = COORDINATOR_BYTES_MAX * 3 // 4
+
+
+def secured(*, authorizer: bool = True) -> Cluster:
+    cluster = Cluster(1, authorizer=authorizer)
+    cluster.create_topic("t", partitions=POSITIONS)
+    return cluster
+
+
+def names(cluster: Cluster, prefix: str) -> Iterator[str]:
+    """Groups of the coordinator that `GROUP` has."""
+    server = cluster.servers[1]
+    for number in range(100_000):
+        name = f"{prefix}{number}"
+        if server.coordinator_group(name) == server.coordinator_group(GROUP):
+            yield name
+
+
+def send_commit(
+    cluster: Cluster, group: str, user: str, count: int = POSITIONS, text: int = 4_000
+) -> Call:
+    """A commit of so many positions, with metadata of so many characters each."""
+    parts = [commit_wire.OffsetCommitRequestPartition(number, 1) for number in range(count)]
+    for part in parts:
+        part.committed_metadata = "m" * text
+    topic = commit_wire.OffsetCommitRequestTopic("t", partitions=parts)
+    request = commit_wire.OffsetCommitRequest(group_id=group, topics=[topic])
+    return cluster.call(COMMIT, 9, request, user=user)
+
+
+def error_of(call: Call) -> ErrorCode:
+    (code,) = {part.error_code for topic in call.response.topics for part in topic.partitions}
+    return ErrorCode(code)
+
+
+def fill(cluster: Cluster, user: str, prefix: str) -> list[str]:
+    """Commit in ever new groups until that is refused; those that are there."""
+    made = []
+    for name in names(cluster, prefix):
+        code = error_of(send_commit(cluster, name, user))
+        if code is not ErrorCode.NONE:
+            assert code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            break
+        made.append(name)
+    return made
+
+
+def test_groups_of_one_user_leave_room_for_those_of_others() -> None:
+    """For commits, joins, assignments and members of the newer protocol. What takes no more than
+    before is always accepted, and when there is room again, it is used."""
+    cluster = secured()
+    machine = cluster.machine(GROUP)
+    made = fill(cluster, "eve", "eve")
+    assert SHARE - POSITIONS * 4_200 < machine.bytes_held <= SHARE
+    assert error_of(send_commit(cluster, made[0], "eve")) is ErrorCode.NONE
+    large = {"range": b"r" * POSITIONS * 4_000}
+    refused = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    fresh = names(cluster, "more")
+    assert (
+        join(
+            cluster, group_id=next(fresh), version=3, protocols=large, user="eve"
+        ).response.error_code
+        == refused
+    )
+    topics = ["t" * 200 + f"{number}" for number in range(800)]
+    said = {"rebalance_timeout_ms": 1_000, "topic_partitions": [], "subscribed_topic_names": topics}
+    member = heartbeat(cluster, "m", 0, group_id=next(fresh), user="eve", **said)
+    assert member.response.error_code == refused
+
+    assert error_of(send_commit(cluster, next(names(cluster, "alice")), "alice")) is ErrorCode.NONE
+    joined = join(cluster, version=3, protocols=large, user="alice")
+    assert joined.response.error_code == ErrorCode.NONE
+    member_id = joined.response.member_id
+    synced = sync(cluster, member_id, 1, {member_id: b"a" * 80_000}, user="alice")
+    assert synced.response.error_code == ErrorCode.NONE
+    member = heartbeat(cluster, "m", 0, group_id=next(fresh), user="alice", **said)
+    cluster.advance(2_000)
+    assert member.response.error_code == ErrorCode.NONE
+
+    cluster.call(DELETE_GROUPS, 2, delete_wire.DeleteGroupsRequest(made[:10]), user="eve")
+    cluster.advance(1_000)
+    assert error_of(send_commit(cluster, next(fresh), "eve")) is ErrorCode.NONE
+
+
+def test_what_is_not_decided_counts() -> None:
+    """Many requests at once take no more than one after the other."""
+    cluster = secured()
+    cluster.commits = False
+    calls = [
+        send_commit(cluster, name, "eve")
+        for name, _ in zip(names(cluster, "eve"), range(40), strict=False)
+    ]
+    cluster.pump()
+    codes = [error_of(call) for call in calls]
+    assert codes.count(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) > 10
+    assert cluster.machine(GROUP).bytes_held <= SHARE
+    cluster.commits = True
+    assert error_of(send_commit(cluster, GROUP, "alice")) is ErrorCode.NONE
+
+
+def test_a_new_leader_takes_what_it_has_not_heard_of_for_not_free() -> None:
+    """It does not know whose groups there are; who asks gets a part of what is free."""
+    cluster = secured()
+    made = fill(cluster, "eve", "eve")
+    number = cluster.servers[1].coordinator_group(GROUP)
+    cluster.elect(number, 1)
+    more = fill(cluster, "eve", "more")
+    assert len(more) < len(made)
+    assert error_of(send_commit(cluster, GROUP, "alice", 10)) is ErrorCode.NONE
+
+
+def test_where_clients_may_do_everything_nothing_is_shared_out() -> None:
+    """One of them may have all the room; the error is one that clients try again."""
+    cluster = secured(authorizer=False)
+    fill(cluster, "eve", "eve")
+    assert cluster.machine(GROUP).bytes_held > SHARE + POSITIONS * 4_200
+    assert error_of(send_commit(cluster, GROUP, "alice")) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS

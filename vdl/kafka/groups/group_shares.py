@@ -1,0 +1,120 @@
+"""The room of one coordinator, shared out between the principals whose groups it has.
+
+What groups and positions may take together is bounded (`COORDINATOR_BYTES_MAX`), and principals are
+no part of the replicated state. So its leader keeps who has what, and refuses before it proposes: a
+group counts for the principal that this leader first heard of it from. What it has not heard of
+since it leads counts for nobody, and is taken into account as what is not free. Nobody may hold
+more than three times what it leaves free (`limits/shares.py`): most of a coordinator of its own,
+and never all of it.
+
+A command counts from before it is proposed until it is decided; then the group is counted anew.
+
+Must not know: requests, what the error is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vdl.clock import MS, Clock
+from vdl.kafka.limits.shares import Shares
+from vdl.state import commands
+from vdl.state.coordinator import COORDINATOR_BYTES_MAX, Coordinator
+from vdl.state.table import text_bytes
+
+TIMES_OF_FREE = 3
+RECOUNT_NS = 1_000 * MS
+"""Groups shrink without a request, too: before one is refused, all are counted anew, as often."""
+_FORGOTTEN_FROM = 1_000
+_NOBODY = ""
+
+
+class GroupShares:
+    """See the module."""
+
+    __slots__ = ("_clock", "_counted", "_held", "_machine", "_owners", "_recounted_ns", "_shares")
+
+    def __init__(self, machine: Coordinator, clock: Clock) -> None:
+        self._machine = machine
+        self._clock = clock
+        self._shares = Shares(COORDINATOR_BYTES_MAX, TIMES_OF_FREE)
+        self._owners: dict[str, str] = {}
+        """Whom a group counts for."""
+        self._counted: dict[str, int] = {}
+        """What each of them took when it was counted last."""
+        self._held = 0
+        """Invariant: the sum of `_counted`."""
+        self._recounted_ns = -RECOUNT_NS
+
+    def begin(self, asker: str, group_id: str, more: int) -> str | None:
+        """Count a command of `asker` that takes `more` bytes: whom it counts for, for `end`. None:
+        that one has its share."""
+        if len(self._owners) > _FORGOTTEN_FROM + 2 * self._machine.item_count:
+            self._recount()
+        owner = self._owners.setdefault(group_id, asker)
+        self._count(group_id)
+        if not self._may_take(owner, more):
+            now_ns = self._clock.now_ns()
+            if now_ns - self._recounted_ns < RECOUNT_NS:
+                return None
+            self._recounted_ns = now_ns
+            self._recount()
+            owner = self._owners.setdefault(group_id, asker)
+            if not self._may_take(owner, more):
+                return None
+        self._shares.change(owner, more)
+        return owner
+
+    def end(self, owner: str, group_id: str, more: int) -> None:
+        """The command is decided, or never will be here."""
+        self._shares.change(owner, -more)
+        if group_id in self._owners:
+            self._count(group_id)
+
+    def _may_take(self, owner: str, more: int) -> bool:
+        others = max(0, self._machine.bytes_held - self._held)
+        self._shares.change(_NOBODY, others - self._shares.held(_NOBODY))
+        return self._shares.may_take(owner, more)
+
+    def _recount(self) -> None:
+        """Count all groups anew, and forget those that are gone."""
+        for group_id in list(self._owners):
+            self._count(group_id)
+            if not self._counted[group_id]:
+                del self._owners[group_id], self._counted[group_id]
+
+    def _count(self, group_id: str) -> None:
+        now, before = self._machine.bytes_of(group_id), self._counted.get(group_id, 0)
+        self._counted[group_id] = now
+        self._held += now - before
+        self._shares.change(self._owners[group_id], now - before)
+
+
+def growth(machine: Coordinator, command: Any) -> int:
+    """How many bytes more the coordinator holds with a client's command, about; 0 or less: none."""
+    match command:
+        case commands.CommitOffsets():
+            return machine.commit_growth(command)
+        case commands.CommitTransactionOffsets():
+            return sum(
+                text_bytes(command.group_id) + text_bytes(one.topic) + text_bytes(one.metadata)
+                for one in command.offsets
+            )
+        case commands.JoinGroup():
+            if machine.has_consumers(command.group_id):
+                members = machine.consumer.groups[command.group_id].members
+                return 0 if command.member_id in members else machine.groups.growth(command)
+            return machine.groups.growth(command)
+        case commands.SyncGroup():
+            group = machine.group(command.group_id)
+            before = 0 if group is None else sum(len(m.assignment) for m in group.members.values())
+            return sum(len(assignment) for _, assignment in command.assignments) - before
+        case commands.ConsumerHeartbeat():
+            return machine.heard(command).more_bytes
+        case commands.JoinShareGroup():
+            known = machine.share.groups.groups.get(command.group_id)
+            member = None if known is None else known.members.get(command.member_id)
+            said = sum(map(text_bytes, (*command.topic_names, command.client_id, command.rack_id)))
+            return said - (0 if member is None else sum(map(text_bytes, member.topic_names)))
+        case _:
+            return 0
