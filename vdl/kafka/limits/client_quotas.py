@@ -17,7 +17,8 @@ averages over as long. It may be overdrawn by one request. Then the answer says 
 bucket will be empty, and the connection is not read for that long; what was read before is
 answered. A Fetch that finds the bucket empty is answered without records, at once.
 
-Clients may use any number of names. The buckets are bounded: full ones tell nothing and go first.
+Clients may use any number of names, of any length. The buckets are bounded: full ones tell nothing
+and go first. Of a long name its digest is kept.
 
 Must not know: connections, requests.
 """
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from enum import Enum
+from hashlib import blake2b
 
 from vdl.clock import MS
 from vdl.state.quotas import (
@@ -49,6 +51,8 @@ THROTTLE_MS_MAX = (1 << 31) - 1
 BUCKETS_MAX = 10_000
 LIMITS_MAX = 10_000
 """Look-ups that are remembered."""
+NAME_CHARS_MAX = 128
+"""Longer names, which clients may choose, are kept as digests of 64 characters."""
 _SECOND_NS = 1_000 * MS
 _LOOKED_AT_MAX = 8
 """Oldest buckets that are looked at to find one that is full."""
@@ -200,7 +204,7 @@ class ClientQuotas:
         if self._revision != self._quotas.revision:
             self._revision = self._quotas.revision
             self._limits.clear()
-        question = quota, user, client_id
+        question = quota, _kept(user), _kept(client_id)
         try:
             return self._limits[question]
         except KeyError:
@@ -217,12 +221,21 @@ class ClientQuotas:
         return None
 
 
+def _kept(name: str) -> str:
+    """By what a name is told from others here; names in the catalog are compared as they are."""
+    if len(name) <= NAME_CHARS_MAX:
+        return name
+    return blake2b(name.encode(errors="surrogatepass"), digest_size=32).hexdigest()
+
+
 def _levels(quota: Quota, user: str, client_id: str) -> list[tuple[Entity, _BucketKey]]:
     """The entities whose quota may count, the strongest first, and whose bucket that would be."""
+    kept_user, kept_id = _kept(user), _kept(client_id)
     if quota is Quota.CONNECTION:
-        key = quota, user, ""
+        key = quota, kept_user, ""
         return [(((IP, user),), key), (((IP, None),), key)]
-    pair, shared, anybody = (quota, user, client_id), (quota, user, ""), (quota, "", client_id)
+    pair, shared = (quota, kept_user, kept_id), (quota, kept_user, "")
+    anybody = quota, "", kept_id
     return [
         (((CLIENT_ID, client_id), (USER, user)), pair),
         (((CLIENT_ID, None), (USER, user)), pair),

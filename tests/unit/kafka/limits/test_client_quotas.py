@@ -16,6 +16,7 @@ from vdl.kafka.limits.client_quotas import (
     BUCKETS_MAX,
     BURST_SECONDS,
     LIMITS_MAX,
+    NAME_CHARS_MAX,
     ClientQuotas,
     Quota,
 )
@@ -154,6 +155,26 @@ def test_ten_thousand_client_ids_and_more_do_not_grow_without_bound() -> None:
     now_ns = 3 * BUCKETS_MAX * SECOND // 100
     assert limits.wait_ms(Quota.PRODUCE, "u", "greedy", now_ns) > 0
     assert limits.evicted == 0
+
+
+def test_long_names_are_told_apart_and_not_kept() -> None:
+    """A client may choose ids of 32 KB, ten thousand of them. Each has its own quota, also one that
+    an administrator set for just that name."""
+    quotas = Quotas()
+    put(quotas, "producer_byte_rate", 1, client_id=None)
+    named = "n" * 200
+    put(quotas, "producer_byte_rate", 1_000, client_id=named)
+    limits = ClientQuotas(quotas)
+    for number in range(100):
+        assert limits.use(Quota.PRODUCE, "u", f"{number}".rjust(32_767), 11, 0) == 1_000
+    assert limits.use(Quota.PRODUCE, "u", named, 10_000, 0) == 0
+    assert limits.use(Quota.PRODUCE, "u", named, 1_000, 0) == 1_000
+    short = "s" * NAME_CHARS_MAX
+    assert limits.use(Quota.PRODUCE, "u", short, 10, 0) == 0
+    assert limits.use(Quota.PRODUCE, "u", short + "s", 10, 0) == 0
+    assert len(limits) == 103
+    kept = [name for _, *names in (*limits._buckets, *limits._limits) for name in names]
+    assert max(map(len, kept)) == NAME_CHARS_MAX
 
 
 # --- requests ------------------------------------------------------------------------------------
