@@ -37,7 +37,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.kafka.groups", "vdl.kafka.share", "vdl.kafka.telemetry", "vdl.kafka.views"),
     ("vdl.kafka.configs",),
     ("vdl.kafka.limits", "vdl.kafka.partitions", "vdl.kafka.security", "vdl.kafka.transactions"),
-    ("vdl.kafka.answer", "vdl.kafka.fair_queue", "vdl.kafka.host"),
+    ("vdl.kafka.answer", "vdl.kafka.fair_queue", "vdl.kafka.host", "vdl.kafka.shares"),
     ("vdl.server.http", "vdl.server.problem"),
     ("vdl.logstream.host",),
     ("vdl.logstream.periodic",),

@@ -4,7 +4,7 @@ What groups and positions may take together is bounded (`COORDINATOR_BYTES_MAX`)
 no part of the replicated state. So its leader keeps who has what, and refuses before it proposes: a
 group counts for the principal that this leader first heard of it from. What it has not heard of
 since it leads counts for nobody, and is taken into account as what is not free. Nobody may hold
-more than three times what it leaves free (`limits/shares.py`): most of a coordinator of its own,
+more than three times what it leaves free (`kafka/shares.py`): most of a coordinator of its own,
 and never all of it.
 
 A command counts from before it is proposed until it is decided; then the group is counted anew.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from vdl.clock import MS, Clock
-from vdl.kafka.limits.shares import Shares
+from vdl.kafka.shares import Shares
 from vdl.state import commands
 from vdl.state.coordinator import COORDINATOR_BYTES_MAX, Coordinator
 from vdl.state.table import text_bytes

@@ -19,9 +19,9 @@ from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.topics import undecided
-from vdl.kafka.limits.shares import Shares
 from vdl.kafka.security.principal import ANONYMOUS, USER
 from vdl.kafka.security.scram import HASHES, ITERATIONS_MIN, salted_password, verifier_of
+from vdl.kafka.shares import Shares
 from vdl.kafka.wire.create_delegation_token import (
     CreateDelegationTokenRequest,
     CreateDelegationTokenResponse,

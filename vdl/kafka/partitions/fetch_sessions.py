@@ -28,7 +28,7 @@ from typing import Protocol
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.limits.shares import Shares
+from vdl.kafka.shares import Shares
 
 Key = tuple[str | bytes, int]
 """Topic name, or id, and partition."""

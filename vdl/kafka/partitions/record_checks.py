@@ -21,7 +21,7 @@ Bounds over all connections:
 * Threads take batches in turns between those who sent them: one that sends many, or expensive
   ones, keeps others waiting for one batch.
 * Batches that wait for a thread are held as they were sent, `WAITING_BYTES_MAX` in all, of which
-  nobody has more than it leaves free (`limits/shares.py`). From there on, `has_its_share` says that
+  nobody has more than it leaves free (`kafka/shares.py`). From there on, `has_its_share` says that
   no further Produce of that asker may start. What is compressed counts as
   `COMPRESSED_BYTES_COUNTED` at least, so that what waits cannot become more than a hundred times as
   much.
@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.fair_queue import FairQueue
 from vdl.kafka.host import Compute
-from vdl.kafka.limits.shares import Shares
+from vdl.kafka.shares import Shares
 from vdl.records import legacy
 from vdl.records import walk as record_walk
 from vdl.records.batch import (

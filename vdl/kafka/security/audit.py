@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Protocol
 
 from vdl.clock import MS, Clock
-from vdl.kafka.limits.shares import Shares
 from vdl.kafka.security.principal import ANONYMOUS
+from vdl.kafka.shares import Shares
 
 LINES_MAX = 200
 """In a second, of principals; acts are not counted."""

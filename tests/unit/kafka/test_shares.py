@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from vdl.kafka.limits.shares import Shares
+from vdl.kafka.shares import Shares
 
 LIMIT = 1_200
 
