@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,7 +53,7 @@ from vdl.pipeline.delta_upsert import (
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.partitioning import as_text
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
-from vdl.pipeline.state_files import JobState, StateFiles
+from vdl.pipeline.state_files import JobState, StateFiles, new_mark, sequence_of
 from vdl.pipeline.storage import delta_options, is_url, storage_of
 from vdl.pipeline.table import (
     WRITER,
@@ -81,8 +80,8 @@ PROPERTIES = {"delta.logRetentionDuration": "interval 1 hours"}
 """Of a table that is made here. Each commit lists the log, so it takes longer with every file in
 there: 0.1 ms of processor time for ten. What the log says of this job is in its state, too, so
 nothing of it is needed that is behind a checkpoint."""
-MARK_BITS = 31
-"""Of a mark that are chance: two runs that try the same commit must not share a file's name."""
+RETENTION = "delta.setTransactionRetentionDuration"
+"""Delta's property that makes a table forget transactions."""
 
 
 class DeltaSink:
@@ -121,6 +120,7 @@ class DeltaSink:
         self._positions = Positions()
         self._windows = None
         self._account, self._runs_known = Account(), None
+        self._check_not_forgotten()
         if not self._sequence:
             return self._positions
         known = self._known(topics)
@@ -133,6 +133,39 @@ class DeltaSink:
             self._window_files.show_late(self._sequence, self._windows)
         self._positions = known
         return known
+
+    def _check_not_forgotten(self) -> None:
+        """That the transaction knows of all commits that anything else knows of. Where it does not,
+        its number would make the job write again what it has written. Raises SinkInconsistent.
+
+        A state file of the next commit is of one that was killed before it was made, but where that
+        would be the first one and the log no longer reaches back to the table's beginning: then it
+        may be all that is left of it.
+        """
+        known = self._sequence
+        mark = max(self._state_files.marks(), default=0)
+        written = sequence_of(mark)
+        if written > known + 1:
+            raise self._forgotten(f"{self.path}/_vdl/state/{self._job}/{mark}.json", written)
+        if self._table is None or (known and written <= known):
+            return
+        facts = self._last_facts()
+        if facts is not None and int(facts["sequence"]) > known:
+            raise self._forgotten("the table's log", int(facts["sequence"]))
+        if known:
+            return
+        if written and len(self._table.history(HISTORY_MAX)) <= self._table.version():
+            raise self._forgotten(f"{self.path}/_vdl/state/{self._job}/{mark}.json", written)
+        own = [path for path in self._all_files() if self._writer_of(path) == self._job]
+        if own:
+            raise self._forgotten(f"the name of a file, {own[0]}", 1)
+
+    def _forgotten(self, witness: str, number: int) -> SinkInconsistent:
+        what = f"the job {self._job} has committed {self._sequence} batches by the transaction of"
+        return SinkInconsistent(
+            f"{self.path}: {what} the table, and {number} or more by {witness}: to go on would "
+            f"write rows again. A table with {RETENTION} forgets transactions"
+        )
 
     def _load_whole(self) -> DeltaTable | None:
         """Without an upsert that a power cut has torn."""
@@ -269,7 +302,7 @@ class DeltaSink:
         transactions = [Transaction(self._app(), sequence, now)]
         account = None if self._account is None else self._account.plus(commit)
         outdated: list[Path] = []
-        mark = sequence << MARK_BITS | secrets.randbits(MARK_BITS)
+        mark = new_mark(sequence)
         name = self._state_files.write(mark, JobState(sequence, commit.end, account))
         outdated_states = self._state_files.others(name)
         transactions.append(Transaction(self._app(STATE), mark, now))
@@ -430,6 +463,8 @@ class DeltaSink:
         else:
             self._table.update_incremental()
         found = self._version(self._app())
+        if found < self._sequence:
+            raise self._forgotten("this run", self._sequence)
         if found != self._sequence:
             raise CommitConflict(self.path, f"the job is at batch {found}, not {self._sequence}")
 

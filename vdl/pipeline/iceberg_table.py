@@ -156,6 +156,7 @@ class IcebergSink:
         self._positions, self._sequence = Positions(), 0
         self._account, self._windows = Account(), None
         state = self._state()
+        self._check_not_forgotten(state)
         if state is None:
             return self._positions
         known = Positions.from_json(state["end"])
@@ -171,6 +172,20 @@ class IcebergSink:
             self._window_files.check(self._windows)
             self._window_files.show_late(self._sequence, self._windows)
         return known
+
+    def _check_not_forgotten(self, state: Mapping[str, Any] | None) -> None:
+        """That the property knows of all commits that snapshots and names of files know of. Raises
+        SinkInconsistent."""
+        known = 0 if state is None else int(state["sequence"])
+        found = max((note.sequence for note in self.notes()), default=0)
+        if not max(known, found) and self._table is not None:
+            found = int(any(self._writer_of(path) == self._job for path in _named(self._table)))
+        if found > known:
+            what = f"its property {STATE}{self._job} counts {known} batches of the job"
+            raise SinkInconsistent(
+                f"{self.path}: {what}, its snapshots and files say {found} or more: to go on would "
+                "write rows again"
+            )
 
     def account(self) -> Account | None:
         return self._account
@@ -656,6 +671,14 @@ def _live(table: Table) -> list[IcebergFile]:
                 raise PipelineError(f"{table.location()}: {what}")
             found.append((entry.sequence_number or 0, entry.data_file))
     return [file for _, file in sorted(found, key=lambda one: (one[0], one[1].file_path))]
+
+
+def _named(table: Table) -> Iterator[str]:
+    """The paths of the current snapshot's files, of whatever kind."""
+    snapshot = table.current_snapshot()
+    for manifest in [] if snapshot is None else snapshot.manifests(table.io):
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+            yield entry.data_file.file_path
 
 
 def _reachable(table: Table) -> Iterator[str]:

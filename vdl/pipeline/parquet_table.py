@@ -102,6 +102,9 @@ class ParquetSink:
         numbers = self._numbers()
         self._sequence, self._positions, self._schema = 0, Positions(), ""
         self._windows = None
+        if not numbers and any(self._root.glob(f"{PART}=*/{COMMIT}=*")):
+            what = "has files of commits, but no commits: to go on would write rows again"
+            raise SinkInconsistent(f"{self._commits}: {self.path} {what}")
         if numbers:
             if numbers != list(range(1, len(numbers) + 1)):
                 raise SinkInconsistent(f"{self._commits}: commits are missing among {numbers[-1]}")

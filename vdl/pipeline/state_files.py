@@ -16,13 +16,29 @@ Must not know: Spark, Kafka, Delta.
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from vdl.pipeline.account import Account
 from vdl.pipeline.errors import SinkInconsistent
 from vdl.pipeline.positions import Positions
 from vdl.pipeline.storage import Storage
+
+MARK = re.compile(r"(\d+)\.json")
+MARK_BITS = 31
+"""Of a mark that are chance: two runs that try the same commit must not share a file's name."""
+
+
+def new_mark(sequence: int) -> int:
+    """Of a commit of that number, for one try."""
+    return sequence << MARK_BITS | secrets.randbits(MARK_BITS)
+
+
+def sequence_of(mark: int) -> int:
+    return mark >> MARK_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +90,11 @@ class StateFiles:
             return JobState(int(told["sequence"]), Positions.from_json(told["end"]), account)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SinkInconsistent(f"{path}: the job's state cannot be read: {error}") from None
+
+    def marks(self) -> list[int]:
+        """Of all files that there are; also of commits that were never made."""
+        names = [Path(one.path).name for one in self._storage.entries(self._folder)]
+        return [int(found[1]) for name in names if (found := MARK.fullmatch(name))]
 
     def others(self, path: str) -> list[str]:
         """All but that one; to be asked before the commit, and removed after it."""
