@@ -5,6 +5,8 @@ Rows and dead letters have tables of their own; what refuses a batch does so bef
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -230,10 +232,26 @@ def fail(*_: object) -> None:
     raise PipelineError("killed")
 
 
-def test_run_removes_checkpoints_of_its_own_job_only(
+def test_run_removes_checkpoints_of_its_own_job_only(begin: Begin, tmp_path: Path) -> None:
+    """The folder may hold anything else: what another job needs, what is nobody's here."""
+    checkpoints = tmp_path / "out-checkpoint"
+    others = [
+        checkpoints / "flights" / "0123456789ab-0" / "offsets",
+        checkpoints / "fedcba987654-0" / "offsets",  # Of an earlier version: whose, it is not said.
+        checkpoints / "numbers" / "table" / "_vdl",
+    ]
+    killed = checkpoints / "numbers" / "0123456789ab-0" / "offsets"
+    for folder in (*others, killed):
+        folder.mkdir(parents=True)
+    begin().commit(at(5, 0))
+    assert all(folder.exists() for folder in others)
+    assert not killed.parent.exists()
+
+
+def test_run_that_ends_removes_its_own_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder may hold anything else: what another job needs, what is nobody's here."""
+    """And no other: it has committed nothing, so another may be the one that goes on."""
     used: list[str] = []
 
     def follow(runner: Runner, checkpoint: str, *, once: bool) -> None:
@@ -243,18 +261,50 @@ def test_run_removes_checkpoints_of_its_own_job_only(
 
     monkeypatch.setattr(Runner, "_open", lambda runner: None)
     monkeypatch.setattr(Runner, "_follow", follow)
-    checkpoints = tmp_path / "out-checkpoint"
-    others = [
-        checkpoints / "flights" / "0123456789ab-0" / "offsets",
-        checkpoints / "fedcba987654-0" / "offsets",  # Of an earlier version: whose, it is not said.
-        checkpoints / "numbers" / "table" / "_vdl",
-    ]
-    for folder in others:
-        folder.mkdir(parents=True)
-    for _ in range(2):
-        with closing(Run(tmp_path, "parquet", monkeypatch)) as job:
-            job.runner.run(once=True)
-    assert all(folder.exists() for folder in others)
+    healthy = tmp_path / "out-checkpoint" / "numbers" / "0123456789ab-0" / "offsets"
+    healthy.mkdir(parents=True)
+    with closing(Run(tmp_path, "parquet", monkeypatch)) as job:
+        job.runner.run(once=True)
+    assert Path(used[0]).parent == healthy.parent.parent
     assert not Path(used[0]).exists()
-    assert Path(used[1]).parent == checkpoints / "numbers"
-    assert Path(used[1]).exists()
+    assert healthy.exists()
+
+
+def test_second_copy_of_a_run_touches_nothing_and_is_told_whose_run_it_is(
+    begin: Begin, tmp_path: Path
+) -> None:
+    """It began by mistake and is refused: the healthy run has its checkpoint, and goes on."""
+    healthy, copy = begin(), begin()
+    checkpoints = tmp_path / "out-checkpoint" / "numbers"
+    for run in (healthy, copy):
+        (checkpoints / f"{run.runner._run}-0").mkdir(parents=True)
+    healthy.commit(at(5, 0))
+    late = checkpoints / f"{copy.runner._run}-1"
+    late.mkdir()
+    who = healthy.runner._run
+    told = rf"run {who} on {re.escape(socket.gethostname())} since \d{{4}}-\d\d-\d\dT[\d:]+Z"
+    with pytest.raises(CommitConflict, match=told):
+        copy.commit(at(6, 0), [(1, 0)])
+    assert (checkpoints / f"{who}-0").exists()
+    assert late.exists()
+    healthy.commit(at(7, 0), [(1, 0)])
+
+
+def test_run_whose_checkpoint_its_successor_removed_is_told_of_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark says of it only that a file is gone."""
+
+    def follow(runner: Runner, checkpoint: str, *, once: bool) -> None:
+        heir.commit(at(5, 0))
+        raise FileNotFoundError(f"{checkpoint}/offsets/1")
+
+    monkeypatch.setattr(Runner, "_open", lambda runner: None)
+    monkeypatch.setattr(Runner, "_follow", follow)
+    with (
+        closing(Run(tmp_path, "parquet", monkeypatch)) as job,
+        closing(Run(tmp_path, "parquet", monkeypatch)) as heir,
+    ):
+        monkeypatch.setattr(job.runner._topics, "ids", lambda: IDS)
+        with pytest.raises(CommitConflict, match=f"run {heir.runner._run} on "):
+            job.runner.run()

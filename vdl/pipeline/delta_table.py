@@ -62,6 +62,7 @@ from vdl.pipeline.table import (
     DataFile,
     Place,
     WindowState,
+    by_whom,
     offsets_told,
 )
 from vdl.pipeline.table_columns import change_of, problem_of, schema_lines
@@ -291,7 +292,7 @@ class DeltaSink:
         facts = {
             "job": commit.job,
             "sequence": sequence,
-            "run": commit.run,
+            **commit.runner(),
             "batch": commit.batch,
             **offsets_told(commit),
             "rows": commit.rows,
@@ -466,7 +467,11 @@ class DeltaSink:
         if found < self._sequence:
             raise self._forgotten("this run", self._sequence)
         if found != self._sequence:
-            raise CommitConflict(self.path, f"the job is at batch {found}, not {self._sequence}")
+            what = f"the job is at batch {found}, not {self._sequence}"
+            raise CommitConflict(self.path, what, self.last_run())
+
+    def last_run(self) -> str:
+        return by_whom(self._last_facts())
 
     def notes(self) -> list[CommitNote]:
         return [

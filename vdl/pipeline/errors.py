@@ -93,10 +93,12 @@ class TooManyDeadLetters(PipelineError):
 
 
 class CommitConflict(PipelineError):
-    """Somebody else has committed to the table under this job's name since it was opened."""
+    """Somebody else has committed to the table under this job's name since it was opened. `by`: the
+    run that has, as `table.by_whom` has it; "" where the table does not say."""
 
-    def __init__(self, where: str, detail: str) -> None:
-        super().__init__(f"{where}: {detail}; another run of this job is writing the same table")
+    def __init__(self, where: str, detail: str, by: str = "") -> None:
+        other = f"another run of this job{by and ', '}{by}{by and ','}"
+        super().__init__(f"{where}: {detail}; {other} is writing the same table")
         self.where = where
 
 

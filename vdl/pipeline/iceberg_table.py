@@ -71,7 +71,7 @@ from vdl.pipeline.iceberg_upsert import Merge
 from vdl.pipeline.partitioning import TRUNCATE
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
 from vdl.pipeline.storage import iceberg_options, is_url, storage_of
-from vdl.pipeline.table import WRITER, Commit, CommitNote, Place, WindowState, offsets_told
+from vdl.pipeline.table import WRITER, Commit, CommitNote, Place, WindowState, by_whom, offsets_told
 from vdl.pipeline.table_columns import Change, change_of, digits_of, problem_of, types_of
 from vdl.pipeline.upsert import (
     Changes,
@@ -457,7 +457,11 @@ class IcebergSink:
         state = self._state()
         found = 0 if state is None else int(state["sequence"])
         if found != self._sequence:
-            raise CommitConflict(self.path, f"the job is at batch {found}, not {self._sequence}")
+            what = f"the job is at batch {found}, not {self._sequence}"
+            raise CommitConflict(self.path, what, self.last_run())
+
+    def last_run(self) -> str:
+        return by_whom(self._state())
 
     def notes(self) -> list[CommitNote]:
         """As far as snapshots are kept. Without offsets where there are many."""
@@ -618,7 +622,7 @@ def _state_text(commit: Commit, sequence: int, account: Account) -> str:
     return json.dumps(
         {
             "sequence": sequence,
-            "run": commit.run,
+            **commit.runner(),
             "end": commit.end.to_json(),
             "account": {
                 "begin": account.begin.to_json(),

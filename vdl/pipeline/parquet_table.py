@@ -59,6 +59,7 @@ from vdl.pipeline.table import (
     CommitNote,
     DataFile,
     WindowState,
+    by_whom,
     commit_folder,
     file_name,
     part_of,
@@ -157,7 +158,7 @@ class ParquetSink:
             "version": self._version,
             "sequence": sequence,
             "job": commit.job,
-            "run": commit.run,
+            **commit.runner(),
             "batch": commit.batch,
             "start": commit.start.to_json(),
             "end": commit.end.to_json(),
@@ -209,7 +210,7 @@ class ParquetSink:
                 sync_folder(parent)
         except FileNotFoundError:
             what = "another run has committed, and removed what this one had written"
-            raise CommitConflict(self.path, what) from None
+            raise CommitConflict(self.path, what, self.last_run()) from None
         return [
             {
                 "staged": str(path.relative_to(self._root)),
@@ -246,7 +247,7 @@ class ParquetSink:
             raise self._taken(sequence) from None
         except FileNotFoundError:
             what = "another run has committed, and removed what this one was about to commit"
-            raise CommitConflict(self.path, what) from None
+            raise CommitConflict(self.path, what, self.last_run()) from None
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(self._commits)
@@ -255,7 +256,7 @@ class ParquetSink:
         return self._commits / f"{sequence:09d}.json"
 
     def _taken(self, sequence: int) -> CommitConflict:
-        return CommitConflict(self.path, f"commit {sequence} is there already")
+        return CommitConflict(self.path, f"commit {sequence} is there already", self.last_run())
 
     def _publish(self, data: Mapping[str, Any]) -> None:
         """Show the files of a commit, as far as that has not been done."""
@@ -272,6 +273,10 @@ class ParquetSink:
                     raise SinkInconsistent(f"{target} of a commit is missing") from None
             sync_folder(target.parent)
         sync_folder(self._root)
+
+    def last_run(self) -> str:
+        numbers = self._numbers()
+        return by_whom(self._read(numbers[-1])) if numbers else ""
 
     def notes(self) -> list[CommitNote]:
         return [

@@ -24,6 +24,7 @@ import functools
 import json
 import re
 import shutil
+import socket
 import threading
 import time
 import uuid
@@ -37,7 +38,7 @@ from vdl.pipeline.client_secrets import java_settings, resolved
 from vdl.pipeline.compaction import BYTES_TARGET, RETAIN_HOURS, CompactingSink
 from vdl.pipeline.dead_letters import offsets_within
 from vdl.pipeline.decode import COLUMNS, DEAD_ONLY, decode
-from vdl.pipeline.errors import PipelineError, TooManyDeadLetters, reason_of
+from vdl.pipeline.errors import CommitConflict, PipelineError, TooManyDeadLetters, reason_of
 from vdl.pipeline.files import DEAD, DEAD_SCHEMA, REPORT_DDL, ROWS, WriteSpec, write_batches
 from vdl.pipeline.job import INPUT, TOPIC, Job
 from vdl.pipeline.lag import Lag, lag_of
@@ -140,12 +141,17 @@ class Runner:
         self._on_batch = on_batch or (lambda report: None)
         self._on_open = on_open or (lambda source, table: None)
         self._run = uuid.uuid4().hex[:12]
+        self._whereabouts: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "since_ms": int(time.time() * 1000),
+        }
         self._rows_table = self._open_sink()
         self._dead_table: TableSink = dead_table(job)
         self._topics = Topics(job.source.read_options())
         self._positions = Positions()
         self._dead_positions = Positions()
         self._failure: BaseException | None = None
+        self._has_committed = False
         self._stopping = threading.Event()
         self._clock: Callable[[], float] = time.time
         self._group = GroupOffsets(job)
@@ -165,7 +171,13 @@ class Runner:
         Raises PipelineError; Spark's own exceptions for what fails in there.
         """
         self._open()
-        self._drop_old_checkpoints()
+        try:
+            return self._attempts(once=once)
+        finally:
+            # A run reads none but its own.
+            _remove(self._old_checkpoints(own=True))
+
+    def _attempts(self, *, once: bool) -> Totals:
         for attempt in range(START_ATTEMPTS):
             try:
                 self._follow(str(self._checkpoints() / f"{self._run}-{attempt}"), once=once)
@@ -175,8 +187,18 @@ class Runner:
                     raise self._failure from None
                 is_slow_start = NOT_CONNECTED in str(error) and not self.totals.batches
                 if not is_slow_start or attempt + 1 == START_ATTEMPTS:
+                    self._check_not_followed()
                     raise PipelineError(reason_of(error)) from error
         return self.totals
+
+    def _check_not_followed(self) -> None:
+        """That no other run has committed since: with its first commit it has removed this one's
+        checkpoint, of which Spark says only that it is gone. Raises CommitConflict."""
+        table = self._open_sink()
+        table.open(self._topics.ids())
+        if table.sequence != self._rows_table.sequence:
+            what = f"the job is at batch {table.sequence}, not {self._rows_table.sequence}"
+            raise CommitConflict(table.path, what, table.last_run())
 
     def _follow(self, checkpoint: str, *, once: bool) -> None:
         """One query, until it ends or `stop`."""
@@ -289,10 +311,13 @@ class Runner:
         """Of this job's runs: other jobs may have the same folder in their files."""
         return Path(self._job.checkpoint) / self._job.name
 
-    def _drop_old_checkpoints(self) -> None:
-        for old in self._checkpoints().glob("*"):
-            if CHECKPOINT.fullmatch(old.name):
-                shutil.rmtree(old, ignore_errors=True)
+    def _old_checkpoints(self, *, own: bool = False) -> list[Path]:
+        """Of other runs, or of this one, as far as there are now."""
+        return [
+            path
+            for path in self._checkpoints().glob("*")
+            if CHECKPOINT.fullmatch(path.name) and path.name.startswith(f"{self._run}-") == own
+        ]
 
     # --- sources --------------------------------------------------------------------------------
     def _stream(self) -> Any:
@@ -584,7 +609,7 @@ class Runner:
         commit = Commit(
             self._job.name, self._run, number, self._positions, end, written.rows, written.dead,
             tuple(written.files), schema_lines(written.arrow_schema), written.late,
-            written.windows,
+            written.windows, **self._whereabouts,
         )  # fmt: skip
         # First: a letter that is kept of a refused batch stays, though its record may be a row once
         # the job file is mended.
@@ -598,12 +623,17 @@ class Runner:
             self._dead_table.commit(
                 Commit(
                     self._job.name, self._run, number, start, reached, letters, 0,
-                    tuple(written.dead_files), schema_lines(DEAD_SCHEMA),
+                    tuple(written.dead_files), schema_lines(DEAD_SCHEMA), **self._whereabouts,
                 ),
                 DEAD_SCHEMA,
             )  # fmt: skip
             self._dead_positions = reached
+        # Listed before the commit: a run that began before it will be refused, and needs no
+        # checkpoint. Before its first commit this run may be the one that is refused.
+        outdated = [] if self._has_committed else self._old_checkpoints()
         self._rows_table.commit(commit, written.arrow_schema)
+        self._has_committed = True
+        _remove(outdated)
 
 
 @dataclass(slots=True)
@@ -685,6 +715,11 @@ class GroupOffsets:
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Phases:

@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -130,6 +131,27 @@ class Commit:
     late: int = 0
     """Rows that came after a window of theirs was closed."""
     windows: WindowState | None = None
+    host: str = ""
+    since_ms: int = 0
+    """Where the run is, and since when: milliseconds since 1970."""
+
+    def runner(self) -> dict[str, Any]:
+        """What a table keeps of the run, for `by_whom`."""
+        return {"run": self.run, "host": self.host, "since_ms": self.since_ms}
+
+
+def by_whom(told: Mapping[str, Any] | None) -> str:
+    """The run of a commit in words: its id, its host and when it began, as far as the commit says
+    so; "" where there is none."""
+    if not told or not told.get("run"):
+        return ""
+    words = f"run {told['run']}"
+    if told.get("host"):
+        words += f" on {told['host']}"
+    if told.get("since_ms"):
+        since = datetime.fromtimestamp(int(told["since_ms"]) / 1000, UTC)
+        words += f" since {since:%Y-%m-%dT%H:%M:%SZ}"
+    return words
 
 
 OFFSETS_MAX = 100
@@ -181,6 +203,10 @@ class TableSink(Protocol):
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
         """`check`, then make the batch visible, durably, and remove what killed runs have left.
         Raises CommitConflict, SinkInconsistent."""
+
+    def last_run(self) -> str:
+        """The run of the last commit that there is, as `by_whom` has it; "" where it is not
+        known."""
 
     def notes(self) -> list[CommitNote]:
         """All commits that are known, oldest first."""

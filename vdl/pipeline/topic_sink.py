@@ -87,6 +87,9 @@ class TopicSink:
         for file in commit.files:
             Path(file.path).unlink(missing_ok=True)
 
+    def last_run(self) -> str:
+        return self._commits.last_run()
+
     def notes(self) -> list[CommitNote]:
         return self._commits.notes()
 
