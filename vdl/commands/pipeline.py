@@ -12,8 +12,10 @@ import dataclasses
 import datetime
 import json
 import signal
+import socket
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -247,6 +249,44 @@ def compact(*, job_file: Path, target_mb: int, retain_hours: int) -> int:
         if isinstance(table, CompactingSink):
             done = table.compact(target_mb << 20) + table.vacuum(retain_hours)
         click.echo(f"{table.path}: {done.before} files became {done.after}, {done.removed} removed")
+    return 0
+
+
+@pipeline.command()
+@_job
+@click.option("--of", "other", default="", help="A job whose place in the table this one takes.")
+@click.option(
+    "--beside", is_flag=True, help="Begin at source.start beside jobs of the same topics."
+)
+def rewind(*, job_file: Path, other: str, beside: bool) -> int:
+    """Let a job go on where its table ends, after the table was put back; without Spark.
+
+    The job must not run meanwhile: it would be refused.
+    """
+    from vdl.pipeline.open_table import rows_table
+    from vdl.pipeline.options import parse_where
+    from vdl.pipeline.rollback import Rewinding
+    from vdl.pipeline.topics import Topics
+
+    job = load_job(job_file)
+    table = rows_table(job)
+    if not isinstance(table, Rewinding):
+        raise PipelineError(f"{job.sink.path}: a table of this kind cannot be put back")
+    run = {
+        "run": uuid.uuid4().hex[:12],
+        "host": socket.gethostname(),
+        "since_ms": int(time.time() * 1000),
+    }
+    with contextlib.closing(Topics(job.source.read_options())) as topics:
+        ids = topics.ids()
+        positions = table.rewind(ids, run)
+        if other:
+            positions = table.take_over(other, run)
+        elif beside and not positions:
+            positions = topics.resolve(parse_where("source.start", job.source.start))
+            table.begin_beside(positions, run)
+    for topic, partition, offset in positions.partitions():
+        click.echo(f"{topic}/{partition}: {offset}")
     return 0
 
 

@@ -53,6 +53,13 @@ from vdl.pipeline.delta_upsert import (
 from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
 from vdl.pipeline.partitioning import as_text
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
+from vdl.pipeline.rollback import (
+    GONE,
+    Rewinding,
+    Shown,
+    Version,
+    is_put_back,
+)
 from vdl.pipeline.state_files import JobState, StateFiles, new_mark, sequence_of
 from vdl.pipeline.storage import delta_options, is_url, storage_of
 from vdl.pipeline.table import (
@@ -85,7 +92,7 @@ RETENTION = "delta.setTransactionRetentionDuration"
 """Delta's property that makes a table forget transactions."""
 
 
-class DeltaSink:
+class DeltaSink(Rewinding):
     """See above."""
 
     def __init__(self, place: Place, job: str) -> None:
@@ -116,6 +123,11 @@ class DeltaSink:
         return str(self._window_files.folder())
 
     def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
+        known = self._opened(topics)
+        self._check_not_put_back()
+        return known
+
+    def _opened(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
         self._table = self._load_whole()
         self._sequence = self._version(self._app())
         self._positions = Positions()
@@ -284,6 +296,10 @@ class DeltaSink:
                 check_not_null(self.path, self._table, arrow_schema, commit.files, self._storage)
 
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
+        account = None if self._account is None else self._account.plus(commit)
+        self._commit(commit, arrow_schema, account)
+
+    def _commit(self, commit: Commit, arrow_schema: Any, account: Account | None) -> None:
         self.check(commit, arrow_schema)
         sequence = self._sequence + 1
         changes = changes_of(commit, self._key, self._storage) if self._key else None
@@ -301,7 +317,6 @@ class DeltaSink:
         }
         now = int(time.time() * 1000)
         transactions = [Transaction(self._app(), sequence, now)]
-        account = None if self._account is None else self._account.plus(commit)
         outdated: list[Path] = []
         mark = new_mark(sequence)
         name = self._state_files.write(mark, JobState(sequence, commit.end, account))
@@ -505,6 +520,46 @@ class DeltaSink:
             if facts.get("job") == self._job:
                 found.append(facts)
         return found
+
+    # --- after a table was put back, or a job was renamed ----------------------------------------
+    def _told(self) -> Mapping[int, Mapping[str, Any]]:
+        return {int(facts["sequence"]): facts for facts in self._facts()}
+
+    def _schema(self) -> pa.Schema:
+        assert self._table is not None, self.path
+        return pa.schema(self._table.schema().to_arrow())
+
+    def other_jobs(self) -> Mapping[str, Positions]:
+        found = {}
+        for job in self._state_files.jobs() - {self._job}:
+            mark = 0
+            if self._table is not None:
+                mark = int(self._table.transaction_version(f"vdl/{job}/{STATE}") or 0)
+            if mark:
+                found[job] = StateFiles(self.path, job, self._storage).read(mark).end
+        return found
+
+    def _put_back(self) -> tuple[bool, Shown]:
+        """Whether the table shows less than what the job has committed, and what it shows."""
+        if not self._sequence or self._table is None:
+            return False, Shown(None)
+        for limit in (1, 64, HISTORY_MAX):
+            entries = self._table.history(limit)
+            versions = {int(one["version"]): self._version_of(one) for one in entries}
+            is_back, found = is_put_back(versions, self._table.version(), self._sequence)
+            if found.facts is not None or found.is_known or len(entries) < limit:
+                break
+        return is_back, found
+
+    def _version_of(self, entry: Mapping[str, Any]) -> Version:
+        number = int(entry["version"])
+        if entry.get("operation") == "RESTORE":
+            told = entry.get("operationParameters", {}).get("version")
+            target = int(told) if str(told).isdecimal() else GONE
+            return Version(target, None, target)
+        facts = json.loads(entry.get(FACTS, "{}"))
+        is_own = facts.get("job") == self._job
+        return Version(number - 1 if number else None, facts if is_own else None, number)
 
     def columns(self) -> str:
         return "" if self._table is None else _lines(self._table.schema())

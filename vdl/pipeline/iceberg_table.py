@@ -70,6 +70,13 @@ from vdl.pipeline.iceberg_rules import IcebergRefused, check_not_null, check_rul
 from vdl.pipeline.iceberg_upsert import Merge
 from vdl.pipeline.partitioning import TRUNCATE
 from vdl.pipeline.positions import Positions, TopicPositions, check_same_topics
+from vdl.pipeline.rollback import (
+    GONE,
+    Rewinding,
+    Shown,
+    Version,
+    is_put_back,
+)
 from vdl.pipeline.storage import iceberg_options, is_url, storage_of
 from vdl.pipeline.table import WRITER, Commit, CommitNote, Place, WindowState, by_whom, offsets_told
 from vdl.pipeline.table_columns import Change, change_of, digits_of, problem_of, types_of
@@ -101,7 +108,7 @@ PARTITION = next(n for n, field in enumerate(DATA_FILE_TYPE[2].fields) if field.
 NAMES = TableProperties.DEFAULT_NAME_MAPPING
 
 
-class IcebergSink:
+class IcebergSink(Rewinding):
     """See above."""
 
     def __init__(self, place: Place, job: str) -> None:
@@ -151,6 +158,11 @@ class IcebergSink:
         return str(self._window_files.folder())
 
     def open(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
+        known = self._opened(topics)
+        self._check_not_put_back()
+        return known
+
+    def _opened(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
         self._table = self._load()
         self._known_window_files = None
         self._positions, self._sequence = Positions(), 0
@@ -164,9 +176,10 @@ class IcebergSink:
         check_same_topics(known, Positions(found))
         self._sequence, self._positions = int(state["sequence"]), known
         kept = state["account"]
-        self._account = Account(
-            Positions.from_json(kept["begin"]), kept["rows"], kept["dead"], kept["late"]
-        )
+        self._account = None
+        if kept is not None:
+            begin = Positions.from_json(kept["begin"])
+            self._account = Account(begin, kept["rows"], kept["dead"], kept["late"])
         if state["windows"] is not None:
             self._windows = WindowState.from_json(state["windows"])
             self._window_files.check(self._windows)
@@ -243,10 +256,12 @@ class IcebergSink:
                 check_not_null(self.path, self._table, arrow_schema, commit.files, self._storage)
 
     def commit(self, commit: Commit, arrow_schema: Any) -> None:
+        account = None if self._account is None else self._account.plus(commit)
+        self._commit(commit, arrow_schema, account)
+
+    def _commit(self, commit: Commit, arrow_schema: Any, account: Account | None) -> None:
         self.check(commit, arrow_schema)
         sequence = self._sequence + 1
-        assert self._account is not None
-        account = self._account.plus(commit)
         outdated: list[Path] = []
         merge, staged = None, []
         if self._key:
@@ -506,6 +521,48 @@ class IcebergSink:
         found = WRITER.match(path.rpartition("/")[2])
         return (found["job"] or "") if found else ""
 
+    # --- after a table was put back, or a job was renamed ----------------------------------------
+    def _told(self) -> Mapping[int, Mapping[str, Any]]:
+        known = [one.facts for one in self._versions().values()]
+        return {int(facts["sequence"]): facts for facts in known if facts is not None}
+
+    def _schema(self) -> Any:
+        assert self._table is not None, self.path
+        return self._table.schema().as_arrow()
+
+    def other_jobs(self) -> Mapping[str, Positions]:
+        known = {} if self._table is None else self._table.properties
+        return {
+            job: Positions.from_json(json.loads(known[f"{STATE}{job}"])["end"])
+            for job in self._jobs() - {self._job}
+        }
+
+    def _put_back(self) -> tuple[bool, Shown]:
+        """Whether the table shows less than what the job has committed, and what it shows."""
+        if not self._sequence or self._table is None:
+            return False, Shown(None)
+        current = self._table.current_snapshot()
+        newest = None if current is None else current.snapshot_id
+        return is_put_back(self._versions(), newest, self._sequence)
+
+    def _versions(self) -> Mapping[int, Version]:
+        """Snapshots, as far as they are kept."""
+        found = {}
+        for snapshot in [] if self._table is None else self._table.metadata.snapshots:
+            told = _told(snapshot)
+            facts: dict[str, Any] | None = None
+            if told.get("vdl.job") == self._job:
+                facts = {name: told[f"vdl.{name}"] for name in ("sequence", "rows", "dead", "late")}
+                facts["end"] = json.loads(told.get("vdl.end", "{}"))
+            # Of the oldest that is kept the parent is forgotten: only the first one has none.
+            age = snapshot.sequence_number or 0
+            parent = snapshot.parent_snapshot_id
+            is_first = parent is None and age == 1
+            found[snapshot.snapshot_id] = Version(
+                parent if parent is not None or is_first else GONE, facts, age
+            )
+        return found
+
     # --- few files of many ----------------------------------------------------------------------
     def compact(self, bytes_target: int) -> Compacted:
         """As a snapshot of its own: readers of older ones keep their files. Raises PipelineError,
@@ -618,13 +675,15 @@ def once(table: Table) -> Transaction:
     return table.transaction()
 
 
-def _state_text(commit: Commit, sequence: int, account: Account) -> str:
+def _state_text(commit: Commit, sequence: int, account: Account | None) -> str:
     return json.dumps(
         {
             "sequence": sequence,
             **commit.runner(),
             "end": commit.end.to_json(),
-            "account": {
+            "account": None
+            if account is None
+            else {
                 "begin": account.begin.to_json(),
                 "rows": account.rows,
                 "dead": account.dead,

@@ -55,7 +55,8 @@ class StateFiles:
 
     def __init__(self, root: str, job: str, storage: Storage) -> None:
         self._storage = storage
-        self._folder = f"{root}/_vdl/state/{job}"
+        self._all = f"{root}/_vdl/state"
+        self._folder = f"{self._all}/{job}"
 
     def write(self, mark: int, state: JobState) -> str:
         """Durably; its path. Raises FileExistsError in a folder."""
@@ -90,6 +91,10 @@ class StateFiles:
             return JobState(int(told["sequence"]), Positions.from_json(told["end"]), account)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SinkInconsistent(f"{path}: the job's state cannot be read: {error}") from None
+
+    def jobs(self) -> set[str]:
+        """Names of all jobs that have such files in the table."""
+        return {Path(one.path).parent.name for one in self._storage.entries(self._all)}
 
     def marks(self) -> list[int]:
         """Of all files that there are; also of commits that were never made."""

@@ -1,0 +1,171 @@
+"""A table that was put back to an older version, and a job that goes by another name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="needs the `spark` extra")
+pytest.importorskip("deltalake", reason="needs the `spark` extra")
+pytest.importorskip("pyiceberg", reason="needs the `spark` extra")
+
+from tests.pipeline.test_forgotten import written
+from tests.pipeline.test_tables import COLUMNS, TOPICS, at, batch, rows_of
+from vdl.pipeline.account import Account, account_of
+from vdl.pipeline.errors import CommitConflict, PipelineError, SinkInconsistent
+from vdl.pipeline.open_table import open_table
+from vdl.pipeline.rollback import (
+    GONE,
+    RolledBack,
+    Shown,
+    Version,
+    check_not_renamed,
+    is_put_back,
+    shown,
+)
+
+KINDS = pytest.mark.parametrize("kind", ["delta", "iceberg"])
+RUN = {"run": "f" * 12, "host": "here", "since_ms": 1}
+
+
+def put_back(folder: Path, kind: str, number: int) -> None:
+    """To the version that commit `number` has made, from 0, as an operator does."""
+    if kind == "delta":
+        from deltalake import DeltaTable
+
+        DeltaTable(str(folder)).restore(number)
+        return
+    table: Any = open_table(kind, str(folder), "job")._load()  # type: ignore[attr-defined]
+    snapshots = sorted(table.metadata.snapshots, key=lambda one: one.sequence_number)
+    table.manage_snapshots().rollback_to_snapshot(snapshots[number].snapshot_id).commit()
+
+
+@KINDS
+@pytest.mark.parametrize("number", [0, 1])
+def test_table_that_was_put_back_stops_the_job_until_it_is_rewound(
+    tmp_path: Path, kind: str, number: int
+) -> None:
+    """Then it writes again what the older version does not have, once."""
+    folder = tmp_path / "t"
+    written(folder, kind, 4)
+    put_back(folder, kind, number)
+    table: Any = open_table(kind, str(folder), "job")
+    last = number + 1
+    with pytest.raises(RolledBack, match=f"committed 4 .* up to batch {last}: .*pipeline rewind"):
+        table.open(TOPICS)
+    assert table.rewind(TOPICS, RUN) == at(last, 0)
+    again = open_table(kind, str(folder), "job")
+    assert again.open(TOPICS) == at(last, 0)
+    assert account_of(again) == Account(at(0, 0), last)
+    again.commit(batch(again, "a", at(last, 0), at(6, 0)), COLUMNS)
+    assert rows_of(again) == list(range(6))
+    assert open_table(kind, str(folder), "job").open(TOPICS) == at(6, 0)
+
+
+@KINDS
+def test_table_that_was_put_back_and_forth_is_as_it_was(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "t"
+    written(folder, kind, 3)
+    put_back(folder, kind, 0)
+    if kind == "delta":
+        put_back(folder, kind, 2)
+    else:
+        table: Any = open_table(kind, str(folder), "job")._load()  # type: ignore[attr-defined]
+        newest = max(table.metadata.snapshots, key=lambda one: one.sequence_number)
+        table.manage_snapshots().set_current_snapshot(newest.snapshot_id).commit()
+    again: Any = open_table(kind, str(folder), "job")
+    assert again.open(TOPICS) == at(3, 0)
+    assert again.rewind(TOPICS, RUN) == at(3, 0)
+    assert again.sequence == 3
+
+
+@KINDS
+def test_run_of_a_table_that_was_rewound_is_refused(tmp_path: Path, kind: str) -> None:
+    """It has the offsets of before."""
+    folder = tmp_path / "t"
+    zombie = written(folder, kind, 3)
+    late = batch(zombie, "z", at(3, 0), at(4, 0))
+    put_back(folder, kind, 0)
+    heir: Any = open_table(kind, str(folder), "job")
+    heir.rewind(TOPICS, RUN)
+    with pytest.raises(CommitConflict, match=f"run {'f' * 12} on here since 1970"):
+        zombie.commit(late, COLUMNS)
+
+
+def test_delta_table_that_was_put_back_before_the_jobs_first_commit_begins_there(
+    tmp_path: Path,
+) -> None:
+    """Another has made it."""
+    import deltalake
+
+    folder = tmp_path / "t"
+    deltalake.DeltaTable.create(str(folder), deltalake.Schema.from_arrow(COLUMNS))
+    written(folder, "delta", 2)
+    put_back(folder, "delta", 0)
+    table: Any = open_table("delta", str(folder), "job")
+    with pytest.raises(RolledBack, match="up to batch 0"):
+        table.open(TOPICS)
+    assert table.rewind(TOPICS, RUN) == at(0, 0)
+    assert account_of(table) == Account(at(0, 0))
+
+
+@KINDS
+def test_job_under_another_name_is_refused_and_can_go_on(tmp_path: Path, kind: str) -> None:
+    """Its rows would be there twice. A job of other topics may write to the table."""
+    folder = tmp_path / "t"
+    written(folder, kind, 2)
+    renamed: Any = open_table(kind, str(folder), "renamed")
+    assert not renamed.open(TOPICS)
+    check_not_renamed(renamed, "renamed", {"t": ("another", 2)})
+    with pytest.raises(SinkInconsistent, match=r"the job job has written t .* rewind --of job"):
+        check_not_renamed(renamed, "renamed", TOPICS)
+    with pytest.raises(PipelineError, match="nobody is none"):
+        renamed.take_over("nobody", RUN)
+    assert renamed.take_over("job", RUN) == at(2, 0)
+    again = open_table(kind, str(folder), "renamed")
+    assert again.open(TOPICS) == at(2, 0)
+    assert account_of(again) == Account(at(2, 0))
+
+
+@KINDS
+def test_job_may_begin_beside_another_where_it_is_told_to(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "t"
+    written(folder, kind, 2)
+    beside: Any = open_table(kind, str(folder), "beside")
+    assert not beside.open(TOPICS)
+    beside.begin_beside(at(0, 0), RUN)
+    again = open_table(kind, str(folder), "beside")
+    assert again.open(TOPICS) == at(0, 0)
+    assert again.sequence == 1
+
+
+def commit(sequence: int) -> dict[str, int]:
+    return {"sequence": sequence}
+
+
+def test_versions_say_what_is_shown() -> None:
+    """Commits 1 and 2 as versions 1 and 2; version 3 puts back 1; a stranger's is 4."""
+    versions = {
+        0: Version(None, None, 0),
+        1: Version(0, commit(1), 1),
+        2: Version(1, commit(2), 2),
+        3: Version(1, None, 1),
+        4: Version(3, None, 4),
+    }
+    assert shown(versions, 4) == Shown(commit(1), age=1)
+    assert is_put_back(versions, 4, 2)[0]
+    assert not is_put_back(versions, 2, 2)[0]
+    assert is_put_back({0: Version(None, None)}, 0, 1) == (True, Shown(None))
+    assert is_put_back({}, None, 1) == (True, Shown(None))
+
+
+def test_versions_that_are_gone_prove_nothing() -> None:
+    """Only a commit that is later than what is looked at, and was not met there, does."""
+    put_back = {2: Version(1, commit(2), 2), 3: Version(1, None, 1), 4: Version(3, None, 4)}
+    assert is_put_back(put_back, 4, 2) == (True, Shown(None, is_known=False, age=1))
+    strangers = {4: Version(GONE, None, 4)}
+    assert not is_put_back(strangers, 4, 2)[0]
+    with_a_tag = {2: Version(GONE, commit(2), 2), **strangers}
+    assert not is_put_back(with_a_tag, 4, 3)[0]
