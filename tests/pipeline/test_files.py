@@ -45,3 +45,27 @@ def test_rows_are_held_up_to_so_many_bytes(tmp_path: Path, monkeypatch: pytest.M
     assert report["rows"] == 40
     told = pq.ParquetFile(tmp_path / "f.parquet").metadata
     assert [told.row_group(n).num_rows for n in range(told.num_row_groups)] == [11, 11, 11, 7]
+
+
+def test_small_batches_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to so many rows or bytes; NULL and empty arrays and maps stay what they are."""
+    columns = pa.schema(
+        [
+            ("n", pa.int64()),
+            ("tags", pa.list_(pa.string())),
+            ("more", pa.map_(pa.string(), pa.int64())),
+        ]
+    )
+    rows = [
+        {"n": 0, "tags": None, "more": None},
+        {"n": 1, "tags": [], "more": []},
+        {"n": 2, "tags": ["a", None], "more": [("k", 1)]},
+    ] * 7
+    small = [pa.RecordBatch.from_pylist(rows[n : n + 2], schema=columns) for n in range(0, 21, 2)]
+    monkeypatch.setattr(files, "GATHERED_ROWS", 5)
+    found = list(files.gathered(iter(small)))
+    assert [batch.num_rows for batch in found] == [6, 6, 6, 3]
+    assert [row for batch in found for row in batch.to_pylist()] == rows
+    monkeypatch.setattr(files, "GATHERED_BYTES", 1)
+    assert [batch.num_rows for batch in files.gathered(iter(small))] == [2] * 10 + [1]
+    assert list(files.gathered(iter(()))) == []

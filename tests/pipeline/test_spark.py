@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pytest
 pytest.importorskip("pyarrow", reason="needs the `spark` extra")
 pytest.importorskip("pyspark", reason="needs the `spark` extra")
 
+import pyarrow.parquet as pq
 from confluent_kafka import Producer
 
 from tests.pipeline.test_reading import create
 from vdl.commands import pipeline as commands
 from vdl.commands.app import run_app
-from vdl.pipeline.errors import TooManyDeadLetters, TopicRecreated
+from vdl.pipeline.errors import PipelineError, TooManyDeadLetters, TopicRecreated
 from vdl.pipeline.expectations import ExpectationFailed
 from vdl.pipeline.job import Job, load_job
 from vdl.pipeline.runner import BatchReport, Runner, Totals
@@ -141,6 +143,74 @@ def test_job_run_twice_has_every_record_once(
     verdict = verify(job, spark)
     assert verdict.is_good
     assert (verdict.rows, verdict.dead) == (COUNT, len(BROKEN))
+
+
+def test_arrays_and_maps_that_are_null_stay_null(
+    spark: Any, bootstrap: str, tmp_path: Path
+) -> None:
+    """Not so in what good rows leave behind: there a NULL array would cost a job most of its time,
+    since Spark sets the offsets of all NULL rows before it for each row anew."""
+    from vdl.pipeline.decode import decode
+    from vdl.pipeline.open_table import rows_table
+    from vdl.pipeline.read import DDL
+
+    values = ['{"n":0}', '{"n":1,"tags":[],"more":{}}', '{"n":2,"tags":["a"],"more":{"k":1}}', "no"]
+    create(bootstrap, "arrays")
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for value in values:
+        producer.produce("arrays", value.encode(), partition=0, headers=[("h", b"1")])
+    assert producer.flush(30) == 0
+    schema = "n bigint, tags array<string>, more map<string,bigint>"
+    job = job_of(tmp_path, bootstrap, "arrays", sink="delta")
+    job = replace(job, schema=schema)
+    assert run_once(job, spark).rows == 3
+    table = rows_table(job)
+    (path,) = [table.open({"arrays": ("", 1)}), *table.files()][1:]
+    found = pq.read_table(path).select(["n", "tags", "more"]).to_pylist()
+    assert sorted(found, key=lambda row: row["n"]) == [
+        {"n": 0, "tags": None, "more": None},
+        {"n": 1, "tags": [], "more": []},
+        {"n": 2, "tags": ["a"], "more": [("k", 1)]},
+    ]
+    read = {**options(bootstrap, "arrays"), "columns": ",".join(DDL)}
+    decoded = decode(
+        spark.read.format("vdl").options(**read).load(), form="json", schema=schema, topics=1
+    )
+    headers = [row["_headers"] for row in decoded.orderBy("_offset").collect()]
+    assert headers == [[], [], [], [("h", b"1")]]
+
+
+def test_job_of_a_table_that_was_put_back_fills_it_once_it_is_rewound(
+    spark: Any, bootstrap: str, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the batch that the table shows; without that the rest would be a hole for ever."""
+    from deltalake import DeltaTable
+
+    job = job_of(tmp_path, bootstrap, topic, sink="delta")
+    run_once(job, spark)
+    DeltaTable(job.sink.path).restore(0)
+    with pytest.raises(PipelineError, match=r"was put back .* up to batch 1"):
+        run_once(job, spark)
+    assert run_app(["pipeline", "rewind", str(tmp_path / "job.toml")]) == 0
+    assert capsys.readouterr().out.startswith("numbers/0: ")
+    assert 0 < run_once(job, spark).rows < COUNT
+    verdict = verify(job, spark)
+    assert verdict.is_good
+    assert (verdict.rows, verdict.dead) == (COUNT, len(BROKEN))
+
+
+def test_job_under_another_name_does_not_double_its_table(
+    spark: Any, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    job = job_of(tmp_path, bootstrap, topic, sink="iceberg")
+    run_once(job, spark)
+    renamed = tmp_path / "renamed.toml"
+    text = (tmp_path / "job.toml").read_text(encoding="utf-8")
+    renamed.write_text(text.replace(f'name = "{job.name}"', 'name = "new"'), encoding="utf-8")
+    with pytest.raises(PipelineError, match=f"rewind --of {job.name}`"):
+        run_once(load_job(renamed), spark)
+    assert run_app(["pipeline", "rewind", "--of", job.name, str(renamed)]) == 0
+    assert run_once(load_job(renamed), spark).rows == 0
 
 
 def test_job_with_steps_joins_and_keeps_dead_letters(

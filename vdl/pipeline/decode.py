@@ -253,6 +253,8 @@ def _with_rules(rows: Any, names: Sequence[str], rules: Sequence[Rule]) -> Any:
     dead."""
     from pyspark.sql import functions as f
 
+    from vdl.pipeline.read import DDL
+
     others = [f.col(f"`{name.replace('`', '``')}`") for name in names]
     others += [f.col(n) for n in rows.columns if n in ORIGIN]
     raw = [f.col(f"{RAW}{name}") for name in ("key", "value", "headers", "topic")]
@@ -266,12 +268,14 @@ def _with_rules(rows: Any, names: Sequence[str], rules: Sequence[Rule]) -> Any:
     is_dead = f.col("_error").isNotNull()
     is_record = is_dead & ~f.startswith(f.col("_error"), f.lit(RANGE))
     key, value, headers, topic = raw
+    none = f.array().cast(DDL["headers"])
     return rows.select(
         *others,
         "_error",
         f.when(is_dead, key).alias("_key"),
         f.when(is_dead, value).alias("_value"),
-        f.when(is_record, headers).alias("_headers"),
+        # Not NULL of good rows, which leave it behind: a NULL array is dear (`session.SETTINGS`).
+        f.when(is_record, headers).when(~is_dead, none).alias("_headers"),
         f.when(is_dead, topic).alias("_dead_topic"),
         *rule,
     )

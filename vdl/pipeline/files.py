@@ -33,6 +33,9 @@ from vdl.pipeline.table import FILE_BYTES
 ROW_GROUP_ROWS = 128 * 1024
 ROW_GROUP_BYTES = 64 << 20
 """Of rows in Arrow's form, which are held until the group is written."""
+GATHERED_ROWS = 20_000
+GATHERED_BYTES = 64 << 20
+"""Of the batches that are written together: Spark's are small (`session.SETTINGS`)."""
 UTC = "UTC"
 NO_SETTINGS: Mapping[str, str] = {}
 OPEN_MAX = 64
@@ -102,7 +105,7 @@ def write_batches(batches: Iterator[pa.RecordBatch], spec: WriteSpec) -> Iterato
     rows = _Rows(spec, task)
     dead = _File(f"{spec.dead_folder}/{spec.prefix}-{task}-dead.parquet", DEAD, spec.storage)
     try:
-        for batch in map(in_utc, batches):
+        for batch in map(in_utc, gathered(batches)):
             good, bad = _split(batch, spec)
             if good is not None and good.num_rows:
                 rows.add(good)
@@ -119,6 +122,28 @@ def write_batches(batches: Iterator[pa.RecordBatch], spec: WriteSpec) -> Iterato
     found = [report for report in reports if report is not None]
     if found:
         yield pa.RecordBatch.from_pylist(found, schema=REPORT)
+
+
+def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in larger batches, of about GATHERED_ROWS and GATHERED_BYTES at the most: much
+    of what is done for a batch costs the same for few rows."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= GATHERED_ROWS or size >= GATHERED_BYTES:
+            yield from _as_one(waiting)
+            waiting, rows, size = [], 0, 0
+    yield from _as_one(waiting)
+
+
+def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """One batch, unless a column of it would be too large for its type."""
+    if len(batches) < 2:
+        return batches
+    found: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return found
 
 
 def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:

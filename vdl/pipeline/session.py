@@ -33,7 +33,11 @@ SETTINGS = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+    # Spark asks after each row how large the batch is. For that it sets the offsets of all NULL
+    # arrays and maps behind the last one that is not NULL, so n of them cost n²/2 steps: at 20,000
+    # rows 20 µs a row for each such column, more than all else together. What is written is
+    # gathered in larger batches again (`files.gathered`).
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     # Of rows that go to a Python process: they may be of 100 KB each.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
     "spark.sql.streaming.minBatchesToRetain": "2",
