@@ -44,6 +44,10 @@ WRITE_BACK_BYTES = 2 << 20
 """Written back, not synced: a sync has the file system commit its own journal, too, and the writes
 of ours wait for that. Half of it costs a quarter more CPU time; of more the journal's writes would
 wait for too much."""
+INDEX_SYNC_BYTES = 1 << 20
+INDEX_SYNC_ENTRIES = 1024
+"""Idx are synced by the flush that passes a multiple of either, of a segment's bytes or of entries.
+After a power cut a start reads no more than that of each log, to rebuild what was not."""
 _GROW_MIN = 64 << 10
 _GROW_MAX = 4 << 20
 
@@ -306,12 +310,25 @@ class _Writer:
         self._index.flush()
         if self._has_zeros:
             self._mend()
+        if self._is_index_due():
+            self._index.sync()
         if self._has_frames:
             self._file.sync()
             if not self.plan.is_read:
                 uncache_steps(self._file, self._started, self.result.cursor.position)
         if self._new_names:
             self.plan.files.fs.sync_directory(self.plan.files.directory)
+
+    def _is_index_due(self) -> bool:
+        """Whether a start would have too much to read for the Idx that are not durable, or not find
+        their file."""
+        first, end = self.plan.first, self.plan.last + 1
+        return (
+            self._index.has_new_name
+            or self._started // INDEX_SYNC_BYTES != self.result.cursor.position // INDEX_SYNC_BYTES
+            or first // INDEX_SYNC_ENTRIES != end // INDEX_SYNC_ENTRIES
+            or first // self.plan.files.index_entries != end // self.plan.files.index_entries
+        )
 
     def close(self) -> None:
         if self._file is not None:

@@ -8,6 +8,7 @@ Must not know: what lies in log segments, the cache, the journal.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ from segments.log.index import (
     read_idx,
 )
 from segments.log.segment_header import Sealed, SegmentInfo
+
+_LOOK_BACK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,20 @@ class IndexFiles:
                 else:
                     first = middle + 1
         return first
+
+    def good_before(self, first: Index, end: Index) -> tuple[Index, Idx] | None:
+        """The last entry of [first, end) whose Idx is good, with that; None: there is none."""
+        with IndexReader(self) as reader:
+            while first < end:
+                start = Index(max(first, (end - 1) // self.index_entries * self.index_entries))
+                with contextlib.suppress(IndexDamaged):  # no such file
+                    start = Index(max(start, end - _LOOK_BACK))
+                    block = reader.block(start, end)
+                    for n in reversed(range(block.count)):
+                        with contextlib.suppress(IndexDamaged):
+                            return Index(start + n), block.idx(n)
+                end = start
+        return None
 
 
 class IndexReader:
@@ -158,6 +175,8 @@ class IndexWriter:
     _first: Index = NO_INDEX
     _file: File | None = None
     _number: int = -1
+    has_new_name: bool = False
+    """A file was made, and its name is not durable."""
 
     def add(
         self, index: Index, base_offset: Offset, max_timestamp: int, position: int, length: int,
@@ -184,7 +203,8 @@ class IndexWriter:
         if self._file is None or self._number != number:
             self.sync()
             self.close()
-            self._file = _open_or_create(files.fs, files.index_path(number))
+            self._file, is_new = _open_or_create(files.fs, files.index_path(number))
+            self.has_new_name |= is_new
             self._number = number
             write_over(self._file, encode_index_header(files.log_id, number), 0)
         write_over(self._file, self._rows, position)
@@ -192,8 +212,12 @@ class IndexWriter:
         self._rows = bytearray()
 
     def sync(self) -> None:
+        """Make durable what was written, and the names of the files that were made for it."""
         if self._file is not None:
             self._file.sync()
+        if self.has_new_name:
+            self.files.fs.sync_directory(self.files.directory)
+            self.has_new_name = False
 
     def close(self) -> None:
         if self._file is not None:
@@ -201,11 +225,12 @@ class IndexWriter:
             self._file = None
 
 
-def _open_or_create(fs: FileSystem, path: str) -> File:
-    """An index file, which another thread may create or remove at the same time."""
+def _open_or_create(fs: FileSystem, path: str) -> tuple[File, bool]:
+    """(an index file, which another thread may create or remove at the same time; it was made
+    here)."""
     while True:
         try:
-            return fs.open(path)
+            return fs.open(path), False
         except FileNotFoundError:
             pass
         try:
@@ -213,7 +238,7 @@ def _open_or_create(fs: FileSystem, path: str) -> File:
         except FileExistsError:
             continue
         failpoint.hit("index.created")
-        return file
+        return file, True
 
 
 def _read_rows(file: File, count: int, position: int) -> bytes:

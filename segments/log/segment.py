@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
@@ -462,7 +462,7 @@ class LogFiles(IndexFiles):
         index: Index = NO_INDEX,
         position: int = SEGMENT_HEADER_BYTES,
         damaged: list[Index] | None = None,
-    ) -> Iterator[tuple[StoredEntry, int, int]]:
+    ) -> Generator[tuple[StoredEntry, int, int]]:
         """(entry, position, length) of a segment's frames below index `end`, in order; from entry
         `index` at `position` when that is given.
 
@@ -536,19 +536,37 @@ class LogFiles(IndexFiles):
 
     def healing(self, segments: Sequence[SegmentInfo], end: Index, look: Callable[[], T]) -> T:
         """`look()`, rebuilding from entries below `end` the Idx it stumbles over."""
+        healed: set[int] = set()
+        while True:
+            try:
+                return look()
+            except IndexDamaged as damage:
+                if damage.position in healed:
+                    break
+                healed.add(damage.position)
+                self._rebuild_around(segments, end, damage)
         for _ in range(len(segments) + 1):
             try:
                 return look()
             except IndexDamaged as damage:
-                self._rebuild_around(segments, end, damage)
+                self._rebuild_around(segments, end, damage, whole=True)
         return look()
 
     def _rebuild_around(
-        self, segments: Sequence[SegmentInfo], end: Index, damage: IndexDamaged
+        self,
+        segments: Sequence[SegmentInfo],
+        end: Index,
+        damage: IndexDamaged,
+        *,
+        whole: bool = False,
     ) -> None:
+        """Where that can be told from what lies around it, only what is missing; else, and with
+        `whole`, all Idx of the segment."""
         for n, segment in enumerate(segments):
             stop = segments[n + 1].first_index if n + 1 < len(segments) else end
             if segment.first_index <= damage.position < stop:
+                if not whole and self._fill_gap(segment, stop, Index(damage.position)):
+                    return
                 try:
                     damaged = self.rebuild(segment, stop)
                 except EntriesDamaged as found:
@@ -560,6 +578,46 @@ class LogFiles(IndexFiles):
                         raise EntriesDamaged(index, index + 1, 0)
                 return
         raise damage
+
+    def _fill_gap(self, segment: SegmentInfo, end: Index, missing: Index) -> bool:
+        """Write the Idx of entry `missing` again and of those beside it that cannot be read: from
+        the nearest good one before it, up to the next that agrees with its frame. A power cut takes
+        the newest Idx of a log, and to read all of a segment for them would take a start with many
+        logs minutes. False: there is no such good one, something is damaged, or the Idx can be read
+        and misleads: others may, too."""
+        with contextlib.suppress(IndexDamaged):
+            self.idx(missing)
+            return False
+        known = self.good_before(segment.first_index, missing)
+        if known is None or known[1].segment != segment.number:
+            return False
+        before, idx = known
+        max_timestamp = idx.max_timestamp
+        writer = IndexWriter(self)
+        walk = self.walk(segment, end, index=before, position=idx.position)
+        try:
+            with contextlib.closing(walk), IndexReader(self) as reader:
+                for entry, position, length in walk:
+                    max_timestamp = max(max_timestamp, entry.timestamp)
+                    if entry.index == before or entry.index > missing:
+                        says = segment.number, position, length, max_timestamp
+                        if _agrees(reader, entry, *says):
+                            if entry.index == before:
+                                continue
+                            break
+                        if entry.index == before:
+                            return False
+                    writer.add(
+                        entry.index, entry.base_offset, max_timestamp, position, length,
+                        segment.number, entry.term, entry.records, int(entry.kind),
+                    )  # fmt: skip
+            writer.flush()
+            writer.sync()
+        except EntriesDamaged:
+            return False
+        finally:
+            writer.close()
+        return True
 
     def rebuild(self, segment: SegmentInfo, end: Index) -> list[Index]:
         """Write the Idx of a segment's entries below `end` again from its frames; those that are
@@ -642,6 +700,24 @@ def _compare(row: Idx, entry: StoredEntry) -> None:
             "index of another entry", entry.index, expected=entry.base_offset,
             actual=row.base_offset,
         )  # fmt: skip
+
+
+def _agrees(
+    reader: IndexReader,
+    entry: StoredEntry,
+    segment: int,
+    position: int,
+    length: int,
+    max_timestamp: int,
+) -> bool:
+    """Whether the Idx of an entry is good and says that it lies there."""
+    try:
+        idx = reader.idx(entry.index)
+        _compare(idx, entry)
+    except IndexDamaged:
+        return False
+    lies_here = (idx.segment, idx.position, idx.length) == (segment, position, length)
+    return lies_here and idx.max_timestamp >= max_timestamp
 
 
 def _run(block: IdxBlock, start: int, left: int, *, any_yet: bool) -> tuple[list[Idx], int]:

@@ -1,0 +1,99 @@
+"""A start after a power cut reads of each log what was not known to be durable, and not its newest
+segment as a whole. Counted are bytes and calls, not time."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from segments.api import HardState, StoredEntry, StoreOptions
+from segments.checkpoint.flusher import INDEX_SYNC_BYTES, INDEX_SYNC_ENTRIES
+from tests.storage_contract.conftest import SimHarness
+from vdl.sim.disk import DiskProfile, SimDisk
+from vdl.sim.filesystem import SimFile, SimMeta
+
+OPTIONS = replace(
+    StoreOptions(), journal_file_bytes=4 << 20, journal_first_file_bytes=256 << 10,
+    segment_bytes=32 << 20, cache_bytes_max=8 << 20, checkpoint_bytes=1 << 30,
+    scrub_bytes_per_second=0, place_bytes_min=0,
+)  # fmt: skip
+
+
+class Forgetful(random.Random):
+    """Of what was not synced a power cut leaves nothing, by this one."""
+
+    def random(self):
+        return 0.0
+
+
+class Reads:
+    """Bytes read from files of some kind."""
+
+    def __init__(self, monkeypatch, disk):
+        self.kinds = {}
+        self.bytes = {"log": 0, "index": 0}
+        self.disk = disk
+        pread = SimFile.pread
+
+        def counted(file, length, position):
+            data = pread(file, length, position)
+            kind = self.kinds.get(id(file._inode))
+            if kind is not None:
+                self.bytes[kind] += len(data)
+            return data
+
+        monkeypatch.setattr(SimFile, "pread", counted)
+
+    def watch(self):
+        """From now on, the files of logs that there are."""
+        self.bytes = {"log": 0, "index": 0}
+        for log in self.disk.root.entries["data"].entries["logs"].entries.values():
+            for name, node in log.entries.items():
+                self.kinds[id(node)] = name.rpartition(".")[2]
+
+
+def fill(engine, log, size, count, at_once, timestamp=None):
+    """Append, commit and flush `count` entries, so many at once."""
+    while count:
+        first = log.last_index + 1
+        entries = [
+            StoredEntry(1, n, 0, bytes(size), n - 1, 1, timestamp or n)
+            for n in range(first, first + min(count, at_once))
+        ]
+        engine.store.append(log, entries)
+        engine.store.set_hard_state(log, HardState(1, 0, entries[-1].index))
+        engine.submit()
+        engine.checkpoint()
+        count -= len(entries)
+    assert log.flushed_index == log.last_index
+
+
+@pytest.fixture
+def engine():
+    made = SimHarness(OPTIONS, disk=SimDisk(random.Random(7), DiskProfile()))
+    made.start()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "at_once"), [(20_000, 600, 10), (100, 24_000, 2_000), (2_000, 6_000, 100)]
+)
+def test_start_after_a_power_cut_reads_what_was_not_synced(
+    engine, monkeypatch, size, count, at_once
+):
+    """However much the newest segment holds."""
+    log = engine.new_log()
+    fill(engine, log, size, count, at_once)
+    engine.disk.rng = Forgetful(1)
+    engine.power_cut()
+    engine.crash()
+    reads = Reads(monkeypatch, engine.disk)
+    reads.watch()
+    engine.start()
+    bound = min(INDEX_SYNC_BYTES, INDEX_SYNC_ENTRIES * (size + 48))
+    assert reads.bytes["log"] <= bound + (1 << 20) + 2 * (size + 48)  # by steps of a mebibyte
+    assert reads.bytes["index"] <= 200_000
+    assert not engine.log.lost
+    assert engine.log.flushed_index == count
+    found = engine.cold(engine.store.entries_cold, engine.log, 1, count + 1, 1 << 30)
+    assert [entry.index for entry in found] == list(range(1, len(found) + 1))
