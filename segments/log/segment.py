@@ -73,6 +73,15 @@ class LogFiles(IndexFiles):
     def segment_path(self, number: int) -> str:
         return segment_path(self.directory, number)
 
+    def indexes_below(self, first_index: Index) -> list[str]:
+        """Paths of the index files that only describe entries below that one."""
+        return [
+            path for name in self.fs.list(self.directory)
+            if (found := segment_number(name)) is not None
+            and found[0] == "index" and found[1] < first_index // self.index_entries
+            and not self.fs.is_directory(path := f"{self.directory}/{name}")
+        ]  # fmt: skip
+
     def remove_scrap(self, segment: int, first: Index) -> None:
         """Remove, durably, what a flush has left that did not count: files behind `segment` and Idx
         from entry `first` on. Entries may be laid out differently next time, and what is left of an

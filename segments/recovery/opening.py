@@ -241,6 +241,7 @@ def _segments(files: LogFiles, replayed: ReplayedLog, found: Recovered) -> list[
     while len(segments) > 1 and segments[1].first_index <= replayed.first_index:
         unused.append(segments.pop(0))
     found.stale_files += begun + [files.segment_path(s.number) for s in unused]
+    found.stale_files += files.indexes_below(replayed.first_index)
     if not segments or segments[0].first_index > replayed.first_index:
         raise CorruptRecord("segments missing", replayed.first_index)
     for before, after in pairwise(segments):
