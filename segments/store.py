@@ -701,7 +701,7 @@ class DiskStore:
             "meta_used_bytes": usage.used_bytes,
             "meta_file_bytes": usage.file_bytes,
             "meta_map_bytes": usage.map_bytes,
-            "damaged_ranges": sum(len(log.damaged) for log in self._logs.values()),
+            "damaged_ranges": sum(len(log.damaged_ranges) for log in self._logs.values()),
             "segments": sum(len(log.segments) for log in self._logs.values()),
             "unflushed_bytes": cache.unflushed,
             "cache_bytes": cache.bytes,

@@ -5,32 +5,52 @@ Must not know: how they are found or repaired.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 from ids import NO_INDEX, Index
 
 
 class DamagedRanges:
-    """Ranges [first, end), ascending, apart from each other."""
+    """Ranges [first, end), ascending, apart from each other. A bad medium may bring many thousands:
+    each change and each look-up is a search."""
 
-    __slots__ = ("ranges", "repairs")
+    __slots__ = ("_ends", "_firsts", "_ranges", "repairs")
 
     def __init__(self) -> None:
-        self.ranges: tuple[tuple[Index, Index], ...] = ()
+        self._firsts: list[Index] = []
+        self._ends: list[Index] = []
+        """Invariant: range n is [`_firsts[n]`, `_ends[n]`), and `_ends[n]` < `_firsts[n + 1]`."""
+        self._ranges: tuple[tuple[Index, Index], ...] | None = ()
+        """As they were last asked for; None: something has changed."""
         self.repairs = 0
         """What was read before a repair says nothing about what is there after it."""
 
+    @property
+    def ranges(self) -> tuple[tuple[Index, Index], ...]:
+        if self._ranges is None:
+            self._ranges = tuple(zip(self._firsts, self._ends, strict=True))
+        return self._ranges
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
     def __contains__(self, index: Index) -> bool:
-        return any(first <= index < end for first, end in self.ranges)
+        return self.covers(index, index + 1)
+
+    def covers(self, first: Index, end: Index) -> bool:
+        """Every entry of [first, end), which is not empty, is known to be damaged."""
+        assert first < end, (first, end)
+        place = bisect_right(self._firsts, first) - 1
+        return place >= 0 and end <= self._ends[place]
 
     def add(self, first: Index, end: Index) -> None:
-        merged: list[tuple[Index, Index]] = []
-        for a, b in sorted([*self.ranges, (first, end)]):
-            if merged and a <= merged[-1][1]:
-                merged[-1] = merged[-1][0], max(merged[-1][1], b)
-            else:
-                merged.append((a, b))
-        self.ranges = tuple(merged)
+        if first >= end:
+            return
+        low, high = bisect_left(self._ends, first), bisect_right(self._firsts, end)
+        if low < high:  # those that it touches
+            first, end = min(first, self._firsts[low]), max(end, self._ends[high - 1])
+        self._put(low, high, [(first, end)])
 
     def repaired(self, indexes: Iterable[Index]) -> None:
         """These entries are good again."""
@@ -43,10 +63,16 @@ class DamagedRanges:
         self._cut(NO_INDEX, first_index)
 
     def clear(self) -> None:
-        self.ranges = ()
+        self._put(0, len(self._firsts), [])
 
     def _cut(self, first: Index, end: Index) -> None:
-        left: list[tuple[Index, Index]] = []
-        for a, b in self.ranges:
-            left += [(a, min(b, first)), (max(a, end), b)]
-        self.ranges = tuple((a, b) for a, b in left if a < b)
+        low, high = bisect_right(self._ends, first), bisect_left(self._firsts, end)
+        if low < high:
+            left = [(self._firsts[low], first), (end, self._ends[high - 1])]
+            self._put(low, high, [(a, b) for a, b in left if a < b])
+
+    def _put(self, low: int, high: int, ranges: list[tuple[Index, Index]]) -> None:
+        """Let `ranges` take the place of those from number `low` on, up to `high`."""
+        self._firsts[low:high] = [first for first, _ in ranges]
+        self._ends[low:high] = [end for _, end in ranges]
+        self._ranges = None

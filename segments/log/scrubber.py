@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from ids import NO_INDEX, Index, LogId, indexes
+from ids import NO_INDEX, Index, LogId
 from segments.api import EntriesDamaged, StorageError, Workers
 from segments.io.fs import is_refused
 from segments.log.log import DiskLog
@@ -130,8 +130,8 @@ class Scrubber:
         self._pass_bytes += count
         for first, end in bad:
             start = max(first, log.first)  # the rest was trimmed meanwhile
-            self.errors += any(index not in log.damaged_ranges for index in indexes(start, end))
             if start < end:
+                self.errors += not log.damaged_ranges.covers(start, end)
                 log.damaged_ranges.add(start, end)
 
     def _end_pass(self) -> None:
