@@ -235,6 +235,18 @@ def first_block_at(data: bytes) -> int:
     return padded(header_length(data)) + (PAGE_BYTES if data[:8] == FILE_MAGIC else 0)
 
 
+def marks_end(data: bytes, log_ids_end: int) -> int:
+    """Where the marks behind a header's first page end, by what they say: the ids of their logs
+    ascend, and are below `log_ids_end`. `len(data)`: they may go on behind it."""
+    first = -(-(PAGE_BYTES - FILE_HEADER_BYTES) // MARK.size)
+    log_id = 0
+    for at in range(FILE_HEADER_BYTES + first * MARK.size, len(data) - 3, MARK.size):
+        before, log_id = log_id, int.from_bytes(data[at : at + 4], "little")
+        if not before < log_id < log_ids_end:
+            return at
+    return len(data)
+
+
 def decode_file_header(data: bytes) -> FileHeader | None:
     """The header at the start of `data`, or None when it cannot be trusted."""
     length = header_length(data)

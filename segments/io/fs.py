@@ -165,6 +165,10 @@ class MetaFile(Protocol):
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """Items whose key starts with `prefix`, in key order."""
 
+    def beginnings(self, length: int) -> list[bytes]:
+        """With what keys begin, so many bytes of them, each once and ascending. Costs a look-up for
+        each, however many keys begin with it."""
+
     def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
         """One durable transaction; None deletes. The file grows as long as the disk has room."""
 
@@ -535,6 +539,22 @@ class LmdbFile:
                     if not key.startswith(prefix):
                         break
                     found.append((bytes(key), bytes(value)))
+        return found
+
+    def beginnings(self, length: int) -> list[bytes]:
+        if self._good is not None:
+            return sorted({key[:length] for key in self._good})
+        found: list[bytes] = []
+        with (
+            _reading(), self._mapped, self._begin() as transaction, transaction.cursor() as cursor
+        ):  # fmt: skip
+            is_there = cursor.first()
+            while is_there:
+                found.append(bytes(cursor.key())[:length])
+                following = int.from_bytes(found[-1].ljust(length, b"\0"), "big") + 1
+                if following >> 8 * length:
+                    break
+                is_there = cursor.set_range(following.to_bytes(length, "big"))
         return found
 
     def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:

@@ -256,10 +256,10 @@ class Meta:
             self._fs.remove_tree(aside)
         self._fs.rename(self._path, aside)
 
-    def stored(self, log_ids: Sequence[LogId]) -> list[LogId]:
-        """Those of which something is stored. Raises CorruptRecord."""
-        found = self._file.get_all([_applied_key(log_id) for log_id in log_ids])
-        return [log_id for log_id, value in zip(log_ids, found, strict=True) if value is not None]
+    def stored(self) -> list[LogId]:
+        """The logs of which something is stored, ascending. Raises CorruptRecord."""
+        found = [begin for begin in self._file.beginnings(_LOG.size) if len(begin) == _LOG.size]
+        return [LogId(log_id) for begin in found for log_id in _LOG.unpack(begin) if log_id]
 
     def forget(self, log_ids: Sequence[LogId]) -> None:
         """Delete everything of these logs: many in one transaction, none in two."""

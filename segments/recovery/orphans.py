@@ -194,11 +194,12 @@ def _logs_in(fs: FileSystem, folder: str, identity: Identity) -> tuple[list[LogI
 
 
 def forget_orphans(meta: Meta, identity: Identity) -> None:
-    """Finish what a crash left to do in the meta. It can wait: for room, and for who finds the
+    """Finish what a crash left to do in the meta, by what is there: of all ids that were ever given
+    out there may be millions. It can wait: for room, and for who finds the
     damage and makes a new file."""
-    log_ids = [n for n in map(LogId, range(1, identity.next_log_id)) if n not in identity.logs]
+    known, end = identity.logs, identity.next_log_id
     try:
-        meta.forget(meta.stored(log_ids))
+        meta.forget([n for n in meta.stored() if n not in known and n < end])
     except CorruptRecord:
         return
     except OSError as error:

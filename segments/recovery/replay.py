@@ -78,7 +78,9 @@ from segments.format.block import (
     encode_file_header,
     file_header_bytes,
     header_length,
+    marks_end,
     mend_file_header,
+    padded,
 )
 from segments.format.frame import base_offset_of, is_frame
 from segments.format.names import (
@@ -104,6 +106,7 @@ from segments.recovery.replayed_log import FrameRef, ReplayedLog
 _FILE_BYTES_MIN = 3 * PAGE_BYTES
 """A header, its parity and a block: no file is made shorter."""
 _HEADER_BYTES_MAX = 256 << 20
+_REACH_BYTES = 64 << 10
 
 
 @dataclass(slots=True)
@@ -196,7 +199,7 @@ class _Replayer:
         self.result = Replay()
         self._logs = self.result.logs
         self._owners = (identity.directory_id, *identity.former_ids, NO_DIRECTORY)
-        self._header_bytes_max = file_header_bytes(identity.next_log_id)
+        self._log_ids_end = identity.next_log_id
         self._newest = 0
         self._proved_lsn = 0
         """The journal was durable up to there, says the header of a file that does not count."""
@@ -366,8 +369,7 @@ class _Replayer:
             data, _ = read_around(file, length, 0)
         header = decode_file_header(data)
         if header is None or header.sequence != sequence:
-            reach, _ = read_around(file, min(size, self._header_bytes_max), 0)
-            header = mend_file_header(reach, sequence) or header
+            header = mend_file_header(self._reach(file, size, length), sequence) or header
         if header is not None:
             self._check_owner(path, directory_of(file, header))
         if header is not None and header.sequence != sequence:
@@ -377,6 +379,20 @@ class _Replayer:
         is_blank = header is None and not any(data[:FILE_HEADER_BYTES])
         proves = header.start_lsn if header is not None else 0
         return _FoundFile(sequence, path, header, size, is_blank, proves)
+
+    def _reach(self, file: File, size: int, length: int) -> bytes:
+        """The file's beginning, as far as a header in it may reach whose first page is damaged, or
+        another one: of all ids that were ever given out there may be marks for a whole file, and
+        most files that say nothing were never used."""
+        reach, end = _REACH_BYTES, 0
+        while end < size:
+            data, _ = read_around(file, min(size, reach), 0)
+            end = marks_end(data, self._log_ids_end)
+            if end < len(data):
+                break
+            reach *= 2
+        wanted = max(padded(end) + 2 * PAGE_BYTES, padded(length) + PAGE_BYTES)
+        return read_around(file, min(size, wanted), 0)[0]
 
     def _check_owner(self, path: str, owner: DirectoryId) -> None:
         """Raises ForeignFile."""

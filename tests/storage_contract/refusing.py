@@ -39,6 +39,7 @@ CODES = {
     "allocated": NO_MEMORY,
     "meta.get": NO_MEMORY,
     "meta.scan": NO_MEMORY,
+    "meta.beginnings": NO_MEMORY,
     "meta.commit": (*NO_MEMORY, *NO_ROOM),
 }
 FAILS = (*CODES, "sync", "write_back", "begin_write_back", "durable pwrite", "meta.sync")
@@ -174,5 +175,5 @@ for _name in (
     _watch(RefusingFileSystem, SimFileSystem, _name, _name)
 for _name in ("pread", "sync", "truncate", "size", "allocated"):
     _watch(RefusingFile, SimFile, _name, _name)
-for _name in ("scan", "commit", "sync"):
+for _name in ("scan", "beginnings", "commit", "sync"):
     _watch(RefusingMeta, SimMeta, _name, f"meta.{_name}")

@@ -97,3 +97,31 @@ def test_start_after_a_power_cut_reads_what_was_not_synced(
     assert engine.log.flushed_index == count
     found = engine.cold(engine.store.entries_cold, engine.log, 1, count + 1, 1 << 30)
     assert [entry.index for entry in found] == list(range(1, len(found) + 1))
+
+
+def test_start_asks_for_the_logs_that_there_are_and_not_for_all_that_ever_were(engine, monkeypatch):
+    """Ids are given out once: on a server that makes and deletes topics for years, millions."""
+    engine.new_log()
+    engine.store._registry._identity.next_log_id = 3_000_000
+    engine.new_log(group_id=10)
+    engine.checkpoint()
+    engine.crash()
+    asked, read = [], []
+    get_all, pread = SimMeta.get_all, SimFile.pread
+
+    def get(meta, keys):
+        asked.extend(keys)
+        return get_all(meta, keys)
+
+    def counted(file, length, position):
+        data = pread(file, length, position)
+        read.append(len(data))
+        return data
+
+    monkeypatch.setattr(SimMeta, "get_all", get)
+    monkeypatch.setattr(SimFile, "pread", counted)
+    engine.start()
+    assert sorted(engine.store.logs) == [1, 3_000_000]
+    assert len(asked) <= 10
+    assert sum(read) <= OPTIONS.journal_file_bytes + (2 << 20)  # a spare one is read once
+    assert not any(log.lost for log in engine.store.logs.values())

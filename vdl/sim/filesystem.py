@@ -89,6 +89,9 @@ class SimMeta:
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         return sorted(item for item in self._store.items.items() if item[0].startswith(prefix))
 
+    def beginnings(self, length: int) -> list[bytes]:
+        return sorted({key[:length] for key in self._store.items})
+
     def commit(self, puts: list[tuple[bytes, bytes | None]]) -> None:
         self._disk.commit_meta(self._store, list(puts))
 

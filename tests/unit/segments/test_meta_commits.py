@@ -46,6 +46,15 @@ def test_commit_reads_all_it_changes_at_once(meta: Meta, checks: list[int]) -> N
     assert meta.load(0) == (3, [(b"2", b""), (b"key", b"4")])
 
 
+def test_logs_of_which_something_is_stored_are_found_by_a_look_up_each(meta: Meta) -> None:
+    """However many items each has, and however far apart their ids are."""
+    log_ids = [1, 2, 700, 65_536, 3_000_000, (1 << 32) - 1]
+    meta.commit([MetaBatch(n, 1, [(b"%d" % k, b"v") for k in range(20)]) for n in log_ids])
+    assert meta.stored() == log_ids
+    meta.forget(log_ids[1:4])
+    assert meta.stored() == [1, *log_ids[4:]]
+
+
 def test_logs_are_forgotten_whole_and_together(meta: Meta, monkeypatch: pytest.MonkeyPatch) -> None:
     meta.commit([MetaBatch(n, 1, [(b"key", b"value")]) for n in range(LOGS + 1)])
     transactions: list[set[bytes]] = []
