@@ -207,13 +207,13 @@ def test_next_journal_file_is_taken_from_those_that_were_released(tmp_path, writ
     log = harness.new_log()
     created = []
     files = harness.store._journal.allocation.files
-    make_file = files.make
+    make_next = files._make_next
 
-    def counting(sequence, reuse, size):
-        created.append(bool(reuse))
-        return make_file(sequence, reuse, size)
+    def counting(made, sequence):
+        created.append(bool(made.reuse))
+        make_next(made, sequence)
 
-    monkeypatch.setattr(type(files), "make", lambda _, *how: counting(*how))
+    monkeypatch.setattr(type(files), "_make_next", lambda _, *how: counting(*how))
     for _ in range(60):
         append(harness, log, writer, 20, 900)
         harness.pump()
