@@ -11,6 +11,7 @@ Must not know: Raft, Kafka, wall-clock time; formats are the other modules' busi
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
@@ -149,6 +150,8 @@ class DiskStore:
         self._removals = removals = Removals(workers, self)
         self._compactor = Compactor(workers, self)
         self._deletions = Deletions(fs, directory, meta, registry, removals, self._pulse)
+        self._uncovered: deque[tuple[LogIdentity, DiskLog, Callable[[Log], None]]] = deque()
+        """Logs that are created once the reserve is large enough for their votes."""
 
     # --- opening ------------------------------------------------------------------------------
     @classmethod
@@ -207,6 +210,7 @@ class DiskStore:
     def _open_journal(self) -> None:
         """Write the journal's first block, and give back what it makes superfluous. Blocks."""
         journal, replay = self._journal, self._recovered.replay
+        journal.allocation.files.cover(len(self._logs))
         journal.allocation.files.make_room(replay.unproved, replay.scrap)
         journal.open(
             replay.position, replay.live, replay.spare, self._recovered.carried, replay.begins
@@ -253,6 +257,8 @@ class DiskStore:
     def give_up(self, done: Callable[[], None]) -> None:
         for log in self._logs.values():
             log.is_lost = True
+        for known, log, _ in self._uncovered:
+            known.lost = log.is_lost = True
         directory_id = DirectoryId(self._rng.randbytes(16))
         self._registry.lose_all(directory_id, [Boot(1, self._rng.getrandbits(64))], done)
 
@@ -327,7 +333,13 @@ class DiskStore:
             next_offset=next_offset,
         )  # fmt: skip
         known = LogIdentity(log_id, group_id, replica_number, first_index, next_offset, prev_term)
-        self._registry.add(known, log, on_created)
+        self._uncovered.append((known, log, on_created))
+        self._create_covered()
+
+    def _create_covered(self) -> None:
+        """Create the logs whose votes a full disk would take, too."""
+        while self._uncovered and self._journal.covers(self._registry.count + 1):
+            self._registry.add(*self._uncovered.popleft())
 
     def delete_log(self, log_id: LogId) -> None:
         log = self._logs.pop(log_id)
@@ -449,6 +461,9 @@ class DiskStore:
 
     def journal_failed(self, error: BaseException) -> None:
         self._fail(error)
+
+    def journal_prepared(self) -> None:
+        self._create_covered()
 
     # --- RegistryOwner ------------------------------------------------------------------------
     def log_created(self, log: DiskLog) -> None:

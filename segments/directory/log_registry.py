@@ -111,6 +111,11 @@ class LogRegistry:
         return self._identity.boots
 
     @property
+    def count(self) -> int:
+        """Logs that there are, or are about to be."""
+        return len(self._identity.logs)
+
+    @property
     def lists_removed(self) -> bool:
         """The file lists a log that was removed."""
         return bool(self._removed)

@@ -5,6 +5,8 @@ piece is taken whole, by a rename, so that nobody else can take its room on the 
 removed, so that something else finds room. What was taken can be given back in the same way. All
 pieces are made again as soon as there is room. Until then the disk counts as full.
 
+The pieces can become larger, one after the other. What can be relied on is the size of the least.
+
 Must not know: what the pieces are used for.
 """
 
@@ -19,35 +21,49 @@ _ZEROS = bytes(64 << 10)
 class Reserve:
     """The pieces `NAME-0` to `NAME-7` of a folder. Everything blocks."""
 
-    __slots__ = ("_folder", "_fs", "_name", "piece_bytes")
+    __slots__ = ("_folder", "_fs", "_name", "piece_bytes", "wanted_bytes")
 
     def __init__(self, fs: FileSystem, folder: str, name: str, piece_bytes: int) -> None:
         self._fs = fs
         self._folder = folder
         self._name = name
         self.piece_bytes = piece_bytes
+        """No piece is smaller."""
+        self.wanted_bytes = piece_bytes
+        """So large they are to become."""
 
     def fill(self) -> None:
-        """Make the pieces that are missing. Raises OSError (ENOSPC)."""
-        fs = self._fs
-        missing = self._missing()
-        if not missing:
-            return
-        make_durable_directory(fs, self._folder)
-        for path in missing:
-            self._make(path)
-        fs.sync_directory(self._folder)
+        """Make the pieces that are missing, then those anew that are to be larger. Raises OSError
+        (ENOSPC): those that were there are."""
+        wanted = self.wanted_bytes
+        self._make_all(self._smaller(self.piece_bytes), self.piece_bytes)
+        self._make_all(self._smaller(wanted), wanted)
+        self.piece_bytes = max(self.piece_bytes, wanted)
 
-    def _make(self, path: str) -> None:
+    def _make_all(self, paths: list[str], size: int) -> None:
+        if not paths:
+            return
+        make_durable_directory(self._fs, self._folder)
+        for path in paths:
+            self._make(path, size)
+        self._fs.sync_directory(self._folder)
+
+    def measure(self, least: int) -> None:
+        """Rely on what the pieces have that an earlier life has left: some may be smaller than
+        those of now, and larger than `least`."""
+        sizes = [size for size in self._sizes().values() if size >= least]
+        self.piece_bytes = min([self.wanted_bytes, *sizes])
+
+    def _make(self, path: str, size: int) -> None:
         fs = self._fs
         fresh = f"{path}.new"
         if fs.exists(fresh):
             fs.unlink(fresh)  # of a process that died here
         file = fs.open(fresh, create=True)
         try:
-            file.allocate(self.piece_bytes)
-            for position in range(0, self.piece_bytes, len(_ZEROS)):
-                file.pwrite([memoryview(_ZEROS)[: self.piece_bytes - position]], position)
+            file.allocate(size)
+            for position in range(0, size, len(_ZEROS)):
+                file.pwrite([memoryview(_ZEROS)[: size - position]], position)
             file.sync()
         except OSError:
             with unless_refused():
@@ -59,13 +75,14 @@ class Reserve:
 
     def pieces(self) -> int:
         """How many are left."""
-        return RESERVE_PIECES - len(self._missing())
+        return RESERVE_PIECES - len(self._smaller(self.piece_bytes))
 
     def take(self, path: str) -> bool:
         """Let a piece have the name `path`, durably; False when none is left. Raises OSError: then
         one may have it already, and is to be given back."""
+        missing = self._smaller(self.piece_bytes)
         for piece in self._paths():
-            if self._fs.exists(piece):
+            if piece not in missing:
                 self._fs.rename(piece, path)
                 self._fs.sync_directory(path.rpartition("/")[0])
                 self._fs.sync_directory(self._folder)
@@ -74,7 +91,7 @@ class Reserve:
 
     def free(self, count: int) -> bool:
         """Give so many pieces back to the file system; False when there are not as many."""
-        missing = self._missing()
+        missing = self._smaller(self.piece_bytes)
         left = [path for path in self._paths() if path not in missing]
         if len(left) < count:
             return False
@@ -94,8 +111,8 @@ class Reserve:
             size = file.size()
         finally:
             file.close()
-        missing = self._missing()
-        if missing and size == self.piece_bytes:
+        missing = self._smaller(self.piece_bytes)
+        if missing and self.piece_bytes <= size < 2 * self.piece_bytes:
             make_durable_directory(fs, self._folder)
             fs.rename(path, missing[0])
             fs.sync_directory(self._folder)
@@ -103,10 +120,24 @@ class Reserve:
             fs.unlink(path)
         fs.sync_directory(path.rpartition("/")[0])
 
-    def _missing(self) -> list[str]:
+    def _smaller(self, size: int) -> list[str]:
+        """The pieces that are not there or smaller than that."""
+        sizes = self._sizes()
+        return [path for path in self._paths() if sizes.get(path, -1) < size]
+
+    def _sizes(self) -> dict[str, int]:
+        """Of the pieces that are there."""
         fs = self._fs
         there = set(fs.list(self._folder)) if fs.exists(self._folder) else set()
-        return [path for path in self._paths() if path.rpartition("/")[2] not in there]
+        sizes: dict[str, int] = {}
+        for path in self._paths():
+            if path.rpartition("/")[2] in there:
+                file = fs.open(path)
+                try:
+                    sizes[path] = file.size()
+                finally:
+                    file.close()
+        return sizes
 
     def _paths(self) -> list[str]:
         return [f"{self._folder}/{self._name}-{n}" for n in range(RESERVE_PIECES)]

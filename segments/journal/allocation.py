@@ -17,14 +17,19 @@ from enum import Enum, auto
 from functools import partial
 
 from segments.format.block import PAGE_BYTES
-from segments.journal.files import JournalFile, JournalFiles, Prepared
+from segments.journal.files import (
+    SMALL_BLOCK_BYTES,
+    JournalFile,
+    JournalFiles,
+    Prepared,
+    piece_bytes_for,
+)
 from segments.journal.split import block_bytes
 from segments.log.log import Batch
 
 PREPARED_FILES_MAX = 2
 PIECES_KEPT = 2
 """Of the reserve: for votes and notes, and the small blocks that come with an election."""
-SMALL_BLOCK_BYTES = 16 << 10
 
 
 class Room(Enum):
@@ -75,6 +80,29 @@ class Allocation:
         sequence = self.next_sequence
         self.next_sequence += 1
         return sequence
+
+    def covers(self, logs: int) -> bool:
+        """Votes of so many logs go on on a full disk. If they do not, the reserve is to grow, and
+        counts as not whole until then."""
+        wanted = piece_bytes_for(logs, self.files.file_bytes)
+        reserve = self.files.reserve
+        if wanted > reserve.piece_bytes:
+            reserve.wanted_bytes = max(reserve.wanted_bytes, wanted)
+            if self.room is Room.WHOLE:
+                self.room = Room.UNKNOWN
+            return False
+        self._drop_smaller(wanted)
+        return True
+
+    def _drop_smaller(self, wanted: int) -> None:
+        """Give back the pieces that became the next file before the reserve grew: what a header
+        says of all logs may not fit. Not as long as one may be all there is."""
+        smaller = [file for file in self.prepared if file.is_piece and file.capacity < wanted]
+        if smaller and self.has_next and len(smaller) < len(self.prepared):
+            self.prepared = deque(file for file in self.prepared if file not in smaller)
+            for file in smaller:
+                file.file.close()
+                self.returned.append(file.path)
 
     def open(self, spare: Sequence[tuple[int, str]]) -> None:
         """Take over the files that an earlier life prepared and never used: (sequence, path). Those

@@ -14,13 +14,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from segments.api import StoreOptions
-from segments.format.block import PAGE_BYTES
+from segments.format.block import (
+    BLOCK_HEADER_BYTES,
+    PAGE_BYTES,
+    RECORD_BYTES,
+    file_header_bytes,
+    padded,
+)
 from segments.io import failpoint
 from segments.io.fs import File, FileSystem, is_refused, read_around, unless_refused
 from segments.io.reserve import Reserve
 
 _ZEROS = bytes(1 << 20)
 PIECE_BYTES_MIN = 64 << 10
+SMALL_BLOCK_BYTES = 16 << 10
+_LOGS_MIN = 256
 WRITE_BACK_BYTES = 4 << 20
 """Of zeros: the sync behind them must not have a whole file to write while blocks wait."""
 
@@ -63,10 +71,9 @@ class JournalFiles:
         self._directory = directory
         self.file_bytes = options.journal_file_bytes
         self.first_file_bytes = min(options.journal_first_file_bytes, options.journal_file_bytes)
-        # A piece is a small journal file: it has room for the header and some blocks.
-        piece_bytes = max(PIECE_BYTES_MIN, options.journal_file_bytes // 64)
         folder = f"{directory.rpartition('/')[0]}/reserve"
-        self.reserve = Reserve(fs, folder, "journal", piece_bytes - piece_bytes % PAGE_BYTES)
+        piece_bytes = piece_bytes_for(0, options.journal_file_bytes)
+        self.reserve = Reserve(fs, folder, "journal", piece_bytes)
 
     def adopt(self, sequence: int, path: str) -> JournalFile | None:
         """A file of full size that an earlier life prepared; None: it has another size."""
@@ -92,6 +99,12 @@ class JournalFiles:
         for other in scrap:
             if other != path:
                 self.reserve.give(other)
+
+    def cover(self, logs: int) -> None:
+        """Before the journal is opened: so many logs there are, and the reserve that an earlier
+        life has left. Raises OSError."""
+        self.reserve.wanted_bytes = piece_bytes_for(logs, self.file_bytes)
+        self.reserve.measure(piece_bytes_for(0, self.file_bytes))
 
     def sync_names(self) -> None:
         """Make durable the names that the process before had changed, and may have died before
@@ -218,6 +231,17 @@ class JournalFiles:
         if self._fs.exists(path):
             raise FileExistsError(errno.EEXIST, "journal file exists already", path)
         return path
+
+
+def piece_bytes_for(logs: int, file_bytes: int) -> int:
+    """The size of a piece of the reserve where there are so many logs: it is a small journal file,
+    and has room for what a header says of each, a vote of each, and some small blocks. It grows in
+    large steps, for with each all pieces are made anew."""
+    covered = max(_LOGS_MIN, 1 << max(logs - 1, 0).bit_length())
+    votes = padded(BLOCK_HEADER_BYTES + RECORD_BYTES * covered)
+    needed = file_header_bytes(covered) + votes + 2 * PAGE_BYTES + SMALL_BLOCK_BYTES
+    size = max(PIECE_BYTES_MIN, file_bytes // 64)
+    return max(size - size % PAGE_BYTES, needed)
 
 
 def file_path(directory: str, sequence: int) -> str:

@@ -40,10 +40,10 @@ from segments.format.block import (
 )
 from segments.io import failpoint
 from segments.io.fs import DISK_FULL_RETRY_MS, FileSystem, is_disk_full, is_refused
-from segments.journal.allocation import PREPARED_FILES_MAX, SMALL_BLOCK_BYTES, Allocation, Room
+from segments.journal.allocation import PREPARED_FILES_MAX, Allocation, Room
 from segments.journal.carry_over import carry_over, needed_bytes
 from segments.journal.chain import Chain, Position
-from segments.journal.files import JournalFile, JournalFiles, Prepared
+from segments.journal.files import SMALL_BLOCK_BYTES, JournalFile, JournalFiles, Prepared
 from segments.journal.marks import marks_before, marks_of
 from segments.journal.queue import Queue
 from segments.journal.split import block_bytes, split
@@ -64,6 +64,9 @@ class JournalOwner(Protocol):
 
     def journal_failed(self, error: BaseException) -> None:
         """Nothing is written any more."""
+
+    def journal_prepared(self) -> None:
+        """The disk was asked for room: the reserve may cover more logs than before."""
 
 
 class WriterState(Enum):
@@ -230,6 +233,14 @@ class Journal:
             if piece is None:
                 raise
             return piece
+
+    def covers(self, logs: int) -> bool:
+        """Votes of so many logs go on on a full disk. If they do not, the reserve is made larger,
+        and `journal_prepared` follows."""
+        is_covered = self.allocation.covers(logs)
+        if not is_covered and not self.is_full:  # a full one is asked again each second
+            self._prepare()
+        return is_covered
 
     # --- writing -------------------------------------------------------------------------------
     def submit(self, *, urgent: bool) -> int:
@@ -626,6 +637,7 @@ class Journal:
         allocation.reuse = allocation.reuse or made.reuse
         if self.state in _MAY_WRITE and self.queue.is_due:
             self._write()
+        self._owner.journal_prepared()
 
     def _pieces_wanted(self) -> int:
         return self.allocation.pieces_wanted(self.queue.rest, self._header_bytes())

@@ -30,6 +30,7 @@ from pathlib import Path
 from ids import ServerId
 from rpc.tls_context import VERSIONS, LinkEncryption, TlsFiles
 from segments.api import StoreOptions
+from segments.journal.files import piece_bytes_for
 from vdl.config.listeners import ListenerError, parse_listener
 from vdl.config.values import (
     ADMIN_LISTENER,
@@ -577,6 +578,10 @@ def _check_identities(config: Config) -> None:
         raise ConfigError(config.source, "admin.listen", f'{need} are required, or "off", {why}')
 
 
+_OWN_LOGS = 256
+"""At most as many a server has beside those of partitions: of the catalog, and of coordinators."""
+
+
 def _check_whole(config: Config) -> None:
     """What no single key can tell."""
     ports: dict[int, str] = {}
@@ -587,6 +592,7 @@ def _check_whole(config: Config) -> None:
             )
         ports[address.port] = name
     host, kafka, store = config.host, config.kafka, config.store
+    logs_max = kafka.replicas_per_server_max + _OWN_LOGS
     rules = (
         (
             host.election_ticks >= 3 * host.heartbeat_ticks,
@@ -622,6 +628,11 @@ def _check_whole(config: Config) -> None:
         (
             store.journal_first_file_bytes <= store.journal_file_bytes,
             "storage.journal_first_file_bytes", "expected at most storage.journal_file_bytes",
+        ),
+        (
+            piece_bytes_for(logs_max, store.journal_file_bytes) <= store.journal_file_bytes,
+            "storage.journal_file_bytes",
+            "expected more for what each file says of cluster.replicas_per_server logs",
         ),
         (
             kafka.message_max_bytes <= host.uncommitted_bytes_max,

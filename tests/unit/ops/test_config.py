@@ -106,6 +106,11 @@ def test_config_peer_without_section_listens_at_its_seed_address():
         ('[server]\nid = "1"', "server.id", "a whole number"),
         ("[server]\nid = [1]", "server.id", "expected one value, found a list"),
         ("[storage]\ncache_bytes = 1.5", "storage.cache_bytes", '"64MiB"'),
+        (
+            '[cluster]\nreplicas_per_server = 100000\n[storage]\njournal_file_bytes = "1MiB"\n'
+            'journal_first_file_bytes = "1MiB"\n[kafka]\nmessage.max.bytes = "64KiB"',
+            "storage.journal_file_bytes", "replicas_per_server",
+        ),
         ('[storage]\ncache_bytes = "1MiB"', "storage.cache_bytes", "from 8MiB"),
         ('[raft]\nelection_timeout = "605ms"', "raft.election_timeout", "a multiple of 10ms"),
         ("[raft]\nelection_timeout = 600", "raft.election_timeout", "a duration"),
