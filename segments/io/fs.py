@@ -725,6 +725,14 @@ def uncache_steps(file: File, start: int, end: int) -> None:
         file.uncache(end - start, start)
 
 
+def uncache_around(file: File, length: int, position: int) -> None:
+    """Have what is read next come from the medium, with all of the pages it lies in. What is not
+    written back yet stays where it is."""
+    start = position - position % _PAGE_BYTES
+    end = position + length
+    file.uncache(end - end % -_PAGE_BYTES - start, start)
+
+
 def write_over(file: File, data: Buffer, position: int) -> bool:
     """`pwrite` where the medium may not be able to read: only a whole page can be written there,
     with zeros around what is given. So the rest of an unreadable page, which was lost, is zeros

@@ -34,7 +34,7 @@ from segments.format.names import (
     segment_path,
     sequence_of,
 )
-from segments.io.fs import File, cut_off, read_around, read_whole
+from segments.io.fs import File, cut_off, read_around, read_whole, uncache_around
 from segments.log.index import (
     Idx,
     IndexDamaged,
@@ -279,9 +279,12 @@ class LogFiles(IndexFiles):
             raise EntriesDamaged(first, first + bad, rows[0].position)
         return found
 
-    def _stretch(self, number: int, start: int, length: int, index: Index) -> Stretch:
-        """Bytes of a log segment; nothing where there is none. Raises IndexDamaged when the Idx of
-        entry `index` names one that was rewritten since."""
+    def _stretch(
+        self, number: int, start: int, length: int, index: Index, *, from_medium: bool = False
+    ) -> Stretch:
+        """Bytes of a log segment, nothing where there is none; with `from_medium` not those that
+        the system has in memory. Raises IndexDamaged when the Idx of entry `index` names one that
+        was rewritten since."""
         try:
             file = self.fs.open(self.segment_path(number))
         except FileNotFoundError:
@@ -289,6 +292,8 @@ class LogFiles(IndexFiles):
                 raise IndexDamaged("index names a segment of before", index) from None
             return Stretch(memoryview(b""), start, [])
         try:
+            if from_medium:
+                uncache_around(file, length, start)
             return read_stretch(file, length, start)
         finally:
             file.close()
@@ -309,14 +314,15 @@ class LogFiles(IndexFiles):
     def check(
         self, first: Index, end: Index, bytes_max: int
     ) -> tuple[Index, int, list[tuple[Index, Index]]]:
-        """Read entries from `first`, about `bytes_max` of them, none from `end` on: (index to go
-        on with, bytes read, ranges [first, end) that are damaged). Raises IndexDamaged, also where
-        a frame and its Idx disagree."""
+        """Read entries from `first`, about `bytes_max` of them, none from `end` on: (index to go on
+        with, bytes read, ranges [first, end) that are damaged). They are read from the medium: in
+        the system's page cache they are whole long after that has lost them. Raises IndexDamaged,
+        also where a frame and its Idx disagree."""
         block = self.block(first, min(end, first + _READ_ROWS_MAX))
         rows, _ = _run(block, 0, bytes_max, any_yet=False)
         start = rows[0].position
         length = rows[-1].position + rows[-1].length - start
-        read = self._stretch(rows[0].segment, start, length, first)
+        read = self._stretch(rows[0].segment, start, length, first, from_medium=True)
         bad: list[tuple[Index, Index]] = []
         for n, row in enumerate(rows):
             entry = read.frame(row.position, row.length, self.group_id, first + n)

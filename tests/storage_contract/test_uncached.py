@@ -146,3 +146,41 @@ def test_hint_that_is_refused_is_no_failure(tmp_path, monkeypatch):
         settle_all(engine)
     assert engine.fatal == []
     engine.close()
+
+
+def test_scrubber_reads_from_the_medium(tmp_path, monkeypatch):
+    """All pages of what is checked leave the page cache right before they are read: what the medium
+    has lost may be in there, whole, for months."""
+    harness = DiskHarness(SMALL, directory=str(tmp_path / "data"))
+    harness.start()
+    log = harness.new_log()
+    append(harness, 40, size=100)
+    commit(harness)
+    harness.submit()
+    harness.checkpoint()
+    assert log.flushed_index == 40
+    calls = []
+    real_pread = RealFile.pread
+
+    def pread(file, length, position):
+        name = str(Path(f"/proc/self/fd/{file._fd}").readlink())
+        if name.endswith(".log"):
+            calls.append(("read", position, length))
+        return real_pread(file, length, position)
+
+    def uncache(file, length=0, position=0):
+        calls.append(("uncached", position, length))
+
+    monkeypatch.setattr(RealFile, "pread", pread)
+    monkeypatch.setattr(RealFile, "uncache", uncache)
+    index = 1
+    while index <= 40:
+        index, _, bad = log.files.check(index, 41, 600)
+        assert not bad
+    assert len(calls) >= 8
+    for before, read in zip(calls[::2], calls[1::2], strict=True):
+        assert (before[0], read[0]) == ("uncached", "read")
+        assert before[1] <= read[1]
+        assert before[1] + before[2] >= read[1] + read[2]
+        assert before[1] % 4096 == before[2] % 4096 == 0
+    harness.crash()
