@@ -225,3 +225,30 @@ def write_identity(fs: FileSystem, directory: str, data: bytes, *, is_made: bool
     failpoint.hit("identity.renamed")
     fs.sync_directory(directory)
     failpoint.hit("identity.durable")
+
+
+def overwrite_identity(fs: FileSystem, directory: str, data: bytes) -> None:
+    """Write over the file durably, half by half, so that one half is good at any moment. For a full
+    disk, which has no room for another file. Blocks. `data` is as long as the file; nothing is done
+    where the file is of another form, with one half."""
+    middle = len(data) // 2
+    file = fs.open(f"{directory}/identity")
+    try:
+        if file.size() != len(data):
+            return
+        halves = [0, middle]
+        if not _is_good(bytes(read_around(file, len(data), 0)[0])[middle:]):
+            halves.reverse()  # the bad half first, while the other one is good
+        for start in halves:
+            file.pwrite([data[start : start + middle]], start)
+            file.sync()
+    finally:
+        file.close()
+
+
+def _is_good(half: bytes) -> bool:
+    try:
+        _decode_half(half)
+    except CorruptRecord:
+        return False
+    return True

@@ -17,9 +17,9 @@ from ids import NO_SERVER, DirectoryId, ServerId
 from segments.api import ForeignDirectory, StoreOptions
 from segments.boots import ended, next_boot
 from segments.directory.format_note import FORM, read_form, write_form
-from segments.directory.identity import Identity, encode, write_identity
+from segments.directory.identity import Identity, encode, overwrite_identity, write_identity
 from segments.directory.log_registry import identity_reserve, replace_identity
-from segments.io.fs import FileSystem, is_refused, make_durable_directory
+from segments.io.fs import FileSystem, is_refused, make_durable_directory, unless_refused
 from segments.log.tail_cache import TailCache
 from segments.meta.file import Meta
 from segments.recovery.missing_parts import check_logs, find_identity, strays_of
@@ -90,7 +90,8 @@ def _note_start(
 ) -> None:
     """Write the identity: one more start, what was found lost, and, before the journal does, that
     entries may lie in segments. A full disk keeps its reserve for what is lost: where there is no
-    room otherwise, peers are not told of this start, and no entry is placed in it."""
+    room otherwise, peers are not told of this start, and no entry is placed in it. The end of the
+    boot before is noted even so: the journal of this start may end before it."""
     identity, end_lsn = recovered.identity, recovered.replay.end_lsn
     boots, had_places = identity.boots, identity.has_places
     identity.boots = next_boot(boots, end_lsn=end_lsn, boot_id=boot_id)
@@ -105,6 +106,9 @@ def _note_start(
         if recovered.newly_lost or not is_refused(error):
             raise
         identity.boots, identity.has_places = ended(boots, end_lsn=end_lsn), had_places
+        if identity.boots != boots:
+            with unless_refused():  # where even that takes room
+                overwrite_identity(fs, directory, encode(identity))
 
 
 def _have_form(fs: FileSystem, directory: str, form: int) -> int:

@@ -158,7 +158,8 @@ def test_directory_restored_from_a_copy_is_behind_also_after_more_starts(tmp_pat
         engine.close()
 
 
-def test_start_on_a_disk_without_room_is_not_told_of(tmp_path, writer, monkeypatch):
+@pytest.mark.parametrize("damaged", [None, 0, 1], ids=["whole", "first half", "second half"])
+def test_start_on_a_disk_without_room_is_not_told_of(tmp_path, writer, monkeypatch, damaged):
     """It opens all the same, and is no boot: the one before has ended."""
     engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
     engine.start()
@@ -166,6 +167,11 @@ def test_start_on_a_disk_without_room_is_not_told_of(tmp_path, writer, monkeypat
     put(engine, log, writer, 3)
     mark = mark_of(engine.store)
     engine.crash()
+    if damaged is not None:
+        path = tmp_path / "data" / "identity"
+        data = bytearray(path.read_bytes())
+        data[damaged * len(data) // 2 + 20] ^= 1
+        path.write_bytes(data)
 
     def refuse(*_, **__):
         raise OSError(28, "no room")
@@ -174,6 +180,9 @@ def test_start_on_a_disk_without_room_is_not_told_of(tmp_path, writer, monkeypat
     engine.start()
     (boot,) = engine.store.boots
     assert mark.lsn <= boot.end_lsn < GOES_ON
+    identity = read_identity(engine.store._fs, engine.directory)
+    assert identity is not None
+    assert identity.boots == [boot], "its end does not wait for room"
     put(engine, engine.log, writer, 3)
     engine.crash()
     monkeypatch.undo()
