@@ -449,6 +449,10 @@ def _refusal_in(error: lmdb.Error) -> OSError:
     return OSError(codes[0] if codes else errno.EIO, str(error))
 
 
+_HEADER_TRIES = 8
+"""How often headers are read anew while transactions end."""
+
+
 class LmdbFile:
     """An LMDB environment. Never `writemap` (a stray pointer would write to the file), always
     synced.
@@ -468,7 +472,8 @@ class LmdbFile:
     """
 
     __slots__ = (
-        "_checks", "_environment", "_fd", "_good", "_map_bytes", "_mapped", "_reserved", "_usage",
+        "_checks", "_commits", "_environment", "_fd", "_good", "_map_bytes", "_mapped", "_reserved",
+        "_usage",
     )  # fmt: skip
 
     def __init__(self, path: str, map_bytes: int, checks: MetaChecks) -> None:
@@ -476,6 +481,8 @@ class LmdbFile:
         self._mapped = threading.Lock()
         """Invariant: held by who reads, and by who changes the map."""
         self._reserved = 0
+        self._commits = 0
+        """Beginnings and ends of transactions: odd while one is committed."""
         self._good: dict[bytes, bytes] | None = None
         """Instead of the environment, when that is not to be touched."""
         data = f"{path}/data.mdb"
@@ -563,10 +570,13 @@ class LmdbFile:
         self._reserve(puts)
         with _writing():
             transaction = self._put(puts)
+            self._commits += 1
             try:
                 transaction.commit()
             except lmdb.MemoryError as error:  # it may have written some of it
                 raise SyncFailed(OSError(errno.ENOMEM, str(error))) from error
+            finally:
+                self._commits += 1
         self._note_usage()
 
     def _put(self, puts: list[tuple[bytes, bytes | None]]) -> lmdb.Transaction[bytes]:
@@ -595,7 +605,20 @@ class LmdbFile:
         return self._environment.begin(write=write)
 
     def _check_headers(self) -> None:
-        """Raises CorruptRecord, StorageError."""
+        """Raises CorruptRecord, StorageError. Transactions of another thread may end while the two
+        headers are read, which then contradict each other: that is no damage."""
+        for _ in range(_HEADER_TRIES):
+            commits = self._commits
+            try:
+                self._look_at_headers()
+            except CorruptRecord:
+                if commits == self._commits and not commits % 2:
+                    raise
+            else:
+                return
+        self._look_at_headers()
+
+    def _look_at_headers(self) -> None:
         fd = self._fd
         self._checks.check_headers(
             lambda length, position: os.pread(fd, length, position), os.fstat(fd).st_size
