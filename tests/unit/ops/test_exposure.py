@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vdl.commands.replica_set import config_text
+from vdl.commands.replica_set import config_text, make_replica_set
 from vdl.commands.serve import serve
 from vdl.config.exposure import ALL, BY_LISTS, exposure, lacks_authorizer
 from vdl.config.settings import Config, parse_config
@@ -54,7 +54,8 @@ def test_open_broker_is_no_mistake_and_says_that_it_is_open() -> None:
 
 def test_check_prints_each_port(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "vdl.toml"
-    path.write_text(config_text(1, 3, 9092, is_secure=True))
+    made = make_replica_set(tmp_path / "set", count=3, base_port=9092, is_secure=True)
+    path.write_text(config_text(made, made.servers[0].id))
     assert serve(["--check", "--config", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(BY_LISTS)

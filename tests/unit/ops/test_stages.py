@@ -43,6 +43,14 @@ def test_tea_without_kettle_is_skipped(case):
 """
 
 
+@pytest.fixture(autouse=True)
+def _hang_ups_count():
+    """What runs the tests may ignore SIGHUP (nohup), and so would all that they start."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 class Project:
     """Stages in a folder of their own."""
 
