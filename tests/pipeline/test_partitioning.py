@@ -166,6 +166,7 @@ def test_task_of_many_partitions_has_few_files_open(
     """A partition whose file has ended gets another one."""
     monkeypatch.setattr(writing, "OPEN_MAX", 2)
     monkeypatch.setattr(writing, "HELD_BYTES", 0)
+    monkeypatch.setattr(writing, "GATHERED_ROWS", 1)
     reports = reports_of(tmp_path, [batch_of(), batch_of()], "c")
     assert len(reports) > 5
     assert sum(report["rows"] for report in reports) == 2 * len(VALUES)

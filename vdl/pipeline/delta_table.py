@@ -128,12 +128,10 @@ class DeltaSink(Rewinding):
         return known
 
     def _opened(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
-        self._table = self._load_whole()
-        self._sequence = self._version(self._app())
         self._positions = Positions()
         self._windows = None
         self._account, self._runs_known = Account(), None
-        self._check_not_forgotten()
+        self._load_remembered()
         if not self._sequence:
             return self._positions
         known = self._known(topics)
@@ -146,6 +144,23 @@ class DeltaSink(Rewinding):
             self._window_files.show_late(self._sequence, self._windows)
         self._positions = known
         return known
+
+    def _load_remembered(self) -> None:
+        """Load the table, and how far the job is in it. Raises SinkInconsistent if the table has
+        forgotten that."""
+        before = -1
+        while True:
+            self._table = self._load_whole()
+            self._sequence = self._version(self._app())
+            try:
+                self._check_not_forgotten()
+            except SinkInconsistent:
+                # Another run may have committed since the table was loaded.
+                if self._sequence == before:
+                    raise
+                before = self._sequence
+            else:
+                return
 
     def _check_not_forgotten(self) -> None:
         """That the transaction knows of all commits that anything else knows of. Where it does not,
