@@ -48,6 +48,8 @@ RECORD = "replica_set.toml"
 PEER_PORT_STEP, ADMIN_PORT_STEP, HTTP_PORT_STEP = 10, 20, 30
 POLL_SECONDS = 0.02
 LOG_TAIL_LINES = 5
+FILE_SYSTEMS_OWN = "lost+found"
+"""In a new ext4."""
 FIRST_USER = "admin"
 """Of a set with --secure; it may do everything."""
 NEW_SET_RETENTION_MS = 604_800_000
@@ -212,16 +214,32 @@ def make_replica_set(
 
 
 def _strange_entry(directory: Path, count: int) -> str:
-    """What is there already where no set was made yet: a file, or something in a server's place.
-    Other folders, and files whose names begin with a dot, may stand beside a set."""
+    """What is there already where no set was made yet: a file, or a file in a server's place. A
+    server's folder may be there, with a disk mounted in it. Other folders, and files whose names
+    begin with a dot, may stand beside a set."""
     if (directory / RECORD).exists():
         return ""
     places = {str(number) for number in range(1, count + 1)}
     for entry in sorted(directory.iterdir()):
         is_file = entry.is_file() and not entry.name.startswith((".", RECORD))
-        if is_file or entry.name in places:
+        is_taken = entry.name in places and not _has_room_for_a_server(entry)
+        if is_file or is_taken:
             return entry.name
     return ""
+
+
+def _has_room_for_a_server(folder: Path) -> bool:
+    """Return whether nothing is in it but folders, empty but for what a file system has."""
+    if not folder.is_dir():
+        return False
+    return all(
+        entry.is_dir()
+        and (
+            entry.name == FILE_SYSTEMS_OWN
+            or {one.name for one in entry.iterdir()} <= {FILE_SYSTEMS_OWN}
+        )
+        for entry in folder.iterdir()
+    )
 
 
 def check_layout(*, count: int, base_port: int) -> None:
