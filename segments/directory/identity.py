@@ -227,15 +227,15 @@ def write_identity(fs: FileSystem, directory: str, data: bytes, *, is_made: bool
     failpoint.hit("identity.durable")
 
 
-def overwrite_identity(fs: FileSystem, directory: str, data: bytes) -> None:
+def overwrite_identity(fs: FileSystem, directory: str, data: bytes) -> bool:
     """Write over the file durably, half by half, so that one half is good at any moment. For a full
-    disk, which has no room for another file. Blocks. `data` is as long as the file; nothing is done
-    where the file is of another form, with one half."""
+    disk, which has no room for another file. Blocks. False: the file has another length, and is
+    left as it is."""
     middle = len(data) // 2
     file = fs.open(f"{directory}/identity")
     try:
         if file.size() != len(data):
-            return
+            return False
         halves = [0, middle]
         if not _is_good(bytes(read_around(file, len(data), 0)[0])[middle:]):
             halves.reverse()  # the bad half first, while the other one is good
@@ -244,6 +244,7 @@ def overwrite_identity(fs: FileSystem, directory: str, data: bytes) -> None:
             file.sync()
     finally:
         file.close()
+    return True
 
 
 def _is_good(half: bytes) -> bool:

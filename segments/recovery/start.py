@@ -90,8 +90,7 @@ def _note_start(
 ) -> None:
     """Write the identity: one more start, what was found lost, and, before the journal does, that
     entries may lie in segments. A full disk keeps its reserve for what is lost: where there is no
-    room otherwise, peers are not told of this start, and no entry is placed in it. The end of the
-    boot before is noted even so: the journal of this start may end before it."""
+    room otherwise, peers are not told of this start, and no entry is placed in it."""
     identity, end_lsn = recovered.identity, recovered.replay.end_lsn
     boots, had_places = identity.boots, identity.has_places
     identity.boots = next_boot(boots, end_lsn=end_lsn, boot_id=boot_id)
@@ -107,8 +106,18 @@ def _note_start(
             raise
         identity.boots, identity.has_places = ended(boots, end_lsn=end_lsn), had_places
         if identity.boots != boots:
-            with unless_refused():  # where even that takes room
-                overwrite_identity(fs, directory, encode(identity))
+            _note_end(fs, directory, encode(identity))
+
+
+def _note_end(fs: FileSystem, directory: str, data: bytes) -> None:
+    """Write in a start that is no boot where the boot before ended. The journal of this start may
+    end before that, and the next one would take it for that boot's: peers that remember more would
+    have a healthy directory replaced. So without this there is no start. Raises OSError."""
+    is_written = False
+    with unless_refused():  # where even that takes room
+        is_written = overwrite_identity(fs, directory, data)
+    if not is_written:
+        replace_identity(fs, directory, identity_reserve(fs, directory), data)
 
 
 def _have_form(fs: FileSystem, directory: str, form: int) -> int:

@@ -194,3 +194,30 @@ def test_start_on_a_disk_without_room_is_not_told_of(tmp_path, writer, monkeypat
     assert identity.boots == list(engine.store.boots)
     engine.store.set_hard_state(engine.log, HardState(9, 1, engine.log.commit_index))
     engine.crash()
+
+
+def test_start_that_cannot_write_over_the_note_takes_a_piece_of_the_reserve(tmp_path, monkeypatch):
+    """As where that takes room, too: a start whose journal ends before that of the boot before, of
+    which nothing would say so, is none."""
+    engine = DiskHarness(SMALL, directory=str(tmp_path / "data"))
+    engine.start()
+    for group_id in range(100):
+        engine.new_log(group_id + 1)
+    engine.reopen()
+    mark = mark_of(engine.store)
+    for log_id in sorted(engine.store.logs)[1:]:
+        engine.store.delete_log(log_id)
+    engine.pump()
+    engine.crash()
+
+    def refuse(*_, **__):
+        raise OSError(28, "no room")
+
+    monkeypatch.setattr("segments.recovery.start.write_identity", refuse)
+    monkeypatch.setattr("segments.recovery.start.overwrite_identity", refuse)
+    engine.start()
+    engine.crash()
+    monkeypatch.undo()
+    engine.start()
+    assert not is_behind(engine.store.boots, mark)
+    engine.crash()
