@@ -85,7 +85,8 @@ def test_who_takes_the_place_of_a_dead_server_is_not_spoken_to() -> None:
 
 
 def test_another_cluster_that_is_let_in_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also without encryption: the cluster id is in HELLO."""
+    """Also without encryption: the cluster id is in HELLO. A server is away, because one that is
+    linked keeps its place: another process of it is refused once a ping was answered."""
     refusal = rpc.hello.refusal
 
     def blind(local: Hello, remote: Hello, *, expected: int) -> tuple[RejectReason, str] | None:
@@ -93,13 +94,19 @@ def test_another_cluster_that_is_let_in_is_found_out(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(rpc.peer, "refusal", blind)
     for encrypted in (True, False):
-        _, violations = lived(3, encrypted=encrypted)
-        assert "intruder-linked" in violations
+        world = World(1, replace(INTRUDED, encrypted=encrypted))
+
+        def story(world: World = world) -> None:
+            world.machines[0].kill()
+            world.run_for(4 * S)
+
+        violations = {violation.name for violation in world.live(story).violations}
+        assert {"intruder-admitted", "intruder-linked"} <= violations
 
 
 def test_another_directory_that_is_let_in_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would have the place of a server that is there."""
-    monkeypatch.setattr(Host, "admit", lambda _host, _hello: True)
+    monkeypatch.setattr(Host, "refusal", lambda _host, _hello: None)
     _, violations = lived(3, encrypted=False)
     assert {"intruder-admitted", "intruder-linked", "intruder-heard"} <= violations
 
@@ -110,7 +117,7 @@ def test_term_that_an_intruder_raised_is_found_out(monkeypatch: pytest.MonkeyPat
     def heartbeat(group: Group, replica: NodeId) -> list[PeerMessage]:
         return [MsgHeartbeat(group.replica_id, replica, TERM, Index(0))]
 
-    monkeypatch.setattr(Host, "admit", lambda _host, _hello: True)
+    monkeypatch.setattr(Host, "refusal", lambda _host, _hello: None)
     monkeypatch.setattr(Doorkeeper, "_tell", lambda *_: None)
     monkeypatch.setattr(vdl.sim.intruder, "_harm", heartbeat)
     _, violations = lived(3, encrypted=False)
