@@ -54,7 +54,14 @@ def test_two_replicas_with_different_damaged_entries_heal_from_each_other() -> N
         third.kill()
         for machine in chosen:
             machine.start()
-        world.run_for(20 * MS)
+
+        def opened() -> bool:
+            return all(group_of(machine, group_id) is not None for machine in chosen)
+
+        # They wait an election timeout for the third one, to compare their directories with it.
+        until_ns = world.time.now_ns + 2 * S
+        while not opened() and world.time.now_ns < until_ns:
+            world.run_for(MS)
         for machine in chosen:
             group = group_of(machine, group_id)
             assert group is not None
