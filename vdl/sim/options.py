@@ -48,6 +48,7 @@ LEARNER_SYNC_MS = (80, 120)
 """A few of them take less than an election timeout."""
 
 LAGGING_KIB = 4 << 10
+LAGGING_INDEX_ENTRIES = 4 << 10
 
 ROLLED_BACK = 0.25
 """Chance that machines come back with older copies of their disks."""
@@ -209,6 +210,8 @@ class Options:
     journal_kib: int = 128
     checkpoint_kib: int = 64
     cache_kib: int = 1024
+    index_entries: int = 256
+    """Of an index file: far fewer than a server can be set to, so that small logs have many."""
     small_cache_kib: int = 0
     """In place of the other: one that flushes that hang soon fill."""
     epoch_members: int = 0
@@ -516,10 +519,11 @@ def _answered_late(drawn: Options, rng: Random) -> Options:
 
 
 def _lagging(drawn: Options, sync_ms: int) -> Options:
-    """The same world with a replica that lags by a few syncs. Small journals and segments would
-    need many more for their files: at 150 KB/s segments of 4 KiB are 37 files a second, too many
-    for a disk whose syncs take a tenth of a second. A bad network has a round wait for what is not
-    the disk."""
+    """The same world with a replica that lags by a few syncs. Small journals, segments and index
+    files would need many more: at 150 KB/s segments of 4 KiB are 37 files a second, and at 1,000
+    entries a second index files of 256 are four, each with a sync of its own and of its directory.
+    That is too many for a disk whose syncs take a tenth of a second. A bad network has a round wait
+    for what is not the disk."""
     return replace(
         drawn,
         learner_sync_ms=sync_ms,
@@ -530,6 +534,7 @@ def _lagging(drawn: Options, sync_ms: int) -> Options:
         checkpoint_kib=max(drawn.checkpoint_kib, LAGGING_KIB),
         segment_kib=max(drawn.segment_kib, LAGGING_KIB),
         cache_kib=max(drawn.cache_kib, LAGGING_KIB),
+        index_entries=LAGGING_INDEX_ENTRIES,
     )
 
 

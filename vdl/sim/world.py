@@ -1188,7 +1188,7 @@ def server_config(server_id: ServerId, options: Options) -> Config:
             journal_file_bytes=options.journal_kib << 10,
             journal_first_file_bytes=options.journal_kib << 9,
             segment_bytes=options.segment_kib << 10,
-            index_segment_entries=256,
+            index_segment_entries=options.index_entries,
             cache_bytes_max=min(cache_kib, options.behind_kib or cache_kib) << 10,
             checkpoint_bytes=options.checkpoint_kib << 10,
             checkpoint_entries=2_000,
