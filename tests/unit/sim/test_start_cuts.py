@@ -106,7 +106,7 @@ def test_start_that_cannot_read_its_disk_is_an_error_though_it_is_cut(
 ) -> None:
     """What the next start would fail by is not swallowed."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise StorageError("unreadable")
 
     def story(world: World, machine: Machine) -> None:
