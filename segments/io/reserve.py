@@ -21,7 +21,7 @@ _ZEROS = bytes(64 << 10)
 class Reserve:
     """The pieces `NAME-0` to `NAME-7` of a folder. Everything blocks."""
 
-    __slots__ = ("_folder", "_fs", "_name", "piece_bytes", "wanted_bytes")
+    __slots__ = ("_folder", "_fs", "_known", "_name", "piece_bytes", "wanted_bytes")
 
     def __init__(self, fs: FileSystem, folder: str, name: str, piece_bytes: int) -> None:
         self._fs = fs
@@ -31,6 +31,9 @@ class Reserve:
         """No piece is smaller."""
         self.wanted_bytes = piece_bytes
         """So large they are to become."""
+        self._known: dict[str, int] = {}
+        """Sizes of the pieces that were there at the last look: no piece changes its size, and
+        each file of the journal asks for them several times."""
 
     def fill(self) -> None:
         """Make the pieces that are missing, then those anew that are to be larger. Raises OSError
@@ -71,6 +74,7 @@ class Reserve:
             raise
         finally:
             file.close()
+        self._known.pop(path, None)
         fs.rename(fresh, path)
 
     def pieces(self) -> int:
@@ -106,14 +110,11 @@ class Reserve:
         fs = self._fs
         if not fs.exists(path):
             return
-        file = fs.open(path)
-        try:
-            size = file.size()
-        finally:
-            file.close()
+        size = self._size(path)
         missing = self._smaller(self.piece_bytes)
         if missing and self.piece_bytes <= size < 2 * self.piece_bytes:
             make_durable_directory(fs, self._folder)
+            self._known.pop(missing[0], None)
             fs.rename(path, missing[0])
             fs.sync_directory(self._folder)
         else:
@@ -127,17 +128,21 @@ class Reserve:
 
     def _sizes(self) -> dict[str, int]:
         """Of the pieces that are there."""
-        fs = self._fs
+        fs, known = self._fs, self._known
         there = set(fs.list(self._folder)) if fs.exists(self._folder) else set()
         sizes: dict[str, int] = {}
         for path in self._paths():
             if path.rpartition("/")[2] in there:
-                file = fs.open(path)
-                try:
-                    sizes[path] = file.size()
-                finally:
-                    file.close()
+                sizes[path] = known[path] if path in known else self._size(path)
+        self._known = sizes
         return sizes
+
+    def _size(self, path: str) -> int:
+        file = self._fs.open(path)
+        try:
+            return file.size()
+        finally:
+            file.close()
 
     def _paths(self) -> list[str]:
         return [f"{self._folder}/{self._name}-{n}" for n in range(RESERVE_PIECES)]
