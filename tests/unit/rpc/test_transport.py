@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,10 @@ from tests.unit.rpc.world import Recorder, hello_of
 
 LOOPBACK = ("127.0.0.1", 0)
 ROOT = Path(__file__).parents[3]
+SILENT_MS_MAX = int(HANG_SECONDS * 1_000)
+"""A link that ends loses its frames: none ends because the machine was slow."""
 # A link counts as stable at once, so that a loss is dialled again at once.
-OPTIONS = LinkOptions(stable_ms=0)
+OPTIONS = LinkOptions(stable_ms=0, silent_ms_max=SILENT_MS_MAX)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -99,7 +102,7 @@ def test_transport_frames_that_wait_for_other_turns_arrive_in_order() -> None:
     """Of every size, and whether more of them lie in the socket or in the buffer."""
 
     async def scenario() -> None:
-        async with pair(LinkOptions(turn_messages_max=2)) as (one, _, _, handler_two):
+        async with pair(replace(OPTIONS, turn_messages_max=2)) as (one, _, _, handler_two):
             rng = random.Random(4)
             sizes = [rng.choice((0, 8, 100, 30_000, 300_000)) for _ in range(200)]
             payloads = [rng.randbytes(size) for size in sizes]
@@ -116,7 +119,7 @@ def test_transport_full_socket_bounds_what_is_queued() -> None:
 
     async def scenario() -> None:
         limits = PeerLimits(in_flight_bytes_max=8 << 20)
-        async with pair(LinkOptions(limits=limits)) as (one, _, _, handler_two):
+        async with pair(replace(OPTIONS, limits=limits)) as (one, _, _, handler_two):
             sent = 0
             # Nothing is read while this loop does not return to the event loop.
             while one.send(2, FrameType.RAFT, [bytes(1 << 20)]):
