@@ -10,6 +10,7 @@ Must not know: Spark, Kafka, formats of tables.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -114,7 +115,7 @@ def end_of(path: str, found: Shown, account: Account | None) -> Positions:
     return Positions.from_json(end)
 
 
-class Rewinding:
+class Rewinding(ABC):
     """What tables have in common that can be put back, and that several jobs may write to."""
 
     path: str
@@ -170,29 +171,29 @@ class Rewinding:
             raise RolledBack(self.path, self._job, sequence=self._sequence, found=found)
 
     # --- what each kind of table does in its own way --------------------------------------------
+    @abstractmethod
     def other_jobs(self) -> Mapping[str, Positions]:
         """Where the other jobs are that have written to the open table."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _opened(self, topics: Mapping[str, tuple[str, int]]) -> Positions:
         """As `TableSink.open`, whatever the table shows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _put_back(self) -> tuple[bool, Shown]:
         """Of the open table, as `is_put_back`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _told(self) -> Mapping[int, Mapping[str, Any]]:
         """Sequence → what the job's commit says, as far as they are known."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _schema(self) -> Any:
         """The table's columns as Arrow has them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _commit(self, commit: Commit, arrow_schema: Any, account: Account | None) -> None:
         """As `TableSink.commit`, with that account behind it."""
-        raise NotImplementedError
 
 
 def check_not_renamed(table: Any, job: str, ids: Mapping[str, tuple[str, int]]) -> None:
