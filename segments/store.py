@@ -148,7 +148,7 @@ class DiskStore:
         self._now_ns = now_ns
         self._reader = Reader(workers, refused=self._read_refused, fail=self._fail)
         self._removals = removals = Removals(workers, self)
-        self._compactor = Compactor(workers, self)
+        self._compactor = Compactor(workers, removals, self)
         self._deletions = Deletions(fs, directory, meta, registry, removals, self._pulse)
         self._uncovered: deque[tuple[LogIdentity, DiskLog, Callable[[Log], None]]] = deque()
         """Logs that are created once the reserve is large enough for their votes."""

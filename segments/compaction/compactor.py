@@ -44,16 +44,13 @@ from segments.compaction.rewriting import (
 )
 from segments.io import failpoint
 from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
+from segments.io.removals import FILES_AT_ONCE, Job, Removal, Removals
 from segments.log.log import DiskLog
 from segments.log.segment import LogFiles
 from segments.log.segment_header import SegmentInfo, is_emptied
 
 OLD_FILE_MS = 10_000
 """How long the file of a segment that was rewritten stays for reads that have begun."""
-
-
-FILES_AT_ONCE = 64
-"""So many are removed by one job: others want the thread."""
 
 
 class Phase(Enum):
@@ -71,6 +68,25 @@ class Phase(Enum):
     """They become one."""
 
 
+class RemoveOld:
+    """Removes files of segments that were written anew, so many at each call; True as long as there
+    are more. Blocks."""
+
+    def __init__(self, files: LogFiles, paths: Sequence[str]) -> None:
+        self._files = files
+        self._paths = paths
+
+    def __call__(self) -> bool:
+        fs = self._files.fs
+        for path in self._paths[:FILES_AT_ONCE]:
+            if fs.exists(path):
+                fs.unlink(path)
+                failpoint.hit("compact.removed")
+        self._paths = self._paths[FILES_AT_ONCE:]
+        fs.sync_directory(self._files.directory)
+        return bool(self._paths)
+
+
 class CompactorOwner(Protocol):
     """What is asked of the store."""
 
@@ -84,8 +100,9 @@ class CompactorOwner(Protocol):
 class Compactor:
     """The compaction under way, if there is one, and old files on their way out."""
 
-    def __init__(self, workers: Workers, owner: CompactorOwner) -> None:
+    def __init__(self, workers: Workers, removals: Removals, owner: CompactorOwner) -> None:
         self._workers = workers
+        self._removals = removals
         self._owner = owner
         self._run: _Run | None = None
         self._waiting: _Run | None = None
@@ -252,34 +269,17 @@ class Compactor:
         return is_replaced
 
     def _remove(self, log: DiskLog, generation: int, paths: list[str]) -> None:
-        """Nobody reads the files any more. After a reset they went with all others of the log, and
-        a new segment may have one's name."""
-        if not self._owner.compaction_may_go_on():
-            return  # the next start removes them
-        if log.generation != generation:
+        """Nobody reads the files any more. They go in the queue of removals: a reset takes all
+        files of the log, and flushes may then make one of the same name."""
+
+        def begin() -> Job | None:
+            if not log.deleted and log.generation == generation:
+                return RemoveOld(log.files, paths)
             self._removed(log)
-            return
-        fs, directory = log.files.fs, log.files.directory
+            return None
 
-        def remove() -> None:
-            for path in paths[:FILES_AT_ONCE]:
-                if log.generation == generation and fs.exists(path):
-                    fs.unlink(path)
-                    failpoint.hit("compact.removed")
-            fs.sync_directory(directory)
-
-        def removed(result: BaseException | None) -> None:
-            if isinstance(result, OSError) and is_refused(result):
-                again = partial(self._remove, log, generation, paths)
-                self._workers.call_later(DISK_FULL_RETRY_MS, again)
-            elif isinstance(result, BaseException) and not isinstance(result, FileNotFoundError):
-                self._owner.compaction_failed(result)
-            elif paths[FILES_AT_ONCE:]:
-                self._remove(log, generation, paths[FILES_AT_ONCE:])
-            else:
-                self._removed(log)
-
-        self._workers.pool(remove, removed)
+        self._removals.add(Removal(0, begin, partial(self._removed, log)))
+        self._removals.next()
 
     def _removed(self, log: DiskLog) -> None:
         self._old_files[log.id] -= 1
