@@ -8,10 +8,11 @@ Must not know: where the copies come from, the loop.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from ids import Index, indexes
+from ids import Index, Offset, indexes
 from segments.api import Compaction, CorruptRecord, EntriesDamaged, StoredEntry
 from segments.compaction.rewriting import STEP_BYTES, Rewriting, RewritingState, bytes_of
 from segments.format.frame import FRAME_BYTES
@@ -103,12 +104,15 @@ def _around_damage(
             index, position = entry.index + 1, at + length
         if index < end and index not in copies:
             raise EntriesDamaged(index, index + 1, position)
+        offset = segment.base_offset
         while index < end and index in copies:
-            yield copies[index]
-            position += FRAME_BYTES + len(copies[index].data)
+            copy = copies[index]
+            yield copy
+            offset = copy.base_offset + copy.records
+            position += FRAME_BYTES + len(copy.data)
             index += 1
         if index < end:
-            position = _place(files, segment, index, position)
+            position = _place(files, segment, index, position, offset)
 
 
 def _next(
@@ -121,11 +125,17 @@ def _next(
         return None
 
 
-def _place(files: LogFiles, segment: SegmentInfo, index: Index, position: int) -> int:
-    """Where an entry behind damaged ones lies, as its Idx says: else behind the copies, which may
-    be as long as what they stand for."""
-    try:
+def _place(
+    files: LogFiles, segment: SegmentInfo, index: Index, position: int, base_offset: Offset
+) -> int:
+    """Where an entry behind damaged ones lies, as its Idx says, or as it is found behind the
+    copies, none of which is longer than what it stands for. Raises EntriesDamaged: there is no
+    such frame, or another one is like it, in what a client has sent."""
+    with contextlib.suppress(IndexDamaged):
         idx = files.idx(index)
-    except IndexDamaged:
-        return position
-    return idx.position if idx.segment == segment.number else position
+        if idx.segment == segment.number:
+            return idx.position
+    found = files.find(segment, index, base_offset, position)
+    if len(found) != 1:
+        raise EntriesDamaged(index, index + 1, position)
+    return found[0]

@@ -34,6 +34,9 @@ HEADER = struct.Struct("<IIIIBBHIQQq")
 # Everything but the CRC, which is computed over these bytes and the payload in one call.
 HEADER_REST = struct.Struct("<IIIBBHIQQq")
 CRC = struct.Struct("<I")
+INDEX_AND_OFFSET = struct.Struct("<QQ")
+MARK_AT = 24
+"""Where those two are in a frame."""
 assert HEADER.size == FRAME_BYTES, HEADER.size
 
 

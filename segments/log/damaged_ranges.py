@@ -56,16 +56,17 @@ class DamagedRanges:
         """These entries are good again."""
         self.repairs += 1
         for index in indexes:
-            self._cut(index, index + 1)
+            self.cut(index, index + 1)
 
     def trim(self, first_index: Index) -> None:
         """Entries below are gone."""
-        self._cut(NO_INDEX, first_index)
+        self.cut(NO_INDEX, first_index)
 
     def clear(self) -> None:
         self._put(0, len(self._firsts), [])
 
-    def _cut(self, first: Index, end: Index) -> None:
+    def cut(self, first: Index, end: Index) -> None:
+        """Of the entries of [first, end) none is damaged."""
         low, high = bisect_right(self._ends, first), bisect_left(self._firsts, end)
         if low < high:
             left = [(self._firsts[low], first), (end, self._ends[high - 1])]

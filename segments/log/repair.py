@@ -204,6 +204,8 @@ class Repair:
             for index, copy in copies.items():  # of some it is true, though others failed
                 log.note_timestamp(index, copy.entry.timestamp)
             log.damaged_ranges.repaired(() if failure is not None else copies)
+            for old, _, end in self._written if failure is None else ():
+                log.damaged_ranges.cut(old.first_index, end)  # all of it was read and written
             if isinstance(failure, EntriesDamaged):
                 # Other damage stands before these: it has to be repaired first.
                 log.damaged_ranges.add(failure.first, failure.end)

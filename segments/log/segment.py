@@ -24,7 +24,14 @@ from typing import TypeVar
 
 from ids import NO_INDEX, GroupId, Index, Offset, Term, indexes
 from segments.api import CorruptRecord, EntriesDamaged, OffsetOutOfRange, StoredEntry
-from segments.format.frame import FRAME_BYTES, frame_at, frame_length, read_frame
+from segments.format.frame import (
+    FRAME_BYTES,
+    INDEX_AND_OFFSET,
+    MARK_AT,
+    frame_at,
+    frame_length,
+    read_frame,
+)
 from segments.format.names import (
     COMPACTION,
     is_begun,
@@ -548,6 +555,25 @@ class LogFiles(IndexFiles):
             return False
         read = read_stretch(file, length, position)
         return read.frame(position, length, self.group_id, index) is not None
+
+    def find(
+        self, segment: SegmentInfo, index: Index, base_offset: Offset, position: int
+    ) -> list[int]:
+        """Positions from `position` on of good frames of that entry: what it says of itself is
+        looked for, byte by byte. More than one: the others are in payloads."""
+        mark = INDEX_AND_OFFSET.pack(index, base_offset)
+        found: list[int] = []
+        with contextlib.closing(self.fs.open(self.segment_path(segment.number))) as file:
+            end = file.size()
+            while position < end:
+                data, _ = read_around(file, _WALK_BYTES + FRAME_BYTES, position)
+                at = data.find(mark, MARK_AT)
+                while at >= 0:
+                    if self._begins(file, index, position + at - MARK_AT):
+                        found.append(position + at - MARK_AT)
+                    at = data.find(mark, at + 1)
+                position += _WALK_BYTES
+        return sorted(set(found))
 
     def healing(self, segments: Sequence[SegmentInfo], end: Index, look: Callable[[], T]) -> T:
         """`look()`, rebuilding from entries below `end` the Idx it stumbles over."""

@@ -11,6 +11,7 @@ from segments.api import (
     StoredEntry,
     StoreOptions,
 )
+from segments.format.frame import frame_of
 from segments.io import failpoint
 from tests.storage_contract.conftest import SimHarness
 from vdl.sim.filesystem import SimFileSystem
@@ -37,6 +38,17 @@ class EveryFifth:
         """All keys have room."""
 
 
+def write(engine, entries):
+    """Append, commit and flush."""
+    log = engine.log
+    engine.store.append(log, entries)
+    engine.store.set_hard_state(log, HardState(1, 0, log.last_index))
+    engine.submit()
+    engine.collect(MetaBatch(log.log_id, log.last_index, [(b"a", b"b")]))
+    engine.checkpoint()
+    engine.workers.advance(1_000)
+
+
 @pytest.fixture
 def engine():
     engine = SimHarness(StoreOptions(
@@ -45,14 +57,9 @@ def engine():
         place_bytes_min=0,
     ))  # fmt: skip
     engine.start()
-    log = engine.new_log()
+    engine.new_log()
     for first in range(1, COUNT + 1, 50):
-        engine.store.append(log, [entry(n) for n in range(first, first + 50)])
-        engine.store.set_hard_state(log, HardState(1, 0, first + 49))
-        engine.submit()
-        engine.collect(MetaBatch(log.log_id, first + 49, [(b"a", b"b")]))
-        engine.checkpoint()
-    engine.workers.advance(1_000)
+        write(engine, [entry(n) for n in range(first, first + 50)])
     yield engine
     failpoint.arm("")
     assert engine.fatal == []
@@ -129,6 +136,64 @@ def test_only_what_cannot_be_read_of_a_range_is_written(engine):
     assert repair(engine, log, [entry(n) for n in range(first, end)]) is None
     assert log.damaged == ()
     assert engine.all_entries(log) == before
+
+
+def damage_without_index(engine, log, index):
+    """A frame whose length is wrong by two bits, and no Idx tells how long it was: nothing leads to
+    those behind it."""
+    files = log.files
+    position = files.idx(index).position
+    flip(engine, files.segment_path(1), position + 4)
+    flip(engine, files.segment_path(1), position + 7)
+    SimFileSystem(engine.disk).unlink(files.index_path(0))
+    return find_damage(engine, log, index, index + 1)
+
+
+def test_smaller_copies_of_a_part_of_a_range_without_index_are_enough(engine):
+    """The others are compacted, and send as much as one answer takes. What lies behind the copies
+    is found by what the next entry must say of itself."""
+    log = engine.log
+    before = engine.all_entries(log)
+    first, end = damage_without_index(engine, log, 20)
+    assert end > 25
+    copies = [entry(n, is_empty=n != 21) for n in range(first, 23)]
+    assert repair(engine, log, copies, upto=COUNT) is None
+    assert log.damaged == ()
+    for _ in range(2):
+        after = engine.all_entries(log)
+        assert [found[2] for found in after[19:22]] == [copy.data for copy in copies]
+        assert after[:19] + after[22:] == before[:19] + before[22:]
+        engine.reopen()
+        log = engine.log
+        SimFileSystem(engine.disk).unlink(log.files.index_path(0))
+
+
+def test_frame_that_a_client_has_sent_is_not_taken_for_the_next_one(engine):
+    """It says all that the next one does. Then there are two, and copies of both are needed."""
+    log = engine.log
+    write(engine, [entry(n) for n in range(COUNT + 1, COUNT + 20)])
+    index = log.last_index + 1
+    decoy = frame_of(entry(index + 1, is_empty=True), log.group_id)
+    sent = entry(index)
+    sent.data = bytes(100) + decoy + bytes(100)
+    others = [entry(n) for n in range(index + 1, index + 100)]
+    write(engine, [sent, *others])
+    segment = next(found for found in reversed(log.segments) if found.first_index <= index)
+    end = log.segments[log.segments.index(segment) + 1].first_index
+    before = engine.all_entries(log)
+    path, position = log.files.segment_path(segment.number), log.files.idx(index).position
+    flip(engine, path, position + 4)
+    flip(engine, path, position + 7)
+    SimFileSystem(engine.disk).unlink(log.files.index_path(0))
+    assert find_damage(engine, log, index, index + 1) == (index, end)
+    copy = entry(index, is_empty=True)
+    assert isinstance(repair(engine, log, [copy], upto=index), CorruptRecord)
+    assert log.damaged == ((index, end),)
+    assert repair(engine, log, [copy, others[0]], upto=index) is None
+    assert log.damaged == ()
+    after = engine.all_entries(log)
+    assert after[index - 1][2] == b""
+    assert after[: index - 1] + after[index:] == before[: index - 1] + before[index:]
 
 
 def test_damage_in_a_segment_written_anew_is_no_damage_of_the_log(engine):
