@@ -97,6 +97,11 @@ class ReadRefused(StorageError):
     later try may succeed."""
 
 
+class WriteRefused(StorageError):
+    """There was no room, no descriptor or no memory for what was to be written. Nothing is wrong
+    with it: a later try may succeed."""
+
+
 class DataMissing(StorageError):
     """Something that was in the data directory is not there. Nothing was changed."""
 
@@ -663,8 +668,8 @@ class Store(Protocol):
         the index and the term that the log knows, and the place and length that its index segment
         or its neighbours say; it is read back before it counts as good. Those up to
         `compacted_upto` may be of a log that was compacted further, and smaller; how far that is
-        will be decided here, too. `done` runs on the loop when all are durable, or with what speaks
-        against them. Entries in no damaged range are left alone."""
+        will be decided here, too. `done` runs on the loop when all are durable, with what speaks
+        against them, or with WriteRefused. Entries in no damaged range are left alone."""
 
     # --- meta --------------------------------------------------------------------------------
     def load_meta(self, log: Log) -> tuple[Index, list[tuple[bytes, bytes]]]:

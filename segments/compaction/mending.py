@@ -29,16 +29,15 @@ def mend(
     files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, StoredEntry]
 ) -> SegmentInfo:
     """The segment, whose entries end at `end`, with the copies where entries are damaged; durable
-    on return. Blocks. Raises CorruptRecord when a copy does not fit its neighbours, other damage
-    stands between, or there is no room."""
+    on return. Blocks. Raises CorruptRecord when a copy does not fit its neighbours, or other damage
+    stands between; OSError."""
     mending = _Mending(files, segment, end, copies)
     try:
         mending.run()
     except OSError as error:
-        if not is_refused(error):
-            raise
-        mending.give_up()
-        raise CorruptRecord("segment that there is no room for", segment.number) from error
+        if is_refused(error):
+            mending.give_up()
+        raise
     except CorruptRecord:
         mending.abandon()
         raise

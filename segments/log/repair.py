@@ -30,6 +30,7 @@ from segments.api import (
     EntryLike,
     StorageError,
     StoredEntry,
+    WriteRefused,
 )
 from segments.format.frame import (
     FRAME_BYTES,
@@ -86,8 +87,8 @@ class SegmentWriter(Protocol):
     def write(
         self, files: LogFiles, segment: SegmentInfo, end: Index, copies: Mapping[Index, StoredEntry]
     ) -> SegmentInfo:
-        """The segment with the copies in place of damaged entries. Blocks. Raises
-        CorruptRecord."""
+        """The segment with the copies in place of damaged entries. Blocks. Raises CorruptRecord,
+        OSError."""
 
     def release(
         self,
@@ -126,7 +127,7 @@ class Repair:
         self._log = log
         self._generation = log.generation
         self._done = done
-        self._failure: CorruptRecord | None = None
+        self._failure: StorageError | None = None
         self._writer = writer
         self._compacted_upto = compacted_upto
         self._holds = False
@@ -166,7 +167,7 @@ class Repair:
             if not is_refused(error):
                 raise
             # Whoever asks again may find room. What makes it stands in the same queue behind this.
-            self._failure = CorruptRecord("segment that there is no room in", NO_INDEX)
+            self._failure = WriteRefused(str(error))
 
     def _is_other(self, segment: SegmentInfo, copies: Mapping[Index, Copy]) -> bool:
         """Whether one of the copies may not have what stood there, but what compaction left."""

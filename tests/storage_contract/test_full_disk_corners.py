@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from segments.api import CorruptRecord, HardState, StorageError, StoredEntry
+from segments.api import HardState, StorageError, StoredEntry, WriteRefused
 from segments.directory.identity import Identity, LogIdentity, encode, read_identity
 from segments.directory.log_registry import RESERVE_PIECE_BYTES, identity_reserve, replace_identity
 from tests.storage_contract.conftest import SMALL, SimHarness, put
@@ -209,7 +209,7 @@ def test_what_makes_room_does_not_wait_for_a_repair(engine, writer, damage):
     done = []
     engine.store.repair(log, [e for e in good if first <= e.index < end], done.append)
     engine.workers.advance(3_000)
-    assert [type(answer) for answer in done] == [CorruptRecord]
+    assert [type(answer) for answer in done] == [WriteRefused]
     engine.store.trim_log(other, first_index=other.commit_index - 10)
     engine.submit()
     engine.workers.advance(30_000)

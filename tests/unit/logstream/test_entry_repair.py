@@ -18,7 +18,14 @@ from rpc.ranges import (
     encode_answer,
     encode_range,
 )
-from segments.api import Compacted, Compaction, CorruptRecord, NotInMemory, StoredEntry
+from segments.api import (
+    Compacted,
+    Compaction,
+    CorruptRecord,
+    NotInMemory,
+    StoredEntry,
+    WriteRefused,
+)
 from tests.unit.logstream.conftest import make_state
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import Outbox, replica_id_of
@@ -59,6 +66,9 @@ class Replica:
     listed: Sequence[int] = ()
     is_whole: bool = True
     dirty: bool = False
+
+    def retry_apply(self, _outbox: Any) -> None:
+        """Nothing waits to be applied."""
 
 
 @dataclass
@@ -155,6 +165,34 @@ def test_asking_goes_on_to_the_next_replica_when_a_copy_is_refused() -> None:
         repair.answer_received(wire.servers[-1], memoryview(frame))
     assert wire.servers[:3] == [2, 3, 2]
     assert refusing.warnings.count("repair_refused") == HOPELESS_REFUSALS
+
+
+def test_repair_waits_for_room_however_often_a_full_disk_refuses_it() -> None:
+    """There are copies: nothing is said to be lost."""
+
+    class Full(Told):
+        has_room = False
+
+        def repair(self, _log: Any, _entries: Any, done: Any, *, compacted_upto: int = 0) -> None:
+            if self.has_room:
+                replica.log.damaged = ()
+            done(None if self.has_room else WriteRefused("no space left on device"))
+
+        def info(self, event: str, **_fields: Any) -> None:
+            self.warnings.append(event)
+
+    replica, wire, full = Replica(), Wire(), Full()
+    replica.log.damaged = ((4, 5),)
+    repair = repair_of(replica, wire, alive={2: None}, store=full, log=full)
+    for n in range(3 * HOPELESS_REFUSALS):
+        full.has_room = n == 3 * HOPELESS_REFUSALS - 1
+        repair.look_around()
+        request = decode_range(memoryview(wire.frames[-1])).request
+        copy = Entry(term=1, index=4, data=b"x")
+        frame = b"".join(map(bytes, encode_answer(RangeAnswer(request, 3, GROUP, [copy]), 0)))
+        repair.answer_received(wire.servers[-1], memoryview(frame))
+    assert full.errors == []
+    assert full.warnings == ["entries_damaged", "repair_awaits_room", "entries_repaired"]
 
 
 def test_copies_are_requested_one_at_a_time_however_long_the_disk_takes() -> None:

@@ -107,6 +107,8 @@ class EntryRepair:
         lies before that."""
         self._known: set[GroupId] = set()
         """Groups that were logged as damaged."""
+        self._without_room: set[GroupId] = set()
+        """Those of them for whose repair the disk has had no room."""
 
     # --- requesting ----------------------------------------------------------------------------
     def look_around(self) -> None:
@@ -142,6 +144,7 @@ class EntryRepair:
             self._refusals.clear()
             self._cut_off.clear()
             self._known.clear()
+            self._without_room.clear()
 
     def _request(
         self, group: Group, damage: tuple[Index, Index], peers: Sequence[ServerId], now_ns: int
@@ -186,7 +189,9 @@ class EntryRepair:
 
         def repaired(error: storage.StorageError | None) -> None:
             self._is_repairing = False
-            if error is not None:
+            if isinstance(error, storage.WriteRefused):
+                self._note_without_room(group)
+            elif error is not None:
                 if self._refusals.get((group.group_id, request.first), 0) < HOPELESS_REFUSALS:
                     self._state.log.warning("repair_refused", **_named(group), error=str(error))
                 self._note_refusal(group, request.first)
@@ -250,10 +255,18 @@ class EntryRepair:
                 "that has one, or delete the records up to there",
             )
 
+    def _note_without_room(self, group: Group) -> None:
+        """A full disk has no room for a copy: it is requested again, and that says nothing about
+        the copies there are. Logged once, until the group is whole again."""
+        if group.group_id not in self._without_room:
+            self._without_room.add(group.group_id)
+            self._state.log.warning("repair_awaits_room", **_named(group))
+
     def _note_healed(self, group: Group) -> None:
         self._refusals = {key: n for key, n in self._refusals.items() if key[0] != group.group_id}
         if not group.log.damaged:
             self._known.discard(group.group_id)
+            self._without_room.discard(group.group_id)
             self._state.log.info("entries_repaired", **_named(group))
         group.retry_apply(self._state.outbox)
         self.look_around()
