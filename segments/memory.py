@@ -314,6 +314,7 @@ class MemoryStore:
             image = MemoryImage(DirectoryId(rng.randbytes(16)))
         self.image = image
         image.boots = next_boot(image.boots, end_lsn=image.lsn, boot_id=rng.getrandbits(64))
+        self._directory_id, self._boots = image.directory_id, image.boots
         self._durable_lsn = image.lsn
         self._logs: dict[LogId, MemoryLog] = {
             log_id: MemoryLog(
@@ -337,7 +338,7 @@ class MemoryStore:
     # --- the contract ---------------------------------------------------------------------
     @property
     def directory_id(self) -> DirectoryId:
-        return self.image.directory_id
+        return self._directory_id
 
     @property
     def logs(self) -> dict[LogId, Log]:
@@ -380,7 +381,7 @@ class MemoryStore:
 
     @property
     def boots(self) -> Sequence[Boot]:
-        return self.image.boots
+        return self._boots
 
     @property
     def durable_lsn(self) -> int:
@@ -389,11 +390,11 @@ class MemoryStore:
     def give_up(self, done: Callable[[], None]) -> None:
         for log in self._logs.values():
             log.state.lost = True
-        directory_id = DirectoryId(self._rng.randbytes(16))
-        boots = [Boot(1, self._rng.getrandbits(64))]
+        self._directory_id = DirectoryId(self._rng.randbytes(16))
+        self._boots = [Boot(1, self._rng.getrandbits(64))]
 
         def write() -> None:
-            self.image.directory_id, self.image.boots = directory_id, boots
+            self.image.directory_id, self.image.boots = self._directory_id, self._boots
             for state in self.image.logs.values():
                 state.lost = True
 

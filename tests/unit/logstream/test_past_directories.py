@@ -12,6 +12,7 @@ from rpc.hello import VERSION_OF_BOOTS, Hello, RejectReason
 from rpc.peer import FrameType
 from segments.memory import MemoryImage, MemoryStore
 from tests.unit.logstream.conftest import SERVERS, Cluster, DelayWorkers, Node
+from vdl.logstream.host import Host
 from vdl.logstream.options import TICK_NS
 
 
@@ -425,3 +426,79 @@ def test_replicas_that_were_made_after_the_copy_are_not_made_again(
     for group_id in (topic, later):
         assert replica_numbers(cluster.nodes[3], group_id) == [2]
         assert records(cluster, group_id) == 5
+
+
+# --- a copy from before there was anything --------------------------------------------------------
+def empty_images(monkeypatch: pytest.MonkeyPatch) -> dict[int, MemoryImage]:
+    """By server: a copy of its directory, made at its first start, before it had any logs."""
+    images: dict[int, MemoryImage] = {}
+    begin = Host.start
+
+    def start(host: Host, front: Any) -> None:
+        images.setdefault(host.server_id, copy.deepcopy(host.store.image))  # type: ignore[attr-defined]
+        begin(host, front)
+
+    monkeypatch.setattr(Host, "start", start)
+    return images
+
+
+def logs_here(node: Node) -> list[tuple[int, int]]:
+    """(group id, replica number) of each log in a server's directory."""
+    assert node.store is not None
+    return sorted((log.group_id, log.replica_number) for log in node.store.logs.values())
+
+
+@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "not-noted"])
+def test_copy_from_before_there_were_logs_is_compared_before_it_takes_part(
+    monkeypatch: pytest.MonkeyPatch, is_noted: bool
+) -> None:
+    """It has nothing that it could have forgotten, as its own bytes have it, and acknowledged all
+    the same. `is_noted`: whether the copy lists the start in which it was made."""
+    images = empty_images(monkeypatch)
+    cluster = Cluster()
+    topic = cluster.create_topic()
+    cluster.nodes[2].crash()
+    done = fill(cluster, topic, 20)
+    cluster.run(500)
+    image = images[3]
+    if not is_noted:
+        image.boots.clear()
+    restore(cluster.nodes[3], image)
+    cluster.nodes[2].start()
+    made = set()
+    for _ in range(600):
+        cluster.run(1)
+        made.update(logs_here(cluster.nodes[3]))
+    assert errors(cluster.nodes[3], "directory_from_the_past") == 1
+    assert {number for _, number in made} <= {2}
+    cluster.run(10_000)
+    assert replica_numbers(cluster.nodes[3], topic) == [2]
+    assert records(cluster, topic) == done[-1] + 1
+
+
+def test_server_that_waits_makes_no_replica_that_a_peer_tells_it_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The peer has the server's number of the catalog and remembers nothing; the one that does is
+    not there yet."""
+    images = empty_images(monkeypatch)
+    cluster = Cluster()
+    topic = cluster.create_topic()
+    fill(cluster, topic, 20)
+    cluster.run(6_000)
+    cluster.nodes[1].crash()
+    cluster.nodes[2].crash()
+    assert cluster.nodes[2].store is not None
+    cluster.nodes[2].store.image.peers_note = b""
+    cluster.nodes[3].crash()
+    cluster.nodes[2].start()
+    cluster.run(1_000)
+    restore(cluster.nodes[3], images[3])
+    cluster.run(400)
+    assert logs_here(cluster.nodes[3]) == []
+    cluster.nodes[1].start()
+    cluster.run(100)
+    assert errors(cluster.nodes[3], "directory_from_the_past") == 1
+    cluster.run(15_000)
+    assert replica_numbers(cluster.nodes[3], topic) == [2]
+    assert records(cluster, topic) == 20

@@ -91,6 +91,8 @@ class Replicas:
         """By group: replicas that have a successor here and are kept; read only."""
         for found in sorted(state.store.logs.values(), key=lambda log: log.replica_number):
             self._take(found)
+        self._takes_part = False
+        """Nothing is made before: the directory may be of the past, and have made it already."""
         self._creating: set[GroupId] = set()
         self._started: set[GroupId] = set()
         """Groups whose replica runs or is being opened, which may take a read of the disk."""
@@ -117,6 +119,7 @@ class Replicas:
     # --- catalog and coordinators ------------------------------------------------------------
     def open_system(self) -> None:
         """Open catalog and coordinators; an initial voter makes their logs at its first start."""
+        self._takes_part = True
         for group_id in map(GroupId, range(1 + self._record.coordinator_groups)):
             if group_id in self._logs:
                 self._start_system(self._logs[group_id])
@@ -126,7 +129,8 @@ class Replicas:
     def number_received(self, number: ReplicaNumber) -> None:
         """The catalog, as a member of it has applied it, lists its replica `number` in this
         directory."""
-        if number > self.number_of(CATALOG_GROUP) and CATALOG_GROUP not in self._creating:
+        is_new = number > self.number_of(CATALOG_GROUP) and CATALOG_GROUP not in self._creating
+        if self._takes_part and is_new:
             self._create(CATALOG_GROUP, number, self._system_created)
 
     def _system_created(self, log: storage.Log) -> None:

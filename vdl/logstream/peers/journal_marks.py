@@ -99,12 +99,11 @@ class JournalMarks:
 
     # --- a start --------------------------------------------------------------------------------
     def compare_first(self, take_part: Callable[[], None]) -> None:
-        """Call `take_part` once no server that can be reached is left to be compared with; at once
-        where there is nothing to forget, or nobody to ask."""
+        """Call `take_part` once no server that can be reached is left to be compared with. Also for
+        a directory without logs: that is what a copy of it holds that was made before they were."""
         state = self._state
-        if state.store.logs:
-            voters = {server for server, _ in state.record.initial_voters}
-            self._awaited = voters - {state.server_id}
+        voters = {server for server, _ in state.record.initial_voters}
+        self._awaited = voters - {state.server_id}
         if not self._awaited:
             take_part()
             return
