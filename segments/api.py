@@ -508,7 +508,8 @@ class Store(Protocol):
 
     @property
     def durable_lsn(self) -> int:
-        """The LSN up to which the journal is durable. It never sinks."""
+        """The LSN behind the last record that is durable in the journal: a start finds the
+        journal's end there or behind, or a record is lost. It never sinks."""
 
     def give_up(self, done: Callable[[], None]) -> None:
         """Mark every log of now as lost, because the directory lacks what it once had, and have it

@@ -252,7 +252,7 @@ class DiskStore:
 
     @property
     def durable_lsn(self) -> int:
-        return self._journal.chain.durable_lsn
+        return self._journal.chain.recorded_lsn
 
     def give_up(self, done: Callable[[], None]) -> None:
         for log in self._logs.values():

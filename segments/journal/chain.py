@@ -33,12 +33,16 @@ class Position:
 class Chain:
     """The files from the oldest to the one being written."""
 
-    __slots__ = ("begins", "crc", "divided", "durable_lsn", "paths", "replaced")
+    __slots__ = ("begins", "crc", "divided", "durable_lsn", "paths", "recorded_lsn", "replaced")
 
     def __init__(self) -> None:
         self.durable_lsn = 0
         """Use: each block says it, and so proves those before it; the next block begins here.
         Invariant: the LSN behind the last block that is known to be on disk."""
+        self.recorded_lsn = 0
+        """Use: peers may remember it. A block that only proves the one before is left out: nothing
+        is lost with it, so a start that finds it damaged is not behind.
+        Invariant: the LSN behind the last block on disk that has records."""
         self.crc = 0
         """Use: the CRC of the next block is seeded with it.
         Invariant: the CRC of the block that was built last and not taken back."""
@@ -61,7 +65,7 @@ class Chain:
         self, position: Position, live: Sequence[tuple[int, str]], begins: Mapping[int, int]
     ) -> None:
         """Go on at `position`, behind the `live` files of a recovery: (sequence, path)."""
-        self.durable_lsn = position.lsn
+        self.durable_lsn = self.recorded_lsn = position.lsn
         self.crc = position.chain
         self.paths = dict(live)
         self.begins = {sequence: begins[sequence] for sequence in self.paths}

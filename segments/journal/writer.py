@@ -210,7 +210,7 @@ class Journal:
         if end > file.capacity:
             file.file.allocate(end)
         file.file.pwrite(buffers, 0, durable=True)
-        self._advance(file, end)
+        self._advance(file, end, has_records=bool(carried.records))
         allocation.pieces_left = allocation.files.reserve.pieces()
         if chain.replaced or carried.records:
             self._unproved = True
@@ -396,7 +396,7 @@ class Journal:
             write.result = result  # it says nothing without them
             return
         if not isinstance(result, BaseException):
-            self._written(write.file, write.end, write.done_batch)
+            self._written(write)
         elif not is_refused(result):
             self._fail(result)
         elif write.part.records:
@@ -429,15 +429,15 @@ class Journal:
             self.queue.proved_token = self.queue.durable_token
             self._owner.journal_written(None)
 
-    def _written(self, file: JournalFile, end: int, batch: Batch | None) -> None:
-        """The block up to `end` is on disk, and `batch` with it, unless that is None."""
-        queue, stats = self.queue, self.stats
+    def _written(self, write: _Write) -> None:
+        """The block is on disk, and a batch with it that ends there."""
+        queue, stats, batch = self.queue, self.stats, write.done_batch
         elapsed = self._now_ns() - self._started_ns
         stats.write_ns_total += elapsed
         stats.write_ns_max = max(stats.write_ns_max, elapsed)
         self._become(WriterState.IDLE)
         self._under_way_bytes = 0
-        self._advance(file, end)
+        self._advance(write.file, write.end, has_records=bool(write.part.records))
         queue.proved_token = queue.durable_token
         if batch is not None:
             batch.note_placed()
@@ -452,8 +452,8 @@ class Journal:
             self._arm_idle()
         self._owner.journal_written(batch)
 
-    def _advance(self, file: JournalFile, end: int) -> None:
-        """Bytes of `file` up to `end` are durable."""
+    def _advance(self, file: JournalFile, end: int, *, has_records: bool) -> None:
+        """Bytes of `file` up to `end` are durable: one more block."""
         chain, stats = self.chain, self.stats
         if file is not self._current:
             if self._current is not None:
@@ -470,6 +470,8 @@ class Journal:
         stats.bytes += end - file.position
         file.position = end
         chain.durable_lsn = file.start_lsn + end
+        if has_records:
+            chain.recorded_lsn = chain.durable_lsn
 
     def _fail(self, error: BaseException) -> None:
         self._become(WriterState.STOPPED)
