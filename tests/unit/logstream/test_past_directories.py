@@ -412,6 +412,25 @@ def test_server_of_an_earlier_version_is_neither_waited_for_nor_sent_what_it_doe
     assert not any(errors(node, "peer_from_the_past") for node in cluster.nodes.values())
 
 
+def test_list_of_starts_in_a_form_of_later_versions_says_nothing(
+    cluster: Cluster, topic: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is upgraded while the others remember it from before is not one of the past:
+    what it says counts, and it judges itself by what it is sent."""
+    hello = Node.hello
+    later = b"\x02" + bytes(24)
+    cluster.nodes[3].crash()
+    monkeypatch.setattr(
+        Node, "hello", lambda n: replace(hello(n), info=later) if n.id == 3 else hello(n)
+    )
+    cluster.nodes[3].start()
+    cluster.run(2_000)
+    assert not any(errors(node, "peer_from_the_past") for node in cluster.nodes.values())
+    cluster.nodes[2].crash()
+    cluster.run(3_000)
+    assert fill(cluster, topic, 3) == [5, 6, 7]
+
+
 def test_replicas_that_were_made_after_the_copy_are_not_made_again(
     cluster: Cluster, topic: int
 ) -> None:

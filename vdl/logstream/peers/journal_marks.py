@@ -203,8 +203,9 @@ class JournalMarks:
 
     # --- judging --------------------------------------------------------------------------------
     def _is_behind(self, hello: Hello) -> bool:
-        mark = self._marks.get(hello.directory_id)
-        return mark is not None and is_behind(_boots_of(hello), mark)
+        """What is listed in a form that is not known here says nothing: the peer judges itself."""
+        mark, boots = self._marks.get(hello.directory_id), _boots_of(hello)
+        return mark is not None and boots is not None and is_behind(boots, mark)
 
     def _remember(self, hello: Hello, lsn: int) -> None:
         """`lsn`: up to which its journal is durable, as it has said; 0: that is not known yet."""
@@ -250,7 +251,7 @@ class JournalMarks:
             self._state.front.directory_given_up()
 
     def _tell_of_peer(self, hello: Hello) -> None:
-        mark, boots = self._marks[hello.directory_id], _boots_of(hello)
+        mark, boots = self._marks[hello.directory_id], _boots_of(hello) or []
         self._state.log.error(
             "peer_from_the_past",
             server=hello.server_id,
@@ -284,14 +285,15 @@ def _end_of(store: Store, number: int) -> tuple[int, int]:
     return 0, 0
 
 
-def _boots_of(hello: Hello) -> list[Boot]:
-    """As its HELLO lists them; none if it does not, or not in a form that is known here."""
+def _boots_of(hello: Hello) -> list[Boot] | None:
+    """As its HELLO lists them; None: in a form that is not known here. A version that lists none
+    opens no directory that a later one has opened, but for an older copy of it: that has none."""
     if hello.version < VERSION_OF_BOOTS:
         return []
     try:
         return [Boot(*row) for row in decode_boots(hello.info)]
     except MalformedFrame:
-        return []
+        return None
 
 
 def _encode(marks: dict[DirectoryId, JournalMark]) -> bytes:
