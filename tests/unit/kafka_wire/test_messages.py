@@ -26,6 +26,7 @@ from vdl.kafka.wire.runtime import (
     UnencodableMessage,
     UnsupportedField,
     WireError,
+    write_uvarint,
 )
 
 
@@ -136,6 +137,37 @@ def test_numbers_in_arrays_are_elements(count: int, error: type[Exception] | Non
     with pytest.raises(error) if error else nullcontext():
         (topic,) = offset_fetch.decode_request(data, 1).topics or ()
         assert len(topic.partition_indexes) == count
+
+
+@pytest.mark.parametrize("tags", [2, 64])
+def test_tagged_fields_that_nobody_knows_count_as_elements(tags: int) -> None:
+    """To skip one takes as long as to read a small element, and each struct may have 64."""
+    tagged = bytes([tags]) + b"".join(bytes([100 - number, 0]) for number in range(tags))
+    count = 200_000 // (1 + tags)
+    topic = bytes(16) + b"\1" + tagged
+    head = b"\0" + struct.pack(">hi", -1, 0)
+    for more, error in ((0, None), (1, TooManyElements)):
+        data = head + write_uvarint(count + more + 1) + topic * (count + more) + b"\0"
+        with pytest.raises(error) if error else nullcontext():
+            assert len(produce.decode_request(memoryview(data), 13).topic_data) == count
+
+
+def test_long_texts_count_as_elements() -> None:
+    """To replace what is no text takes a millisecond for one of the longest."""
+    name = struct.pack(">h", 32_767) + b"\xff" * 32_767
+    for count, error in ((1_500, None), (1_600, TooManyElements)):
+        data = memoryview(struct.pack(">i", count) + name * count)
+        with pytest.raises(error) if error else nullcontext():
+            assert len(metadata.decode_request(data, 1).topics or ()) == count
+
+
+def test_decoding_ends_at_the_budget_that_it_is_given() -> None:
+    """So what is decoded at once is bounded before it is known how many elements there are."""
+    topic = struct.pack(">hi", 0, 1) + bytes(8)
+    data = memoryview(struct.pack(">hhii", -1, -1, 0, 500) + topic * 500)
+    assert len(produce.decode_request(data, 3, 1_000).topic_data) == 500
+    with pytest.raises(TooManyElements):
+        produce.decode_request(data, 3, 999)
 
 
 def test_string_longer_than_kafka_allows_is_refused_in_flexible_versions() -> None:

@@ -9,8 +9,9 @@ What protects the server from a hostile sender, all of it in the generated text:
   error into `ShortBuffer`);
 - a length is compared with the bytes that are left before it is used, and a count times the
   smallest element likewise before a list is filled;
-- structs and texts in arrays are counted over the whole message: as objects they take some thirty
-  times their bytes, and a frame may have 100 MiB;
+- elements of arrays are counted over the whole message, and with them what else takes time: tagged
+  fields in them, and long texts. As objects they take some thirty times their bytes, and a frame
+  may have 100 MiB. Whoever decodes says how many there may be (`budget`);
 - text that is not UTF-8 is replaced, as Kafka does; unknown tagged fields are skipped, never kept.
 """
 
@@ -76,6 +77,7 @@ class Decoder:
         self._source = Source()
         self._run = _ReadRun(self._source, structs)
         self._structs_begun = 0
+        self._arrays_open = 0
 
     def body(self) -> str:
         """The function's statements."""
@@ -83,8 +85,6 @@ class Decoder:
         if self._is_flexible or any(self._version in fact.versions for fact in fields):
             self._source.line("pos = 0")
             self._source.line("size = len(view)")
-        if any(self._is_counted(fact) for fact in fields):
-            self._source.line("budget = ELEMENTS_MAX")
         made = self._struct(self._message.name, fields)
         self._source.line(f"return {made}")
         return self._source.text()
@@ -157,14 +157,23 @@ class Decoder:
                 source.line("end = pos + n")
                 with source.block("if end > size:"):
                     source.line(bad)
+                self._count_text(fact, type_)
                 source.line(f"{local} = {take}")
                 source.line("pos = end")
             return
         source.line("end = pos + n")
         with source.block("if not pos <= end <= size:"):
             source.line(bad)
+        self._count_text(fact, type_)
         source.line(f"{local} = {take}")
         source.line("pos = end")
+
+    def _count_text(self, fact: Field, type_: str) -> None:
+        """Text that is long takes the time of many elements. Outside of arrays there is little."""
+        if type_ == "string" and self._arrays_open:
+            head = "if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:"
+            with self._source.block(head):
+                self._source.line(f'raise TooManyElements("{fact.name}", n)')
 
     def _array(self, fact: Field, local: str) -> None:
         source = self._source
@@ -185,12 +194,6 @@ class Decoder:
             source.line(bad)
         self._elements(fact, local)
 
-    def _is_counted(self, fact: Field) -> bool:
-        """Whether the field, or one inside it, is an array."""
-        if self._version not in fact.versions:
-            return False
-        return fact.is_array or any(self._is_counted(inner) for inner in fact.fields)
-
     def _elements(self, fact: Field, local: str) -> None:
         source = self._source
         source.line("budget -= n")
@@ -205,6 +208,7 @@ class Decoder:
             source.line("pos = end")
             return
         source.line(f"{local} = []")
+        self._arrays_open += 1
         with source.block("for _ in range(n):"):
             if fact.is_struct:
                 made = self._struct(fact.element, fact.fields)
@@ -212,6 +216,12 @@ class Decoder:
                 made = f"{local}_each"
                 self._sized(fact, fact.element, made, is_nullable=False)
             source.line(f"{local}.append({made})")
+        self._arrays_open -= 1
+
+    def _count_tagged_fields(self) -> None:
+        if self._arrays_open:
+            with self._source.block("if (budget := budget - n) < 0:"):
+                self._source.line('raise TooManyElements("tagged fields", n)')
 
     def _tagged_fields(self, tagged: list[Field], number: int) -> None:
         source = self._source
@@ -219,6 +229,7 @@ class Decoder:
         self._run.flush()
         if not tagged:
             with source.block("if n:"):
+                self._count_tagged_fields()
                 source.line("pos = skip_tagged_fields(view, pos, n, size)")
             return
         for fact in tagged:
@@ -226,6 +237,7 @@ class Decoder:
             source.line(f"{fact.attribute}{number}{annotation} = {default_literal(fact)}")
         with source.block("if n:"):
             source.line("n, pos = read_tag_count(view, pos, n, size)")
+            self._count_tagged_fields()
             with source.block("for _ in range(n):"):
                 source.line(f"tag, pos, tag_end{number} = read_tag(view, pos, size)")
                 for position, fact in enumerate(tagged):

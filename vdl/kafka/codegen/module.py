@@ -21,6 +21,7 @@ RUNTIME_NAMES = (
     "ELEMENTS_MAX",
     "Records",
     "ShortBuffer",
+    "TEXT_BYTES",
     "TooManyElements",
     "UnencodableMessage",
     "UnsupportedField",
@@ -201,7 +202,7 @@ def _layouts(message: Message, side: str, structs: Structs) -> list[str]:
             name = f"_{verb}{suffix}_v{versions[0]}"
             texts.append(f"{_signature(verb, name, message.name)}\n{body}")
     table = (side.upper() + "_").lstrip("_")
-    signature = f"Callable[[memoryview], {message.name}]"
+    signature = f"Callable[[memoryview, int], {message.name}]"
     texts.append(_table(f"_{table}DECODERS", signature, f"_decode{suffix}", decoders))
     signature = f"Callable[[{message.name}], list[Buffer]]"
     texts.append(_table(f"_{table}ENCODERS", signature, f"_encode{suffix}", encoders))
@@ -210,7 +211,7 @@ def _layouts(message: Message, side: str, structs: Structs) -> list[str]:
 
 def _signature(verb: str, name: str, message: str) -> str:
     if verb == "decode":
-        return f"def {name}(view: memoryview) -> {message}:"
+        return "\n".join(fold(f"def {name}(view: memoryview, budget: int) -> {message}:", 0))
     return f"def {name}(message: {message}) -> list[Buffer]:"
 
 
@@ -232,11 +233,12 @@ def _decode_entry(message: Message, side: str) -> str:
     with source.block("if decode is None:"):
         source.line(f'raise UnsupportedVersion("{message.name}", version)')
     with source.block("try:"):
-        source.line("return decode(view)")
+        source.line("return decode(view, budget)")
     with source.block("except (IndexError, StructError):"):
         source.line(f'raise ShortBuffer("{message.name}", len(view)) from None')
     name = f"decode_{side}" if side else "decode"
-    head = f"def {name}(view: memoryview, version: int) -> {message.name}:"
+    arguments = "view: memoryview, version: int, budget: int = ELEMENTS_MAX"
+    head = "\n".join(fold(f"def {name}({arguments}) -> {message.name}:", 0))
     return f"{head}\n{source.text()}"
 
 

@@ -8,6 +8,7 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
     UnencodableMessage,
     UnsupportedVersion,
@@ -53,7 +54,7 @@ class AddOffsetsToTxnResponse:
     error_code: int = 0  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> AddOffsetsToTxnRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> AddOffsetsToTxnRequest:
     pos = 0
     size = len(view)
     n = _read_h(view, pos)[0]
@@ -73,7 +74,7 @@ def _decode_request_v0(view: memoryview) -> AddOffsetsToTxnRequest:
     return AddOffsetsToTxnRequest(transactional_id0, producer_id0, producer_epoch0, group_id0)
 
 
-def _decode_request_v3(view: memoryview) -> AddOffsetsToTxnRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> AddOffsetsToTxnRequest:
     pos = 0
     size = len(view)
     n = view[pos]
@@ -137,7 +138,7 @@ def _encode_request_v3(message: AddOffsetsToTxnRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], AddOffsetsToTxnRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], AddOffsetsToTxnRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v0,
@@ -155,7 +156,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[AddOffsetsToTxnRequest], list[Buffer]]] =
 }
 
 
-def _decode_response_v0(view: memoryview) -> AddOffsetsToTxnResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> AddOffsetsToTxnResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0 = _read_ih(view, pos)
@@ -163,7 +164,7 @@ def _decode_response_v0(view: memoryview) -> AddOffsetsToTxnResponse:
     return AddOffsetsToTxnResponse(throttle_time_ms0, error_code0)
 
 
-def _decode_response_v3(view: memoryview) -> AddOffsetsToTxnResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> AddOffsetsToTxnResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
@@ -185,7 +186,7 @@ def _encode_response_v3(message: AddOffsetsToTxnResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], AddOffsetsToTxnResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], AddOffsetsToTxnResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v0,
@@ -203,13 +204,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[AddOffsetsToTxnResponse], list[Buffer]]]
 }
 
 
-def decode_request(view: memoryview, version: int) -> AddOffsetsToTxnRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AddOffsetsToTxnRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AddOffsetsToTxnRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AddOffsetsToTxnRequest", len(view)) from None
 
@@ -225,13 +228,15 @@ def encode_request(message: AddOffsetsToTxnRequest, version: int) -> list[Buffer
         raise UnencodableMessage("AddOffsetsToTxnRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> AddOffsetsToTxnResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AddOffsetsToTxnResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AddOffsetsToTxnResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AddOffsetsToTxnResponse", len(view)) from None
 

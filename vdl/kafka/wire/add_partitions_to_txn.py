@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -114,10 +115,9 @@ class AddPartitionsToTxnResponse:
     results_by_topic_v3_and_below: list[AddPartitionsToTxnTopicResult] = field(default_factory=list)
 
 
-def _decode_request_v0(view: memoryview) -> AddPartitionsToTxnRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> AddPartitionsToTxnRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -139,6 +139,8 @@ def _decode_request_v0(view: memoryview) -> AddPartitionsToTxnRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -161,10 +163,9 @@ def _decode_request_v0(view: memoryview) -> AddPartitionsToTxnRequest:
     )
 
 
-def _decode_request_v3(view: memoryview) -> AddPartitionsToTxnRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> AddPartitionsToTxnRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -195,6 +196,8 @@ def _decode_request_v3(view: memoryview) -> AddPartitionsToTxnRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -213,6 +216,8 @@ def _decode_request_v3(view: memoryview) -> AddPartitionsToTxnRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         v3_and_below_topics0.append(AddPartitionsToTxnTopic(name1, partitions1))
     n = view[pos]
@@ -228,10 +233,9 @@ def _decode_request_v3(view: memoryview) -> AddPartitionsToTxnRequest:
     )
 
 
-def _decode_request_v4(view: memoryview) -> AddPartitionsToTxnRequest:
+def _decode_request_v4(view: memoryview, budget: int) -> AddPartitionsToTxnRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -252,6 +256,8 @@ def _decode_request_v4(view: memoryview) -> AddPartitionsToTxnRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TransactionalId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TransactionalId", n)
         transactional_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         producer_id1, producer_epoch1, verify_only1, n = _read_qhtB(view, pos)
@@ -274,6 +280,8 @@ def _decode_request_v4(view: memoryview) -> AddPartitionsToTxnRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -292,11 +300,15 @@ def _decode_request_v4(view: memoryview) -> AddPartitionsToTxnRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(AddPartitionsToTxnTopic(name2, partitions2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         transactions0.append(
             AddPartitionsToTxnTransaction(
@@ -427,7 +439,7 @@ def _encode_request_v4(message: AddPartitionsToTxnRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], AddPartitionsToTxnRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], AddPartitionsToTxnRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v0,
@@ -447,10 +459,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[AddPartitionsToTxnRequest], list[Buffer]]
 }
 
 
-def _decode_response_v0(view: memoryview) -> AddPartitionsToTxnResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> AddPartitionsToTxnResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -465,6 +476,8 @@ def _decode_response_v0(view: memoryview) -> AddPartitionsToTxnResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -487,10 +500,9 @@ def _decode_response_v0(view: memoryview) -> AddPartitionsToTxnResponse:
     return AddPartitionsToTxnResponse(throttle_time_ms0, 0, [], results_by_topic_v3_and_below0)
 
 
-def _decode_response_v3(view: memoryview) -> AddPartitionsToTxnResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> AddPartitionsToTxnResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -511,6 +523,8 @@ def _decode_response_v3(view: memoryview) -> AddPartitionsToTxnResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -528,6 +542,8 @@ def _decode_response_v3(view: memoryview) -> AddPartitionsToTxnResponse:
             partition_index2, partition_error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             results_by_partition1.append(
                 AddPartitionsToTxnPartitionResult(partition_index2, partition_error_code2)
@@ -535,6 +551,8 @@ def _decode_response_v3(view: memoryview) -> AddPartitionsToTxnResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results_by_topic_v3_and_below0.append(
             AddPartitionsToTxnTopicResult(name1, results_by_partition1)
@@ -546,10 +564,9 @@ def _decode_response_v3(view: memoryview) -> AddPartitionsToTxnResponse:
     return AddPartitionsToTxnResponse(throttle_time_ms0, 0, [], results_by_topic_v3_and_below0)
 
 
-def _decode_response_v4(view: memoryview) -> AddPartitionsToTxnResponse:
+def _decode_response_v4(view: memoryview, budget: int) -> AddPartitionsToTxnResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -570,6 +587,8 @@ def _decode_response_v4(view: memoryview) -> AddPartitionsToTxnResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TransactionalId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TransactionalId", n)
         transactional_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -592,6 +611,8 @@ def _decode_response_v4(view: memoryview) -> AddPartitionsToTxnResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -609,6 +630,8 @@ def _decode_response_v4(view: memoryview) -> AddPartitionsToTxnResponse:
                 partition_index3, partition_error_code3, n = _read_ihB(view, pos)
                 pos += 7
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 results_by_partition2.append(
                     AddPartitionsToTxnPartitionResult(partition_index3, partition_error_code3)
@@ -616,11 +639,15 @@ def _decode_response_v4(view: memoryview) -> AddPartitionsToTxnResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topic_results1.append(AddPartitionsToTxnTopicResult(name2, results_by_partition2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results_by_transaction0.append(AddPartitionsToTxnResult(transactional_id1, topic_results1))
     n = view[pos]
@@ -738,7 +765,7 @@ def _encode_response_v4(message: AddPartitionsToTxnResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], AddPartitionsToTxnResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], AddPartitionsToTxnResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v0,
@@ -758,13 +785,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[AddPartitionsToTxnResponse], list[Buffer
 }
 
 
-def decode_request(view: memoryview, version: int) -> AddPartitionsToTxnRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AddPartitionsToTxnRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AddPartitionsToTxnRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AddPartitionsToTxnRequest", len(view)) from None
 
@@ -780,13 +809,15 @@ def encode_request(message: AddPartitionsToTxnRequest, version: int) -> list[Buf
         raise UnencodableMessage("AddPartitionsToTxnRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> AddPartitionsToTxnResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AddPartitionsToTxnResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AddPartitionsToTxnResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AddPartitionsToTxnResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -96,10 +97,9 @@ class AlterClientQuotasResponse:
     entries: list[EntryDataResponse] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> AlterClientQuotasRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> AlterClientQuotasRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 8 <= size - pos:
@@ -123,6 +123,8 @@ def _decode_request_v0(view: memoryview) -> AlterClientQuotasRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("EntityType", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("EntityType", n)
             entity_type2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -133,6 +135,8 @@ def _decode_request_v0(view: memoryview) -> AlterClientQuotasRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("EntityName", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("EntityName", n)
                 entity_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             entity1.append(EntityData(entity_type2, entity_name2))
@@ -150,6 +154,8 @@ def _decode_request_v0(view: memoryview) -> AlterClientQuotasRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Key", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Key", n)
             key3 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             value3, remove3 = _read_dt(view, pos)
@@ -161,10 +167,9 @@ def _decode_request_v0(view: memoryview) -> AlterClientQuotasRequest:
     return AlterClientQuotasRequest(entries0, validate_only0)
 
 
-def _decode_request_v1(view: memoryview) -> AlterClientQuotasRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> AlterClientQuotasRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -197,6 +202,8 @@ def _decode_request_v1(view: memoryview) -> AlterClientQuotasRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("EntityType", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("EntityType", n)
             entity_type2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -210,11 +217,15 @@ def _decode_request_v1(view: memoryview) -> AlterClientQuotasRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("EntityName", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("EntityName", n)
                 entity_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             entity1.append(EntityData(entity_type2, entity_name2))
         n = view[pos]
@@ -237,16 +248,22 @@ def _decode_request_v1(view: memoryview) -> AlterClientQuotasRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Key", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Key", n)
             key3 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             value3, remove3, n = _read_dtB(view, pos)
             pos += 10
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             ops1.append(OpData(key3, value3, remove3))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         entries0.append(EntryData(entity1, ops1))
     validate_only0, n = _read_tB(view, pos)
@@ -348,7 +365,7 @@ def _encode_request_v1(message: AlterClientQuotasRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], AlterClientQuotasRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], AlterClientQuotasRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
 }
@@ -360,10 +377,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterClientQuotasRequest], list[Buffer]]]
 }
 
 
-def _decode_response_v0(view: memoryview) -> AlterClientQuotasResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> AlterClientQuotasResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 8 <= size - pos:
@@ -381,6 +397,8 @@ def _decode_response_v0(view: memoryview) -> AlterClientQuotasResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = _read_i(view, pos)[0]
@@ -397,6 +415,8 @@ def _decode_response_v0(view: memoryview) -> AlterClientQuotasResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("EntityType", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("EntityType", n)
             entity_type2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -407,6 +427,8 @@ def _decode_response_v0(view: memoryview) -> AlterClientQuotasResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("EntityName", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("EntityName", n)
                 entity_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             entity1.append(EntityData(entity_type2, entity_name2))
@@ -414,10 +436,9 @@ def _decode_response_v0(view: memoryview) -> AlterClientQuotasResponse:
     return AlterClientQuotasResponse(throttle_time_ms0, entries0)
 
 
-def _decode_response_v1(view: memoryview) -> AlterClientQuotasResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> AlterClientQuotasResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -441,6 +462,8 @@ def _decode_response_v1(view: memoryview) -> AlterClientQuotasResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
@@ -463,6 +486,8 @@ def _decode_response_v1(view: memoryview) -> AlterClientQuotasResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("EntityType", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("EntityType", n)
             entity_type2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -476,16 +501,22 @@ def _decode_response_v1(view: memoryview) -> AlterClientQuotasResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("EntityName", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("EntityName", n)
                 entity_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             entity1.append(EntityData(entity_type2, entity_name2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         entries0.append(EntryDataResponse(error_code1, error_message1, entity1))
     n = view[pos]
@@ -585,7 +616,7 @@ def _encode_response_v1(message: AlterClientQuotasResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], AlterClientQuotasResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], AlterClientQuotasResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
 }
@@ -597,13 +628,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[AlterClientQuotasResponse], list[Buffer]
 }
 
 
-def decode_request(view: memoryview, version: int) -> AlterClientQuotasRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AlterClientQuotasRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AlterClientQuotasRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AlterClientQuotasRequest", len(view)) from None
 
@@ -619,13 +652,15 @@ def encode_request(message: AlterClientQuotasRequest, version: int) -> list[Buff
         raise UnencodableMessage("AlterClientQuotasRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> AlterClientQuotasResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AlterClientQuotasResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AlterClientQuotasResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AlterClientQuotasResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -89,10 +90,9 @@ class AlterConfigsResponse:
     responses: list[AlterConfigsResourceResponse] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> AlterConfigsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> AlterConfigsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 7 <= size - pos:
@@ -107,6 +107,8 @@ def _decode_request_v0(view: memoryview) -> AlterConfigsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -123,6 +125,8 @@ def _decode_request_v0(view: memoryview) -> AlterConfigsRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -133,6 +137,8 @@ def _decode_request_v0(view: memoryview) -> AlterConfigsRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("Value", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Value", n)
                 value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             configs1.append(AlterableConfig(name2, value2))
@@ -142,10 +148,9 @@ def _decode_request_v0(view: memoryview) -> AlterConfigsRequest:
     return AlterConfigsRequest(resources0, validate_only0)
 
 
-def _decode_request_v2(view: memoryview) -> AlterConfigsRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> AlterConfigsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -166,6 +171,8 @@ def _decode_request_v2(view: memoryview) -> AlterConfigsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -188,6 +195,8 @@ def _decode_request_v2(view: memoryview) -> AlterConfigsRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -201,16 +210,22 @@ def _decode_request_v2(view: memoryview) -> AlterConfigsRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("Value", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Value", n)
                 value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             configs1.append(AlterableConfig(name2, value2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         resources0.append(AlterConfigsResource(resource_type1, resource_name1, configs1))
     validate_only0, n = _read_tB(view, pos)
@@ -300,7 +315,7 @@ def _encode_request_v2(message: AlterConfigsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], AlterConfigsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], AlterConfigsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v2,
@@ -314,10 +329,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterConfigsRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> AlterConfigsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> AlterConfigsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 7 <= size - pos:
@@ -335,6 +349,8 @@ def _decode_response_v0(view: memoryview) -> AlterConfigsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         resource_type1, n = _read_bh(view, pos)
@@ -342,6 +358,8 @@ def _decode_response_v0(view: memoryview) -> AlterConfigsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         responses0.append(
@@ -352,10 +370,9 @@ def _decode_response_v0(view: memoryview) -> AlterConfigsResponse:
     return AlterConfigsResponse(throttle_time_ms0, responses0)
 
 
-def _decode_response_v2(view: memoryview) -> AlterConfigsResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> AlterConfigsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -379,6 +396,8 @@ def _decode_response_v2(view: memoryview) -> AlterConfigsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         resource_type1, n = _read_bB(view, pos)
@@ -389,11 +408,15 @@ def _decode_response_v2(view: memoryview) -> AlterConfigsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(
             AlterConfigsResourceResponse(
@@ -465,7 +488,7 @@ def _encode_response_v2(message: AlterConfigsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], AlterConfigsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], AlterConfigsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v2,
@@ -479,13 +502,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[AlterConfigsResponse], list[Buffer]]] = 
 }
 
 
-def decode_request(view: memoryview, version: int) -> AlterConfigsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AlterConfigsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AlterConfigsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AlterConfigsRequest", len(view)) from None
 
@@ -501,13 +526,15 @@ def encode_request(message: AlterConfigsRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("AlterConfigsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> AlterConfigsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AlterConfigsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AlterConfigsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AlterConfigsResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -92,10 +93,9 @@ class AlterPartitionReassignmentsResponse:
     responses: list[ReassignableTopicResponse] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> AlterPartitionReassignmentsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> AlterPartitionReassignmentsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -116,6 +116,8 @@ def _decode_request_v0(view: memoryview) -> AlterPartitionReassignmentsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -149,11 +151,15 @@ def _decode_request_v0(view: memoryview) -> AlterPartitionReassignmentsRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(ReassignablePartition(partition_index2, replicas2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(ReassignableTopic(name1, partitions1))
     n = view[pos]
@@ -163,10 +169,9 @@ def _decode_request_v0(view: memoryview) -> AlterPartitionReassignmentsRequest:
     return AlterPartitionReassignmentsRequest(timeout_ms0, True, topics0)
 
 
-def _decode_request_v1(view: memoryview) -> AlterPartitionReassignmentsRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> AlterPartitionReassignmentsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     timeout_ms0, allow_replication_factor_change0, n = _read_itB(view, pos)
     pos += 6
     if n > 127:
@@ -187,6 +192,8 @@ def _decode_request_v1(view: memoryview) -> AlterPartitionReassignmentsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -220,11 +227,15 @@ def _decode_request_v1(view: memoryview) -> AlterPartitionReassignmentsRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(ReassignablePartition(partition_index2, replicas2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(ReassignableTopic(name1, partitions1))
     n = view[pos]
@@ -316,7 +327,7 @@ def _encode_request_v1(message: AlterPartitionReassignmentsRequest) -> list[Buff
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], AlterPartitionReassignmentsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], AlterPartitionReassignmentsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
 }
@@ -328,10 +339,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterPartitionReassignmentsRequest], list
 }
 
 
-def _decode_response_v0(view: memoryview) -> AlterPartitionReassignmentsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> AlterPartitionReassignmentsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -365,6 +375,8 @@ def _decode_response_v0(view: memoryview) -> AlterPartitionReassignmentsResponse
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -390,11 +402,15 @@ def _decode_response_v0(view: memoryview) -> AlterPartitionReassignmentsResponse
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 ReassignablePartitionResponse(partition_index2, error_code2, error_message2)
@@ -402,6 +418,8 @@ def _decode_response_v0(view: memoryview) -> AlterPartitionReassignmentsResponse
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(ReassignableTopicResponse(name1, partitions1))
     n = view[pos]
@@ -413,10 +431,9 @@ def _decode_response_v0(view: memoryview) -> AlterPartitionReassignmentsResponse
     )
 
 
-def _decode_response_v1(view: memoryview) -> AlterPartitionReassignmentsResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> AlterPartitionReassignmentsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, allow_replication_factor_change0, error_code0, n = _read_ithB(view, pos)
     pos += 8
     if n > 127:
@@ -450,6 +467,8 @@ def _decode_response_v1(view: memoryview) -> AlterPartitionReassignmentsResponse
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -475,11 +494,15 @@ def _decode_response_v1(view: memoryview) -> AlterPartitionReassignmentsResponse
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 ReassignablePartitionResponse(partition_index2, error_code2, error_message2)
@@ -487,6 +510,8 @@ def _decode_response_v1(view: memoryview) -> AlterPartitionReassignmentsResponse
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(ReassignableTopicResponse(name1, partitions1))
     n = view[pos]
@@ -620,7 +645,7 @@ def _encode_response_v1(message: AlterPartitionReassignmentsResponse) -> list[Bu
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], AlterPartitionReassignmentsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], AlterPartitionReassignmentsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
 }
@@ -632,13 +657,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[AlterPartitionReassignmentsResponse], li
 }
 
 
-def decode_request(view: memoryview, version: int) -> AlterPartitionReassignmentsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AlterPartitionReassignmentsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AlterPartitionReassignmentsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AlterPartitionReassignmentsRequest", len(view)) from None
 
@@ -654,13 +681,15 @@ def encode_request(message: AlterPartitionReassignmentsRequest, version: int) ->
         raise UnencodableMessage("AlterPartitionReassignmentsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> AlterPartitionReassignmentsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AlterPartitionReassignmentsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AlterPartitionReassignmentsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AlterPartitionReassignmentsResponse", len(view)) from None
 

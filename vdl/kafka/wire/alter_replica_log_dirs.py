@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -88,10 +89,9 @@ class AlterReplicaLogDirsResponse:
     results: list[AlterReplicaLogDirTopicResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> AlterReplicaLogDirsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> AlterReplicaLogDirsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -106,6 +106,8 @@ def _decode_request_v0(view: memoryview) -> AlterReplicaLogDirsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Path", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Path", n)
         path1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -122,6 +124,8 @@ def _decode_request_v0(view: memoryview) -> AlterReplicaLogDirsRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_i(view, pos)[0]
@@ -139,10 +143,9 @@ def _decode_request_v0(view: memoryview) -> AlterReplicaLogDirsRequest:
     return AlterReplicaLogDirsRequest(dirs0)
 
 
-def _decode_request_v2(view: memoryview) -> AlterReplicaLogDirsRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> AlterReplicaLogDirsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -163,6 +166,8 @@ def _decode_request_v2(view: memoryview) -> AlterReplicaLogDirsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Path", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Path", n)
         path1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -185,6 +190,8 @@ def _decode_request_v2(view: memoryview) -> AlterReplicaLogDirsRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -203,11 +210,15 @@ def _decode_request_v2(view: memoryview) -> AlterReplicaLogDirsRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(AlterReplicaLogDirTopic(name2, partitions2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         dirs0.append(AlterReplicaLogDir(path1, topics1))
     n = view[pos]
@@ -285,7 +296,7 @@ def _encode_request_v2(message: AlterReplicaLogDirsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], AlterReplicaLogDirsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], AlterReplicaLogDirsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v2,
@@ -299,10 +310,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterReplicaLogDirsRequest], list[Buffer]
 }
 
 
-def _decode_response_v0(view: memoryview) -> AlterReplicaLogDirsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> AlterReplicaLogDirsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -317,6 +327,8 @@ def _decode_response_v0(view: memoryview) -> AlterReplicaLogDirsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TopicName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TopicName", n)
         topic_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -335,10 +347,9 @@ def _decode_response_v0(view: memoryview) -> AlterReplicaLogDirsResponse:
     return AlterReplicaLogDirsResponse(throttle_time_ms0, results0)
 
 
-def _decode_response_v2(view: memoryview) -> AlterReplicaLogDirsResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> AlterReplicaLogDirsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -359,6 +370,8 @@ def _decode_response_v2(view: memoryview) -> AlterReplicaLogDirsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TopicName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TopicName", n)
         topic_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -376,11 +389,15 @@ def _decode_response_v2(view: memoryview) -> AlterReplicaLogDirsResponse:
             partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(AlterReplicaLogDirPartitionResult(partition_index2, error_code2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results0.append(AlterReplicaLogDirTopicResult(topic_name1, partitions1))
     n = view[pos]
@@ -444,7 +461,7 @@ def _encode_response_v2(message: AlterReplicaLogDirsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], AlterReplicaLogDirsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], AlterReplicaLogDirsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v2,
@@ -458,13 +475,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[AlterReplicaLogDirsResponse], list[Buffe
 }
 
 
-def decode_request(view: memoryview, version: int) -> AlterReplicaLogDirsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AlterReplicaLogDirsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AlterReplicaLogDirsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AlterReplicaLogDirsRequest", len(view)) from None
 
@@ -480,13 +499,15 @@ def encode_request(message: AlterReplicaLogDirsRequest, version: int) -> list[Bu
         raise UnencodableMessage("AlterReplicaLogDirsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> AlterReplicaLogDirsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AlterReplicaLogDirsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AlterReplicaLogDirsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AlterReplicaLogDirsResponse", len(view)) from None
 

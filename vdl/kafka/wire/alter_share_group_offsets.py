@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -88,10 +89,9 @@ class AlterShareGroupOffsetsResponse:
     responses: list[AlterShareGroupOffsetsResponseTopic] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> AlterShareGroupOffsetsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> AlterShareGroupOffsetsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -122,6 +122,8 @@ def _decode_request_v0(view: memoryview) -> AlterShareGroupOffsetsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TopicName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TopicName", n)
         topic_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -139,6 +141,8 @@ def _decode_request_v0(view: memoryview) -> AlterShareGroupOffsetsRequest:
             partition_index2, start_offset2, n = _read_iqB(view, pos)
             pos += 13
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 AlterShareGroupOffsetsRequestPartition(partition_index2, start_offset2)
@@ -146,6 +150,8 @@ def _decode_request_v0(view: memoryview) -> AlterShareGroupOffsetsRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(AlterShareGroupOffsetsRequestTopic(topic_name1, partitions1))
     n = view[pos]
@@ -194,7 +200,7 @@ def _encode_request_v0(message: AlterShareGroupOffsetsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], AlterShareGroupOffsetsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], AlterShareGroupOffsetsRequest]] = {
     0: _decode_request_v0,
 }
 
@@ -204,10 +210,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterShareGroupOffsetsRequest], list[Buff
 }
 
 
-def _decode_response_v0(view: memoryview) -> AlterShareGroupOffsetsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> AlterShareGroupOffsetsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -241,6 +246,8 @@ def _decode_response_v0(view: memoryview) -> AlterShareGroupOffsetsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TopicName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TopicName", n)
         topic_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         topic_id1, n = _read_uB(view, pos)
@@ -266,11 +273,15 @@ def _decode_response_v0(view: memoryview) -> AlterShareGroupOffsetsResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 AlterShareGroupOffsetsResponsePartition(
@@ -280,6 +291,8 @@ def _decode_response_v0(view: memoryview) -> AlterShareGroupOffsetsResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(AlterShareGroupOffsetsResponseTopic(topic_name1, topic_id1, partitions1))
     n = view[pos]
@@ -350,7 +363,7 @@ def _encode_response_v0(message: AlterShareGroupOffsetsResponse) -> list[Buffer]
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], AlterShareGroupOffsetsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], AlterShareGroupOffsetsResponse]] = {
     0: _decode_response_v0,
 }
 
@@ -360,13 +373,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[AlterShareGroupOffsetsResponse], list[Bu
 }
 
 
-def decode_request(view: memoryview, version: int) -> AlterShareGroupOffsetsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AlterShareGroupOffsetsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AlterShareGroupOffsetsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AlterShareGroupOffsetsRequest", len(view)) from None
 
@@ -382,13 +397,15 @@ def encode_request(message: AlterShareGroupOffsetsRequest, version: int) -> list
         raise UnencodableMessage("AlterShareGroupOffsetsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> AlterShareGroupOffsetsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AlterShareGroupOffsetsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AlterShareGroupOffsetsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AlterShareGroupOffsetsResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -81,10 +82,9 @@ class AlterUserScramCredentialsResponse:
     results: list[AlterUserScramCredentialsResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> AlterUserScramCredentialsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> AlterUserScramCredentialsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -105,11 +105,15 @@ def _decode_request_v0(view: memoryview) -> AlterUserScramCredentialsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         mechanism1, n = _read_bB(view, pos)
         pos += 2
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         deletions0.append(ScramCredentialDeletion(name1, mechanism1))
     n = view[pos]
@@ -132,6 +136,8 @@ def _decode_request_v0(view: memoryview) -> AlterUserScramCredentialsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         mechanism2, iterations2, n = _read_biB(view, pos)
@@ -157,6 +163,8 @@ def _decode_request_v0(view: memoryview) -> AlterUserScramCredentialsRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         upsertions0.append(
             ScramCredentialUpsertion(name2, mechanism2, iterations2, salt2, salted_password2)
@@ -221,7 +229,7 @@ def _encode_request_v0(message: AlterUserScramCredentialsRequest) -> list[Buffer
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], AlterUserScramCredentialsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], AlterUserScramCredentialsRequest]] = {
     0: _decode_request_v0,
 }
 
@@ -231,10 +239,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[AlterUserScramCredentialsRequest], list[B
 }
 
 
-def _decode_response_v0(view: memoryview) -> AlterUserScramCredentialsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> AlterUserScramCredentialsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -255,6 +262,8 @@ def _decode_response_v0(view: memoryview) -> AlterUserScramCredentialsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("User", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("User", n)
         user1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1, n = _read_hB(view, pos)
@@ -268,11 +277,15 @@ def _decode_response_v0(view: memoryview) -> AlterUserScramCredentialsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results0.append(AlterUserScramCredentialsResult(user1, error_code1, error_message1))
     n = view[pos]
@@ -317,7 +330,7 @@ def _encode_response_v0(message: AlterUserScramCredentialsResponse) -> list[Buff
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], AlterUserScramCredentialsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], AlterUserScramCredentialsResponse]] = {
     0: _decode_response_v0,
 }
 
@@ -327,13 +340,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[AlterUserScramCredentialsResponse], list
 }
 
 
-def decode_request(view: memoryview, version: int) -> AlterUserScramCredentialsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AlterUserScramCredentialsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AlterUserScramCredentialsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AlterUserScramCredentialsRequest", len(view)) from None
 
@@ -349,13 +364,15 @@ def encode_request(message: AlterUserScramCredentialsRequest, version: int) -> l
         raise UnencodableMessage("AlterUserScramCredentialsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> AlterUserScramCredentialsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> AlterUserScramCredentialsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("AlterUserScramCredentialsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("AlterUserScramCredentialsResponse", len(view)) from None
 

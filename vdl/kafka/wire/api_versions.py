@@ -11,6 +11,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -100,11 +101,11 @@ class ApiVersionsResponse:
     zk_migration_ready: bool = False  # 3+, tag 3
 
 
-def _decode_request_v0(view: memoryview) -> ApiVersionsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> ApiVersionsRequest:
     return ApiVersionsRequest("", "", None, -1)
 
 
-def _decode_request_v3(view: memoryview) -> ApiVersionsRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> ApiVersionsRequest:
     pos = 0
     size = len(view)
     n = view[pos]
@@ -134,7 +135,7 @@ def _decode_request_v3(view: memoryview) -> ApiVersionsRequest:
     return ApiVersionsRequest(client_software_name0, client_software_version0, None, -1)
 
 
-def _decode_request_v5(view: memoryview) -> ApiVersionsRequest:
+def _decode_request_v5(view: memoryview, budget: int) -> ApiVersionsRequest:
     pos = 0
     size = len(view)
     n = view[pos]
@@ -236,7 +237,7 @@ def _encode_request_v5(message: ApiVersionsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ApiVersionsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ApiVersionsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v0,
@@ -256,10 +257,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[ApiVersionsRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> ApiVersionsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> ApiVersionsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     error_code0, n = _read_hi(view, pos)
     pos += 6
     if not 0 <= n * 6 <= size - pos:
@@ -275,10 +275,9 @@ def _decode_response_v0(view: memoryview) -> ApiVersionsResponse:
     return ApiVersionsResponse(error_code0, api_keys0, 0, [], -1, [], False)
 
 
-def _decode_response_v1(view: memoryview) -> ApiVersionsResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> ApiVersionsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     error_code0, n = _read_hi(view, pos)
     pos += 6
     if not 0 <= n * 6 <= size - pos:
@@ -296,10 +295,9 @@ def _decode_response_v1(view: memoryview) -> ApiVersionsResponse:
     return ApiVersionsResponse(error_code0, api_keys0, throttle_time_ms0, [], -1, [], False)
 
 
-def _decode_response_v3(view: memoryview) -> ApiVersionsResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> ApiVersionsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
@@ -315,6 +313,8 @@ def _decode_response_v3(view: memoryview) -> ApiVersionsResponse:
         api_key1, min_version1, max_version1, n = _read_hhhB(view, pos)
         pos += 7
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         api_keys0.append(ApiVersion(api_key1, min_version1, max_version1))
     throttle_time_ms0, n = _read_iB(view, pos)
@@ -348,11 +348,15 @@ def _decode_response_v3(view: memoryview) -> ApiVersionsResponse:
                     end = pos + n
                     if not pos <= end <= size:
                         raise bad_length("Name", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("Name", n)
                     name2 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                     min_version2, max_version2, n = _read_hhB(view, pos)
                     pos += 5
                     if n:
+                        if (budget := budget - n) < 0:
+                            raise TooManyElements("tagged fields", n)
                         pos = skip_tagged_fields(view, pos, n, size)
                     supported_features0.append(
                         SupportedFeatureKey(name2, min_version2, max_version2)
@@ -381,11 +385,15 @@ def _decode_response_v3(view: memoryview) -> ApiVersionsResponse:
                     end = pos + n
                     if not pos <= end <= size:
                         raise bad_length("Name", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("Name", n)
                     name3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                     max_version_level3, min_version_level3, n = _read_hhB(view, pos)
                     pos += 5
                     if n:
+                        if (budget := budget - n) < 0:
+                            raise TooManyElements("tagged fields", n)
                         pos = skip_tagged_fields(view, pos, n, size)
                     finalized_features0.append(
                         FinalizedFeatureKey(name3, max_version_level3, min_version_level3)
@@ -508,7 +516,7 @@ def _encode_response_v3(message: ApiVersionsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ApiVersionsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ApiVersionsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v1,
@@ -528,13 +536,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ApiVersionsResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> ApiVersionsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ApiVersionsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ApiVersionsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ApiVersionsRequest", len(view)) from None
 
@@ -550,13 +560,15 @@ def encode_request(message: ApiVersionsRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("ApiVersionsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ApiVersionsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ApiVersionsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ApiVersionsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ApiVersionsResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -108,10 +109,9 @@ class ConsumerGroupDescribeResponse:
     groups: list[DescribedGroup] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> ConsumerGroupDescribeRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> ConsumerGroupDescribeRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -132,6 +132,8 @@ def _decode_request_v0(view: memoryview) -> ConsumerGroupDescribeRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupIds", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupIds", n)
         group_ids0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         group_ids0.append(group_ids0_each)
@@ -162,7 +164,7 @@ def _encode_request_v0(message: ConsumerGroupDescribeRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ConsumerGroupDescribeRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ConsumerGroupDescribeRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
 }
@@ -174,10 +176,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[ConsumerGroupDescribeRequest], list[Buffe
 }
 
 
-def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> ConsumerGroupDescribeResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -201,6 +202,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
@@ -211,6 +214,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -221,6 +226,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupState", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupState", n)
         group_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         group_epoch1, assignment_epoch1, n = _read_iiB(view, pos)
@@ -231,6 +238,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("AssignorName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("AssignorName", n)
         assignor_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -253,6 +262,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("MemberId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("MemberId", n)
             member_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -266,6 +277,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("InstanceId", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("InstanceId", n)
                 instance_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
@@ -279,6 +292,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("RackId", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("RackId", n)
                 rack_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             member_epoch2, n = _read_iB(view, pos)
@@ -289,6 +304,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientId", n)
             client_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -299,6 +316,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientHost", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientHost", n)
             client_host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -321,6 +340,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("SubscribedTopicNames", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("SubscribedTopicNames", n)
                 subscribed_topic_names2_each = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 subscribed_topic_names2.append(subscribed_topic_names2_each)
@@ -335,6 +356,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("SubscribedTopicRegex", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("SubscribedTopicRegex", n)
                 subscribed_topic_regex2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
@@ -357,6 +380,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("TopicName", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("TopicName", n)
                 topic_name4 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = view[pos]
@@ -375,11 +400,15 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 topic_partitions3.append(TopicPartitions(topic_id4, topic_name4, partitions4))
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             assignment2 = Assignment(topic_partitions3)
             n = view[pos]
@@ -402,6 +431,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("TopicName", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("TopicName", n)
                 topic_name6 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = view[pos]
@@ -420,16 +451,22 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 topic_partitions5.append(TopicPartitions(topic_id6, topic_name6, partitions6))
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             target_assignment2 = Assignment(topic_partitions5)
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             members1.append(
                 Member(
@@ -449,6 +486,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
         authorized_operations1, n = _read_iB(view, pos)
         pos += 5
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(
             DescribedGroup(
@@ -470,10 +509,9 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupDescribeResponse:
     return ConsumerGroupDescribeResponse(throttle_time_ms0, groups0)
 
 
-def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> ConsumerGroupDescribeResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -497,6 +535,8 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
@@ -507,6 +547,8 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -517,6 +559,8 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupState", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupState", n)
         group_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         group_epoch1, assignment_epoch1, n = _read_iiB(view, pos)
@@ -527,6 +571,8 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("AssignorName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("AssignorName", n)
         assignor_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -549,6 +595,8 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("MemberId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("MemberId", n)
             member_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -562,6 +610,8 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("InstanceId", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("InstanceId", n)
                 instance_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
@@ -575,6 +625,8 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("RackId", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("RackId", n)
                 rack_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             member_epoch2, n = _read_iB(view, pos)
@@ -585,6 +637,8 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientId", n)
             client_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -595,6 +649,8 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientHost", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientHost", n)
             client_host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -617,6 +673,8 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("SubscribedTopicNames", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("SubscribedTopicNames", n)
                 subscribed_topic_names2_each = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 subscribed_topic_names2.append(subscribed_topic_names2_each)
@@ -631,6 +689,8 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("SubscribedTopicRegex", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("SubscribedTopicRegex", n)
                 subscribed_topic_regex2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
@@ -653,6 +713,8 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("TopicName", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("TopicName", n)
                 topic_name4 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = view[pos]
@@ -671,11 +733,15 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 topic_partitions3.append(TopicPartitions(topic_id4, topic_name4, partitions4))
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             assignment2 = Assignment(topic_partitions3)
             n = view[pos]
@@ -698,6 +764,8 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("TopicName", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("TopicName", n)
                 topic_name6 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = view[pos]
@@ -716,16 +784,22 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 topic_partitions5.append(TopicPartitions(topic_id6, topic_name6, partitions6))
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             target_assignment2 = Assignment(topic_partitions5)
             member_type2, n = _read_bB(view, pos)
             pos += 2
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             members1.append(
                 Member(
@@ -745,6 +819,8 @@ def _decode_response_v1(view: memoryview) -> ConsumerGroupDescribeResponse:
         authorized_operations1, n = _read_iB(view, pos)
         pos += 5
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(
             DescribedGroup(
@@ -1126,7 +1202,7 @@ def _encode_response_v1(message: ConsumerGroupDescribeResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ConsumerGroupDescribeResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ConsumerGroupDescribeResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
 }
@@ -1138,13 +1214,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ConsumerGroupDescribeResponse], list[Buf
 }
 
 
-def decode_request(view: memoryview, version: int) -> ConsumerGroupDescribeRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ConsumerGroupDescribeRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ConsumerGroupDescribeRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ConsumerGroupDescribeRequest", len(view)) from None
 
@@ -1160,13 +1238,15 @@ def encode_request(message: ConsumerGroupDescribeRequest, version: int) -> list[
         raise UnencodableMessage("ConsumerGroupDescribeRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ConsumerGroupDescribeResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ConsumerGroupDescribeResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ConsumerGroupDescribeResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ConsumerGroupDescribeResponse", len(view)) from None
 

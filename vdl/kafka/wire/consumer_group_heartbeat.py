@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -84,10 +85,9 @@ class ConsumerGroupHeartbeatResponse:
     assignment: Assignment | None = None  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> ConsumerGroupHeartbeatRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> ConsumerGroupHeartbeatRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -157,6 +157,8 @@ def _decode_request_v0(view: memoryview) -> ConsumerGroupHeartbeatRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("SubscribedTopicNames", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("SubscribedTopicNames", n)
             subscribed_topic_names0_each = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             subscribed_topic_names0.append(subscribed_topic_names0_each)
@@ -204,6 +206,8 @@ def _decode_request_v0(view: memoryview) -> ConsumerGroupHeartbeatRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topic_partitions0.append(TopicPartitions(topic_id1, partitions1))
     n = view[pos]
@@ -224,10 +228,9 @@ def _decode_request_v0(view: memoryview) -> ConsumerGroupHeartbeatRequest:
     )
 
 
-def _decode_request_v1(view: memoryview) -> ConsumerGroupHeartbeatRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> ConsumerGroupHeartbeatRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -297,6 +300,8 @@ def _decode_request_v1(view: memoryview) -> ConsumerGroupHeartbeatRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("SubscribedTopicNames", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("SubscribedTopicNames", n)
             subscribed_topic_names0_each = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             subscribed_topic_names0.append(subscribed_topic_names0_each)
@@ -357,6 +362,8 @@ def _decode_request_v1(view: memoryview) -> ConsumerGroupHeartbeatRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topic_partitions0.append(TopicPartitions(topic_id1, partitions1))
     n = view[pos]
@@ -571,7 +578,7 @@ def _encode_request_v1(message: ConsumerGroupHeartbeatRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ConsumerGroupHeartbeatRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ConsumerGroupHeartbeatRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
 }
@@ -583,10 +590,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[ConsumerGroupHeartbeatRequest], list[Buff
 }
 
 
-def _decode_response_v0(view: memoryview) -> ConsumerGroupHeartbeatResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> ConsumerGroupHeartbeatResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -645,6 +651,8 @@ def _decode_response_v0(view: memoryview) -> ConsumerGroupHeartbeatResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topic_partitions1.append(TopicPartitions(topic_id2, partitions2))
         n = view[pos]
@@ -721,7 +729,7 @@ def _encode_response_v0(message: ConsumerGroupHeartbeatResponse) -> list[Buffer]
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ConsumerGroupHeartbeatResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ConsumerGroupHeartbeatResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
 }
@@ -733,13 +741,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ConsumerGroupHeartbeatResponse], list[Bu
 }
 
 
-def decode_request(view: memoryview, version: int) -> ConsumerGroupHeartbeatRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ConsumerGroupHeartbeatRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ConsumerGroupHeartbeatRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ConsumerGroupHeartbeatRequest", len(view)) from None
 
@@ -755,13 +765,15 @@ def encode_request(message: ConsumerGroupHeartbeatRequest, version: int) -> list
         raise UnencodableMessage("ConsumerGroupHeartbeatRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ConsumerGroupHeartbeatResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ConsumerGroupHeartbeatResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ConsumerGroupHeartbeatResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ConsumerGroupHeartbeatResponse", len(view)) from None
 

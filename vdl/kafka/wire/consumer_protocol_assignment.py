@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -44,10 +45,9 @@ class ConsumerProtocolAssignment:
     user_data: bytes | None = None  # 0+
 
 
-def _decode_v0(view: memoryview) -> ConsumerProtocolAssignment:
+def _decode_v0(view: memoryview, budget: int) -> ConsumerProtocolAssignment:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -62,6 +62,8 @@ def _decode_v0(view: memoryview) -> ConsumerProtocolAssignment:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -114,7 +116,7 @@ def _encode_v0(message: ConsumerProtocolAssignment) -> list[Buffer]:
     return [out]
 
 
-_DECODERS: dict[int, Callable[[memoryview], ConsumerProtocolAssignment]] = {
+_DECODERS: dict[int, Callable[[memoryview, int], ConsumerProtocolAssignment]] = {
     0: _decode_v0,
     1: _decode_v0,
     2: _decode_v0,
@@ -130,13 +132,15 @@ _ENCODERS: dict[int, Callable[[ConsumerProtocolAssignment], list[Buffer]]] = {
 }
 
 
-def decode(view: memoryview, version: int) -> ConsumerProtocolAssignment:
+def decode(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ConsumerProtocolAssignment:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ConsumerProtocolAssignment", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ConsumerProtocolAssignment", len(view)) from None
 

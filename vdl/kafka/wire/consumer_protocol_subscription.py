@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -49,10 +50,9 @@ class ConsumerProtocolSubscription:
     rack_id: str | None = None  # 3+
 
 
-def _decode_v0(view: memoryview) -> ConsumerProtocolSubscription:
+def _decode_v0(view: memoryview, budget: int) -> ConsumerProtocolSubscription:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
@@ -67,6 +67,8 @@ def _decode_v0(view: memoryview) -> ConsumerProtocolSubscription:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topics", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topics", n)
         topics0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         topics0.append(topics0_each)
@@ -83,10 +85,9 @@ def _decode_v0(view: memoryview) -> ConsumerProtocolSubscription:
     return ConsumerProtocolSubscription(topics0, user_data0, [], -1, None)
 
 
-def _decode_v1(view: memoryview) -> ConsumerProtocolSubscription:
+def _decode_v1(view: memoryview, budget: int) -> ConsumerProtocolSubscription:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
@@ -101,6 +102,8 @@ def _decode_v1(view: memoryview) -> ConsumerProtocolSubscription:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topics", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topics", n)
         topics0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         topics0.append(topics0_each)
@@ -128,6 +131,8 @@ def _decode_v1(view: memoryview) -> ConsumerProtocolSubscription:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -144,10 +149,9 @@ def _decode_v1(view: memoryview) -> ConsumerProtocolSubscription:
     return ConsumerProtocolSubscription(topics0, user_data0, owned_partitions0, -1, None)
 
 
-def _decode_v2(view: memoryview) -> ConsumerProtocolSubscription:
+def _decode_v2(view: memoryview, budget: int) -> ConsumerProtocolSubscription:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
@@ -162,6 +166,8 @@ def _decode_v2(view: memoryview) -> ConsumerProtocolSubscription:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topics", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topics", n)
         topics0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         topics0.append(topics0_each)
@@ -189,6 +195,8 @@ def _decode_v2(view: memoryview) -> ConsumerProtocolSubscription:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -209,10 +217,9 @@ def _decode_v2(view: memoryview) -> ConsumerProtocolSubscription:
     )
 
 
-def _decode_v3(view: memoryview) -> ConsumerProtocolSubscription:
+def _decode_v3(view: memoryview, budget: int) -> ConsumerProtocolSubscription:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
@@ -227,6 +234,8 @@ def _decode_v3(view: memoryview) -> ConsumerProtocolSubscription:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topics", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topics", n)
         topics0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         topics0.append(topics0_each)
@@ -254,6 +263,8 @@ def _decode_v3(view: memoryview) -> ConsumerProtocolSubscription:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -416,7 +427,7 @@ def _encode_v3(message: ConsumerProtocolSubscription) -> list[Buffer]:
     return [out]
 
 
-_DECODERS: dict[int, Callable[[memoryview], ConsumerProtocolSubscription]] = {
+_DECODERS: dict[int, Callable[[memoryview, int], ConsumerProtocolSubscription]] = {
     0: _decode_v0,
     1: _decode_v1,
     2: _decode_v2,
@@ -432,13 +443,15 @@ _ENCODERS: dict[int, Callable[[ConsumerProtocolSubscription], list[Buffer]]] = {
 }
 
 
-def decode(view: memoryview, version: int) -> ConsumerProtocolSubscription:
+def decode(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ConsumerProtocolSubscription:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ConsumerProtocolSubscription", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ConsumerProtocolSubscription", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -84,10 +85,9 @@ class CreateAclsResponse:
     results: list[AclCreationResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> CreateAclsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> CreateAclsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 9 <= size - pos:
@@ -102,6 +102,8 @@ def _decode_request_v0(view: memoryview) -> CreateAclsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -109,6 +111,8 @@ def _decode_request_v0(view: memoryview) -> CreateAclsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Principal", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Principal", n)
         principal1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -116,6 +120,8 @@ def _decode_request_v0(view: memoryview) -> CreateAclsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         operation1, permission_type1 = _read_bb(view, pos)
@@ -128,10 +134,9 @@ def _decode_request_v0(view: memoryview) -> CreateAclsRequest:
     return CreateAclsRequest(creations0)
 
 
-def _decode_request_v1(view: memoryview) -> CreateAclsRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> CreateAclsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 10 <= size - pos:
@@ -146,6 +151,8 @@ def _decode_request_v1(view: memoryview) -> CreateAclsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         resource_pattern_type1, n = _read_bh(view, pos)
@@ -153,6 +160,8 @@ def _decode_request_v1(view: memoryview) -> CreateAclsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Principal", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Principal", n)
         principal1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -160,6 +169,8 @@ def _decode_request_v1(view: memoryview) -> CreateAclsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         operation1, permission_type1 = _read_bb(view, pos)
@@ -178,10 +189,9 @@ def _decode_request_v1(view: memoryview) -> CreateAclsRequest:
     return CreateAclsRequest(creations0)
 
 
-def _decode_request_v2(view: memoryview) -> CreateAclsRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> CreateAclsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -202,6 +212,8 @@ def _decode_request_v2(view: memoryview) -> CreateAclsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         resource_pattern_type1, n = _read_bB(view, pos)
@@ -212,6 +224,8 @@ def _decode_request_v2(view: memoryview) -> CreateAclsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Principal", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Principal", n)
         principal1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -222,11 +236,15 @@ def _decode_request_v2(view: memoryview) -> CreateAclsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         operation1, permission_type1, n = _read_bbB(view, pos)
         pos += 3
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         creations0.append(
             AclCreation(
@@ -329,7 +347,7 @@ def _encode_request_v2(message: CreateAclsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], CreateAclsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], CreateAclsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v2,
@@ -345,10 +363,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[CreateAclsRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> CreateAclsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> CreateAclsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 4 <= size - pos:
@@ -366,16 +383,17 @@ def _decode_response_v0(view: memoryview) -> CreateAclsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         results0.append(AclCreationResult(error_code1, error_message1))
     return CreateAclsResponse(throttle_time_ms0, results0)
 
 
-def _decode_response_v2(view: memoryview) -> CreateAclsResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> CreateAclsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -399,11 +417,15 @@ def _decode_response_v2(view: memoryview) -> CreateAclsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results0.append(AclCreationResult(error_code1, error_message1))
     n = view[pos]
@@ -459,7 +481,7 @@ def _encode_response_v2(message: CreateAclsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], CreateAclsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], CreateAclsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v2,
@@ -475,13 +497,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[CreateAclsResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> CreateAclsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> CreateAclsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("CreateAclsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("CreateAclsRequest", len(view)) from None
 
@@ -497,13 +521,15 @@ def encode_request(message: CreateAclsRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("CreateAclsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> CreateAclsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> CreateAclsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("CreateAclsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("CreateAclsResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -82,10 +83,9 @@ class CreateDelegationTokenResponse:
     throttle_time_ms: int = 0  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> CreateDelegationTokenRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> CreateDelegationTokenRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 4 <= size - pos:
@@ -100,6 +100,8 @@ def _decode_request_v0(view: memoryview) -> CreateDelegationTokenRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("PrincipalType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("PrincipalType", n)
         principal_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -107,6 +109,8 @@ def _decode_request_v0(view: memoryview) -> CreateDelegationTokenRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("PrincipalName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("PrincipalName", n)
         principal_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         renewers0.append(CreatableRenewers(principal_type1, principal_name1))
@@ -115,10 +119,9 @@ def _decode_request_v0(view: memoryview) -> CreateDelegationTokenRequest:
     return CreateDelegationTokenRequest("", "", renewers0, max_lifetime_ms0)
 
 
-def _decode_request_v2(view: memoryview) -> CreateDelegationTokenRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> CreateDelegationTokenRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -139,6 +142,8 @@ def _decode_request_v2(view: memoryview) -> CreateDelegationTokenRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("PrincipalType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("PrincipalType", n)
         principal_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -149,11 +154,15 @@ def _decode_request_v2(view: memoryview) -> CreateDelegationTokenRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("PrincipalName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("PrincipalName", n)
         principal_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         renewers0.append(CreatableRenewers(principal_type1, principal_name1))
     max_lifetime_ms0, n = _read_qB(view, pos)
@@ -163,10 +172,9 @@ def _decode_request_v2(view: memoryview) -> CreateDelegationTokenRequest:
     return CreateDelegationTokenRequest("", "", renewers0, max_lifetime_ms0)
 
 
-def _decode_request_v3(view: memoryview) -> CreateDelegationTokenRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> CreateDelegationTokenRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -213,6 +221,8 @@ def _decode_request_v3(view: memoryview) -> CreateDelegationTokenRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("PrincipalType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("PrincipalType", n)
         principal_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -223,11 +233,15 @@ def _decode_request_v3(view: memoryview) -> CreateDelegationTokenRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("PrincipalName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("PrincipalName", n)
         principal_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         renewers0.append(CreatableRenewers(principal_type1, principal_name1))
     max_lifetime_ms0, n = _read_qB(view, pos)
@@ -345,7 +359,7 @@ def _encode_request_v3(message: CreateDelegationTokenRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], CreateDelegationTokenRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], CreateDelegationTokenRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v2,
@@ -361,7 +375,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[CreateDelegationTokenRequest], list[Buffe
 }
 
 
-def _decode_response_v0(view: memoryview) -> CreateDelegationTokenResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> CreateDelegationTokenResponse:
     pos = 0
     size = len(view)
     error_code0, n = _read_hh(view, pos)
@@ -409,7 +423,7 @@ def _decode_response_v0(view: memoryview) -> CreateDelegationTokenResponse:
     )
 
 
-def _decode_response_v2(view: memoryview) -> CreateDelegationTokenResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> CreateDelegationTokenResponse:
     pos = 0
     size = len(view)
     error_code0, n = _read_hB(view, pos)
@@ -471,7 +485,7 @@ def _decode_response_v2(view: memoryview) -> CreateDelegationTokenResponse:
     )
 
 
-def _decode_response_v3(view: memoryview) -> CreateDelegationTokenResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> CreateDelegationTokenResponse:
     pos = 0
     size = len(view)
     error_code0, n = _read_hB(view, pos)
@@ -675,7 +689,7 @@ def _encode_response_v3(message: CreateDelegationTokenResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], CreateDelegationTokenResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], CreateDelegationTokenResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v2,
@@ -691,13 +705,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[CreateDelegationTokenResponse], list[Buf
 }
 
 
-def decode_request(view: memoryview, version: int) -> CreateDelegationTokenRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> CreateDelegationTokenRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("CreateDelegationTokenRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("CreateDelegationTokenRequest", len(view)) from None
 
@@ -713,13 +729,15 @@ def encode_request(message: CreateDelegationTokenRequest, version: int) -> list[
         raise UnencodableMessage("CreateDelegationTokenRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> CreateDelegationTokenResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> CreateDelegationTokenResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("CreateDelegationTokenResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("CreateDelegationTokenResponse", len(view)) from None
 

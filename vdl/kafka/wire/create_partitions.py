@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -86,10 +87,9 @@ class CreatePartitionsResponse:
     results: list[CreatePartitionsTopicResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> CreatePartitionsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> CreatePartitionsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 10 <= size - pos:
@@ -104,6 +104,8 @@ def _decode_request_v0(view: memoryview) -> CreatePartitionsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         count1, n = _read_ii(view, pos)
@@ -135,10 +137,9 @@ def _decode_request_v0(view: memoryview) -> CreatePartitionsRequest:
     return CreatePartitionsRequest(topics0, timeout_ms0, validate_only0)
 
 
-def _decode_request_v2(view: memoryview) -> CreatePartitionsRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> CreatePartitionsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -159,6 +160,8 @@ def _decode_request_v2(view: memoryview) -> CreatePartitionsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         count1, n = _read_iB(view, pos)
@@ -192,11 +195,15 @@ def _decode_request_v2(view: memoryview) -> CreatePartitionsRequest:
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 assignments1.append(CreatePartitionsAssignment(broker_ids2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(CreatePartitionsTopic(name1, count1, assignments1))
     timeout_ms0, validate_only0, n = _read_itB(view, pos)
@@ -267,7 +274,7 @@ def _encode_request_v2(message: CreatePartitionsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], CreatePartitionsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], CreatePartitionsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v2,
@@ -283,10 +290,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[CreatePartitionsRequest], list[Buffer]]] 
 }
 
 
-def _decode_response_v0(view: memoryview) -> CreatePartitionsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> CreatePartitionsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -301,6 +307,8 @@ def _decode_response_v0(view: memoryview) -> CreatePartitionsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1, n = _read_hh(view, pos)
@@ -311,16 +319,17 @@ def _decode_response_v0(view: memoryview) -> CreatePartitionsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         results0.append(CreatePartitionsTopicResult(name1, error_code1, error_message1))
     return CreatePartitionsResponse(throttle_time_ms0, results0)
 
 
-def _decode_response_v2(view: memoryview) -> CreatePartitionsResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> CreatePartitionsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -341,6 +350,8 @@ def _decode_response_v2(view: memoryview) -> CreatePartitionsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1, n = _read_hB(view, pos)
@@ -354,11 +365,15 @@ def _decode_response_v2(view: memoryview) -> CreatePartitionsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results0.append(CreatePartitionsTopicResult(name1, error_code1, error_message1))
     n = view[pos]
@@ -425,7 +440,7 @@ def _encode_response_v2(message: CreatePartitionsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], CreatePartitionsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], CreatePartitionsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v2,
@@ -441,13 +456,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[CreatePartitionsResponse], list[Buffer]]
 }
 
 
-def decode_request(view: memoryview, version: int) -> CreatePartitionsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> CreatePartitionsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("CreatePartitionsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("CreatePartitionsRequest", len(view)) from None
 
@@ -463,13 +480,15 @@ def encode_request(message: CreatePartitionsRequest, version: int) -> list[Buffe
         raise UnencodableMessage("CreatePartitionsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> CreatePartitionsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> CreatePartitionsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("CreatePartitionsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("CreatePartitionsResponse", len(view)) from None
 

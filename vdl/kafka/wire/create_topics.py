@@ -11,6 +11,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -126,10 +127,9 @@ class CreateTopicsResponse:
     topics: list[CreatableTopicResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> CreateTopicsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> CreateTopicsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 16 <= size - pos:
@@ -144,6 +144,8 @@ def _decode_request_v0(view: memoryview) -> CreateTopicsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         num_partitions1, replication_factor1, n = _read_ihi(view, pos)
@@ -180,6 +182,8 @@ def _decode_request_v0(view: memoryview) -> CreateTopicsRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name3 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -190,6 +194,8 @@ def _decode_request_v0(view: memoryview) -> CreateTopicsRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("Value", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Value", n)
                 value3 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             configs1.append(CreatableTopicConfig(name3, value3))
@@ -201,10 +207,9 @@ def _decode_request_v0(view: memoryview) -> CreateTopicsRequest:
     return CreateTopicsRequest(topics0, timeout_ms0, False)
 
 
-def _decode_request_v1(view: memoryview) -> CreateTopicsRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> CreateTopicsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 16 <= size - pos:
@@ -219,6 +224,8 @@ def _decode_request_v1(view: memoryview) -> CreateTopicsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         num_partitions1, replication_factor1, n = _read_ihi(view, pos)
@@ -255,6 +262,8 @@ def _decode_request_v1(view: memoryview) -> CreateTopicsRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name3 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -265,6 +274,8 @@ def _decode_request_v1(view: memoryview) -> CreateTopicsRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("Value", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Value", n)
                 value3 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             configs1.append(CreatableTopicConfig(name3, value3))
@@ -276,10 +287,9 @@ def _decode_request_v1(view: memoryview) -> CreateTopicsRequest:
     return CreateTopicsRequest(topics0, timeout_ms0, validate_only0)
 
 
-def _decode_request_v5(view: memoryview) -> CreateTopicsRequest:
+def _decode_request_v5(view: memoryview, budget: int) -> CreateTopicsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -300,6 +310,8 @@ def _decode_request_v5(view: memoryview) -> CreateTopicsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         num_partitions1, replication_factor1, n = _read_ihB(view, pos)
@@ -330,6 +342,8 @@ def _decode_request_v5(view: memoryview) -> CreateTopicsRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             assignments1.append(CreatableReplicaAssignment(partition_index2, broker_ids2))
         n = view[pos]
@@ -352,6 +366,8 @@ def _decode_request_v5(view: memoryview) -> CreateTopicsRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name3 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -365,16 +381,22 @@ def _decode_request_v5(view: memoryview) -> CreateTopicsRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("Value", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Value", n)
                 value3 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             configs1.append(CreatableTopicConfig(name3, value3))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(
             CreatableTopic(name1, num_partitions1, replication_factor1, assignments1, configs1)
@@ -531,7 +553,7 @@ def _encode_request_v5(message: CreateTopicsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], CreateTopicsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], CreateTopicsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v1,
@@ -555,10 +577,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[CreateTopicsRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> CreateTopicsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> CreateTopicsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 4 <= size - pos:
@@ -573,6 +594,8 @@ def _decode_response_v0(view: memoryview) -> CreateTopicsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1 = _read_h(view, pos)[0]
@@ -581,10 +604,9 @@ def _decode_response_v0(view: memoryview) -> CreateTopicsResponse:
     return CreateTopicsResponse(0, topics0)
 
 
-def _decode_response_v1(view: memoryview) -> CreateTopicsResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> CreateTopicsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -599,6 +621,8 @@ def _decode_response_v1(view: memoryview) -> CreateTopicsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1, n = _read_hh(view, pos)
@@ -609,6 +633,8 @@ def _decode_response_v1(view: memoryview) -> CreateTopicsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         topics0.append(
@@ -617,10 +643,9 @@ def _decode_response_v1(view: memoryview) -> CreateTopicsResponse:
     return CreateTopicsResponse(0, topics0)
 
 
-def _decode_response_v2(view: memoryview) -> CreateTopicsResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> CreateTopicsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -635,6 +660,8 @@ def _decode_response_v2(view: memoryview) -> CreateTopicsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1, n = _read_hh(view, pos)
@@ -645,6 +672,8 @@ def _decode_response_v2(view: memoryview) -> CreateTopicsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         topics0.append(
@@ -653,10 +682,9 @@ def _decode_response_v2(view: memoryview) -> CreateTopicsResponse:
     return CreateTopicsResponse(throttle_time_ms0, topics0)
 
 
-def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
+def _decode_response_v5(view: memoryview, budget: int) -> CreateTopicsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -677,6 +705,8 @@ def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1, n = _read_hB(view, pos)
@@ -690,6 +720,8 @@ def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         num_partitions1, replication_factor1, n = _read_ihB(view, pos)
@@ -715,6 +747,8 @@ def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("Name", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Name", n)
                 name2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = view[pos]
@@ -728,11 +762,15 @@ def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("Value", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("Value", n)
                     value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 read_only2, config_source2, is_sensitive2, n = _read_tbtB(view, pos)
                 pos += 4
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 configs1.append(
                     CreatableTopicConfigs(name2, value2, read_only2, config_source2, is_sensitive2)
@@ -742,6 +780,8 @@ def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
         topic_config_error_code1 = 0
         if n:
             n, pos = read_tag_count(view, pos, n, size)
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             for _ in range(n):
                 tag, pos, tag_end1 = read_tag(view, pos, size)
                 if tag == 0:
@@ -770,10 +810,9 @@ def _decode_response_v5(view: memoryview) -> CreateTopicsResponse:
     return CreateTopicsResponse(throttle_time_ms0, topics0)
 
 
-def _decode_response_v7(view: memoryview) -> CreateTopicsResponse:
+def _decode_response_v7(view: memoryview, budget: int) -> CreateTopicsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -794,6 +833,8 @@ def _decode_response_v7(view: memoryview) -> CreateTopicsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         topic_id1, error_code1, n = _read_uhB(view, pos)
@@ -807,6 +848,8 @@ def _decode_response_v7(view: memoryview) -> CreateTopicsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         num_partitions1, replication_factor1, n = _read_ihB(view, pos)
@@ -832,6 +875,8 @@ def _decode_response_v7(view: memoryview) -> CreateTopicsResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("Name", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Name", n)
                 name2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = view[pos]
@@ -845,11 +890,15 @@ def _decode_response_v7(view: memoryview) -> CreateTopicsResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("Value", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("Value", n)
                     value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 read_only2, config_source2, is_sensitive2, n = _read_tbtB(view, pos)
                 pos += 4
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 configs1.append(
                     CreatableTopicConfigs(name2, value2, read_only2, config_source2, is_sensitive2)
@@ -859,6 +908,8 @@ def _decode_response_v7(view: memoryview) -> CreateTopicsResponse:
         topic_config_error_code1 = 0
         if n:
             n, pos = read_tag_count(view, pos, n, size)
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             for _ in range(n):
                 tag, pos, tag_end1 = read_tag(view, pos, size)
                 if tag == 0:
@@ -1103,7 +1154,7 @@ def _encode_response_v7(message: CreateTopicsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], CreateTopicsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], CreateTopicsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v2,
@@ -1127,13 +1178,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[CreateTopicsResponse], list[Buffer]]] = 
 }
 
 
-def decode_request(view: memoryview, version: int) -> CreateTopicsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> CreateTopicsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("CreateTopicsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("CreateTopicsRequest", len(view)) from None
 
@@ -1149,13 +1202,15 @@ def encode_request(message: CreateTopicsRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("CreateTopicsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> CreateTopicsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> CreateTopicsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("CreateTopicsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("CreateTopicsResponse", len(view)) from None
 

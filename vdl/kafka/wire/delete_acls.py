@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -100,10 +101,9 @@ class DeleteAclsResponse:
     filter_results: list[DeleteAclsFilterResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DeleteAclsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DeleteAclsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 9 <= size - pos:
@@ -121,6 +121,8 @@ def _decode_request_v0(view: memoryview) -> DeleteAclsRequest:
             end = pos + n
             if end > size:
                 raise bad_length("ResourceNameFilter", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ResourceNameFilter", n)
             resource_name_filter1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = _read_h(view, pos)[0]
@@ -131,6 +133,8 @@ def _decode_request_v0(view: memoryview) -> DeleteAclsRequest:
             end = pos + n
             if end > size:
                 raise bad_length("PrincipalFilter", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("PrincipalFilter", n)
             principal_filter1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = _read_h(view, pos)[0]
@@ -141,6 +145,8 @@ def _decode_request_v0(view: memoryview) -> DeleteAclsRequest:
             end = pos + n
             if end > size:
                 raise bad_length("HostFilter", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("HostFilter", n)
             host_filter1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         operation1, permission_type1 = _read_bb(view, pos)
@@ -159,10 +165,9 @@ def _decode_request_v0(view: memoryview) -> DeleteAclsRequest:
     return DeleteAclsRequest(filters0)
 
 
-def _decode_request_v1(view: memoryview) -> DeleteAclsRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> DeleteAclsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 10 <= size - pos:
@@ -180,6 +185,8 @@ def _decode_request_v1(view: memoryview) -> DeleteAclsRequest:
             end = pos + n
             if end > size:
                 raise bad_length("ResourceNameFilter", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ResourceNameFilter", n)
             resource_name_filter1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         pattern_type_filter1, n = _read_bh(view, pos)
@@ -190,6 +197,8 @@ def _decode_request_v1(view: memoryview) -> DeleteAclsRequest:
             end = pos + n
             if end > size:
                 raise bad_length("PrincipalFilter", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("PrincipalFilter", n)
             principal_filter1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = _read_h(view, pos)[0]
@@ -200,6 +209,8 @@ def _decode_request_v1(view: memoryview) -> DeleteAclsRequest:
             end = pos + n
             if end > size:
                 raise bad_length("HostFilter", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("HostFilter", n)
             host_filter1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         operation1, permission_type1 = _read_bb(view, pos)
@@ -218,10 +229,9 @@ def _decode_request_v1(view: memoryview) -> DeleteAclsRequest:
     return DeleteAclsRequest(filters0)
 
 
-def _decode_request_v2(view: memoryview) -> DeleteAclsRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> DeleteAclsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -245,6 +255,8 @@ def _decode_request_v2(view: memoryview) -> DeleteAclsRequest:
             end = pos + n
             if end > size:
                 raise bad_length("ResourceNameFilter", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ResourceNameFilter", n)
             resource_name_filter1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         pattern_type_filter1, n = _read_bB(view, pos)
@@ -258,6 +270,8 @@ def _decode_request_v2(view: memoryview) -> DeleteAclsRequest:
             end = pos + n
             if end > size:
                 raise bad_length("PrincipalFilter", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("PrincipalFilter", n)
             principal_filter1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
@@ -271,11 +285,15 @@ def _decode_request_v2(view: memoryview) -> DeleteAclsRequest:
             end = pos + n
             if end > size:
                 raise bad_length("HostFilter", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("HostFilter", n)
             host_filter1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         operation1, permission_type1, n = _read_bbB(view, pos)
         pos += 3
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         filters0.append(
             DeleteAclsFilter(
@@ -423,7 +441,7 @@ def _encode_request_v2(message: DeleteAclsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DeleteAclsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DeleteAclsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v2,
@@ -439,10 +457,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DeleteAclsRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DeleteAclsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 8 <= size - pos:
@@ -460,6 +477,8 @@ def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = _read_i(view, pos)[0]
@@ -479,6 +498,8 @@ def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             resource_type2, n = _read_bh(view, pos)
@@ -486,6 +507,8 @@ def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ResourceName", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ResourceName", n)
             resource_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -493,6 +516,8 @@ def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Principal", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Principal", n)
             principal2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -500,6 +525,8 @@ def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Host", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Host", n)
             host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             operation2, permission_type2 = _read_bb(view, pos)
@@ -521,10 +548,9 @@ def _decode_response_v0(view: memoryview) -> DeleteAclsResponse:
     return DeleteAclsResponse(throttle_time_ms0, filter_results0)
 
 
-def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> DeleteAclsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 8 <= size - pos:
@@ -542,6 +568,8 @@ def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = _read_i(view, pos)[0]
@@ -561,6 +589,8 @@ def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             resource_type2, n = _read_bh(view, pos)
@@ -568,6 +598,8 @@ def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ResourceName", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ResourceName", n)
             resource_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             pattern_type2, n = _read_bh(view, pos)
@@ -575,6 +607,8 @@ def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Principal", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Principal", n)
             principal2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -582,6 +616,8 @@ def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Host", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Host", n)
             host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             operation2, permission_type2 = _read_bb(view, pos)
@@ -603,10 +639,9 @@ def _decode_response_v1(view: memoryview) -> DeleteAclsResponse:
     return DeleteAclsResponse(throttle_time_ms0, filter_results0)
 
 
-def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> DeleteAclsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -630,6 +665,8 @@ def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
@@ -655,6 +692,8 @@ def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             resource_type2, n = _read_bB(view, pos)
@@ -665,6 +704,8 @@ def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ResourceName", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ResourceName", n)
             resource_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             pattern_type2, n = _read_bB(view, pos)
@@ -675,6 +716,8 @@ def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Principal", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Principal", n)
             principal2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -685,11 +728,15 @@ def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Host", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Host", n)
             host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             operation2, permission_type2, n = _read_bbB(view, pos)
             pos += 3
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             matching_acls1.append(
                 DeleteAclsMatchingAcl(
@@ -707,6 +754,8 @@ def _decode_response_v2(view: memoryview) -> DeleteAclsResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         filter_results0.append(DeleteAclsFilterResult(error_code1, error_message1, matching_acls1))
     n = view[pos]
@@ -884,7 +933,7 @@ def _encode_response_v2(message: DeleteAclsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DeleteAclsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DeleteAclsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v2,
@@ -900,13 +949,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DeleteAclsResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> DeleteAclsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DeleteAclsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DeleteAclsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DeleteAclsRequest", len(view)) from None
 
@@ -922,13 +973,15 @@ def encode_request(message: DeleteAclsRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("DeleteAclsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DeleteAclsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DeleteAclsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DeleteAclsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DeleteAclsResponse", len(view)) from None
 

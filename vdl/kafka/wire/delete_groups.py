@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -62,10 +63,9 @@ class DeleteGroupsResponse:
     results: list[DeletableGroupResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DeleteGroupsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DeleteGroupsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
@@ -80,16 +80,17 @@ def _decode_request_v0(view: memoryview) -> DeleteGroupsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupsNames", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupsNames", n)
         groups_names0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         groups_names0.append(groups_names0_each)
     return DeleteGroupsRequest(groups_names0)
 
 
-def _decode_request_v2(view: memoryview) -> DeleteGroupsRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> DeleteGroupsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -110,6 +111,8 @@ def _decode_request_v2(view: memoryview) -> DeleteGroupsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupsNames", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupsNames", n)
         groups_names0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         groups_names0.append(groups_names0_each)
@@ -153,7 +156,7 @@ def _encode_request_v2(message: DeleteGroupsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DeleteGroupsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DeleteGroupsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v2,
@@ -169,10 +172,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DeleteGroupsRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> DeleteGroupsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DeleteGroupsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 4 <= size - pos:
@@ -187,6 +189,8 @@ def _decode_response_v0(view: memoryview) -> DeleteGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1 = _read_h(view, pos)[0]
@@ -195,10 +199,9 @@ def _decode_response_v0(view: memoryview) -> DeleteGroupsResponse:
     return DeleteGroupsResponse(throttle_time_ms0, results0)
 
 
-def _decode_response_v2(view: memoryview) -> DeleteGroupsResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> DeleteGroupsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -219,11 +222,15 @@ def _decode_response_v2(view: memoryview) -> DeleteGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1, n = _read_hB(view, pos)
         pos += 3
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results0.append(DeletableGroupResult(group_id1, error_code1, None))
     n = view[pos]
@@ -233,10 +240,9 @@ def _decode_response_v2(view: memoryview) -> DeleteGroupsResponse:
     return DeleteGroupsResponse(throttle_time_ms0, results0)
 
 
-def _decode_response_v3(view: memoryview) -> DeleteGroupsResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> DeleteGroupsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -257,6 +263,8 @@ def _decode_response_v3(view: memoryview) -> DeleteGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1, n = _read_hB(view, pos)
@@ -270,11 +278,15 @@ def _decode_response_v3(view: memoryview) -> DeleteGroupsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results0.append(DeletableGroupResult(group_id1, error_code1, error_message1))
     n = view[pos]
@@ -355,7 +367,7 @@ def _encode_response_v3(message: DeleteGroupsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DeleteGroupsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DeleteGroupsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v2,
@@ -371,13 +383,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DeleteGroupsResponse], list[Buffer]]] = 
 }
 
 
-def decode_request(view: memoryview, version: int) -> DeleteGroupsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DeleteGroupsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DeleteGroupsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DeleteGroupsRequest", len(view)) from None
 
@@ -393,13 +407,15 @@ def encode_request(message: DeleteGroupsRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("DeleteGroupsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DeleteGroupsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DeleteGroupsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DeleteGroupsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DeleteGroupsResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -94,10 +95,9 @@ class DeleteRecordsResponse:
     topics: list[DeleteRecordsTopicResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DeleteRecordsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DeleteRecordsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -112,6 +112,8 @@ def _decode_request_v0(view: memoryview) -> DeleteRecordsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -132,10 +134,9 @@ def _decode_request_v0(view: memoryview) -> DeleteRecordsRequest:
     return DeleteRecordsRequest(topics0, timeout_ms0)
 
 
-def _decode_request_v2(view: memoryview) -> DeleteRecordsRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> DeleteRecordsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -156,6 +157,8 @@ def _decode_request_v2(view: memoryview) -> DeleteRecordsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -173,11 +176,15 @@ def _decode_request_v2(view: memoryview) -> DeleteRecordsRequest:
             partition_index2, offset2, n = _read_iqB(view, pos)
             pos += 13
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(DeleteRecordsPartition(partition_index2, offset2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(DeleteRecordsTopic(name1, partitions1))
     timeout_ms0, n = _read_iB(view, pos)
@@ -239,7 +246,7 @@ def _encode_request_v2(message: DeleteRecordsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DeleteRecordsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DeleteRecordsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v2,
@@ -253,10 +260,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DeleteRecordsRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> DeleteRecordsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DeleteRecordsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -271,6 +277,8 @@ def _decode_response_v0(view: memoryview) -> DeleteRecordsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -291,10 +299,9 @@ def _decode_response_v0(view: memoryview) -> DeleteRecordsResponse:
     return DeleteRecordsResponse(throttle_time_ms0, topics0)
 
 
-def _decode_response_v2(view: memoryview) -> DeleteRecordsResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> DeleteRecordsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -315,6 +322,8 @@ def _decode_response_v2(view: memoryview) -> DeleteRecordsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -332,6 +341,8 @@ def _decode_response_v2(view: memoryview) -> DeleteRecordsResponse:
             partition_index2, low_watermark2, error_code2, n = _read_iqhB(view, pos)
             pos += 15
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 DeleteRecordsPartitionResult(partition_index2, low_watermark2, error_code2)
@@ -339,6 +350,8 @@ def _decode_response_v2(view: memoryview) -> DeleteRecordsResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(DeleteRecordsTopicResult(name1, partitions1))
     n = view[pos]
@@ -404,7 +417,7 @@ def _encode_response_v2(message: DeleteRecordsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DeleteRecordsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DeleteRecordsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v2,
@@ -418,13 +431,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DeleteRecordsResponse], list[Buffer]]] =
 }
 
 
-def decode_request(view: memoryview, version: int) -> DeleteRecordsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DeleteRecordsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DeleteRecordsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DeleteRecordsRequest", len(view)) from None
 
@@ -440,13 +455,15 @@ def encode_request(message: DeleteRecordsRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("DeleteRecordsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DeleteRecordsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DeleteRecordsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DeleteRecordsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DeleteRecordsResponse", len(view)) from None
 

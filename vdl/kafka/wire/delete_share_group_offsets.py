@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -69,10 +70,9 @@ class DeleteShareGroupOffsetsResponse:
     responses: list[DeleteShareGroupOffsetsResponseTopic] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DeleteShareGroupOffsetsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DeleteShareGroupOffsetsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -103,11 +103,15 @@ def _decode_request_v0(view: memoryview) -> DeleteShareGroupOffsetsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TopicName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TopicName", n)
         topic_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(DeleteShareGroupOffsetsRequestTopic(topic_name1))
     n = view[pos]
@@ -145,7 +149,7 @@ def _encode_request_v0(message: DeleteShareGroupOffsetsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DeleteShareGroupOffsetsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DeleteShareGroupOffsetsRequest]] = {
     0: _decode_request_v0,
 }
 
@@ -155,10 +159,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DeleteShareGroupOffsetsRequest], list[Buf
 }
 
 
-def _decode_response_v0(view: memoryview) -> DeleteShareGroupOffsetsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DeleteShareGroupOffsetsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -192,6 +195,8 @@ def _decode_response_v0(view: memoryview) -> DeleteShareGroupOffsetsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TopicName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TopicName", n)
         topic_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         topic_id1, error_code1, n = _read_uhB(view, pos)
@@ -205,11 +210,15 @@ def _decode_response_v0(view: memoryview) -> DeleteShareGroupOffsetsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(
             DeleteShareGroupOffsetsResponseTopic(
@@ -275,7 +284,7 @@ def _encode_response_v0(message: DeleteShareGroupOffsetsResponse) -> list[Buffer
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DeleteShareGroupOffsetsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DeleteShareGroupOffsetsResponse]] = {
     0: _decode_response_v0,
 }
 
@@ -285,13 +294,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DeleteShareGroupOffsetsResponse], list[B
 }
 
 
-def decode_request(view: memoryview, version: int) -> DeleteShareGroupOffsetsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DeleteShareGroupOffsetsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DeleteShareGroupOffsetsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DeleteShareGroupOffsetsRequest", len(view)) from None
 
@@ -307,13 +318,15 @@ def encode_request(message: DeleteShareGroupOffsetsRequest, version: int) -> lis
         raise UnencodableMessage("DeleteShareGroupOffsetsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DeleteShareGroupOffsetsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DeleteShareGroupOffsetsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DeleteShareGroupOffsetsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DeleteShareGroupOffsetsResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -80,10 +81,9 @@ class DeleteTopicsResponse:
     responses: list[DeletableTopicResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DeleteTopicsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DeleteTopicsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
@@ -98,6 +98,8 @@ def _decode_request_v0(view: memoryview) -> DeleteTopicsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TopicNames", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TopicNames", n)
         topic_names0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         topic_names0.append(topic_names0_each)
@@ -106,10 +108,9 @@ def _decode_request_v0(view: memoryview) -> DeleteTopicsRequest:
     return DeleteTopicsRequest([], topic_names0, timeout_ms0)
 
 
-def _decode_request_v4(view: memoryview) -> DeleteTopicsRequest:
+def _decode_request_v4(view: memoryview, budget: int) -> DeleteTopicsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -130,6 +131,8 @@ def _decode_request_v4(view: memoryview) -> DeleteTopicsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TopicNames", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TopicNames", n)
         topic_names0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         topic_names0.append(topic_names0_each)
@@ -140,10 +143,9 @@ def _decode_request_v4(view: memoryview) -> DeleteTopicsRequest:
     return DeleteTopicsRequest([], topic_names0, timeout_ms0)
 
 
-def _decode_request_v6(view: memoryview) -> DeleteTopicsRequest:
+def _decode_request_v6(view: memoryview, budget: int) -> DeleteTopicsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -167,11 +169,15 @@ def _decode_request_v6(view: memoryview) -> DeleteTopicsRequest:
             end = pos + n
             if end > size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         topic_id1, n = _read_uB(view, pos)
         pos += 17
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(DeleteTopicState(name1, topic_id1))
     timeout_ms0, n = _read_iB(view, pos)
@@ -245,7 +251,7 @@ def _encode_request_v6(message: DeleteTopicsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DeleteTopicsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DeleteTopicsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v0,
@@ -267,10 +273,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DeleteTopicsRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> DeleteTopicsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DeleteTopicsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 4 <= size - pos:
@@ -285,6 +290,8 @@ def _decode_response_v0(view: memoryview) -> DeleteTopicsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1 = _read_h(view, pos)[0]
@@ -293,10 +300,9 @@ def _decode_response_v0(view: memoryview) -> DeleteTopicsResponse:
     return DeleteTopicsResponse(0, responses0)
 
 
-def _decode_response_v1(view: memoryview) -> DeleteTopicsResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> DeleteTopicsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 4 <= size - pos:
@@ -311,6 +317,8 @@ def _decode_response_v1(view: memoryview) -> DeleteTopicsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1 = _read_h(view, pos)[0]
@@ -319,10 +327,9 @@ def _decode_response_v1(view: memoryview) -> DeleteTopicsResponse:
     return DeleteTopicsResponse(throttle_time_ms0, responses0)
 
 
-def _decode_response_v4(view: memoryview) -> DeleteTopicsResponse:
+def _decode_response_v4(view: memoryview, budget: int) -> DeleteTopicsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -343,11 +350,15 @@ def _decode_response_v4(view: memoryview) -> DeleteTopicsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1, n = _read_hB(view, pos)
         pos += 3
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(DeletableTopicResult(name1, ZERO_UUID, error_code1, None))
     n = view[pos]
@@ -357,10 +368,9 @@ def _decode_response_v4(view: memoryview) -> DeleteTopicsResponse:
     return DeleteTopicsResponse(throttle_time_ms0, responses0)
 
 
-def _decode_response_v5(view: memoryview) -> DeleteTopicsResponse:
+def _decode_response_v5(view: memoryview, budget: int) -> DeleteTopicsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -381,6 +391,8 @@ def _decode_response_v5(view: memoryview) -> DeleteTopicsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1, n = _read_hB(view, pos)
@@ -394,11 +406,15 @@ def _decode_response_v5(view: memoryview) -> DeleteTopicsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(DeletableTopicResult(name1, ZERO_UUID, error_code1, error_message1))
     n = view[pos]
@@ -408,10 +424,9 @@ def _decode_response_v5(view: memoryview) -> DeleteTopicsResponse:
     return DeleteTopicsResponse(throttle_time_ms0, responses0)
 
 
-def _decode_response_v6(view: memoryview) -> DeleteTopicsResponse:
+def _decode_response_v6(view: memoryview, budget: int) -> DeleteTopicsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -435,6 +450,8 @@ def _decode_response_v6(view: memoryview) -> DeleteTopicsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         topic_id1, error_code1, n = _read_uhB(view, pos)
@@ -448,11 +465,15 @@ def _decode_response_v6(view: memoryview) -> DeleteTopicsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(DeletableTopicResult(name1, topic_id1, error_code1, error_message1))
     n = view[pos]
@@ -603,7 +624,7 @@ def _encode_response_v6(message: DeleteTopicsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DeleteTopicsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DeleteTopicsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v1,
@@ -625,13 +646,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DeleteTopicsResponse], list[Buffer]]] = 
 }
 
 
-def decode_request(view: memoryview, version: int) -> DeleteTopicsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DeleteTopicsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DeleteTopicsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DeleteTopicsRequest", len(view)) from None
 
@@ -647,13 +670,15 @@ def encode_request(message: DeleteTopicsRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("DeleteTopicsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DeleteTopicsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DeleteTopicsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DeleteTopicsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DeleteTopicsResponse", len(view)) from None
 

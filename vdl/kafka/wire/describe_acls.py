@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -91,7 +92,7 @@ class DescribeAclsResponse:
     resources: list[DescribeAclsResource] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DescribeAclsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DescribeAclsRequest:
     pos = 0
     size = len(view)
     resource_type_filter0, n = _read_bh(view, pos)
@@ -137,7 +138,7 @@ def _decode_request_v0(view: memoryview) -> DescribeAclsRequest:
     )
 
 
-def _decode_request_v1(view: memoryview) -> DescribeAclsRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> DescribeAclsRequest:
     pos = 0
     size = len(view)
     resource_type_filter0, n = _read_bh(view, pos)
@@ -183,7 +184,7 @@ def _decode_request_v1(view: memoryview) -> DescribeAclsRequest:
     )
 
 
-def _decode_request_v2(view: memoryview) -> DescribeAclsRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> DescribeAclsRequest:
     pos = 0
     size = len(view)
     resource_type_filter0, n = _read_bB(view, pos)
@@ -352,7 +353,7 @@ def _encode_request_v2(message: DescribeAclsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DescribeAclsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DescribeAclsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v2,
@@ -368,10 +369,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeAclsRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> DescribeAclsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DescribeAclsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihh(view, pos)
     pos += 8
     if n < 0:
@@ -396,6 +396,8 @@ def _decode_response_v0(view: memoryview) -> DescribeAclsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -412,6 +414,8 @@ def _decode_response_v0(view: memoryview) -> DescribeAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Principal", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Principal", n)
             principal2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -419,6 +423,8 @@ def _decode_response_v0(view: memoryview) -> DescribeAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Host", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Host", n)
             host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             operation2, permission_type2 = _read_bb(view, pos)
@@ -428,10 +434,9 @@ def _decode_response_v0(view: memoryview) -> DescribeAclsResponse:
     return DescribeAclsResponse(throttle_time_ms0, error_code0, error_message0, resources0)
 
 
-def _decode_response_v1(view: memoryview) -> DescribeAclsResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> DescribeAclsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihh(view, pos)
     pos += 8
     if n < 0:
@@ -456,6 +461,8 @@ def _decode_response_v1(view: memoryview) -> DescribeAclsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         pattern_type1, n = _read_bi(view, pos)
@@ -472,6 +479,8 @@ def _decode_response_v1(view: memoryview) -> DescribeAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Principal", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Principal", n)
             principal2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -479,6 +488,8 @@ def _decode_response_v1(view: memoryview) -> DescribeAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Host", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Host", n)
             host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             operation2, permission_type2 = _read_bb(view, pos)
@@ -490,10 +501,9 @@ def _decode_response_v1(view: memoryview) -> DescribeAclsResponse:
     return DescribeAclsResponse(throttle_time_ms0, error_code0, error_message0, resources0)
 
 
-def _decode_response_v2(view: memoryview) -> DescribeAclsResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> DescribeAclsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -527,6 +537,8 @@ def _decode_response_v2(view: memoryview) -> DescribeAclsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         pattern_type1, n = _read_bB(view, pos)
@@ -549,6 +561,8 @@ def _decode_response_v2(view: memoryview) -> DescribeAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Principal", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Principal", n)
             principal2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -559,16 +573,22 @@ def _decode_response_v2(view: memoryview) -> DescribeAclsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Host", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Host", n)
             host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             operation2, permission_type2, n = _read_bbB(view, pos)
             pos += 3
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             acls1.append(AclDescription(principal2, host2, operation2, permission_type2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         resources0.append(
             DescribeAclsResource(resource_type1, resource_name1, pattern_type1, acls1)
@@ -710,7 +730,7 @@ def _encode_response_v2(message: DescribeAclsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DescribeAclsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DescribeAclsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v2,
@@ -726,13 +746,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DescribeAclsResponse], list[Buffer]]] = 
 }
 
 
-def decode_request(view: memoryview, version: int) -> DescribeAclsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeAclsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeAclsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeAclsRequest", len(view)) from None
 
@@ -748,13 +770,15 @@ def encode_request(message: DescribeAclsRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("DescribeAclsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DescribeAclsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeAclsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeAclsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeAclsResponse", len(view)) from None
 

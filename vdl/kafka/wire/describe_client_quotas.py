@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -99,10 +100,9 @@ class DescribeClientQuotasResponse:
     entries: list[EntryData] | None = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DescribeClientQuotasRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DescribeClientQuotasRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 5 <= size - pos:
@@ -117,6 +117,8 @@ def _decode_request_v0(view: memoryview) -> DescribeClientQuotasRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("EntityType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("EntityType", n)
         entity_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         match_type1, n = _read_bh(view, pos)
@@ -127,6 +129,8 @@ def _decode_request_v0(view: memoryview) -> DescribeClientQuotasRequest:
             end = pos + n
             if end > size:
                 raise bad_length("Match", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Match", n)
             match1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         components0.append(ComponentData(entity_type1, match_type1, match1))
@@ -135,10 +139,9 @@ def _decode_request_v0(view: memoryview) -> DescribeClientQuotasRequest:
     return DescribeClientQuotasRequest(components0, strict0)
 
 
-def _decode_request_v1(view: memoryview) -> DescribeClientQuotasRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> DescribeClientQuotasRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -159,6 +162,8 @@ def _decode_request_v1(view: memoryview) -> DescribeClientQuotasRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("EntityType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("EntityType", n)
         entity_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         match_type1, n = _read_bB(view, pos)
@@ -172,11 +177,15 @@ def _decode_request_v1(view: memoryview) -> DescribeClientQuotasRequest:
             end = pos + n
             if end > size:
                 raise bad_length("Match", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Match", n)
             match1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         components0.append(ComponentData(entity_type1, match_type1, match1))
     strict0, n = _read_tB(view, pos)
@@ -243,7 +252,7 @@ def _encode_request_v1(message: DescribeClientQuotasRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DescribeClientQuotasRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DescribeClientQuotasRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
 }
@@ -255,10 +264,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeClientQuotasRequest], list[Buffer
 }
 
 
-def _decode_response_v0(view: memoryview) -> DescribeClientQuotasResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DescribeClientQuotasResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihh(view, pos)
     pos += 8
     if n < 0:
@@ -295,6 +303,8 @@ def _decode_response_v0(view: memoryview) -> DescribeClientQuotasResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("EntityType", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("EntityType", n)
                 entity_type2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = _read_h(view, pos)[0]
@@ -305,6 +315,8 @@ def _decode_response_v0(view: memoryview) -> DescribeClientQuotasResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("EntityName", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("EntityName", n)
                     entity_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 entity1.append(EntityData(entity_type2, entity_name2))
@@ -322,6 +334,8 @@ def _decode_response_v0(view: memoryview) -> DescribeClientQuotasResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("Key", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Key", n)
                 key3 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 value3 = _read_d(view, pos)[0]
@@ -331,10 +345,9 @@ def _decode_response_v0(view: memoryview) -> DescribeClientQuotasResponse:
     return DescribeClientQuotasResponse(throttle_time_ms0, error_code0, error_message0, entries0)
 
 
-def _decode_response_v1(view: memoryview) -> DescribeClientQuotasResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> DescribeClientQuotasResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -383,6 +396,8 @@ def _decode_response_v1(view: memoryview) -> DescribeClientQuotasResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("EntityType", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("EntityType", n)
                 entity_type2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = view[pos]
@@ -396,11 +411,15 @@ def _decode_response_v1(view: memoryview) -> DescribeClientQuotasResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("EntityName", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("EntityName", n)
                     entity_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 entity1.append(EntityData(entity_type2, entity_name2))
             n = view[pos]
@@ -423,16 +442,22 @@ def _decode_response_v1(view: memoryview) -> DescribeClientQuotasResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("Key", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Key", n)
                 key3 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 value3, n = _read_dB(view, pos)
                 pos += 9
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 values1.append(ValueData(key3, value3))
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             entries0.append(EntryData(entity1, values1))
     n = view[pos]
@@ -557,7 +582,7 @@ def _encode_response_v1(message: DescribeClientQuotasResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DescribeClientQuotasResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DescribeClientQuotasResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
 }
@@ -569,13 +594,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DescribeClientQuotasResponse], list[Buff
 }
 
 
-def decode_request(view: memoryview, version: int) -> DescribeClientQuotasRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeClientQuotasRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeClientQuotasRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeClientQuotasRequest", len(view)) from None
 
@@ -591,13 +618,15 @@ def encode_request(message: DescribeClientQuotasRequest, version: int) -> list[B
         raise UnencodableMessage("DescribeClientQuotasRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DescribeClientQuotasResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeClientQuotasResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeClientQuotasResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeClientQuotasResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -77,7 +78,7 @@ class DescribeClusterResponse:
     cluster_authorized_operations: int = -2147483648  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DescribeClusterRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DescribeClusterRequest:
     pos = 0
     size = len(view)
     include_cluster_authorized_operations0, n = _read_tB(view, pos)
@@ -87,7 +88,7 @@ def _decode_request_v0(view: memoryview) -> DescribeClusterRequest:
     return DescribeClusterRequest(include_cluster_authorized_operations0, 1, False)
 
 
-def _decode_request_v1(view: memoryview) -> DescribeClusterRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> DescribeClusterRequest:
     pos = 0
     size = len(view)
     include_cluster_authorized_operations0, endpoint_type0, n = _read_tbB(view, pos)
@@ -97,7 +98,7 @@ def _decode_request_v1(view: memoryview) -> DescribeClusterRequest:
     return DescribeClusterRequest(include_cluster_authorized_operations0, endpoint_type0, False)
 
 
-def _decode_request_v2(view: memoryview) -> DescribeClusterRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> DescribeClusterRequest:
     pos = 0
     size = len(view)
     (
@@ -139,7 +140,7 @@ def _encode_request_v2(message: DescribeClusterRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DescribeClusterRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DescribeClusterRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v2,
@@ -153,10 +154,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeClusterRequest], list[Buffer]]] =
 }
 
 
-def _decode_response_v0(view: memoryview) -> DescribeClusterResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DescribeClusterResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -200,6 +200,8 @@ def _decode_response_v0(view: memoryview) -> DescribeClusterResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, n = _read_iB(view, pos)
@@ -213,11 +215,15 @@ def _decode_response_v0(view: memoryview) -> DescribeClusterResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         brokers0.append(DescribeClusterBroker(broker_id1, host1, port1, rack1, False))
     cluster_authorized_operations0, n = _read_iB(view, pos)
@@ -236,10 +242,9 @@ def _decode_response_v0(view: memoryview) -> DescribeClusterResponse:
     )
 
 
-def _decode_response_v1(view: memoryview) -> DescribeClusterResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> DescribeClusterResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -283,6 +288,8 @@ def _decode_response_v1(view: memoryview) -> DescribeClusterResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, n = _read_iB(view, pos)
@@ -296,11 +303,15 @@ def _decode_response_v1(view: memoryview) -> DescribeClusterResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         brokers0.append(DescribeClusterBroker(broker_id1, host1, port1, rack1, False))
     cluster_authorized_operations0, n = _read_iB(view, pos)
@@ -319,10 +330,9 @@ def _decode_response_v1(view: memoryview) -> DescribeClusterResponse:
     )
 
 
-def _decode_response_v2(view: memoryview) -> DescribeClusterResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> DescribeClusterResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -366,6 +376,8 @@ def _decode_response_v2(view: memoryview) -> DescribeClusterResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, n = _read_iB(view, pos)
@@ -379,11 +391,15 @@ def _decode_response_v2(view: memoryview) -> DescribeClusterResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         is_fenced1, n = _read_tB(view, pos)
         pos += 2
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         brokers0.append(DescribeClusterBroker(broker_id1, host1, port1, rack1, is_fenced1))
     cluster_authorized_operations0, n = _read_iB(view, pos)
@@ -578,7 +594,7 @@ def _encode_response_v2(message: DescribeClusterResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DescribeClusterResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DescribeClusterResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v2,
@@ -592,13 +608,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DescribeClusterResponse], list[Buffer]]]
 }
 
 
-def decode_request(view: memoryview, version: int) -> DescribeClusterRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeClusterRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeClusterRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeClusterRequest", len(view)) from None
 
@@ -614,13 +632,15 @@ def encode_request(message: DescribeClusterRequest, version: int) -> list[Buffer
         raise UnencodableMessage("DescribeClusterRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DescribeClusterResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeClusterResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeClusterResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeClusterResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -118,10 +119,9 @@ class DescribeConfigsResponse:
     results: list[DescribeConfigsResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DescribeConfigsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DescribeConfigsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 7 <= size - pos:
@@ -136,6 +136,8 @@ def _decode_request_v0(view: memoryview) -> DescribeConfigsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -155,6 +157,8 @@ def _decode_request_v0(view: memoryview) -> DescribeConfigsRequest:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("ConfigurationKeys", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ConfigurationKeys", n)
                 configuration_keys1_each = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 configuration_keys1.append(configuration_keys1_each)
@@ -164,10 +168,9 @@ def _decode_request_v0(view: memoryview) -> DescribeConfigsRequest:
     return DescribeConfigsRequest(resources0, False, False)
 
 
-def _decode_request_v1(view: memoryview) -> DescribeConfigsRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> DescribeConfigsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 7 <= size - pos:
@@ -182,6 +185,8 @@ def _decode_request_v1(view: memoryview) -> DescribeConfigsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -201,6 +206,8 @@ def _decode_request_v1(view: memoryview) -> DescribeConfigsRequest:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("ConfigurationKeys", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ConfigurationKeys", n)
                 configuration_keys1_each = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 configuration_keys1.append(configuration_keys1_each)
@@ -212,10 +219,9 @@ def _decode_request_v1(view: memoryview) -> DescribeConfigsRequest:
     return DescribeConfigsRequest(resources0, include_synonyms0, False)
 
 
-def _decode_request_v3(view: memoryview) -> DescribeConfigsRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> DescribeConfigsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 7 <= size - pos:
@@ -230,6 +236,8 @@ def _decode_request_v3(view: memoryview) -> DescribeConfigsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -249,6 +257,8 @@ def _decode_request_v3(view: memoryview) -> DescribeConfigsRequest:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("ConfigurationKeys", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ConfigurationKeys", n)
                 configuration_keys1_each = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 configuration_keys1.append(configuration_keys1_each)
@@ -260,10 +270,9 @@ def _decode_request_v3(view: memoryview) -> DescribeConfigsRequest:
     return DescribeConfigsRequest(resources0, include_synonyms0, include_documentation0)
 
 
-def _decode_request_v4(view: memoryview) -> DescribeConfigsRequest:
+def _decode_request_v4(view: memoryview, budget: int) -> DescribeConfigsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -284,6 +293,8 @@ def _decode_request_v4(view: memoryview) -> DescribeConfigsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -309,12 +320,16 @@ def _decode_request_v4(view: memoryview) -> DescribeConfigsRequest:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("ConfigurationKeys", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ConfigurationKeys", n)
                 configuration_keys1_each = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 configuration_keys1.append(configuration_keys1_each)
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         resources0.append(
             DescribeConfigsResource(resource_type1, resource_name1, configuration_keys1)
@@ -437,7 +452,7 @@ def _encode_request_v4(message: DescribeConfigsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DescribeConfigsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DescribeConfigsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v1,
@@ -455,10 +470,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeConfigsRequest], list[Buffer]]] =
 }
 
 
-def _decode_response_v0(view: memoryview) -> DescribeConfigsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DescribeConfigsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 11 <= size - pos:
@@ -476,6 +490,8 @@ def _decode_response_v0(view: memoryview) -> DescribeConfigsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         resource_type1, n = _read_bh(view, pos)
@@ -483,6 +499,8 @@ def _decode_response_v0(view: memoryview) -> DescribeConfigsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -499,6 +517,8 @@ def _decode_response_v0(view: memoryview) -> DescribeConfigsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -509,6 +529,8 @@ def _decode_response_v0(view: memoryview) -> DescribeConfigsResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("Value", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Value", n)
                 value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             read_only2, is_default2, is_sensitive2 = _read_ttt(view, pos)
@@ -526,10 +548,9 @@ def _decode_response_v0(view: memoryview) -> DescribeConfigsResponse:
     return DescribeConfigsResponse(throttle_time_ms0, results0)
 
 
-def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> DescribeConfigsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 11 <= size - pos:
@@ -547,6 +568,8 @@ def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         resource_type1, n = _read_bh(view, pos)
@@ -554,6 +577,8 @@ def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -570,6 +595,8 @@ def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -580,6 +607,8 @@ def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("Value", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Value", n)
                 value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             read_only2, config_source2, is_sensitive2, n = _read_tbti(view, pos)
@@ -596,6 +625,8 @@ def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("Name", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Name", n)
                 name3 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = _read_h(view, pos)[0]
@@ -606,6 +637,8 @@ def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("Value", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("Value", n)
                     value3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 source3 = _read_b(view, pos)[0]
@@ -632,10 +665,9 @@ def _decode_response_v1(view: memoryview) -> DescribeConfigsResponse:
     return DescribeConfigsResponse(throttle_time_ms0, results0)
 
 
-def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> DescribeConfigsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 11 <= size - pos:
@@ -653,6 +685,8 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         resource_type1, n = _read_bh(view, pos)
@@ -660,6 +694,8 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -676,6 +712,8 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -686,6 +724,8 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("Value", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Value", n)
                 value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             read_only2, config_source2, is_sensitive2, n = _read_tbti(view, pos)
@@ -702,6 +742,8 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("Name", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Name", n)
                 name3 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = _read_h(view, pos)[0]
@@ -712,6 +754,8 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("Value", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("Value", n)
                     value3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 source3 = _read_b(view, pos)[0]
@@ -725,6 +769,8 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("Documentation", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Documentation", n)
                 documentation2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             configs1.append(
@@ -748,10 +794,9 @@ def _decode_response_v3(view: memoryview) -> DescribeConfigsResponse:
     return DescribeConfigsResponse(throttle_time_ms0, results0)
 
 
-def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
+def _decode_response_v4(view: memoryview, budget: int) -> DescribeConfigsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -775,6 +820,8 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         resource_type1, n = _read_bB(view, pos)
@@ -785,6 +832,8 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -807,6 +856,8 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -820,6 +871,8 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("Value", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Value", n)
                 value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             read_only2, config_source2, is_sensitive2, n = _read_tbtB(view, pos)
@@ -842,6 +895,8 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("Name", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Name", n)
                 name3 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = view[pos]
@@ -855,11 +910,15 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("Value", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("Value", n)
                     value3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 source3, n = _read_bB(view, pos)
                 pos += 2
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 synonyms2.append(DescribeConfigsSynonym(name3, value3, source3))
             config_type2, n = _read_bB(view, pos)
@@ -873,11 +932,15 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("Documentation", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Documentation", n)
                 documentation2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             configs1.append(
                 DescribeConfigsResourceResult(
@@ -895,6 +958,8 @@ def _decode_response_v4(view: memoryview) -> DescribeConfigsResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results0.append(
             DescribeConfigsResult(
@@ -1199,7 +1264,7 @@ def _encode_response_v4(message: DescribeConfigsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DescribeConfigsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DescribeConfigsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v1,
@@ -1217,13 +1282,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DescribeConfigsResponse], list[Buffer]]]
 }
 
 
-def decode_request(view: memoryview, version: int) -> DescribeConfigsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeConfigsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeConfigsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeConfigsRequest", len(view)) from None
 
@@ -1239,13 +1306,15 @@ def encode_request(message: DescribeConfigsRequest, version: int) -> list[Buffer
         raise UnencodableMessage("DescribeConfigsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DescribeConfigsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeConfigsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeConfigsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeConfigsResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -91,10 +92,9 @@ class DescribeDelegationTokenResponse:
     throttle_time_ms: int = 0  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DescribeDelegationTokenRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DescribeDelegationTokenRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if n < 0:
@@ -112,6 +112,8 @@ def _decode_request_v0(view: memoryview) -> DescribeDelegationTokenRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("PrincipalType", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("PrincipalType", n)
             principal_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -119,16 +121,17 @@ def _decode_request_v0(view: memoryview) -> DescribeDelegationTokenRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("PrincipalName", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("PrincipalName", n)
             principal_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             owners0.append(DescribeDelegationTokenOwner(principal_type1, principal_name1))
     return DescribeDelegationTokenRequest(owners0)
 
 
-def _decode_request_v2(view: memoryview) -> DescribeDelegationTokenRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> DescribeDelegationTokenRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -152,6 +155,8 @@ def _decode_request_v2(view: memoryview) -> DescribeDelegationTokenRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("PrincipalType", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("PrincipalType", n)
             principal_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -162,11 +167,15 @@ def _decode_request_v2(view: memoryview) -> DescribeDelegationTokenRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("PrincipalName", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("PrincipalName", n)
             principal_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             owners0.append(DescribeDelegationTokenOwner(principal_type1, principal_name1))
     n = view[pos]
@@ -223,7 +232,7 @@ def _encode_request_v2(message: DescribeDelegationTokenRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DescribeDelegationTokenRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DescribeDelegationTokenRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v2,
@@ -239,10 +248,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeDelegationTokenRequest], list[Buf
 }
 
 
-def _decode_response_v0(view: memoryview) -> DescribeDelegationTokenResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DescribeDelegationTokenResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     error_code0, n = _read_hi(view, pos)
     pos += 6
     if not 0 <= n * 38 <= size - pos:
@@ -257,6 +265,8 @@ def _decode_response_v0(view: memoryview) -> DescribeDelegationTokenResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("PrincipalType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("PrincipalType", n)
         principal_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -264,6 +274,8 @@ def _decode_response_v0(view: memoryview) -> DescribeDelegationTokenResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("PrincipalName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("PrincipalName", n)
         principal_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         issue_timestamp1, expiry_timestamp1, max_timestamp1, n = _read_qqqh(view, pos)
@@ -271,6 +283,8 @@ def _decode_response_v0(view: memoryview) -> DescribeDelegationTokenResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TokenId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TokenId", n)
         token_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -294,6 +308,8 @@ def _decode_response_v0(view: memoryview) -> DescribeDelegationTokenResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("PrincipalType", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("PrincipalType", n)
             principal_type2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -301,6 +317,8 @@ def _decode_response_v0(view: memoryview) -> DescribeDelegationTokenResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("PrincipalName", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("PrincipalName", n)
             principal_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             renewers1.append(DescribedDelegationTokenRenewer(principal_type2, principal_name2))
@@ -323,10 +341,9 @@ def _decode_response_v0(view: memoryview) -> DescribeDelegationTokenResponse:
     return DescribeDelegationTokenResponse(error_code0, tokens0, throttle_time_ms0)
 
 
-def _decode_response_v2(view: memoryview) -> DescribeDelegationTokenResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> DescribeDelegationTokenResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
@@ -347,6 +364,8 @@ def _decode_response_v2(view: memoryview) -> DescribeDelegationTokenResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("PrincipalType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("PrincipalType", n)
         principal_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -357,6 +376,8 @@ def _decode_response_v2(view: memoryview) -> DescribeDelegationTokenResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("PrincipalName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("PrincipalName", n)
         principal_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         issue_timestamp1, expiry_timestamp1, max_timestamp1, n = _read_qqqB(view, pos)
@@ -367,6 +388,8 @@ def _decode_response_v2(view: memoryview) -> DescribeDelegationTokenResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TokenId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TokenId", n)
         token_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -399,6 +422,8 @@ def _decode_response_v2(view: memoryview) -> DescribeDelegationTokenResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("PrincipalType", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("PrincipalType", n)
             principal_type2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -409,16 +434,22 @@ def _decode_response_v2(view: memoryview) -> DescribeDelegationTokenResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("PrincipalName", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("PrincipalName", n)
             principal_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             renewers1.append(DescribedDelegationTokenRenewer(principal_type2, principal_name2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         tokens0.append(
             DescribedDelegationToken(
@@ -441,10 +472,9 @@ def _decode_response_v2(view: memoryview) -> DescribeDelegationTokenResponse:
     return DescribeDelegationTokenResponse(error_code0, tokens0, throttle_time_ms0)
 
 
-def _decode_response_v3(view: memoryview) -> DescribeDelegationTokenResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> DescribeDelegationTokenResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
@@ -465,6 +495,8 @@ def _decode_response_v3(view: memoryview) -> DescribeDelegationTokenResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("PrincipalType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("PrincipalType", n)
         principal_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -475,6 +507,8 @@ def _decode_response_v3(view: memoryview) -> DescribeDelegationTokenResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("PrincipalName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("PrincipalName", n)
         principal_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -485,6 +519,8 @@ def _decode_response_v3(view: memoryview) -> DescribeDelegationTokenResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TokenRequesterPrincipalType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TokenRequesterPrincipalType", n)
         token_requester_principal_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -495,6 +531,8 @@ def _decode_response_v3(view: memoryview) -> DescribeDelegationTokenResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TokenRequesterPrincipalName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TokenRequesterPrincipalName", n)
         token_requester_principal_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         issue_timestamp1, expiry_timestamp1, max_timestamp1, n = _read_qqqB(view, pos)
@@ -505,6 +543,8 @@ def _decode_response_v3(view: memoryview) -> DescribeDelegationTokenResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TokenId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TokenId", n)
         token_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -537,6 +577,8 @@ def _decode_response_v3(view: memoryview) -> DescribeDelegationTokenResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("PrincipalType", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("PrincipalType", n)
             principal_type2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -547,16 +589,22 @@ def _decode_response_v3(view: memoryview) -> DescribeDelegationTokenResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("PrincipalName", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("PrincipalName", n)
             principal_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             renewers1.append(DescribedDelegationTokenRenewer(principal_type2, principal_name2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         tokens0.append(
             DescribedDelegationToken(
@@ -784,7 +832,7 @@ def _encode_response_v3(message: DescribeDelegationTokenResponse) -> list[Buffer
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DescribeDelegationTokenResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DescribeDelegationTokenResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v2,
@@ -800,13 +848,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DescribeDelegationTokenResponse], list[B
 }
 
 
-def decode_request(view: memoryview, version: int) -> DescribeDelegationTokenRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeDelegationTokenRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeDelegationTokenRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeDelegationTokenRequest", len(view)) from None
 
@@ -822,13 +872,15 @@ def encode_request(message: DescribeDelegationTokenRequest, version: int) -> lis
         raise UnencodableMessage("DescribeDelegationTokenRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DescribeDelegationTokenResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeDelegationTokenResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeDelegationTokenResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeDelegationTokenResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -86,10 +87,9 @@ class DescribeGroupsResponse:
     groups: list[DescribedGroup] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DescribeGroupsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DescribeGroupsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
@@ -104,16 +104,17 @@ def _decode_request_v0(view: memoryview) -> DescribeGroupsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Groups", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Groups", n)
         groups0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         groups0.append(groups0_each)
     return DescribeGroupsRequest(groups0, False)
 
 
-def _decode_request_v3(view: memoryview) -> DescribeGroupsRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> DescribeGroupsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
@@ -128,6 +129,8 @@ def _decode_request_v3(view: memoryview) -> DescribeGroupsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Groups", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Groups", n)
         groups0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         groups0.append(groups0_each)
@@ -136,10 +139,9 @@ def _decode_request_v3(view: memoryview) -> DescribeGroupsRequest:
     return DescribeGroupsRequest(groups0, include_authorized_operations0)
 
 
-def _decode_request_v5(view: memoryview) -> DescribeGroupsRequest:
+def _decode_request_v5(view: memoryview, budget: int) -> DescribeGroupsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -160,6 +162,8 @@ def _decode_request_v5(view: memoryview) -> DescribeGroupsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Groups", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Groups", n)
         groups0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         groups0.append(groups0_each)
@@ -219,7 +223,7 @@ def _encode_request_v5(message: DescribeGroupsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DescribeGroupsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DescribeGroupsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v0,
@@ -241,10 +245,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeGroupsRequest], list[Buffer]]] = 
 }
 
 
-def _decode_response_v0(view: memoryview) -> DescribeGroupsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 14 <= size - pos:
@@ -259,6 +262,8 @@ def _decode_response_v0(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -266,6 +271,8 @@ def _decode_response_v0(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupState", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupState", n)
         group_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -273,6 +280,8 @@ def _decode_response_v0(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolType", n)
         protocol_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -280,6 +289,8 @@ def _decode_response_v0(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolData", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolData", n)
         protocol_data1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -296,6 +307,8 @@ def _decode_response_v0(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("MemberId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("MemberId", n)
             member_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -303,6 +316,8 @@ def _decode_response_v0(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientId", n)
             client_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -310,6 +325,8 @@ def _decode_response_v0(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientHost", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientHost", n)
             client_host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_i(view, pos)[0]
@@ -351,10 +368,9 @@ def _decode_response_v0(view: memoryview) -> DescribeGroupsResponse:
     return DescribeGroupsResponse(0, groups0)
 
 
-def _decode_response_v1(view: memoryview) -> DescribeGroupsResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 14 <= size - pos:
@@ -369,6 +385,8 @@ def _decode_response_v1(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -376,6 +394,8 @@ def _decode_response_v1(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupState", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupState", n)
         group_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -383,6 +403,8 @@ def _decode_response_v1(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolType", n)
         protocol_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -390,6 +412,8 @@ def _decode_response_v1(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolData", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolData", n)
         protocol_data1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -406,6 +430,8 @@ def _decode_response_v1(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("MemberId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("MemberId", n)
             member_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -413,6 +439,8 @@ def _decode_response_v1(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientId", n)
             client_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -420,6 +448,8 @@ def _decode_response_v1(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientHost", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientHost", n)
             client_host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_i(view, pos)[0]
@@ -461,10 +491,9 @@ def _decode_response_v1(view: memoryview) -> DescribeGroupsResponse:
     return DescribeGroupsResponse(throttle_time_ms0, groups0)
 
 
-def _decode_response_v3(view: memoryview) -> DescribeGroupsResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 18 <= size - pos:
@@ -479,6 +508,8 @@ def _decode_response_v3(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -486,6 +517,8 @@ def _decode_response_v3(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupState", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupState", n)
         group_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -493,6 +526,8 @@ def _decode_response_v3(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolType", n)
         protocol_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -500,6 +535,8 @@ def _decode_response_v3(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolData", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolData", n)
         protocol_data1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -516,6 +553,8 @@ def _decode_response_v3(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("MemberId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("MemberId", n)
             member_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -523,6 +562,8 @@ def _decode_response_v3(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientId", n)
             client_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -530,6 +571,8 @@ def _decode_response_v3(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientHost", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientHost", n)
             client_host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_i(view, pos)[0]
@@ -573,10 +616,9 @@ def _decode_response_v3(view: memoryview) -> DescribeGroupsResponse:
     return DescribeGroupsResponse(throttle_time_ms0, groups0)
 
 
-def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
+def _decode_response_v4(view: memoryview, budget: int) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 18 <= size - pos:
@@ -591,6 +633,8 @@ def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -598,6 +642,8 @@ def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupState", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupState", n)
         group_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -605,6 +651,8 @@ def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolType", n)
         protocol_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -612,6 +660,8 @@ def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolData", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolData", n)
         protocol_data1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -628,6 +678,8 @@ def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("MemberId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("MemberId", n)
             member_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -638,6 +690,8 @@ def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("GroupInstanceId", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("GroupInstanceId", n)
                 group_instance_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = _read_h(view, pos)[0]
@@ -645,6 +699,8 @@ def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientId", n)
             client_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_h(view, pos)[0]
@@ -652,6 +708,8 @@ def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientHost", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientHost", n)
             client_host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_i(view, pos)[0]
@@ -695,10 +753,9 @@ def _decode_response_v4(view: memoryview) -> DescribeGroupsResponse:
     return DescribeGroupsResponse(throttle_time_ms0, groups0)
 
 
-def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
+def _decode_response_v5(view: memoryview, budget: int) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -719,6 +776,8 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -729,6 +788,8 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupState", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupState", n)
         group_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -739,6 +800,8 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolType", n)
         protocol_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -749,6 +812,8 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolData", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolData", n)
         protocol_data1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -771,6 +836,8 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("MemberId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("MemberId", n)
             member_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -784,6 +851,8 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("GroupInstanceId", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("GroupInstanceId", n)
                 group_instance_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
@@ -794,6 +863,8 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientId", n)
             client_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -804,6 +875,8 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientHost", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientHost", n)
             client_host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -829,6 +902,8 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             members1.append(
                 DescribedGroupMember(
@@ -843,6 +918,8 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
         authorized_operations1, n = _read_iB(view, pos)
         pos += 5
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(
             DescribedGroup(
@@ -863,10 +940,9 @@ def _decode_response_v5(view: memoryview) -> DescribeGroupsResponse:
     return DescribeGroupsResponse(throttle_time_ms0, groups0)
 
 
-def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
+def _decode_response_v6(view: memoryview, budget: int) -> DescribeGroupsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -890,6 +966,8 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
@@ -900,6 +978,8 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -910,6 +990,8 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupState", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupState", n)
         group_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -920,6 +1002,8 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolType", n)
         protocol_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -930,6 +1014,8 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolData", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolData", n)
         protocol_data1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -952,6 +1038,8 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("MemberId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("MemberId", n)
             member_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -965,6 +1053,8 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("GroupInstanceId", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("GroupInstanceId", n)
                 group_instance_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
@@ -975,6 +1065,8 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientId", n)
             client_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -985,6 +1077,8 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientHost", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientHost", n)
             client_host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -1010,6 +1104,8 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             members1.append(
                 DescribedGroupMember(
@@ -1024,6 +1120,8 @@ def _decode_response_v6(view: memoryview) -> DescribeGroupsResponse:
         authorized_operations1, n = _read_iB(view, pos)
         pos += 5
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(
             DescribedGroup(
@@ -1475,7 +1573,7 @@ def _encode_response_v6(message: DescribeGroupsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DescribeGroupsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DescribeGroupsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v1,
@@ -1497,13 +1595,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DescribeGroupsResponse], list[Buffer]]] 
 }
 
 
-def decode_request(view: memoryview, version: int) -> DescribeGroupsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeGroupsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeGroupsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeGroupsRequest", len(view)) from None
 
@@ -1519,13 +1619,15 @@ def encode_request(message: DescribeGroupsRequest, version: int) -> list[Buffer]
         raise UnencodableMessage("DescribeGroupsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DescribeGroupsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeGroupsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeGroupsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeGroupsResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -104,10 +105,9 @@ class DescribeLogDirsResponse:
     results: list[DescribeLogDirsResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DescribeLogDirsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DescribeLogDirsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if n < 0:
@@ -125,6 +125,8 @@ def _decode_request_v0(view: memoryview) -> DescribeLogDirsRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Topic", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Topic", n)
             topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_i(view, pos)[0]
@@ -141,10 +143,9 @@ def _decode_request_v0(view: memoryview) -> DescribeLogDirsRequest:
     return DescribeLogDirsRequest(topics0)
 
 
-def _decode_request_v2(view: memoryview) -> DescribeLogDirsRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> DescribeLogDirsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -168,6 +169,8 @@ def _decode_request_v2(view: memoryview) -> DescribeLogDirsRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Topic", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Topic", n)
             topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -186,6 +189,8 @@ def _decode_request_v2(view: memoryview) -> DescribeLogDirsRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics0.append(DescribableLogDirTopic(topic1, partitions1))
     n = view[pos]
@@ -242,7 +247,7 @@ def _encode_request_v2(message: DescribeLogDirsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DescribeLogDirsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DescribeLogDirsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v2,
@@ -262,10 +267,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeLogDirsRequest], list[Buffer]]] =
 }
 
 
-def _decode_response_v0(view: memoryview) -> DescribeLogDirsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 8 <= size - pos:
@@ -280,6 +284,8 @@ def _decode_response_v0(view: memoryview) -> DescribeLogDirsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("LogDir", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("LogDir", n)
         log_dir1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -296,6 +302,8 @@ def _decode_response_v0(view: memoryview) -> DescribeLogDirsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_i(view, pos)[0]
@@ -321,10 +329,9 @@ def _decode_response_v0(view: memoryview) -> DescribeLogDirsResponse:
     return DescribeLogDirsResponse(throttle_time_ms0, 0, results0)
 
 
-def _decode_response_v2(view: memoryview) -> DescribeLogDirsResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -345,6 +352,8 @@ def _decode_response_v2(view: memoryview) -> DescribeLogDirsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("LogDir", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("LogDir", n)
         log_dir1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -367,6 +376,8 @@ def _decode_response_v2(view: memoryview) -> DescribeLogDirsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -386,6 +397,8 @@ def _decode_response_v2(view: memoryview) -> DescribeLogDirsResponse:
                 ) = _read_iqqtB(view, pos)
                 pos += 22
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 partitions2.append(
                     DescribeLogDirsPartition(
@@ -395,11 +408,15 @@ def _decode_response_v2(view: memoryview) -> DescribeLogDirsResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(DescribeLogDirsTopic(name2, partitions2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results0.append(DescribeLogDirsResult(error_code1, log_dir1, topics1, -1, -1, False))
     n = view[pos]
@@ -409,10 +426,9 @@ def _decode_response_v2(view: memoryview) -> DescribeLogDirsResponse:
     return DescribeLogDirsResponse(throttle_time_ms0, 0, results0)
 
 
-def _decode_response_v3(view: memoryview) -> DescribeLogDirsResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -433,6 +449,8 @@ def _decode_response_v3(view: memoryview) -> DescribeLogDirsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("LogDir", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("LogDir", n)
         log_dir1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -455,6 +473,8 @@ def _decode_response_v3(view: memoryview) -> DescribeLogDirsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -474,6 +494,8 @@ def _decode_response_v3(view: memoryview) -> DescribeLogDirsResponse:
                 ) = _read_iqqtB(view, pos)
                 pos += 22
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 partitions2.append(
                     DescribeLogDirsPartition(
@@ -483,11 +505,15 @@ def _decode_response_v3(view: memoryview) -> DescribeLogDirsResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(DescribeLogDirsTopic(name2, partitions2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results0.append(DescribeLogDirsResult(error_code1, log_dir1, topics1, -1, -1, False))
     n = view[pos]
@@ -497,10 +523,9 @@ def _decode_response_v3(view: memoryview) -> DescribeLogDirsResponse:
     return DescribeLogDirsResponse(throttle_time_ms0, error_code0, results0)
 
 
-def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
+def _decode_response_v4(view: memoryview, budget: int) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -521,6 +546,8 @@ def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("LogDir", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("LogDir", n)
         log_dir1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -543,6 +570,8 @@ def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -562,6 +591,8 @@ def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
                 ) = _read_iqqtB(view, pos)
                 pos += 22
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 partitions2.append(
                     DescribeLogDirsPartition(
@@ -571,11 +602,15 @@ def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(DescribeLogDirsTopic(name2, partitions2))
         total_bytes1, usable_bytes1, n = _read_qqB(view, pos)
         pos += 17
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results0.append(
             DescribeLogDirsResult(
@@ -589,10 +624,9 @@ def _decode_response_v4(view: memoryview) -> DescribeLogDirsResponse:
     return DescribeLogDirsResponse(throttle_time_ms0, error_code0, results0)
 
 
-def _decode_response_v5(view: memoryview) -> DescribeLogDirsResponse:
+def _decode_response_v5(view: memoryview, budget: int) -> DescribeLogDirsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -613,6 +647,8 @@ def _decode_response_v5(view: memoryview) -> DescribeLogDirsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("LogDir", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("LogDir", n)
         log_dir1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -635,6 +671,8 @@ def _decode_response_v5(view: memoryview) -> DescribeLogDirsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -654,6 +692,8 @@ def _decode_response_v5(view: memoryview) -> DescribeLogDirsResponse:
                 ) = _read_iqqtB(view, pos)
                 pos += 22
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 partitions2.append(
                     DescribeLogDirsPartition(
@@ -663,11 +703,15 @@ def _decode_response_v5(view: memoryview) -> DescribeLogDirsResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(DescribeLogDirsTopic(name2, partitions2))
         total_bytes1, usable_bytes1, is_cordoned1, n = _read_qqtB(view, pos)
         pos += 18
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results0.append(
             DescribeLogDirsResult(
@@ -922,7 +966,7 @@ def _encode_response_v5(message: DescribeLogDirsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DescribeLogDirsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DescribeLogDirsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v2,
@@ -942,13 +986,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DescribeLogDirsResponse], list[Buffer]]]
 }
 
 
-def decode_request(view: memoryview, version: int) -> DescribeLogDirsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeLogDirsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeLogDirsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeLogDirsRequest", len(view)) from None
 
@@ -964,13 +1010,15 @@ def encode_request(message: DescribeLogDirsRequest, version: int) -> list[Buffer
         raise UnencodableMessage("DescribeLogDirsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DescribeLogDirsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeLogDirsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeLogDirsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeLogDirsResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -89,10 +90,9 @@ class DescribeProducersResponse:
     topics: list[TopicResponse] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DescribeProducersRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DescribeProducersRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -113,6 +113,8 @@ def _decode_request_v0(view: memoryview) -> DescribeProducersRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -131,6 +133,8 @@ def _decode_request_v0(view: memoryview) -> DescribeProducersRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(TopicRequest(name1, partition_indexes1))
     n = view[pos]
@@ -168,7 +172,7 @@ def _encode_request_v0(message: DescribeProducersRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DescribeProducersRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DescribeProducersRequest]] = {
     0: _decode_request_v0,
 }
 
@@ -178,10 +182,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeProducersRequest], list[Buffer]]]
 }
 
 
-def _decode_response_v0(view: memoryview) -> DescribeProducersResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DescribeProducersResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -202,6 +205,8 @@ def _decode_response_v0(view: memoryview) -> DescribeProducersResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -227,6 +232,8 @@ def _decode_response_v0(view: memoryview) -> DescribeProducersResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
@@ -252,6 +259,8 @@ def _decode_response_v0(view: memoryview) -> DescribeProducersResponse:
                 ) = _read_qiiqiqB(view, pos)
                 pos += 37
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 active_producers2.append(
                     ProducerState(
@@ -266,6 +275,8 @@ def _decode_response_v0(view: memoryview) -> DescribeProducersResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 PartitionResponse(partition_index2, error_code2, error_message2, active_producers2)
@@ -273,6 +284,8 @@ def _decode_response_v0(view: memoryview) -> DescribeProducersResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(TopicResponse(name1, partitions1))
     n = view[pos]
@@ -340,7 +353,7 @@ def _encode_response_v0(message: DescribeProducersResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DescribeProducersResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DescribeProducersResponse]] = {
     0: _decode_response_v0,
 }
 
@@ -350,13 +363,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DescribeProducersResponse], list[Buffer]
 }
 
 
-def decode_request(view: memoryview, version: int) -> DescribeProducersRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeProducersRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeProducersRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeProducersRequest", len(view)) from None
 
@@ -372,13 +387,15 @@ def encode_request(message: DescribeProducersRequest, version: int) -> list[Buff
         raise UnencodableMessage("DescribeProducersRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DescribeProducersResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeProducersResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeProducersResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeProducersResponse", len(view)) from None
 

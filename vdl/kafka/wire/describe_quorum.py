@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -132,10 +133,9 @@ class DescribeQuorumResponse:
     nodes: list[Node] = field(default_factory=list)  # 2+
 
 
-def _decode_request_v0(view: memoryview) -> DescribeQuorumRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DescribeQuorumRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -156,6 +156,8 @@ def _decode_request_v0(view: memoryview) -> DescribeQuorumRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TopicName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TopicName", n)
         topic_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -173,11 +175,15 @@ def _decode_request_v0(view: memoryview) -> DescribeQuorumRequest:
             partition_index2, n = _read_iB(view, pos)
             pos += 5
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(PartitionData(partition_index2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(TopicData(topic_name1, partitions1))
     n = view[pos]
@@ -216,7 +222,7 @@ def _encode_request_v0(message: DescribeQuorumRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DescribeQuorumRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DescribeQuorumRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v0,
@@ -230,10 +236,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeQuorumRequest], list[Buffer]]] = 
 }
 
 
-def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DescribeQuorumResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
@@ -254,6 +259,8 @@ def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TopicName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TopicName", n)
         topic_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -285,6 +292,8 @@ def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
                 replica_id3, log_end_offset3, n = _read_iqB(view, pos)
                 pos += 13
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 current_voters2.append(
                     ReplicaState(replica_id3, ZERO_UUID, log_end_offset3, -1, -1)
@@ -304,11 +313,15 @@ def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
                 replica_id4, log_end_offset4, n = _read_iqB(view, pos)
                 pos += 13
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 observers2.append(ReplicaState(replica_id4, ZERO_UUID, log_end_offset4, -1, -1))
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 PartitionDataResponse(
@@ -325,6 +338,8 @@ def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(TopicDataResponse(topic_name1, partitions1))
     n = view[pos]
@@ -334,10 +349,9 @@ def _decode_response_v0(view: memoryview) -> DescribeQuorumResponse:
     return DescribeQuorumResponse(error_code0, "", topics0, [])
 
 
-def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> DescribeQuorumResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
@@ -358,6 +372,8 @@ def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TopicName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TopicName", n)
         topic_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -395,6 +411,8 @@ def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
                 ) = _read_iqqqB(view, pos)
                 pos += 29
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 current_voters2.append(
                     ReplicaState(
@@ -426,6 +444,8 @@ def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
                 ) = _read_iqqqB(view, pos)
                 pos += 29
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 observers2.append(
                     ReplicaState(
@@ -439,6 +459,8 @@ def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 PartitionDataResponse(
@@ -455,6 +477,8 @@ def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(TopicDataResponse(topic_name1, partitions1))
     n = view[pos]
@@ -464,10 +488,9 @@ def _decode_response_v1(view: memoryview) -> DescribeQuorumResponse:
     return DescribeQuorumResponse(error_code0, "", topics0, [])
 
 
-def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> DescribeQuorumResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     error_code0, n = _read_hB(view, pos)
     pos += 3
     if n > 127:
@@ -501,6 +524,8 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TopicName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TopicName", n)
         topic_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -526,6 +551,8 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             leader_id2, leader_epoch2, high_watermark2, n = _read_iiqB(view, pos)
@@ -550,6 +577,8 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
                 ) = _read_iuqqqB(view, pos)
                 pos += 45
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 current_voters2.append(
                     ReplicaState(
@@ -582,6 +611,8 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
                 ) = _read_iuqqqB(view, pos)
                 pos += 45
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 observers2.append(
                     ReplicaState(
@@ -595,6 +626,8 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 PartitionDataResponse(
@@ -611,6 +644,8 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(TopicDataResponse(topic_name1, partitions1))
     n = view[pos]
@@ -645,6 +680,8 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name6 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -655,16 +692,22 @@ def _decode_response_v2(view: memoryview) -> DescribeQuorumResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Host", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Host", n)
             host6 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             port6, n = _read_HB(view, pos)
             pos += 3
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             listeners5.append(Listener(name6, host6, port6))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         nodes0.append(Node(node_id5, listeners5))
     n = view[pos]
@@ -923,7 +966,7 @@ def _encode_response_v2(message: DescribeQuorumResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DescribeQuorumResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DescribeQuorumResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v2,
@@ -937,13 +980,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DescribeQuorumResponse], list[Buffer]]] 
 }
 
 
-def decode_request(view: memoryview, version: int) -> DescribeQuorumRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeQuorumRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeQuorumRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeQuorumRequest", len(view)) from None
 
@@ -959,13 +1004,15 @@ def encode_request(message: DescribeQuorumRequest, version: int) -> list[Buffer]
         raise UnencodableMessage("DescribeQuorumRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DescribeQuorumResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeQuorumResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeQuorumResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeQuorumResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -104,10 +105,9 @@ class DescribeShareGroupOffsetsResponse:
     groups: list[DescribeShareGroupOffsetsResponseGroup] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DescribeShareGroupOffsetsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DescribeShareGroupOffsetsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -128,6 +128,8 @@ def _decode_request_v0(view: memoryview) -> DescribeShareGroupOffsetsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -153,6 +155,8 @@ def _decode_request_v0(view: memoryview) -> DescribeShareGroupOffsetsRequest:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("TopicName", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("TopicName", n)
                 topic_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = view[pos]
@@ -171,11 +175,15 @@ def _decode_request_v0(view: memoryview) -> DescribeShareGroupOffsetsRequest:
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 topics1.append(DescribeShareGroupOffsetsRequestTopic(topic_name2, partitions2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(DescribeShareGroupOffsetsRequestGroup(group_id1, topics1))
     n = view[pos]
@@ -229,7 +237,7 @@ def _encode_request_v0(message: DescribeShareGroupOffsetsRequest) -> list[Buffer
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DescribeShareGroupOffsetsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DescribeShareGroupOffsetsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
 }
@@ -241,10 +249,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeShareGroupOffsetsRequest], list[B
 }
 
 
-def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DescribeShareGroupOffsetsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -265,6 +272,8 @@ def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -287,6 +296,8 @@ def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("TopicName", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("TopicName", n)
             topic_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             topic_id2, n = _read_uB(view, pos)
@@ -314,11 +325,15 @@ def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("ErrorMessage", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("ErrorMessage", n)
                     error_message3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 partitions2.append(
                     DescribeShareGroupOffsetsResponsePartition(
@@ -333,6 +348,8 @@ def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(
                 DescribeShareGroupOffsetsResponseTopic(topic_name2, topic_id2, partitions2)
@@ -348,11 +365,15 @@ def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(
             DescribeShareGroupOffsetsResponseGroup(group_id1, topics1, error_code1, error_message1)
@@ -364,10 +385,9 @@ def _decode_response_v0(view: memoryview) -> DescribeShareGroupOffsetsResponse:
     return DescribeShareGroupOffsetsResponse(throttle_time_ms0, groups0)
 
 
-def _decode_response_v1(view: memoryview) -> DescribeShareGroupOffsetsResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> DescribeShareGroupOffsetsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -388,6 +408,8 @@ def _decode_response_v1(view: memoryview) -> DescribeShareGroupOffsetsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -410,6 +432,8 @@ def _decode_response_v1(view: memoryview) -> DescribeShareGroupOffsetsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("TopicName", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("TopicName", n)
             topic_name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             topic_id2, n = _read_uB(view, pos)
@@ -437,11 +461,15 @@ def _decode_response_v1(view: memoryview) -> DescribeShareGroupOffsetsResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("ErrorMessage", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("ErrorMessage", n)
                     error_message3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 partitions2.append(
                     DescribeShareGroupOffsetsResponsePartition(
@@ -456,6 +484,8 @@ def _decode_response_v1(view: memoryview) -> DescribeShareGroupOffsetsResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(
                 DescribeShareGroupOffsetsResponseTopic(topic_name2, topic_id2, partitions2)
@@ -471,11 +501,15 @@ def _decode_response_v1(view: memoryview) -> DescribeShareGroupOffsetsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(
             DescribeShareGroupOffsetsResponseGroup(group_id1, topics1, error_code1, error_message1)
@@ -642,7 +676,7 @@ def _encode_response_v1(message: DescribeShareGroupOffsetsResponse) -> list[Buff
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DescribeShareGroupOffsetsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DescribeShareGroupOffsetsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
 }
@@ -654,13 +688,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DescribeShareGroupOffsetsResponse], list
 }
 
 
-def decode_request(view: memoryview, version: int) -> DescribeShareGroupOffsetsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeShareGroupOffsetsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeShareGroupOffsetsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeShareGroupOffsetsRequest", len(view)) from None
 
@@ -676,13 +712,15 @@ def encode_request(message: DescribeShareGroupOffsetsRequest, version: int) -> l
         raise UnencodableMessage("DescribeShareGroupOffsetsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DescribeShareGroupOffsetsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeShareGroupOffsetsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeShareGroupOffsetsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeShareGroupOffsetsResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -102,10 +103,9 @@ class DescribeTopicPartitionsResponse:
     next_cursor: Cursor | None = None  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DescribeTopicPartitionsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DescribeTopicPartitionsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -126,11 +126,15 @@ def _decode_request_v0(view: memoryview) -> DescribeTopicPartitionsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(TopicRequest(name1))
     response_partition_limit0, n = _read_ib(view, pos)
@@ -194,7 +198,7 @@ def _encode_request_v0(message: DescribeTopicPartitionsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DescribeTopicPartitionsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DescribeTopicPartitionsRequest]] = {
     0: _decode_request_v0,
 }
 
@@ -204,10 +208,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeTopicPartitionsRequest], list[Buf
 }
 
 
-def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DescribeTopicPartitionsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -231,6 +234,8 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         topic_id1, is_internal1, n = _read_utB(view, pos)
@@ -319,6 +324,8 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 DescribeTopicPartitionsResponsePartition(
@@ -336,6 +343,8 @@ def _decode_response_v0(view: memoryview) -> DescribeTopicPartitionsResponse:
         topic_authorized_operations1, n = _read_iB(view, pos)
         pos += 5
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(
             DescribeTopicPartitionsResponseTopic(
@@ -471,7 +480,7 @@ def _encode_response_v0(message: DescribeTopicPartitionsResponse) -> list[Buffer
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DescribeTopicPartitionsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DescribeTopicPartitionsResponse]] = {
     0: _decode_response_v0,
 }
 
@@ -481,13 +490,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DescribeTopicPartitionsResponse], list[B
 }
 
 
-def decode_request(view: memoryview, version: int) -> DescribeTopicPartitionsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeTopicPartitionsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeTopicPartitionsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeTopicPartitionsRequest", len(view)) from None
 
@@ -503,13 +514,15 @@ def encode_request(message: DescribeTopicPartitionsRequest, version: int) -> lis
         raise UnencodableMessage("DescribeTopicPartitionsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DescribeTopicPartitionsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeTopicPartitionsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeTopicPartitionsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeTopicPartitionsResponse", len(view)) from None
 

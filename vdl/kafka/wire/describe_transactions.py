@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -73,10 +74,9 @@ class DescribeTransactionsResponse:
     transaction_states: list[TransactionState] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DescribeTransactionsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DescribeTransactionsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -97,6 +97,8 @@ def _decode_request_v0(view: memoryview) -> DescribeTransactionsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TransactionalIds", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TransactionalIds", n)
         transactional_ids0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         transactional_ids0.append(transactional_ids0_each)
@@ -127,7 +129,7 @@ def _encode_request_v0(message: DescribeTransactionsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DescribeTransactionsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DescribeTransactionsRequest]] = {
     0: _decode_request_v0,
 }
 
@@ -137,10 +139,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeTransactionsRequest], list[Buffer
 }
 
 
-def _decode_response_v0(view: memoryview) -> DescribeTransactionsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DescribeTransactionsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -161,6 +162,8 @@ def _decode_response_v0(view: memoryview) -> DescribeTransactionsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TransactionalId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TransactionalId", n)
         transactional_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -171,6 +174,8 @@ def _decode_response_v0(view: memoryview) -> DescribeTransactionsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TransactionState", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TransactionState", n)
         transaction_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         (
@@ -195,6 +200,8 @@ def _decode_response_v0(view: memoryview) -> DescribeTransactionsResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Topic", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Topic", n)
             topic2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -213,11 +220,15 @@ def _decode_response_v0(view: memoryview) -> DescribeTransactionsResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(TopicData(topic2, partitions2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         transaction_states0.append(
             TransactionState(
@@ -296,7 +307,7 @@ def _encode_response_v0(message: DescribeTransactionsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DescribeTransactionsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DescribeTransactionsResponse]] = {
     0: _decode_response_v0,
 }
 
@@ -306,13 +317,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DescribeTransactionsResponse], list[Buff
 }
 
 
-def decode_request(view: memoryview, version: int) -> DescribeTransactionsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeTransactionsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeTransactionsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeTransactionsRequest", len(view)) from None
 
@@ -328,13 +341,15 @@ def encode_request(message: DescribeTransactionsRequest, version: int) -> list[B
         raise UnencodableMessage("DescribeTransactionsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DescribeTransactionsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeTransactionsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeTransactionsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeTransactionsResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -77,10 +78,9 @@ class DescribeUserScramCredentialsResponse:
     results: list[DescribeUserScramCredentialsResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> DescribeUserScramCredentialsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> DescribeUserScramCredentialsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -104,11 +104,15 @@ def _decode_request_v0(view: memoryview) -> DescribeUserScramCredentialsRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             users0.append(UserName(name1))
     n = view[pos]
@@ -140,7 +144,7 @@ def _encode_request_v0(message: DescribeUserScramCredentialsRequest) -> list[Buf
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], DescribeUserScramCredentialsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], DescribeUserScramCredentialsRequest]] = {
     0: _decode_request_v0,
 }
 
@@ -150,10 +154,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[DescribeUserScramCredentialsRequest], lis
 }
 
 
-def _decode_response_v0(view: memoryview) -> DescribeUserScramCredentialsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> DescribeUserScramCredentialsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -187,6 +190,8 @@ def _decode_response_v0(view: memoryview) -> DescribeUserScramCredentialsRespons
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("User", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("User", n)
         user1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1, n = _read_hB(view, pos)
@@ -200,6 +205,8 @@ def _decode_response_v0(view: memoryview) -> DescribeUserScramCredentialsRespons
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
@@ -217,11 +224,15 @@ def _decode_response_v0(view: memoryview) -> DescribeUserScramCredentialsRespons
             mechanism2, iterations2, n = _read_biB(view, pos)
             pos += 6
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             credential_infos1.append(CredentialInfo(mechanism2, iterations2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results0.append(
             DescribeUserScramCredentialsResult(
@@ -292,7 +303,7 @@ def _encode_response_v0(message: DescribeUserScramCredentialsResponse) -> list[B
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], DescribeUserScramCredentialsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], DescribeUserScramCredentialsResponse]] = {
     0: _decode_response_v0,
 }
 
@@ -302,13 +313,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[DescribeUserScramCredentialsResponse], l
 }
 
 
-def decode_request(view: memoryview, version: int) -> DescribeUserScramCredentialsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeUserScramCredentialsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeUserScramCredentialsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeUserScramCredentialsRequest", len(view)) from None
 
@@ -324,13 +337,15 @@ def encode_request(message: DescribeUserScramCredentialsRequest, version: int) -
         raise UnencodableMessage("DescribeUserScramCredentialsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> DescribeUserScramCredentialsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> DescribeUserScramCredentialsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("DescribeUserScramCredentialsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("DescribeUserScramCredentialsResponse", len(view)) from None
 

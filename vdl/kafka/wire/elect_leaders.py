@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -92,10 +93,9 @@ class ElectLeadersResponse:
     replica_election_results: list[ReplicaElectionResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> ElectLeadersRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> ElectLeadersRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if n < 0:
@@ -113,6 +113,8 @@ def _decode_request_v0(view: memoryview) -> ElectLeadersRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Topic", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Topic", n)
             topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_i(view, pos)[0]
@@ -131,10 +133,9 @@ def _decode_request_v0(view: memoryview) -> ElectLeadersRequest:
     return ElectLeadersRequest(0, topic_partitions0, timeout_ms0)
 
 
-def _decode_request_v1(view: memoryview) -> ElectLeadersRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> ElectLeadersRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     election_type0, n = _read_bi(view, pos)
     pos += 5
     if n < 0:
@@ -152,6 +153,8 @@ def _decode_request_v1(view: memoryview) -> ElectLeadersRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Topic", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Topic", n)
             topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_i(view, pos)[0]
@@ -170,10 +173,9 @@ def _decode_request_v1(view: memoryview) -> ElectLeadersRequest:
     return ElectLeadersRequest(election_type0, topic_partitions0, timeout_ms0)
 
 
-def _decode_request_v2(view: memoryview) -> ElectLeadersRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> ElectLeadersRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     election_type0, n = _read_bB(view, pos)
     pos += 2
     if n > 127:
@@ -197,6 +199,8 @@ def _decode_request_v2(view: memoryview) -> ElectLeadersRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Topic", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Topic", n)
             topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -215,6 +219,8 @@ def _decode_request_v2(view: memoryview) -> ElectLeadersRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topic_partitions0.append(TopicPartitions(topic1, partitions1))
     timeout_ms0, n = _read_iB(view, pos)
@@ -294,7 +300,7 @@ def _encode_request_v2(message: ElectLeadersRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ElectLeadersRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ElectLeadersRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v2,
@@ -308,10 +314,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[ElectLeadersRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> ElectLeadersResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> ElectLeadersResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -326,6 +331,8 @@ def _decode_response_v0(view: memoryview) -> ElectLeadersResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -345,6 +352,8 @@ def _decode_response_v0(view: memoryview) -> ElectLeadersResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             partition_result1.append(PartitionResult(partition_id2, error_code2, error_message2))
@@ -352,10 +361,9 @@ def _decode_response_v0(view: memoryview) -> ElectLeadersResponse:
     return ElectLeadersResponse(throttle_time_ms0, 0, replica_election_results0)
 
 
-def _decode_response_v1(view: memoryview) -> ElectLeadersResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> ElectLeadersResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihi(view, pos)
     pos += 10
     if not 0 <= n * 6 <= size - pos:
@@ -370,6 +378,8 @@ def _decode_response_v1(view: memoryview) -> ElectLeadersResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -389,6 +399,8 @@ def _decode_response_v1(view: memoryview) -> ElectLeadersResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             partition_result1.append(PartitionResult(partition_id2, error_code2, error_message2))
@@ -396,10 +408,9 @@ def _decode_response_v1(view: memoryview) -> ElectLeadersResponse:
     return ElectLeadersResponse(throttle_time_ms0, error_code0, replica_election_results0)
 
 
-def _decode_response_v2(view: memoryview) -> ElectLeadersResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> ElectLeadersResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -420,6 +431,8 @@ def _decode_response_v2(view: memoryview) -> ElectLeadersResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -445,16 +458,22 @@ def _decode_response_v2(view: memoryview) -> ElectLeadersResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partition_result1.append(PartitionResult(partition_id2, error_code2, error_message2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         replica_election_results0.append(ReplicaElectionResult(topic1, partition_result1))
     n = view[pos]
@@ -561,7 +580,7 @@ def _encode_response_v2(message: ElectLeadersResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ElectLeadersResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ElectLeadersResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v2,
@@ -575,13 +594,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ElectLeadersResponse], list[Buffer]]] = 
 }
 
 
-def decode_request(view: memoryview, version: int) -> ElectLeadersRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ElectLeadersRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ElectLeadersRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ElectLeadersRequest", len(view)) from None
 
@@ -597,13 +618,15 @@ def encode_request(message: ElectLeadersRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("ElectLeadersRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ElectLeadersResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ElectLeadersResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ElectLeadersResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ElectLeadersResponse", len(view)) from None
 

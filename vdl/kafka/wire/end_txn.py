@@ -8,6 +8,7 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
     UnencodableMessage,
     UnsupportedVersion,
@@ -57,7 +58,7 @@ class EndTxnResponse:
     producer_epoch: int = -1  # 5+
 
 
-def _decode_request_v0(view: memoryview) -> EndTxnRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> EndTxnRequest:
     pos = 0
     size = len(view)
     n = _read_h(view, pos)[0]
@@ -72,7 +73,7 @@ def _decode_request_v0(view: memoryview) -> EndTxnRequest:
     return EndTxnRequest(transactional_id0, producer_id0, producer_epoch0, committed0)
 
 
-def _decode_request_v3(view: memoryview) -> EndTxnRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> EndTxnRequest:
     pos = 0
     size = len(view)
     n = view[pos]
@@ -115,7 +116,7 @@ def _encode_request_v3(message: EndTxnRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], EndTxnRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], EndTxnRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v0,
@@ -135,7 +136,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[EndTxnRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> EndTxnResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> EndTxnResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0 = _read_ih(view, pos)
@@ -143,7 +144,7 @@ def _decode_response_v0(view: memoryview) -> EndTxnResponse:
     return EndTxnResponse(throttle_time_ms0, error_code0, -1, -1)
 
 
-def _decode_response_v3(view: memoryview) -> EndTxnResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> EndTxnResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
@@ -153,7 +154,7 @@ def _decode_response_v3(view: memoryview) -> EndTxnResponse:
     return EndTxnResponse(throttle_time_ms0, error_code0, -1, -1)
 
 
-def _decode_response_v5(view: memoryview) -> EndTxnResponse:
+def _decode_response_v5(view: memoryview, budget: int) -> EndTxnResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0, producer_id0, producer_epoch0, n = _read_ihqhB(view, pos)
@@ -183,7 +184,7 @@ def _encode_response_v5(message: EndTxnResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], EndTxnResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], EndTxnResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v0,
@@ -203,13 +204,13 @@ _RESPONSE_ENCODERS: dict[int, Callable[[EndTxnResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> EndTxnRequest:
+def decode_request(view: memoryview, version: int, budget: int = ELEMENTS_MAX) -> EndTxnRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("EndTxnRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("EndTxnRequest", len(view)) from None
 
@@ -225,13 +226,13 @@ def encode_request(message: EndTxnRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("EndTxnRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> EndTxnResponse:
+def decode_response(view: memoryview, version: int, budget: int = ELEMENTS_MAX) -> EndTxnResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("EndTxnResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("EndTxnResponse", len(view)) from None
 

@@ -8,6 +8,7 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
     UnencodableMessage,
     UnsupportedVersion,
@@ -29,7 +30,7 @@ class EndTxnMarker:
     coordinator_epoch: int = 0  # 0+
 
 
-def _decode_v0(view: memoryview) -> EndTxnMarker:
+def _decode_v0(view: memoryview, budget: int) -> EndTxnMarker:
     pos = 0
     size = len(view)
     coordinator_epoch0 = _read_i(view, pos)[0]
@@ -43,7 +44,7 @@ def _encode_v0(message: EndTxnMarker) -> list[Buffer]:
     return [out]
 
 
-_DECODERS: dict[int, Callable[[memoryview], EndTxnMarker]] = {
+_DECODERS: dict[int, Callable[[memoryview, int], EndTxnMarker]] = {
     0: _decode_v0,
 }
 
@@ -53,13 +54,13 @@ _ENCODERS: dict[int, Callable[[EndTxnMarker], list[Buffer]]] = {
 }
 
 
-def decode(view: memoryview, version: int) -> EndTxnMarker:
+def decode(view: memoryview, version: int, budget: int = ELEMENTS_MAX) -> EndTxnMarker:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("EndTxnMarker", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("EndTxnMarker", len(view)) from None
 

@@ -8,6 +8,7 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
     UnencodableMessage,
     UnsupportedVersion,
@@ -52,7 +53,7 @@ class ExpireDelegationTokenResponse:
     throttle_time_ms: int = 0  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> ExpireDelegationTokenRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> ExpireDelegationTokenRequest:
     pos = 0
     size = len(view)
     n = _read_i(view, pos)[0]
@@ -67,7 +68,7 @@ def _decode_request_v0(view: memoryview) -> ExpireDelegationTokenRequest:
     return ExpireDelegationTokenRequest(hmac0, expiry_time_period_ms0)
 
 
-def _decode_request_v2(view: memoryview) -> ExpireDelegationTokenRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> ExpireDelegationTokenRequest:
     pos = 0
     size = len(view)
     n = view[pos]
@@ -110,7 +111,7 @@ def _encode_request_v2(message: ExpireDelegationTokenRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ExpireDelegationTokenRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ExpireDelegationTokenRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v2,
@@ -124,7 +125,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[ExpireDelegationTokenRequest], list[Buffe
 }
 
 
-def _decode_response_v0(view: memoryview) -> ExpireDelegationTokenResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> ExpireDelegationTokenResponse:
     pos = 0
     size = len(view)
     error_code0, expiry_timestamp_ms0, throttle_time_ms0 = _read_hqi(view, pos)
@@ -132,7 +133,7 @@ def _decode_response_v0(view: memoryview) -> ExpireDelegationTokenResponse:
     return ExpireDelegationTokenResponse(error_code0, expiry_timestamp_ms0, throttle_time_ms0)
 
 
-def _decode_response_v2(view: memoryview) -> ExpireDelegationTokenResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> ExpireDelegationTokenResponse:
     pos = 0
     size = len(view)
     error_code0, expiry_timestamp_ms0, throttle_time_ms0, n = _read_hqiB(view, pos)
@@ -154,7 +155,7 @@ def _encode_response_v2(message: ExpireDelegationTokenResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ExpireDelegationTokenResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ExpireDelegationTokenResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v2,
@@ -168,13 +169,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ExpireDelegationTokenResponse], list[Buf
 }
 
 
-def decode_request(view: memoryview, version: int) -> ExpireDelegationTokenRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ExpireDelegationTokenRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ExpireDelegationTokenRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ExpireDelegationTokenRequest", len(view)) from None
 
@@ -190,13 +193,15 @@ def encode_request(message: ExpireDelegationTokenRequest, version: int) -> list[
         raise UnencodableMessage("ExpireDelegationTokenRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ExpireDelegationTokenResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ExpireDelegationTokenResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ExpireDelegationTokenResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ExpireDelegationTokenResponse", len(view)) from None
 

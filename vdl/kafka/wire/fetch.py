@@ -12,6 +12,7 @@ from vdl.kafka.wire.runtime import (
     ELEMENTS_MAX,
     Records,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -228,10 +229,9 @@ class FetchResponse:
     node_endpoints: list[NodeEndpoint] = field(default_factory=list)  # 16+, tag 0
 
 
-def _decode_request_v0(view: memoryview) -> FetchRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> FetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     replica_id0, max_wait_ms0, min_bytes0, n = _read_iiii(view, pos)
     pos += 16
     if not 0 <= n * 6 <= size - pos:
@@ -246,6 +246,8 @@ def _decode_request_v0(view: memoryview) -> FetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -277,10 +279,9 @@ def _decode_request_v0(view: memoryview) -> FetchRequest:
     )
 
 
-def _decode_request_v3(view: memoryview) -> FetchRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> FetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     replica_id0, max_wait_ms0, min_bytes0, max_bytes0, n = _read_iiiii(view, pos)
     pos += 20
     if not 0 <= n * 6 <= size - pos:
@@ -295,6 +296,8 @@ def _decode_request_v3(view: memoryview) -> FetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -326,10 +329,9 @@ def _decode_request_v3(view: memoryview) -> FetchRequest:
     )
 
 
-def _decode_request_v4(view: memoryview) -> FetchRequest:
+def _decode_request_v4(view: memoryview, budget: int) -> FetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     (
         replica_id0, max_wait_ms0, min_bytes0, max_bytes0, isolation_level0, n
     ) = _read_iiiibi(view, pos)
@@ -346,6 +348,8 @@ def _decode_request_v4(view: memoryview) -> FetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -388,10 +392,9 @@ def _decode_request_v4(view: memoryview) -> FetchRequest:
     )
 
 
-def _decode_request_v5(view: memoryview) -> FetchRequest:
+def _decode_request_v5(view: memoryview, budget: int) -> FetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     (
         replica_id0, max_wait_ms0, min_bytes0, max_bytes0, isolation_level0, n
     ) = _read_iiiibi(view, pos)
@@ -408,6 +411,8 @@ def _decode_request_v5(view: memoryview) -> FetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -452,10 +457,9 @@ def _decode_request_v5(view: memoryview) -> FetchRequest:
     )
 
 
-def _decode_request_v7(view: memoryview) -> FetchRequest:
+def _decode_request_v7(view: memoryview, budget: int) -> FetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     (
         replica_id0,
         max_wait_ms0,
@@ -479,6 +483,8 @@ def _decode_request_v7(view: memoryview) -> FetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -521,6 +527,8 @@ def _decode_request_v7(view: memoryview) -> FetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic3 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -550,10 +558,9 @@ def _decode_request_v7(view: memoryview) -> FetchRequest:
     )
 
 
-def _decode_request_v9(view: memoryview) -> FetchRequest:
+def _decode_request_v9(view: memoryview, budget: int) -> FetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     (
         replica_id0,
         max_wait_ms0,
@@ -577,6 +584,8 @@ def _decode_request_v9(view: memoryview) -> FetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -623,6 +632,8 @@ def _decode_request_v9(view: memoryview) -> FetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic3 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -652,10 +663,9 @@ def _decode_request_v9(view: memoryview) -> FetchRequest:
     )
 
 
-def _decode_request_v11(view: memoryview) -> FetchRequest:
+def _decode_request_v11(view: memoryview, budget: int) -> FetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     (
         replica_id0,
         max_wait_ms0,
@@ -679,6 +689,8 @@ def _decode_request_v11(view: memoryview) -> FetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -725,6 +737,8 @@ def _decode_request_v11(view: memoryview) -> FetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic3 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -761,10 +775,9 @@ def _decode_request_v11(view: memoryview) -> FetchRequest:
     )
 
 
-def _decode_request_v12(view: memoryview) -> FetchRequest:
+def _decode_request_v12(view: memoryview, budget: int) -> FetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     (
         replica_id0,
         max_wait_ms0,
@@ -794,6 +807,8 @@ def _decode_request_v12(view: memoryview) -> FetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -819,6 +834,8 @@ def _decode_request_v12(view: memoryview) -> FetchRequest:
             ) = _read_iiqiqiB(view, pos)
             pos += 33
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 FetchPartition(
@@ -835,6 +852,8 @@ def _decode_request_v12(view: memoryview) -> FetchRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(FetchTopic(topic1, ZERO_UUID, partitions1))
     n = view[pos]
@@ -857,6 +876,8 @@ def _decode_request_v12(view: memoryview) -> FetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic3 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -875,6 +896,8 @@ def _decode_request_v12(view: memoryview) -> FetchRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         forgotten_topics_data0.append(ForgottenTopic(topic3, ZERO_UUID, partitions3))
     n = view[pos]
@@ -928,10 +951,9 @@ def _decode_request_v12(view: memoryview) -> FetchRequest:
     )
 
 
-def _decode_request_v13(view: memoryview) -> FetchRequest:
+def _decode_request_v13(view: memoryview, budget: int) -> FetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     (
         replica_id0,
         max_wait_ms0,
@@ -976,6 +998,8 @@ def _decode_request_v13(view: memoryview) -> FetchRequest:
             ) = _read_iiqiqiB(view, pos)
             pos += 33
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 FetchPartition(
@@ -992,6 +1016,8 @@ def _decode_request_v13(view: memoryview) -> FetchRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(FetchTopic("", topic_id1, partitions1))
     n = view[pos]
@@ -1022,6 +1048,8 @@ def _decode_request_v13(view: memoryview) -> FetchRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         forgotten_topics_data0.append(ForgottenTopic("", topic_id3, partitions3))
     n = view[pos]
@@ -1075,10 +1103,9 @@ def _decode_request_v13(view: memoryview) -> FetchRequest:
     )
 
 
-def _decode_request_v15(view: memoryview) -> FetchRequest:
+def _decode_request_v15(view: memoryview, budget: int) -> FetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     (
         max_wait_ms0, min_bytes0, max_bytes0, isolation_level0, session_id0, session_epoch0, n
     ) = _read_iiibiiB(view, pos)
@@ -1116,6 +1143,8 @@ def _decode_request_v15(view: memoryview) -> FetchRequest:
             ) = _read_iiqiqiB(view, pos)
             pos += 33
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 FetchPartition(
@@ -1132,6 +1161,8 @@ def _decode_request_v15(view: memoryview) -> FetchRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(FetchTopic("", topic_id1, partitions1))
     n = view[pos]
@@ -1162,6 +1193,8 @@ def _decode_request_v15(view: memoryview) -> FetchRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         forgotten_topics_data0.append(ForgottenTopic("", topic_id3, partitions3))
     n = view[pos]
@@ -1222,10 +1255,9 @@ def _decode_request_v15(view: memoryview) -> FetchRequest:
     )
 
 
-def _decode_request_v17(view: memoryview) -> FetchRequest:
+def _decode_request_v17(view: memoryview, budget: int) -> FetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     (
         max_wait_ms0, min_bytes0, max_bytes0, isolation_level0, session_id0, session_epoch0, n
     ) = _read_iiibiiB(view, pos)
@@ -1265,6 +1297,8 @@ def _decode_request_v17(view: memoryview) -> FetchRequest:
             replica_directory_id2 = ZERO_UUID
             if n:
                 n, pos = read_tag_count(view, pos, n, size)
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 for _ in range(n):
                     tag, pos, tag_end2 = read_tag(view, pos, size)
                     if tag == 0:
@@ -1289,6 +1323,8 @@ def _decode_request_v17(view: memoryview) -> FetchRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(FetchTopic("", topic_id1, partitions1))
     n = view[pos]
@@ -1319,6 +1355,8 @@ def _decode_request_v17(view: memoryview) -> FetchRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         forgotten_topics_data0.append(ForgottenTopic("", topic_id3, partitions3))
     n = view[pos]
@@ -1379,10 +1417,9 @@ def _decode_request_v17(view: memoryview) -> FetchRequest:
     )
 
 
-def _decode_request_v18(view: memoryview) -> FetchRequest:
+def _decode_request_v18(view: memoryview, budget: int) -> FetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     (
         max_wait_ms0, min_bytes0, max_bytes0, isolation_level0, session_id0, session_epoch0, n
     ) = _read_iiibiiB(view, pos)
@@ -1423,6 +1460,8 @@ def _decode_request_v18(view: memoryview) -> FetchRequest:
             high_watermark2 = 9223372036854775807
             if n:
                 n, pos = read_tag_count(view, pos, n, size)
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 for _ in range(n):
                     tag, pos, tag_end2 = read_tag(view, pos, size)
                     if tag == 0:
@@ -1450,6 +1489,8 @@ def _decode_request_v18(view: memoryview) -> FetchRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(FetchTopic("", topic_id1, partitions1))
     n = view[pos]
@@ -1480,6 +1521,8 @@ def _decode_request_v18(view: memoryview) -> FetchRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         forgotten_topics_data0.append(ForgottenTopic("", topic_id3, partitions3))
     n = view[pos]
@@ -2275,7 +2318,7 @@ def _encode_request_v18(message: FetchRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], FetchRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], FetchRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v0,
@@ -2321,10 +2364,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[FetchRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> FetchResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> FetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -2339,6 +2381,8 @@ def _decode_response_v0(view: memoryview) -> FetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -2379,10 +2423,9 @@ def _decode_response_v0(view: memoryview) -> FetchResponse:
     return FetchResponse(0, 0, 0, responses0, [])
 
 
-def _decode_response_v1(view: memoryview) -> FetchResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> FetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -2397,6 +2440,8 @@ def _decode_response_v1(view: memoryview) -> FetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -2437,10 +2482,9 @@ def _decode_response_v1(view: memoryview) -> FetchResponse:
     return FetchResponse(throttle_time_ms0, 0, 0, responses0, [])
 
 
-def _decode_response_v4(view: memoryview) -> FetchResponse:
+def _decode_response_v4(view: memoryview, budget: int) -> FetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -2455,6 +2499,8 @@ def _decode_response_v4(view: memoryview) -> FetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -2512,10 +2558,9 @@ def _decode_response_v4(view: memoryview) -> FetchResponse:
     return FetchResponse(throttle_time_ms0, 0, 0, responses0, [])
 
 
-def _decode_response_v5(view: memoryview) -> FetchResponse:
+def _decode_response_v5(view: memoryview, budget: int) -> FetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -2530,6 +2575,8 @@ def _decode_response_v5(view: memoryview) -> FetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -2592,10 +2639,9 @@ def _decode_response_v5(view: memoryview) -> FetchResponse:
     return FetchResponse(throttle_time_ms0, 0, 0, responses0, [])
 
 
-def _decode_response_v7(view: memoryview) -> FetchResponse:
+def _decode_response_v7(view: memoryview, budget: int) -> FetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, session_id0, n = _read_ihii(view, pos)
     pos += 14
     if not 0 <= n * 6 <= size - pos:
@@ -2610,6 +2656,8 @@ def _decode_response_v7(view: memoryview) -> FetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -2672,10 +2720,9 @@ def _decode_response_v7(view: memoryview) -> FetchResponse:
     return FetchResponse(throttle_time_ms0, error_code0, session_id0, responses0, [])
 
 
-def _decode_response_v11(view: memoryview) -> FetchResponse:
+def _decode_response_v11(view: memoryview, budget: int) -> FetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, session_id0, n = _read_ihii(view, pos)
     pos += 14
     if not 0 <= n * 6 <= size - pos:
@@ -2690,6 +2737,8 @@ def _decode_response_v11(view: memoryview) -> FetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -2752,10 +2801,9 @@ def _decode_response_v11(view: memoryview) -> FetchResponse:
     return FetchResponse(throttle_time_ms0, error_code0, session_id0, responses0, [])
 
 
-def _decode_response_v12(view: memoryview) -> FetchResponse:
+def _decode_response_v12(view: memoryview, budget: int) -> FetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, session_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
@@ -2776,6 +2824,8 @@ def _decode_response_v12(view: memoryview) -> FetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -2815,6 +2865,8 @@ def _decode_response_v12(view: memoryview) -> FetchResponse:
                     producer_id3, first_offset3, n = _read_qqB(view, pos)
                     pos += 17
                     if n:
+                        if (budget := budget - n) < 0:
+                            raise TooManyElements("tagged fields", n)
                         pos = skip_tagged_fields(view, pos, n, size)
                     aborted_transactions2.append(AbortedTransaction(producer_id3, first_offset3))
             preferred_read_replica2, n = _read_iB(view, pos)
@@ -2837,24 +2889,32 @@ def _decode_response_v12(view: memoryview) -> FetchResponse:
             snapshot_id2: SnapshotId | None = None
             if n:
                 n, pos = read_tag_count(view, pos, n, size)
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 for _ in range(n):
                     tag, pos, tag_end2 = read_tag(view, pos, size)
                     if tag == 0:
                         epoch4, end_offset4, n = _read_iqB(view, pos)
                         pos += 13
                         if n:
+                            if (budget := budget - n) < 0:
+                                raise TooManyElements("tagged fields", n)
                             pos = skip_tagged_fields(view, pos, n, size)
                         diverging_epoch2 = EpochEndOffset(epoch4, end_offset4)
                     elif tag == 1:
                         leader_id5, leader_epoch5, n = _read_iiB(view, pos)
                         pos += 9
                         if n:
+                            if (budget := budget - n) < 0:
+                                raise TooManyElements("tagged fields", n)
                             pos = skip_tagged_fields(view, pos, n, size)
                         current_leader2 = LeaderIdAndEpoch(leader_id5, leader_epoch5)
                     elif tag == 2:
                         end_offset6, epoch6, n = _read_qiB(view, pos)
                         pos += 13
                         if n:
+                            if (budget := budget - n) < 0:
+                                raise TooManyElements("tagged fields", n)
                             pos = skip_tagged_fields(view, pos, n, size)
                         snapshot_id2 = SnapshotId(end_offset6, epoch6)
                     else:
@@ -2879,6 +2939,8 @@ def _decode_response_v12(view: memoryview) -> FetchResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(FetchableTopicResponse(topic1, ZERO_UUID, partitions1))
     n = view[pos]
@@ -2888,10 +2950,9 @@ def _decode_response_v12(view: memoryview) -> FetchResponse:
     return FetchResponse(throttle_time_ms0, error_code0, session_id0, responses0, [])
 
 
-def _decode_response_v13(view: memoryview) -> FetchResponse:
+def _decode_response_v13(view: memoryview, budget: int) -> FetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, session_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
@@ -2941,6 +3002,8 @@ def _decode_response_v13(view: memoryview) -> FetchResponse:
                     producer_id3, first_offset3, n = _read_qqB(view, pos)
                     pos += 17
                     if n:
+                        if (budget := budget - n) < 0:
+                            raise TooManyElements("tagged fields", n)
                         pos = skip_tagged_fields(view, pos, n, size)
                     aborted_transactions2.append(AbortedTransaction(producer_id3, first_offset3))
             preferred_read_replica2, n = _read_iB(view, pos)
@@ -2963,24 +3026,32 @@ def _decode_response_v13(view: memoryview) -> FetchResponse:
             snapshot_id2: SnapshotId | None = None
             if n:
                 n, pos = read_tag_count(view, pos, n, size)
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 for _ in range(n):
                     tag, pos, tag_end2 = read_tag(view, pos, size)
                     if tag == 0:
                         epoch4, end_offset4, n = _read_iqB(view, pos)
                         pos += 13
                         if n:
+                            if (budget := budget - n) < 0:
+                                raise TooManyElements("tagged fields", n)
                             pos = skip_tagged_fields(view, pos, n, size)
                         diverging_epoch2 = EpochEndOffset(epoch4, end_offset4)
                     elif tag == 1:
                         leader_id5, leader_epoch5, n = _read_iiB(view, pos)
                         pos += 9
                         if n:
+                            if (budget := budget - n) < 0:
+                                raise TooManyElements("tagged fields", n)
                             pos = skip_tagged_fields(view, pos, n, size)
                         current_leader2 = LeaderIdAndEpoch(leader_id5, leader_epoch5)
                     elif tag == 2:
                         end_offset6, epoch6, n = _read_qiB(view, pos)
                         pos += 13
                         if n:
+                            if (budget := budget - n) < 0:
+                                raise TooManyElements("tagged fields", n)
                             pos = skip_tagged_fields(view, pos, n, size)
                         snapshot_id2 = SnapshotId(end_offset6, epoch6)
                     else:
@@ -3005,6 +3076,8 @@ def _decode_response_v13(view: memoryview) -> FetchResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(FetchableTopicResponse("", topic_id1, partitions1))
     n = view[pos]
@@ -3014,10 +3087,9 @@ def _decode_response_v13(view: memoryview) -> FetchResponse:
     return FetchResponse(throttle_time_ms0, error_code0, session_id0, responses0, [])
 
 
-def _decode_response_v16(view: memoryview) -> FetchResponse:
+def _decode_response_v16(view: memoryview, budget: int) -> FetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, session_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
@@ -3067,6 +3139,8 @@ def _decode_response_v16(view: memoryview) -> FetchResponse:
                     producer_id3, first_offset3, n = _read_qqB(view, pos)
                     pos += 17
                     if n:
+                        if (budget := budget - n) < 0:
+                            raise TooManyElements("tagged fields", n)
                         pos = skip_tagged_fields(view, pos, n, size)
                     aborted_transactions2.append(AbortedTransaction(producer_id3, first_offset3))
             preferred_read_replica2, n = _read_iB(view, pos)
@@ -3089,24 +3163,32 @@ def _decode_response_v16(view: memoryview) -> FetchResponse:
             snapshot_id2: SnapshotId | None = None
             if n:
                 n, pos = read_tag_count(view, pos, n, size)
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 for _ in range(n):
                     tag, pos, tag_end2 = read_tag(view, pos, size)
                     if tag == 0:
                         epoch4, end_offset4, n = _read_iqB(view, pos)
                         pos += 13
                         if n:
+                            if (budget := budget - n) < 0:
+                                raise TooManyElements("tagged fields", n)
                             pos = skip_tagged_fields(view, pos, n, size)
                         diverging_epoch2 = EpochEndOffset(epoch4, end_offset4)
                     elif tag == 1:
                         leader_id5, leader_epoch5, n = _read_iiB(view, pos)
                         pos += 9
                         if n:
+                            if (budget := budget - n) < 0:
+                                raise TooManyElements("tagged fields", n)
                             pos = skip_tagged_fields(view, pos, n, size)
                         current_leader2 = LeaderIdAndEpoch(leader_id5, leader_epoch5)
                     elif tag == 2:
                         end_offset6, epoch6, n = _read_qiB(view, pos)
                         pos += 13
                         if n:
+                            if (budget := budget - n) < 0:
+                                raise TooManyElements("tagged fields", n)
                             pos = skip_tagged_fields(view, pos, n, size)
                         snapshot_id2 = SnapshotId(end_offset6, epoch6)
                     else:
@@ -3131,6 +3213,8 @@ def _decode_response_v16(view: memoryview) -> FetchResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(FetchableTopicResponse("", topic_id1, partitions1))
     n = view[pos]
@@ -3161,6 +3245,8 @@ def _decode_response_v16(view: memoryview) -> FetchResponse:
                     end = pos + n
                     if not pos <= end <= size:
                         raise bad_length("Host", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("Host", n)
                     host7 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                     port7, n = _read_iB(view, pos)
@@ -3174,11 +3260,15 @@ def _decode_response_v16(view: memoryview) -> FetchResponse:
                         end = pos + n
                         if end > size:
                             raise bad_length("Rack", n, size - pos)
+                        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                            raise TooManyElements("Rack", n)
                         rack7 = view[pos:end].tobytes().decode("utf-8", "replace")
                         pos = end
                     n = view[pos]
                     pos += 1
                     if n:
+                        if (budget := budget - n) < 0:
+                            raise TooManyElements("tagged fields", n)
                         pos = skip_tagged_fields(view, pos, n, size)
                     node_endpoints0.append(NodeEndpoint(node_id7, host7, port7, rack7))
             else:
@@ -3819,7 +3909,7 @@ def _encode_response_v16(message: FetchResponse) -> list[Buffer]:
     return buffers
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], FetchResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], FetchResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v1,
@@ -3865,13 +3955,13 @@ _RESPONSE_ENCODERS: dict[int, Callable[[FetchResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> FetchRequest:
+def decode_request(view: memoryview, version: int, budget: int = ELEMENTS_MAX) -> FetchRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("FetchRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("FetchRequest", len(view)) from None
 
@@ -3887,13 +3977,13 @@ def encode_request(message: FetchRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("FetchRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> FetchResponse:
+def decode_response(view: memoryview, version: int, budget: int = ELEMENTS_MAX) -> FetchResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("FetchResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("FetchResponse", len(view)) from None
 

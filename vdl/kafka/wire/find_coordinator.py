@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -81,7 +82,7 @@ class FindCoordinatorResponse:
     coordinators: list[Coordinator] = field(default_factory=list)  # 4+
 
 
-def _decode_request_v0(view: memoryview) -> FindCoordinatorRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> FindCoordinatorRequest:
     pos = 0
     size = len(view)
     n = _read_h(view, pos)[0]
@@ -94,7 +95,7 @@ def _decode_request_v0(view: memoryview) -> FindCoordinatorRequest:
     return FindCoordinatorRequest(key0, 0, [])
 
 
-def _decode_request_v1(view: memoryview) -> FindCoordinatorRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> FindCoordinatorRequest:
     pos = 0
     size = len(view)
     n = _read_h(view, pos)[0]
@@ -109,7 +110,7 @@ def _decode_request_v1(view: memoryview) -> FindCoordinatorRequest:
     return FindCoordinatorRequest(key0, key_type0, [])
 
 
-def _decode_request_v3(view: memoryview) -> FindCoordinatorRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> FindCoordinatorRequest:
     pos = 0
     size = len(view)
     n = view[pos]
@@ -129,10 +130,9 @@ def _decode_request_v3(view: memoryview) -> FindCoordinatorRequest:
     return FindCoordinatorRequest(key0, key_type0, [])
 
 
-def _decode_request_v4(view: memoryview) -> FindCoordinatorRequest:
+def _decode_request_v4(view: memoryview, budget: int) -> FindCoordinatorRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     key_type0, n = _read_bB(view, pos)
     pos += 2
     if n > 127:
@@ -153,6 +153,8 @@ def _decode_request_v4(view: memoryview) -> FindCoordinatorRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("CoordinatorKeys", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("CoordinatorKeys", n)
         coordinator_keys0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         coordinator_keys0.append(coordinator_keys0_each)
@@ -226,7 +228,7 @@ def _encode_request_v4(message: FindCoordinatorRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], FindCoordinatorRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], FindCoordinatorRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v1,
@@ -248,7 +250,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[FindCoordinatorRequest], list[Buffer]]] =
 }
 
 
-def _decode_response_v0(view: memoryview) -> FindCoordinatorResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> FindCoordinatorResponse:
     pos = 0
     size = len(view)
     error_code0, node_id0, n = _read_hih(view, pos)
@@ -263,7 +265,7 @@ def _decode_response_v0(view: memoryview) -> FindCoordinatorResponse:
     return FindCoordinatorResponse(0, error_code0, "", node_id0, host0, port0, [])
 
 
-def _decode_response_v1(view: memoryview) -> FindCoordinatorResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> FindCoordinatorResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0, n = _read_ihh(view, pos)
@@ -290,7 +292,7 @@ def _decode_response_v1(view: memoryview) -> FindCoordinatorResponse:
     )
 
 
-def _decode_response_v3(view: memoryview) -> FindCoordinatorResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> FindCoordinatorResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
@@ -325,10 +327,9 @@ def _decode_response_v3(view: memoryview) -> FindCoordinatorResponse:
     )
 
 
-def _decode_response_v4(view: memoryview) -> FindCoordinatorResponse:
+def _decode_response_v4(view: memoryview, budget: int) -> FindCoordinatorResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -349,6 +350,8 @@ def _decode_response_v4(view: memoryview) -> FindCoordinatorResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Key", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Key", n)
         key1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         node_id1, n = _read_iB(view, pos)
@@ -359,6 +362,8 @@ def _decode_response_v4(view: memoryview) -> FindCoordinatorResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, error_code1, n = _read_ihB(view, pos)
@@ -372,11 +377,15 @@ def _decode_response_v4(view: memoryview) -> FindCoordinatorResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         coordinators0.append(
             Coordinator(key1, node_id1, host1, port1, error_code1, error_message1)
@@ -501,7 +510,7 @@ def _encode_response_v4(message: FindCoordinatorResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], FindCoordinatorResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], FindCoordinatorResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v1,
@@ -523,13 +532,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[FindCoordinatorResponse], list[Buffer]]]
 }
 
 
-def decode_request(view: memoryview, version: int) -> FindCoordinatorRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> FindCoordinatorRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("FindCoordinatorRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("FindCoordinatorRequest", len(view)) from None
 
@@ -545,13 +556,15 @@ def encode_request(message: FindCoordinatorRequest, version: int) -> list[Buffer
         raise UnencodableMessage("FindCoordinatorRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> FindCoordinatorResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> FindCoordinatorResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("FindCoordinatorResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("FindCoordinatorResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -60,7 +61,7 @@ class GetTelemetrySubscriptionsResponse:
     requested_metrics: list[str] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> GetTelemetrySubscriptionsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> GetTelemetrySubscriptionsRequest:
     pos = 0
     size = len(view)
     client_instance_id0, n = _read_uB(view, pos)
@@ -76,7 +77,7 @@ def _encode_request_v0(message: GetTelemetrySubscriptionsRequest) -> list[Buffer
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], GetTelemetrySubscriptionsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], GetTelemetrySubscriptionsRequest]] = {
     0: _decode_request_v0,
 }
 
@@ -86,10 +87,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[GetTelemetrySubscriptionsRequest], list[B
 }
 
 
-def _decode_response_v0(view: memoryview) -> GetTelemetrySubscriptionsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> GetTelemetrySubscriptionsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     (
         throttle_time_ms0, error_code0, client_instance_id0, subscription_id0, n
     ) = _read_ihuiB(view, pos)
@@ -125,6 +125,8 @@ def _decode_response_v0(view: memoryview) -> GetTelemetrySubscriptionsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("RequestedMetrics", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("RequestedMetrics", n)
         requested_metrics0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         requested_metrics0.append(requested_metrics0_each)
@@ -181,7 +183,7 @@ def _encode_response_v0(message: GetTelemetrySubscriptionsResponse) -> list[Buff
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], GetTelemetrySubscriptionsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], GetTelemetrySubscriptionsResponse]] = {
     0: _decode_response_v0,
 }
 
@@ -191,13 +193,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[GetTelemetrySubscriptionsResponse], list
 }
 
 
-def decode_request(view: memoryview, version: int) -> GetTelemetrySubscriptionsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> GetTelemetrySubscriptionsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("GetTelemetrySubscriptionsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("GetTelemetrySubscriptionsRequest", len(view)) from None
 
@@ -213,13 +217,15 @@ def encode_request(message: GetTelemetrySubscriptionsRequest, version: int) -> l
         raise UnencodableMessage("GetTelemetrySubscriptionsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> GetTelemetrySubscriptionsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> GetTelemetrySubscriptionsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("GetTelemetrySubscriptionsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("GetTelemetrySubscriptionsResponse", len(view)) from None
 

@@ -8,6 +8,7 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
     UnencodableMessage,
     UnsupportedField,
@@ -52,7 +53,7 @@ class HeartbeatResponse:
     error_code: int = 0  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> HeartbeatRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> HeartbeatRequest:
     pos = 0
     size = len(view)
     n = _read_h(view, pos)[0]
@@ -72,7 +73,7 @@ def _decode_request_v0(view: memoryview) -> HeartbeatRequest:
     return HeartbeatRequest(group_id0, generation_id0, member_id0, None)
 
 
-def _decode_request_v3(view: memoryview) -> HeartbeatRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> HeartbeatRequest:
     pos = 0
     size = len(view)
     n = _read_h(view, pos)[0]
@@ -102,7 +103,7 @@ def _decode_request_v3(view: memoryview) -> HeartbeatRequest:
     return HeartbeatRequest(group_id0, generation_id0, member_id0, group_instance_id0)
 
 
-def _decode_request_v4(view: memoryview) -> HeartbeatRequest:
+def _decode_request_v4(view: memoryview, budget: int) -> HeartbeatRequest:
     pos = 0
     size = len(view)
     n = view[pos]
@@ -215,7 +216,7 @@ def _encode_request_v4(message: HeartbeatRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], HeartbeatRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], HeartbeatRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v0,
@@ -233,7 +234,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[HeartbeatRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> HeartbeatResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> HeartbeatResponse:
     pos = 0
     size = len(view)
     error_code0 = _read_h(view, pos)[0]
@@ -241,7 +242,7 @@ def _decode_response_v0(view: memoryview) -> HeartbeatResponse:
     return HeartbeatResponse(0, error_code0)
 
 
-def _decode_response_v1(view: memoryview) -> HeartbeatResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> HeartbeatResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0 = _read_ih(view, pos)
@@ -249,7 +250,7 @@ def _decode_response_v1(view: memoryview) -> HeartbeatResponse:
     return HeartbeatResponse(throttle_time_ms0, error_code0)
 
 
-def _decode_response_v4(view: memoryview) -> HeartbeatResponse:
+def _decode_response_v4(view: memoryview, budget: int) -> HeartbeatResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
@@ -277,7 +278,7 @@ def _encode_response_v4(message: HeartbeatResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], HeartbeatResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], HeartbeatResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v1,
@@ -295,13 +296,13 @@ _RESPONSE_ENCODERS: dict[int, Callable[[HeartbeatResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> HeartbeatRequest:
+def decode_request(view: memoryview, version: int, budget: int = ELEMENTS_MAX) -> HeartbeatRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("HeartbeatRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("HeartbeatRequest", len(view)) from None
 
@@ -317,13 +318,15 @@ def encode_request(message: HeartbeatRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("HeartbeatRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> HeartbeatResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> HeartbeatResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("HeartbeatResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("HeartbeatResponse", len(view)) from None
 

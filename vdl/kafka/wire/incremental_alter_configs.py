@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -90,10 +91,9 @@ class IncrementalAlterConfigsResponse:
     responses: list[AlterConfigsResourceResponse] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> IncrementalAlterConfigsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> IncrementalAlterConfigsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 7 <= size - pos:
@@ -108,6 +108,8 @@ def _decode_request_v0(view: memoryview) -> IncrementalAlterConfigsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -124,6 +126,8 @@ def _decode_request_v0(view: memoryview) -> IncrementalAlterConfigsRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             config_operation2, n = _read_bh(view, pos)
@@ -134,6 +138,8 @@ def _decode_request_v0(view: memoryview) -> IncrementalAlterConfigsRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("Value", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Value", n)
                 value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             configs1.append(AlterableConfig(name2, config_operation2, value2))
@@ -143,10 +149,9 @@ def _decode_request_v0(view: memoryview) -> IncrementalAlterConfigsRequest:
     return IncrementalAlterConfigsRequest(resources0, validate_only0)
 
 
-def _decode_request_v1(view: memoryview) -> IncrementalAlterConfigsRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> IncrementalAlterConfigsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -167,6 +172,8 @@ def _decode_request_v1(view: memoryview) -> IncrementalAlterConfigsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -189,6 +196,8 @@ def _decode_request_v1(view: memoryview) -> IncrementalAlterConfigsRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             config_operation2, n = _read_bB(view, pos)
@@ -202,16 +211,22 @@ def _decode_request_v1(view: memoryview) -> IncrementalAlterConfigsRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("Value", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Value", n)
                 value2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             configs1.append(AlterableConfig(name2, config_operation2, value2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         resources0.append(AlterConfigsResource(resource_type1, resource_name1, configs1))
     validate_only0, n = _read_tB(view, pos)
@@ -302,7 +317,7 @@ def _encode_request_v1(message: IncrementalAlterConfigsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], IncrementalAlterConfigsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], IncrementalAlterConfigsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
 }
@@ -314,10 +329,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[IncrementalAlterConfigsRequest], list[Buf
 }
 
 
-def _decode_response_v0(view: memoryview) -> IncrementalAlterConfigsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> IncrementalAlterConfigsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 7 <= size - pos:
@@ -335,6 +349,8 @@ def _decode_response_v0(view: memoryview) -> IncrementalAlterConfigsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         resource_type1, n = _read_bh(view, pos)
@@ -342,6 +358,8 @@ def _decode_response_v0(view: memoryview) -> IncrementalAlterConfigsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         responses0.append(
@@ -352,10 +370,9 @@ def _decode_response_v0(view: memoryview) -> IncrementalAlterConfigsResponse:
     return IncrementalAlterConfigsResponse(throttle_time_ms0, responses0)
 
 
-def _decode_response_v1(view: memoryview) -> IncrementalAlterConfigsResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> IncrementalAlterConfigsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -379,6 +396,8 @@ def _decode_response_v1(view: memoryview) -> IncrementalAlterConfigsResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         resource_type1, n = _read_bB(view, pos)
@@ -389,11 +408,15 @@ def _decode_response_v1(view: memoryview) -> IncrementalAlterConfigsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(
             AlterConfigsResourceResponse(
@@ -465,7 +488,7 @@ def _encode_response_v1(message: IncrementalAlterConfigsResponse) -> list[Buffer
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], IncrementalAlterConfigsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], IncrementalAlterConfigsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
 }
@@ -477,13 +500,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[IncrementalAlterConfigsResponse], list[B
 }
 
 
-def decode_request(view: memoryview, version: int) -> IncrementalAlterConfigsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> IncrementalAlterConfigsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("IncrementalAlterConfigsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("IncrementalAlterConfigsRequest", len(view)) from None
 
@@ -499,13 +524,15 @@ def encode_request(message: IncrementalAlterConfigsRequest, version: int) -> lis
         raise UnencodableMessage("IncrementalAlterConfigsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> IncrementalAlterConfigsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> IncrementalAlterConfigsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("IncrementalAlterConfigsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("IncrementalAlterConfigsResponse", len(view)) from None
 

@@ -8,6 +8,7 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
     UnencodableMessage,
     UnsupportedField,
@@ -66,7 +67,7 @@ class InitProducerIdResponse:
     ongoing_txn_producer_epoch: int = -1  # 6+
 
 
-def _decode_request_v0(view: memoryview) -> InitProducerIdRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> InitProducerIdRequest:
     pos = 0
     size = len(view)
     n = _read_h(view, pos)[0]
@@ -84,7 +85,7 @@ def _decode_request_v0(view: memoryview) -> InitProducerIdRequest:
     return InitProducerIdRequest(transactional_id0, transaction_timeout_ms0, -1, -1, False, False)
 
 
-def _decode_request_v2(view: memoryview) -> InitProducerIdRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> InitProducerIdRequest:
     pos = 0
     size = len(view)
     n = view[pos]
@@ -107,7 +108,7 @@ def _decode_request_v2(view: memoryview) -> InitProducerIdRequest:
     return InitProducerIdRequest(transactional_id0, transaction_timeout_ms0, -1, -1, False, False)
 
 
-def _decode_request_v3(view: memoryview) -> InitProducerIdRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> InitProducerIdRequest:
     pos = 0
     size = len(view)
     n = view[pos]
@@ -132,7 +133,7 @@ def _decode_request_v3(view: memoryview) -> InitProducerIdRequest:
     )
 
 
-def _decode_request_v6(view: memoryview) -> InitProducerIdRequest:
+def _decode_request_v6(view: memoryview, budget: int) -> InitProducerIdRequest:
     pos = 0
     size = len(view)
     n = view[pos]
@@ -259,7 +260,7 @@ def _encode_request_v6(message: InitProducerIdRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], InitProducerIdRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], InitProducerIdRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v2,
@@ -281,7 +282,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[InitProducerIdRequest], list[Buffer]]] = 
 }
 
 
-def _decode_response_v0(view: memoryview) -> InitProducerIdResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> InitProducerIdResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0, producer_id0, producer_epoch0 = _read_ihqh(view, pos)
@@ -291,7 +292,7 @@ def _decode_response_v0(view: memoryview) -> InitProducerIdResponse:
     )
 
 
-def _decode_response_v2(view: memoryview) -> InitProducerIdResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> InitProducerIdResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0, producer_id0, producer_epoch0, n = _read_ihqhB(view, pos)
@@ -303,7 +304,7 @@ def _decode_response_v2(view: memoryview) -> InitProducerIdResponse:
     )
 
 
-def _decode_response_v6(view: memoryview) -> InitProducerIdResponse:
+def _decode_response_v6(view: memoryview, budget: int) -> InitProducerIdResponse:
     pos = 0
     size = len(view)
     (
@@ -365,7 +366,7 @@ def _encode_response_v6(message: InitProducerIdResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], InitProducerIdResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], InitProducerIdResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v2,
@@ -387,13 +388,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[InitProducerIdResponse], list[Buffer]]] 
 }
 
 
-def decode_request(view: memoryview, version: int) -> InitProducerIdRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> InitProducerIdRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("InitProducerIdRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("InitProducerIdRequest", len(view)) from None
 
@@ -409,13 +412,15 @@ def encode_request(message: InitProducerIdRequest, version: int) -> list[Buffer]
         raise UnencodableMessage("InitProducerIdRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> InitProducerIdResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> InitProducerIdResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("InitProducerIdResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("InitProducerIdResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -94,10 +95,9 @@ class JoinGroupResponse:
     members: list[JoinGroupResponseMember] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> JoinGroupRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> JoinGroupRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -133,6 +133,8 @@ def _decode_request_v0(view: memoryview) -> JoinGroupRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -148,10 +150,9 @@ def _decode_request_v0(view: memoryview) -> JoinGroupRequest:
     )
 
 
-def _decode_request_v1(view: memoryview) -> JoinGroupRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> JoinGroupRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -187,6 +188,8 @@ def _decode_request_v1(view: memoryview) -> JoinGroupRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -209,10 +212,9 @@ def _decode_request_v1(view: memoryview) -> JoinGroupRequest:
     )
 
 
-def _decode_request_v5(view: memoryview) -> JoinGroupRequest:
+def _decode_request_v5(view: memoryview, budget: int) -> JoinGroupRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -258,6 +260,8 @@ def _decode_request_v5(view: memoryview) -> JoinGroupRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -280,10 +284,9 @@ def _decode_request_v5(view: memoryview) -> JoinGroupRequest:
     )
 
 
-def _decode_request_v6(view: memoryview) -> JoinGroupRequest:
+def _decode_request_v6(view: memoryview, budget: int) -> JoinGroupRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -347,6 +350,8 @@ def _decode_request_v6(view: memoryview) -> JoinGroupRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -362,6 +367,8 @@ def _decode_request_v6(view: memoryview) -> JoinGroupRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         protocols0.append(JoinGroupRequestProtocol(name1, metadata1))
     n = view[pos]
@@ -380,10 +387,9 @@ def _decode_request_v6(view: memoryview) -> JoinGroupRequest:
     )
 
 
-def _decode_request_v8(view: memoryview) -> JoinGroupRequest:
+def _decode_request_v8(view: memoryview, budget: int) -> JoinGroupRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -447,6 +453,8 @@ def _decode_request_v8(view: memoryview) -> JoinGroupRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -462,6 +470,8 @@ def _decode_request_v8(view: memoryview) -> JoinGroupRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         protocols0.append(JoinGroupRequestProtocol(name1, metadata1))
     n = view[pos]
@@ -729,7 +739,7 @@ def _encode_request_v8(message: JoinGroupRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], JoinGroupRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], JoinGroupRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v1,
@@ -757,10 +767,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[JoinGroupRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> JoinGroupResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> JoinGroupResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     error_code0, generation_id0, n = _read_hih(view, pos)
     pos += 8
     end = pos + n
@@ -796,6 +805,8 @@ def _decode_response_v0(view: memoryview) -> JoinGroupResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -811,10 +822,9 @@ def _decode_response_v0(view: memoryview) -> JoinGroupResponse:
     )
 
 
-def _decode_response_v2(view: memoryview) -> JoinGroupResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> JoinGroupResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, generation_id0, n = _read_ihih(view, pos)
     pos += 12
     end = pos + n
@@ -850,6 +860,8 @@ def _decode_response_v2(view: memoryview) -> JoinGroupResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -873,10 +885,9 @@ def _decode_response_v2(view: memoryview) -> JoinGroupResponse:
     )
 
 
-def _decode_response_v5(view: memoryview) -> JoinGroupResponse:
+def _decode_response_v5(view: memoryview, budget: int) -> JoinGroupResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, generation_id0, n = _read_ihih(view, pos)
     pos += 12
     end = pos + n
@@ -912,6 +923,8 @@ def _decode_response_v5(view: memoryview) -> JoinGroupResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -922,6 +935,8 @@ def _decode_response_v5(view: memoryview) -> JoinGroupResponse:
             end = pos + n
             if end > size:
                 raise bad_length("GroupInstanceId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("GroupInstanceId", n)
             group_instance_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = _read_i(view, pos)[0]
@@ -945,10 +960,9 @@ def _decode_response_v5(view: memoryview) -> JoinGroupResponse:
     )
 
 
-def _decode_response_v6(view: memoryview) -> JoinGroupResponse:
+def _decode_response_v6(view: memoryview, budget: int) -> JoinGroupResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, generation_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
@@ -999,6 +1013,8 @@ def _decode_response_v6(view: memoryview) -> JoinGroupResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -1012,6 +1028,8 @@ def _decode_response_v6(view: memoryview) -> JoinGroupResponse:
             end = pos + n
             if end > size:
                 raise bad_length("GroupInstanceId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("GroupInstanceId", n)
             group_instance_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
@@ -1027,6 +1045,8 @@ def _decode_response_v6(view: memoryview) -> JoinGroupResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         members0.append(JoinGroupResponseMember(member_id1, group_instance_id1, metadata1))
     n = view[pos]
@@ -1046,10 +1066,9 @@ def _decode_response_v6(view: memoryview) -> JoinGroupResponse:
     )
 
 
-def _decode_response_v7(view: memoryview) -> JoinGroupResponse:
+def _decode_response_v7(view: memoryview, budget: int) -> JoinGroupResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, generation_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
@@ -1116,6 +1135,8 @@ def _decode_response_v7(view: memoryview) -> JoinGroupResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -1129,6 +1150,8 @@ def _decode_response_v7(view: memoryview) -> JoinGroupResponse:
             end = pos + n
             if end > size:
                 raise bad_length("GroupInstanceId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("GroupInstanceId", n)
             group_instance_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
@@ -1144,6 +1167,8 @@ def _decode_response_v7(view: memoryview) -> JoinGroupResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         members0.append(JoinGroupResponseMember(member_id1, group_instance_id1, metadata1))
     n = view[pos]
@@ -1163,10 +1188,9 @@ def _decode_response_v7(view: memoryview) -> JoinGroupResponse:
     )
 
 
-def _decode_response_v9(view: memoryview) -> JoinGroupResponse:
+def _decode_response_v9(view: memoryview, budget: int) -> JoinGroupResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, generation_id0, n = _read_ihiB(view, pos)
     pos += 11
     if n > 127:
@@ -1233,6 +1257,8 @@ def _decode_response_v9(view: memoryview) -> JoinGroupResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -1246,6 +1272,8 @@ def _decode_response_v9(view: memoryview) -> JoinGroupResponse:
             end = pos + n
             if end > size:
                 raise bad_length("GroupInstanceId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("GroupInstanceId", n)
             group_instance_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
@@ -1261,6 +1289,8 @@ def _decode_response_v9(view: memoryview) -> JoinGroupResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         members0.append(JoinGroupResponseMember(member_id1, group_instance_id1, metadata1))
     n = view[pos]
@@ -1623,7 +1653,7 @@ def _encode_response_v9(message: JoinGroupResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], JoinGroupResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], JoinGroupResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v2,
@@ -1651,13 +1681,13 @@ _RESPONSE_ENCODERS: dict[int, Callable[[JoinGroupResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> JoinGroupRequest:
+def decode_request(view: memoryview, version: int, budget: int = ELEMENTS_MAX) -> JoinGroupRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("JoinGroupRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("JoinGroupRequest", len(view)) from None
 
@@ -1673,13 +1703,15 @@ def encode_request(message: JoinGroupRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("JoinGroupRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> JoinGroupResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> JoinGroupResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("JoinGroupResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("JoinGroupResponse", len(view)) from None
 

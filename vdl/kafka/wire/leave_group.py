@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -77,7 +78,7 @@ class LeaveGroupResponse:
     members: list[MemberResponse] = field(default_factory=list)  # 3+
 
 
-def _decode_request_v0(view: memoryview) -> LeaveGroupRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> LeaveGroupRequest:
     pos = 0
     size = len(view)
     n = _read_h(view, pos)[0]
@@ -97,10 +98,9 @@ def _decode_request_v0(view: memoryview) -> LeaveGroupRequest:
     return LeaveGroupRequest(group_id0, member_id0, [])
 
 
-def _decode_request_v3(view: memoryview) -> LeaveGroupRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> LeaveGroupRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -122,6 +122,8 @@ def _decode_request_v3(view: memoryview) -> LeaveGroupRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -132,16 +134,17 @@ def _decode_request_v3(view: memoryview) -> LeaveGroupRequest:
             end = pos + n
             if end > size:
                 raise bad_length("GroupInstanceId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("GroupInstanceId", n)
             group_instance_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         members0.append(MemberIdentity(member_id1, group_instance_id1, None))
     return LeaveGroupRequest(group_id0, "", members0)
 
 
-def _decode_request_v4(view: memoryview) -> LeaveGroupRequest:
+def _decode_request_v4(view: memoryview, budget: int) -> LeaveGroupRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -172,6 +175,8 @@ def _decode_request_v4(view: memoryview) -> LeaveGroupRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -185,11 +190,15 @@ def _decode_request_v4(view: memoryview) -> LeaveGroupRequest:
             end = pos + n
             if end > size:
                 raise bad_length("GroupInstanceId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("GroupInstanceId", n)
             group_instance_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         members0.append(MemberIdentity(member_id1, group_instance_id1, None))
     n = view[pos]
@@ -199,10 +208,9 @@ def _decode_request_v4(view: memoryview) -> LeaveGroupRequest:
     return LeaveGroupRequest(group_id0, "", members0)
 
 
-def _decode_request_v5(view: memoryview) -> LeaveGroupRequest:
+def _decode_request_v5(view: memoryview, budget: int) -> LeaveGroupRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -233,6 +241,8 @@ def _decode_request_v5(view: memoryview) -> LeaveGroupRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -246,6 +256,8 @@ def _decode_request_v5(view: memoryview) -> LeaveGroupRequest:
             end = pos + n
             if end > size:
                 raise bad_length("GroupInstanceId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("GroupInstanceId", n)
             group_instance_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
@@ -259,11 +271,15 @@ def _decode_request_v5(view: memoryview) -> LeaveGroupRequest:
             end = pos + n
             if end > size:
                 raise bad_length("Reason", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Reason", n)
             reason1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         members0.append(MemberIdentity(member_id1, group_instance_id1, reason1))
     n = view[pos]
@@ -412,7 +428,7 @@ def _encode_request_v5(message: LeaveGroupRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], LeaveGroupRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], LeaveGroupRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v0,
@@ -432,7 +448,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[LeaveGroupRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> LeaveGroupResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> LeaveGroupResponse:
     pos = 0
     size = len(view)
     error_code0 = _read_h(view, pos)[0]
@@ -440,7 +456,7 @@ def _decode_response_v0(view: memoryview) -> LeaveGroupResponse:
     return LeaveGroupResponse(0, error_code0, [])
 
 
-def _decode_response_v1(view: memoryview) -> LeaveGroupResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> LeaveGroupResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0 = _read_ih(view, pos)
@@ -448,10 +464,9 @@ def _decode_response_v1(view: memoryview) -> LeaveGroupResponse:
     return LeaveGroupResponse(throttle_time_ms0, error_code0, [])
 
 
-def _decode_response_v3(view: memoryview) -> LeaveGroupResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> LeaveGroupResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihi(view, pos)
     pos += 10
     if not 0 <= n * 6 <= size - pos:
@@ -466,6 +481,8 @@ def _decode_response_v3(view: memoryview) -> LeaveGroupResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -476,6 +493,8 @@ def _decode_response_v3(view: memoryview) -> LeaveGroupResponse:
             end = pos + n
             if end > size:
                 raise bad_length("GroupInstanceId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("GroupInstanceId", n)
             group_instance_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         error_code1 = _read_h(view, pos)[0]
@@ -484,10 +503,9 @@ def _decode_response_v3(view: memoryview) -> LeaveGroupResponse:
     return LeaveGroupResponse(throttle_time_ms0, error_code0, members0)
 
 
-def _decode_response_v4(view: memoryview) -> LeaveGroupResponse:
+def _decode_response_v4(view: memoryview, budget: int) -> LeaveGroupResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -508,6 +526,8 @@ def _decode_response_v4(view: memoryview) -> LeaveGroupResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -521,11 +541,15 @@ def _decode_response_v4(view: memoryview) -> LeaveGroupResponse:
             end = pos + n
             if end > size:
                 raise bad_length("GroupInstanceId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("GroupInstanceId", n)
             group_instance_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         error_code1, n = _read_hB(view, pos)
         pos += 3
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         members0.append(MemberResponse(member_id1, group_instance_id1, error_code1))
     n = view[pos]
@@ -608,7 +632,7 @@ def _encode_response_v4(message: LeaveGroupResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], LeaveGroupResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], LeaveGroupResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v1,
@@ -628,13 +652,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[LeaveGroupResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> LeaveGroupRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> LeaveGroupRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("LeaveGroupRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("LeaveGroupRequest", len(view)) from None
 
@@ -650,13 +676,15 @@ def encode_request(message: LeaveGroupRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("LeaveGroupRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> LeaveGroupResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> LeaveGroupResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("LeaveGroupResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("LeaveGroupResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -60,7 +61,7 @@ class ListConfigResourcesResponse:
     config_resources: list[ConfigResource] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> ListConfigResourcesRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> ListConfigResourcesRequest:
     pos = 0
     size = len(view)
     n = view[pos]
@@ -70,10 +71,9 @@ def _decode_request_v0(view: memoryview) -> ListConfigResourcesRequest:
     return ListConfigResourcesRequest([])
 
 
-def _decode_request_v1(view: memoryview) -> ListConfigResourcesRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> ListConfigResourcesRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -115,7 +115,7 @@ def _encode_request_v1(message: ListConfigResourcesRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ListConfigResourcesRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ListConfigResourcesRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
 }
@@ -127,10 +127,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[ListConfigResourcesRequest], list[Buffer]
 }
 
 
-def _decode_response_v0(view: memoryview) -> ListConfigResourcesResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> ListConfigResourcesResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -151,11 +150,15 @@ def _decode_response_v0(view: memoryview) -> ListConfigResourcesResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         config_resources0.append(ConfigResource(resource_name1, 16))
     n = view[pos]
@@ -165,10 +168,9 @@ def _decode_response_v0(view: memoryview) -> ListConfigResourcesResponse:
     return ListConfigResourcesResponse(throttle_time_ms0, error_code0, config_resources0)
 
 
-def _decode_response_v1(view: memoryview) -> ListConfigResourcesResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> ListConfigResourcesResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -189,11 +191,15 @@ def _decode_response_v1(view: memoryview) -> ListConfigResourcesResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ResourceName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ResourceName", n)
         resource_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         resource_type1, n = _read_bB(view, pos)
         pos += 2
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         config_resources0.append(ConfigResource(resource_name1, resource_type1))
     n = view[pos]
@@ -247,7 +253,7 @@ def _encode_response_v1(message: ListConfigResourcesResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ListConfigResourcesResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ListConfigResourcesResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
 }
@@ -259,13 +265,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ListConfigResourcesResponse], list[Buffe
 }
 
 
-def decode_request(view: memoryview, version: int) -> ListConfigResourcesRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ListConfigResourcesRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ListConfigResourcesRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ListConfigResourcesRequest", len(view)) from None
 
@@ -281,13 +289,15 @@ def encode_request(message: ListConfigResourcesRequest, version: int) -> list[Bu
         raise UnencodableMessage("ListConfigResourcesRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ListConfigResourcesResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ListConfigResourcesResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ListConfigResourcesResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ListConfigResourcesResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -65,11 +66,11 @@ class ListGroupsResponse:
     groups: list[ListedGroup] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> ListGroupsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> ListGroupsRequest:
     return ListGroupsRequest([], [])
 
 
-def _decode_request_v3(view: memoryview) -> ListGroupsRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> ListGroupsRequest:
     pos = 0
     size = len(view)
     n = view[pos]
@@ -79,10 +80,9 @@ def _decode_request_v3(view: memoryview) -> ListGroupsRequest:
     return ListGroupsRequest([], [])
 
 
-def _decode_request_v4(view: memoryview) -> ListGroupsRequest:
+def _decode_request_v4(view: memoryview, budget: int) -> ListGroupsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -103,6 +103,8 @@ def _decode_request_v4(view: memoryview) -> ListGroupsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("StatesFilter", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("StatesFilter", n)
         states_filter0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         states_filter0.append(states_filter0_each)
@@ -113,10 +115,9 @@ def _decode_request_v4(view: memoryview) -> ListGroupsRequest:
     return ListGroupsRequest(states_filter0, [])
 
 
-def _decode_request_v5(view: memoryview) -> ListGroupsRequest:
+def _decode_request_v5(view: memoryview, budget: int) -> ListGroupsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -137,6 +138,8 @@ def _decode_request_v5(view: memoryview) -> ListGroupsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("StatesFilter", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("StatesFilter", n)
         states_filter0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         states_filter0.append(states_filter0_each)
@@ -160,6 +163,8 @@ def _decode_request_v5(view: memoryview) -> ListGroupsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TypesFilter", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TypesFilter", n)
         types_filter0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         types_filter0.append(types_filter0_each)
@@ -245,7 +250,7 @@ def _encode_request_v5(message: ListGroupsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ListGroupsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ListGroupsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v0,
@@ -265,10 +270,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[ListGroupsRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> ListGroupsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> ListGroupsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     error_code0, n = _read_hi(view, pos)
     pos += 6
     if not 0 <= n * 4 <= size - pos:
@@ -283,6 +287,8 @@ def _decode_response_v0(view: memoryview) -> ListGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -290,16 +296,17 @@ def _decode_response_v0(view: memoryview) -> ListGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolType", n)
         protocol_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         groups0.append(ListedGroup(group_id1, protocol_type1, "", ""))
     return ListGroupsResponse(0, error_code0, groups0)
 
 
-def _decode_response_v1(view: memoryview) -> ListGroupsResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> ListGroupsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihi(view, pos)
     pos += 10
     if not 0 <= n * 4 <= size - pos:
@@ -314,6 +321,8 @@ def _decode_response_v1(view: memoryview) -> ListGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_h(view, pos)[0]
@@ -321,16 +330,17 @@ def _decode_response_v1(view: memoryview) -> ListGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolType", n)
         protocol_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         groups0.append(ListedGroup(group_id1, protocol_type1, "", ""))
     return ListGroupsResponse(throttle_time_ms0, error_code0, groups0)
 
 
-def _decode_response_v3(view: memoryview) -> ListGroupsResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> ListGroupsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -351,6 +361,8 @@ def _decode_response_v3(view: memoryview) -> ListGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -361,11 +373,15 @@ def _decode_response_v3(view: memoryview) -> ListGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolType", n)
         protocol_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(ListedGroup(group_id1, protocol_type1, "", ""))
     n = view[pos]
@@ -375,10 +391,9 @@ def _decode_response_v3(view: memoryview) -> ListGroupsResponse:
     return ListGroupsResponse(throttle_time_ms0, error_code0, groups0)
 
 
-def _decode_response_v4(view: memoryview) -> ListGroupsResponse:
+def _decode_response_v4(view: memoryview, budget: int) -> ListGroupsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -399,6 +414,8 @@ def _decode_response_v4(view: memoryview) -> ListGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -409,6 +426,8 @@ def _decode_response_v4(view: memoryview) -> ListGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolType", n)
         protocol_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -419,11 +438,15 @@ def _decode_response_v4(view: memoryview) -> ListGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupState", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupState", n)
         group_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(ListedGroup(group_id1, protocol_type1, group_state1, ""))
     n = view[pos]
@@ -433,10 +456,9 @@ def _decode_response_v4(view: memoryview) -> ListGroupsResponse:
     return ListGroupsResponse(throttle_time_ms0, error_code0, groups0)
 
 
-def _decode_response_v5(view: memoryview) -> ListGroupsResponse:
+def _decode_response_v5(view: memoryview, budget: int) -> ListGroupsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -457,6 +479,8 @@ def _decode_response_v5(view: memoryview) -> ListGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -467,6 +491,8 @@ def _decode_response_v5(view: memoryview) -> ListGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("ProtocolType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("ProtocolType", n)
         protocol_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -477,6 +503,8 @@ def _decode_response_v5(view: memoryview) -> ListGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupState", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupState", n)
         group_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -487,11 +515,15 @@ def _decode_response_v5(view: memoryview) -> ListGroupsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupType", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupType", n)
         group_type1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(ListedGroup(group_id1, protocol_type1, group_state1, group_type1))
     n = view[pos]
@@ -643,7 +675,7 @@ def _encode_response_v5(message: ListGroupsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ListGroupsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ListGroupsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v1,
@@ -663,13 +695,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ListGroupsResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> ListGroupsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ListGroupsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ListGroupsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ListGroupsRequest", len(view)) from None
 
@@ -685,13 +719,15 @@ def encode_request(message: ListGroupsRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("ListGroupsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ListGroupsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ListGroupsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ListGroupsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ListGroupsResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -116,10 +117,9 @@ class ListOffsetsResponse:
     topics: list[ListOffsetsTopicResponse] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> ListOffsetsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     replica_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -134,6 +134,8 @@ def _decode_request_v0(view: memoryview) -> ListOffsetsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -154,10 +156,9 @@ def _decode_request_v0(view: memoryview) -> ListOffsetsRequest:
     return ListOffsetsRequest(replica_id0, 0, topics0, 0)
 
 
-def _decode_request_v1(view: memoryview) -> ListOffsetsRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     replica_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -172,6 +173,8 @@ def _decode_request_v1(view: memoryview) -> ListOffsetsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -190,10 +193,9 @@ def _decode_request_v1(view: memoryview) -> ListOffsetsRequest:
     return ListOffsetsRequest(replica_id0, 0, topics0, 0)
 
 
-def _decode_request_v2(view: memoryview) -> ListOffsetsRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     replica_id0, isolation_level0, n = _read_ibi(view, pos)
     pos += 9
     if not 0 <= n * 6 <= size - pos:
@@ -208,6 +210,8 @@ def _decode_request_v2(view: memoryview) -> ListOffsetsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -226,10 +230,9 @@ def _decode_request_v2(view: memoryview) -> ListOffsetsRequest:
     return ListOffsetsRequest(replica_id0, isolation_level0, topics0, 0)
 
 
-def _decode_request_v4(view: memoryview) -> ListOffsetsRequest:
+def _decode_request_v4(view: memoryview, budget: int) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     replica_id0, isolation_level0, n = _read_ibi(view, pos)
     pos += 9
     if not 0 <= n * 6 <= size - pos:
@@ -244,6 +247,8 @@ def _decode_request_v4(view: memoryview) -> ListOffsetsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -264,10 +269,9 @@ def _decode_request_v4(view: memoryview) -> ListOffsetsRequest:
     return ListOffsetsRequest(replica_id0, isolation_level0, topics0, 0)
 
 
-def _decode_request_v6(view: memoryview) -> ListOffsetsRequest:
+def _decode_request_v6(view: memoryview, budget: int) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     replica_id0, isolation_level0, n = _read_ibB(view, pos)
     pos += 6
     if n > 127:
@@ -288,6 +292,8 @@ def _decode_request_v6(view: memoryview) -> ListOffsetsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -305,6 +311,8 @@ def _decode_request_v6(view: memoryview) -> ListOffsetsRequest:
             partition_index2, current_leader_epoch2, timestamp2, n = _read_iiqB(view, pos)
             pos += 17
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 ListOffsetsPartition(partition_index2, current_leader_epoch2, timestamp2, 1)
@@ -312,6 +320,8 @@ def _decode_request_v6(view: memoryview) -> ListOffsetsRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(ListOffsetsTopic(name1, partitions1))
     n = view[pos]
@@ -321,10 +331,9 @@ def _decode_request_v6(view: memoryview) -> ListOffsetsRequest:
     return ListOffsetsRequest(replica_id0, isolation_level0, topics0, 0)
 
 
-def _decode_request_v10(view: memoryview) -> ListOffsetsRequest:
+def _decode_request_v10(view: memoryview, budget: int) -> ListOffsetsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     replica_id0, isolation_level0, n = _read_ibB(view, pos)
     pos += 6
     if n > 127:
@@ -345,6 +354,8 @@ def _decode_request_v10(view: memoryview) -> ListOffsetsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -362,6 +373,8 @@ def _decode_request_v10(view: memoryview) -> ListOffsetsRequest:
             partition_index2, current_leader_epoch2, timestamp2, n = _read_iiqB(view, pos)
             pos += 17
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 ListOffsetsPartition(partition_index2, current_leader_epoch2, timestamp2, 1)
@@ -369,6 +382,8 @@ def _decode_request_v10(view: memoryview) -> ListOffsetsRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(ListOffsetsTopic(name1, partitions1))
     timeout_ms0, n = _read_iB(view, pos)
@@ -544,7 +559,7 @@ def _encode_request_v10(message: ListOffsetsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ListOffsetsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ListOffsetsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v2,
@@ -576,10 +591,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[ListOffsetsRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> ListOffsetsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> ListOffsetsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -594,6 +608,8 @@ def _decode_response_v0(view: memoryview) -> ListOffsetsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -624,10 +640,9 @@ def _decode_response_v0(view: memoryview) -> ListOffsetsResponse:
     return ListOffsetsResponse(0, topics0)
 
 
-def _decode_response_v1(view: memoryview) -> ListOffsetsResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> ListOffsetsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -642,6 +657,8 @@ def _decode_response_v1(view: memoryview) -> ListOffsetsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -664,10 +681,9 @@ def _decode_response_v1(view: memoryview) -> ListOffsetsResponse:
     return ListOffsetsResponse(0, topics0)
 
 
-def _decode_response_v2(view: memoryview) -> ListOffsetsResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> ListOffsetsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -682,6 +698,8 @@ def _decode_response_v2(view: memoryview) -> ListOffsetsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -704,10 +722,9 @@ def _decode_response_v2(view: memoryview) -> ListOffsetsResponse:
     return ListOffsetsResponse(throttle_time_ms0, topics0)
 
 
-def _decode_response_v4(view: memoryview) -> ListOffsetsResponse:
+def _decode_response_v4(view: memoryview, budget: int) -> ListOffsetsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -722,6 +739,8 @@ def _decode_response_v4(view: memoryview) -> ListOffsetsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -746,10 +765,9 @@ def _decode_response_v4(view: memoryview) -> ListOffsetsResponse:
     return ListOffsetsResponse(throttle_time_ms0, topics0)
 
 
-def _decode_response_v6(view: memoryview) -> ListOffsetsResponse:
+def _decode_response_v6(view: memoryview, budget: int) -> ListOffsetsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -770,6 +788,8 @@ def _decode_response_v6(view: memoryview) -> ListOffsetsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -789,6 +809,8 @@ def _decode_response_v6(view: memoryview) -> ListOffsetsResponse:
             ) = _read_ihqqiB(view, pos)
             pos += 27
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 ListOffsetsPartitionResponse(
@@ -798,6 +820,8 @@ def _decode_response_v6(view: memoryview) -> ListOffsetsResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(ListOffsetsTopicResponse(name1, partitions1))
     n = view[pos]
@@ -956,7 +980,7 @@ def _encode_response_v6(message: ListOffsetsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ListOffsetsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ListOffsetsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v2,
@@ -988,13 +1012,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ListOffsetsResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> ListOffsetsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ListOffsetsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ListOffsetsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ListOffsetsRequest", len(view)) from None
 
@@ -1010,13 +1036,15 @@ def encode_request(message: ListOffsetsRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("ListOffsetsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ListOffsetsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ListOffsetsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ListOffsetsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ListOffsetsResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -78,10 +79,9 @@ class ListPartitionReassignmentsResponse:
     topics: list[OngoingTopicReassignment] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> ListPartitionReassignmentsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> ListPartitionReassignmentsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -105,6 +105,8 @@ def _decode_request_v0(view: memoryview) -> ListPartitionReassignmentsRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -123,6 +125,8 @@ def _decode_request_v0(view: memoryview) -> ListPartitionReassignmentsRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics0.append(ListPartitionReassignmentsTopics(name1, partition_indexes1))
     n = view[pos]
@@ -162,7 +166,7 @@ def _encode_request_v0(message: ListPartitionReassignmentsRequest) -> list[Buffe
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ListPartitionReassignmentsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ListPartitionReassignmentsRequest]] = {
     0: _decode_request_v0,
 }
 
@@ -172,10 +176,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[ListPartitionReassignmentsRequest], list[
 }
 
 
-def _decode_response_v0(view: memoryview) -> ListPartitionReassignmentsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> ListPartitionReassignmentsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -209,6 +212,8 @@ def _decode_response_v0(view: memoryview) -> ListPartitionReassignmentsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -265,6 +270,8 @@ def _decode_response_v0(view: memoryview) -> ListPartitionReassignmentsResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 OngoingPartitionReassignment(
@@ -274,6 +281,8 @@ def _decode_response_v0(view: memoryview) -> ListPartitionReassignmentsResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(OngoingTopicReassignment(name1, partitions1))
     n = view[pos]
@@ -349,7 +358,7 @@ def _encode_response_v0(message: ListPartitionReassignmentsResponse) -> list[Buf
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ListPartitionReassignmentsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ListPartitionReassignmentsResponse]] = {
     0: _decode_response_v0,
 }
 
@@ -359,13 +368,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ListPartitionReassignmentsResponse], lis
 }
 
 
-def decode_request(view: memoryview, version: int) -> ListPartitionReassignmentsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ListPartitionReassignmentsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ListPartitionReassignmentsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ListPartitionReassignmentsRequest", len(view)) from None
 
@@ -381,13 +392,15 @@ def encode_request(message: ListPartitionReassignmentsRequest, version: int) -> 
         raise UnencodableMessage("ListPartitionReassignmentsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ListPartitionReassignmentsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ListPartitionReassignmentsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ListPartitionReassignmentsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ListPartitionReassignmentsResponse", len(view)) from None
 

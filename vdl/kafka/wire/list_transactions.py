@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -65,10 +66,9 @@ class ListTransactionsResponse:
     transaction_states: list[TransactionState] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> ListTransactionsRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> ListTransactionsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -89,6 +89,8 @@ def _decode_request_v0(view: memoryview) -> ListTransactionsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("StateFilters", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("StateFilters", n)
         state_filters0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         state_filters0.append(state_filters0_each)
@@ -112,10 +114,9 @@ def _decode_request_v0(view: memoryview) -> ListTransactionsRequest:
     return ListTransactionsRequest(state_filters0, producer_id_filters0, -1, None)
 
 
-def _decode_request_v1(view: memoryview) -> ListTransactionsRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> ListTransactionsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -136,6 +137,8 @@ def _decode_request_v1(view: memoryview) -> ListTransactionsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("StateFilters", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("StateFilters", n)
         state_filters0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         state_filters0.append(state_filters0_each)
@@ -159,10 +162,9 @@ def _decode_request_v1(view: memoryview) -> ListTransactionsRequest:
     return ListTransactionsRequest(state_filters0, producer_id_filters0, duration_filter0, None)
 
 
-def _decode_request_v2(view: memoryview) -> ListTransactionsRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> ListTransactionsRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -183,6 +185,8 @@ def _decode_request_v2(view: memoryview) -> ListTransactionsRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("StateFilters", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("StateFilters", n)
         state_filters0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         state_filters0.append(state_filters0_each)
@@ -321,7 +325,7 @@ def _encode_request_v2(message: ListTransactionsRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ListTransactionsRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ListTransactionsRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v2,
@@ -335,10 +339,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[ListTransactionsRequest], list[Buffer]]] 
 }
 
 
-def _decode_response_v0(view: memoryview) -> ListTransactionsResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> ListTransactionsResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -359,6 +362,8 @@ def _decode_response_v0(view: memoryview) -> ListTransactionsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("UnknownStateFilters", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("UnknownStateFilters", n)
         unknown_state_filters0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         unknown_state_filters0.append(unknown_state_filters0_each)
@@ -382,6 +387,8 @@ def _decode_response_v0(view: memoryview) -> ListTransactionsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TransactionalId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TransactionalId", n)
         transactional_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         producer_id1, n = _read_qB(view, pos)
@@ -392,11 +399,15 @@ def _decode_response_v0(view: memoryview) -> ListTransactionsResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("TransactionState", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("TransactionState", n)
         transaction_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         transaction_states0.append(
             TransactionState(transactional_id1, producer_id1, transaction_state1)
@@ -454,7 +465,7 @@ def _encode_response_v0(message: ListTransactionsResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ListTransactionsResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ListTransactionsResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v0,
@@ -468,13 +479,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ListTransactionsResponse], list[Buffer]]
 }
 
 
-def decode_request(view: memoryview, version: int) -> ListTransactionsRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ListTransactionsRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ListTransactionsRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ListTransactionsRequest", len(view)) from None
 
@@ -490,13 +503,15 @@ def encode_request(message: ListTransactionsRequest, version: int) -> list[Buffe
         raise UnencodableMessage("ListTransactionsRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ListTransactionsResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ListTransactionsResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ListTransactionsResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ListTransactionsResponse", len(view)) from None
 

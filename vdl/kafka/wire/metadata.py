@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -131,10 +132,9 @@ class MetadataResponse:
     error_code: int = 0  # 13+
 
 
-def _decode_request_v0(view: memoryview) -> MetadataRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> MetadataRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 2 <= size - pos:
@@ -149,16 +149,17 @@ def _decode_request_v0(view: memoryview) -> MetadataRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         topics0.append(MetadataRequestTopic(ZERO_UUID, name1))
     return MetadataRequest(topics0, True, False, False)
 
 
-def _decode_request_v1(view: memoryview) -> MetadataRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> MetadataRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if n < 0:
@@ -176,16 +177,17 @@ def _decode_request_v1(view: memoryview) -> MetadataRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             topics0.append(MetadataRequestTopic(ZERO_UUID, name1))
     return MetadataRequest(topics0, True, False, False)
 
 
-def _decode_request_v4(view: memoryview) -> MetadataRequest:
+def _decode_request_v4(view: memoryview, budget: int) -> MetadataRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if n < 0:
@@ -203,6 +205,8 @@ def _decode_request_v4(view: memoryview) -> MetadataRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             topics0.append(MetadataRequestTopic(ZERO_UUID, name1))
@@ -211,10 +215,9 @@ def _decode_request_v4(view: memoryview) -> MetadataRequest:
     return MetadataRequest(topics0, allow_auto_topic_creation0, False, False)
 
 
-def _decode_request_v8(view: memoryview) -> MetadataRequest:
+def _decode_request_v8(view: memoryview, budget: int) -> MetadataRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if n < 0:
@@ -232,6 +235,8 @@ def _decode_request_v8(view: memoryview) -> MetadataRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             topics0.append(MetadataRequestTopic(ZERO_UUID, name1))
@@ -249,10 +254,9 @@ def _decode_request_v8(view: memoryview) -> MetadataRequest:
     )
 
 
-def _decode_request_v9(view: memoryview) -> MetadataRequest:
+def _decode_request_v9(view: memoryview, budget: int) -> MetadataRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -276,11 +280,15 @@ def _decode_request_v9(view: memoryview) -> MetadataRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics0.append(MetadataRequestTopic(ZERO_UUID, name1))
     (
@@ -300,10 +308,9 @@ def _decode_request_v9(view: memoryview) -> MetadataRequest:
     )
 
 
-def _decode_request_v10(view: memoryview) -> MetadataRequest:
+def _decode_request_v10(view: memoryview, budget: int) -> MetadataRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -330,11 +337,15 @@ def _decode_request_v10(view: memoryview) -> MetadataRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("Name", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Name", n)
                 name1 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics0.append(MetadataRequestTopic(topic_id1, name1))
     (
@@ -354,10 +365,9 @@ def _decode_request_v10(view: memoryview) -> MetadataRequest:
     )
 
 
-def _decode_request_v11(view: memoryview) -> MetadataRequest:
+def _decode_request_v11(view: memoryview, budget: int) -> MetadataRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -384,11 +394,15 @@ def _decode_request_v11(view: memoryview) -> MetadataRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("Name", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Name", n)
                 name1 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics0.append(MetadataRequestTopic(topic_id1, name1))
     allow_auto_topic_creation0, include_topic_authorized_operations0, n = _read_ttB(view, pos)
@@ -589,7 +603,7 @@ def _encode_request_v11(message: MetadataRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], MetadataRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], MetadataRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v1,
@@ -625,10 +639,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[MetadataRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> MetadataResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> MetadataResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 10 <= size - pos:
@@ -643,6 +656,8 @@ def _decode_response_v0(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1 = _read_i(view, pos)[0]
@@ -662,6 +677,8 @@ def _decode_response_v0(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -704,10 +721,9 @@ def _decode_response_v0(view: memoryview) -> MetadataResponse:
     return MetadataResponse(0, brokers0, None, -1, topics0, -2147483648, 0)
 
 
-def _decode_response_v1(view: memoryview) -> MetadataResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> MetadataResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 12 <= size - pos:
@@ -722,6 +738,8 @@ def _decode_response_v1(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, n = _read_ih(view, pos)
@@ -732,6 +750,8 @@ def _decode_response_v1(view: memoryview) -> MetadataResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         brokers0.append(MetadataResponseBroker(node_id1, host1, port1, rack1))
@@ -749,6 +769,8 @@ def _decode_response_v1(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         is_internal2, n = _read_ti(view, pos)
@@ -793,10 +815,9 @@ def _decode_response_v1(view: memoryview) -> MetadataResponse:
     return MetadataResponse(0, brokers0, None, controller_id0, topics0, -2147483648, 0)
 
 
-def _decode_response_v2(view: memoryview) -> MetadataResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> MetadataResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 12 <= size - pos:
@@ -811,6 +832,8 @@ def _decode_response_v2(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, n = _read_ih(view, pos)
@@ -821,6 +844,8 @@ def _decode_response_v2(view: memoryview) -> MetadataResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         brokers0.append(MetadataResponseBroker(node_id1, host1, port1, rack1))
@@ -848,6 +873,8 @@ def _decode_response_v2(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         is_internal2, n = _read_ti(view, pos)
@@ -892,10 +919,9 @@ def _decode_response_v2(view: memoryview) -> MetadataResponse:
     return MetadataResponse(0, brokers0, cluster_id0, controller_id0, topics0, -2147483648, 0)
 
 
-def _decode_response_v3(view: memoryview) -> MetadataResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> MetadataResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 12 <= size - pos:
@@ -910,6 +936,8 @@ def _decode_response_v3(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, n = _read_ih(view, pos)
@@ -920,6 +948,8 @@ def _decode_response_v3(view: memoryview) -> MetadataResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         brokers0.append(MetadataResponseBroker(node_id1, host1, port1, rack1))
@@ -947,6 +977,8 @@ def _decode_response_v3(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         is_internal2, n = _read_ti(view, pos)
@@ -993,10 +1025,9 @@ def _decode_response_v3(view: memoryview) -> MetadataResponse:
     )
 
 
-def _decode_response_v5(view: memoryview) -> MetadataResponse:
+def _decode_response_v5(view: memoryview, budget: int) -> MetadataResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 12 <= size - pos:
@@ -1011,6 +1042,8 @@ def _decode_response_v5(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, n = _read_ih(view, pos)
@@ -1021,6 +1054,8 @@ def _decode_response_v5(view: memoryview) -> MetadataResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         brokers0.append(MetadataResponseBroker(node_id1, host1, port1, rack1))
@@ -1048,6 +1083,8 @@ def _decode_response_v5(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         is_internal2, n = _read_ti(view, pos)
@@ -1110,10 +1147,9 @@ def _decode_response_v5(view: memoryview) -> MetadataResponse:
     )
 
 
-def _decode_response_v7(view: memoryview) -> MetadataResponse:
+def _decode_response_v7(view: memoryview, budget: int) -> MetadataResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 12 <= size - pos:
@@ -1128,6 +1164,8 @@ def _decode_response_v7(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, n = _read_ih(view, pos)
@@ -1138,6 +1176,8 @@ def _decode_response_v7(view: memoryview) -> MetadataResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         brokers0.append(MetadataResponseBroker(node_id1, host1, port1, rack1))
@@ -1165,6 +1205,8 @@ def _decode_response_v7(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         is_internal2, n = _read_ti(view, pos)
@@ -1227,10 +1269,9 @@ def _decode_response_v7(view: memoryview) -> MetadataResponse:
     )
 
 
-def _decode_response_v8(view: memoryview) -> MetadataResponse:
+def _decode_response_v8(view: memoryview, budget: int) -> MetadataResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 12 <= size - pos:
@@ -1245,6 +1286,8 @@ def _decode_response_v8(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, n = _read_ih(view, pos)
@@ -1255,6 +1298,8 @@ def _decode_response_v8(view: memoryview) -> MetadataResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         brokers0.append(MetadataResponseBroker(node_id1, host1, port1, rack1))
@@ -1282,6 +1327,8 @@ def _decode_response_v8(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         is_internal2, n = _read_ti(view, pos)
@@ -1359,10 +1406,9 @@ def _decode_response_v8(view: memoryview) -> MetadataResponse:
     )
 
 
-def _decode_response_v9(view: memoryview) -> MetadataResponse:
+def _decode_response_v9(view: memoryview, budget: int) -> MetadataResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1383,6 +1429,8 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, n = _read_iB(view, pos)
@@ -1396,11 +1444,15 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         brokers0.append(MetadataResponseBroker(node_id1, host1, port1, rack1))
     n = view[pos]
@@ -1436,6 +1488,8 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         is_internal2, n = _read_tB(view, pos)
@@ -1492,6 +1546,8 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions2.append(
                 MetadataResponsePartition(
@@ -1507,6 +1563,8 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
         topic_authorized_operations2, n = _read_iB(view, pos)
         pos += 5
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(
             MetadataResponseTopic(
@@ -1533,10 +1591,9 @@ def _decode_response_v9(view: memoryview) -> MetadataResponse:
     )
 
 
-def _decode_response_v10(view: memoryview) -> MetadataResponse:
+def _decode_response_v10(view: memoryview, budget: int) -> MetadataResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1557,6 +1614,8 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, n = _read_iB(view, pos)
@@ -1570,11 +1629,15 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         brokers0.append(MetadataResponseBroker(node_id1, host1, port1, rack1))
     n = view[pos]
@@ -1610,6 +1673,8 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         topic_id2, is_internal2, n = _read_utB(view, pos)
@@ -1666,6 +1731,8 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions2.append(
                 MetadataResponsePartition(
@@ -1681,6 +1748,8 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
         topic_authorized_operations2, n = _read_iB(view, pos)
         pos += 5
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(
             MetadataResponseTopic(
@@ -1707,10 +1776,9 @@ def _decode_response_v10(view: memoryview) -> MetadataResponse:
     )
 
 
-def _decode_response_v11(view: memoryview) -> MetadataResponse:
+def _decode_response_v11(view: memoryview, budget: int) -> MetadataResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1731,6 +1799,8 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, n = _read_iB(view, pos)
@@ -1744,11 +1814,15 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         brokers0.append(MetadataResponseBroker(node_id1, host1, port1, rack1))
     n = view[pos]
@@ -1784,6 +1858,8 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name2 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         topic_id2, is_internal2, n = _read_utB(view, pos)
@@ -1840,6 +1916,8 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions2.append(
                 MetadataResponsePartition(
@@ -1855,6 +1933,8 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
         topic_authorized_operations2, n = _read_iB(view, pos)
         pos += 5
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(
             MetadataResponseTopic(
@@ -1875,10 +1955,9 @@ def _decode_response_v11(view: memoryview) -> MetadataResponse:
     )
 
 
-def _decode_response_v12(view: memoryview) -> MetadataResponse:
+def _decode_response_v12(view: memoryview, budget: int) -> MetadataResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1899,6 +1978,8 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, n = _read_iB(view, pos)
@@ -1912,11 +1993,15 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         brokers0.append(MetadataResponseBroker(node_id1, host1, port1, rack1))
     n = view[pos]
@@ -1955,6 +2040,8 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         topic_id2, is_internal2, n = _read_utB(view, pos)
@@ -2011,6 +2098,8 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions2.append(
                 MetadataResponsePartition(
@@ -2026,6 +2115,8 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
         topic_authorized_operations2, n = _read_iB(view, pos)
         pos += 5
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(
             MetadataResponseTopic(
@@ -2046,10 +2137,9 @@ def _decode_response_v12(view: memoryview) -> MetadataResponse:
     )
 
 
-def _decode_response_v13(view: memoryview) -> MetadataResponse:
+def _decode_response_v13(view: memoryview, budget: int) -> MetadataResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -2070,6 +2160,8 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port1, n = _read_iB(view, pos)
@@ -2083,11 +2175,15 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         brokers0.append(MetadataResponseBroker(node_id1, host1, port1, rack1))
     n = view[pos]
@@ -2126,6 +2222,8 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         topic_id2, is_internal2, n = _read_utB(view, pos)
@@ -2182,6 +2280,8 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions2.append(
                 MetadataResponsePartition(
@@ -2197,6 +2297,8 @@ def _decode_response_v13(view: memoryview) -> MetadataResponse:
         topic_authorized_operations2, n = _read_iB(view, pos)
         pos += 5
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(
             MetadataResponseTopic(
@@ -3184,7 +3286,7 @@ def _encode_response_v13(message: MetadataResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], MetadataResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], MetadataResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v2,
@@ -3220,13 +3322,13 @@ _RESPONSE_ENCODERS: dict[int, Callable[[MetadataResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> MetadataRequest:
+def decode_request(view: memoryview, version: int, budget: int = ELEMENTS_MAX) -> MetadataRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("MetadataRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("MetadataRequest", len(view)) from None
 
@@ -3242,13 +3344,15 @@ def encode_request(message: MetadataRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("MetadataRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> MetadataResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> MetadataResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("MetadataResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("MetadataResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -111,10 +112,9 @@ class OffsetCommitResponse:
     topics: list[OffsetCommitResponseTopic] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> OffsetCommitRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -136,6 +136,8 @@ def _decode_request_v0(view: memoryview) -> OffsetCommitRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -155,6 +157,8 @@ def _decode_request_v0(view: memoryview) -> OffsetCommitRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("CommittedMetadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("CommittedMetadata", n)
                 committed_metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             partitions1.append(
@@ -166,10 +170,9 @@ def _decode_request_v0(view: memoryview) -> OffsetCommitRequest:
     return OffsetCommitRequest(group_id0, -1, "", None, -1, topics0)
 
 
-def _decode_request_v1(view: memoryview) -> OffsetCommitRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -198,6 +201,8 @@ def _decode_request_v1(view: memoryview) -> OffsetCommitRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -217,6 +222,8 @@ def _decode_request_v1(view: memoryview) -> OffsetCommitRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("CommittedMetadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("CommittedMetadata", n)
                 committed_metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             partitions1.append(
@@ -230,10 +237,9 @@ def _decode_request_v1(view: memoryview) -> OffsetCommitRequest:
     )
 
 
-def _decode_request_v2(view: memoryview) -> OffsetCommitRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -262,6 +268,8 @@ def _decode_request_v2(view: memoryview) -> OffsetCommitRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -281,6 +289,8 @@ def _decode_request_v2(view: memoryview) -> OffsetCommitRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("CommittedMetadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("CommittedMetadata", n)
                 committed_metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             partitions1.append(
@@ -294,10 +304,9 @@ def _decode_request_v2(view: memoryview) -> OffsetCommitRequest:
     )
 
 
-def _decode_request_v5(view: memoryview) -> OffsetCommitRequest:
+def _decode_request_v5(view: memoryview, budget: int) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -326,6 +335,8 @@ def _decode_request_v5(view: memoryview) -> OffsetCommitRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -345,6 +356,8 @@ def _decode_request_v5(view: memoryview) -> OffsetCommitRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("CommittedMetadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("CommittedMetadata", n)
                 committed_metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             partitions1.append(
@@ -358,10 +371,9 @@ def _decode_request_v5(view: memoryview) -> OffsetCommitRequest:
     )
 
 
-def _decode_request_v6(view: memoryview) -> OffsetCommitRequest:
+def _decode_request_v6(view: memoryview, budget: int) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -390,6 +402,8 @@ def _decode_request_v6(view: memoryview) -> OffsetCommitRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -409,6 +423,8 @@ def _decode_request_v6(view: memoryview) -> OffsetCommitRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("CommittedMetadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("CommittedMetadata", n)
                 committed_metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             partitions1.append(
@@ -426,10 +442,9 @@ def _decode_request_v6(view: memoryview) -> OffsetCommitRequest:
     )
 
 
-def _decode_request_v7(view: memoryview) -> OffsetCommitRequest:
+def _decode_request_v7(view: memoryview, budget: int) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -468,6 +483,8 @@ def _decode_request_v7(view: memoryview) -> OffsetCommitRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -487,6 +504,8 @@ def _decode_request_v7(view: memoryview) -> OffsetCommitRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("CommittedMetadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("CommittedMetadata", n)
                 committed_metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             partitions1.append(
@@ -504,10 +523,9 @@ def _decode_request_v7(view: memoryview) -> OffsetCommitRequest:
     )
 
 
-def _decode_request_v8(view: memoryview) -> OffsetCommitRequest:
+def _decode_request_v8(view: memoryview, budget: int) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -561,6 +579,8 @@ def _decode_request_v8(view: memoryview) -> OffsetCommitRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -586,11 +606,15 @@ def _decode_request_v8(view: memoryview) -> OffsetCommitRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("CommittedMetadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("CommittedMetadata", n)
                 committed_metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 OffsetCommitRequestPartition(
@@ -604,6 +628,8 @@ def _decode_request_v8(view: memoryview) -> OffsetCommitRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(OffsetCommitRequestTopic(name1, ZERO_UUID, partitions1))
     n = view[pos]
@@ -615,10 +641,9 @@ def _decode_request_v8(view: memoryview) -> OffsetCommitRequest:
     )
 
 
-def _decode_request_v10(view: memoryview) -> OffsetCommitRequest:
+def _decode_request_v10(view: memoryview, budget: int) -> OffsetCommitRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -687,11 +712,15 @@ def _decode_request_v10(view: memoryview) -> OffsetCommitRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("CommittedMetadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("CommittedMetadata", n)
                 committed_metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 OffsetCommitRequestPartition(
@@ -705,6 +734,8 @@ def _decode_request_v10(view: memoryview) -> OffsetCommitRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(OffsetCommitRequestTopic("", topic_id1, partitions1))
     n = view[pos]
@@ -1116,7 +1147,7 @@ def _encode_request_v10(message: OffsetCommitRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], OffsetCommitRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], OffsetCommitRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v2,
@@ -1146,10 +1177,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[OffsetCommitRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> OffsetCommitResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> OffsetCommitResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -1164,6 +1194,8 @@ def _decode_response_v0(view: memoryview) -> OffsetCommitResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -1182,10 +1214,9 @@ def _decode_response_v0(view: memoryview) -> OffsetCommitResponse:
     return OffsetCommitResponse(0, topics0)
 
 
-def _decode_response_v3(view: memoryview) -> OffsetCommitResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> OffsetCommitResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -1200,6 +1231,8 @@ def _decode_response_v3(view: memoryview) -> OffsetCommitResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -1218,10 +1251,9 @@ def _decode_response_v3(view: memoryview) -> OffsetCommitResponse:
     return OffsetCommitResponse(throttle_time_ms0, topics0)
 
 
-def _decode_response_v8(view: memoryview) -> OffsetCommitResponse:
+def _decode_response_v8(view: memoryview, budget: int) -> OffsetCommitResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1242,6 +1274,8 @@ def _decode_response_v8(view: memoryview) -> OffsetCommitResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -1259,11 +1293,15 @@ def _decode_response_v8(view: memoryview) -> OffsetCommitResponse:
             partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(OffsetCommitResponsePartition(partition_index2, error_code2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(OffsetCommitResponseTopic(name1, ZERO_UUID, partitions1))
     n = view[pos]
@@ -1273,10 +1311,9 @@ def _decode_response_v8(view: memoryview) -> OffsetCommitResponse:
     return OffsetCommitResponse(throttle_time_ms0, topics0)
 
 
-def _decode_response_v10(view: memoryview) -> OffsetCommitResponse:
+def _decode_response_v10(view: memoryview, budget: int) -> OffsetCommitResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1304,11 +1341,15 @@ def _decode_response_v10(view: memoryview) -> OffsetCommitResponse:
             partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(OffsetCommitResponsePartition(partition_index2, error_code2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(OffsetCommitResponseTopic("", topic_id1, partitions1))
     n = view[pos]
@@ -1420,7 +1461,7 @@ def _encode_response_v10(message: OffsetCommitResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], OffsetCommitResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], OffsetCommitResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v0,
@@ -1450,13 +1491,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[OffsetCommitResponse], list[Buffer]]] = 
 }
 
 
-def decode_request(view: memoryview, version: int) -> OffsetCommitRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> OffsetCommitRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("OffsetCommitRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("OffsetCommitRequest", len(view)) from None
 
@@ -1472,13 +1515,15 @@ def encode_request(message: OffsetCommitRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("OffsetCommitRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> OffsetCommitResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> OffsetCommitResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("OffsetCommitResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("OffsetCommitResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -80,10 +81,9 @@ class OffsetDeleteResponse:
     topics: list[OffsetDeleteResponseTopic] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> OffsetDeleteRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> OffsetDeleteRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -105,6 +105,8 @@ def _decode_request_v0(view: memoryview) -> OffsetDeleteRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -145,7 +147,7 @@ def _encode_request_v0(message: OffsetDeleteRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], OffsetDeleteRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], OffsetDeleteRequest]] = {
     0: _decode_request_v0,
 }
 
@@ -155,10 +157,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[OffsetDeleteRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> OffsetDeleteResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> OffsetDeleteResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     error_code0, throttle_time_ms0, n = _read_hii(view, pos)
     pos += 10
     if not 0 <= n * 6 <= size - pos:
@@ -173,6 +174,8 @@ def _decode_response_v0(view: memoryview) -> OffsetDeleteResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -212,7 +215,7 @@ def _encode_response_v0(message: OffsetDeleteResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], OffsetDeleteResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], OffsetDeleteResponse]] = {
     0: _decode_response_v0,
 }
 
@@ -222,13 +225,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[OffsetDeleteResponse], list[Buffer]]] = 
 }
 
 
-def decode_request(view: memoryview, version: int) -> OffsetDeleteRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> OffsetDeleteRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("OffsetDeleteRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("OffsetDeleteRequest", len(view)) from None
 
@@ -244,13 +249,15 @@ def encode_request(message: OffsetDeleteRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("OffsetDeleteRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> OffsetDeleteResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> OffsetDeleteResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("OffsetDeleteResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("OffsetDeleteResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -146,10 +147,9 @@ class OffsetFetchResponse:
     groups: list[OffsetFetchResponseGroup] = field(default_factory=list)  # 8+
 
 
-def _decode_request_v0(view: memoryview) -> OffsetFetchRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> OffsetFetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -171,6 +171,8 @@ def _decode_request_v0(view: memoryview) -> OffsetFetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -187,10 +189,9 @@ def _decode_request_v0(view: memoryview) -> OffsetFetchRequest:
     return OffsetFetchRequest(group_id0, topics0, [], False)
 
 
-def _decode_request_v2(view: memoryview) -> OffsetFetchRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> OffsetFetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -215,6 +216,8 @@ def _decode_request_v2(view: memoryview) -> OffsetFetchRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_i(view, pos)[0]
@@ -231,10 +234,9 @@ def _decode_request_v2(view: memoryview) -> OffsetFetchRequest:
     return OffsetFetchRequest(group_id0, topics0, [], False)
 
 
-def _decode_request_v6(view: memoryview) -> OffsetFetchRequest:
+def _decode_request_v6(view: memoryview, budget: int) -> OffsetFetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -268,6 +270,8 @@ def _decode_request_v6(view: memoryview) -> OffsetFetchRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -286,6 +290,8 @@ def _decode_request_v6(view: memoryview) -> OffsetFetchRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics0.append(OffsetFetchRequestTopic(name1, partition_indexes1))
     n = view[pos]
@@ -295,10 +301,9 @@ def _decode_request_v6(view: memoryview) -> OffsetFetchRequest:
     return OffsetFetchRequest(group_id0, topics0, [], False)
 
 
-def _decode_request_v7(view: memoryview) -> OffsetFetchRequest:
+def _decode_request_v7(view: memoryview, budget: int) -> OffsetFetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -332,6 +337,8 @@ def _decode_request_v7(view: memoryview) -> OffsetFetchRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -350,6 +357,8 @@ def _decode_request_v7(view: memoryview) -> OffsetFetchRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics0.append(OffsetFetchRequestTopic(name1, partition_indexes1))
     require_stable0, n = _read_tB(view, pos)
@@ -359,10 +368,9 @@ def _decode_request_v7(view: memoryview) -> OffsetFetchRequest:
     return OffsetFetchRequest(group_id0, topics0, [], require_stable0)
 
 
-def _decode_request_v8(view: memoryview) -> OffsetFetchRequest:
+def _decode_request_v8(view: memoryview, budget: int) -> OffsetFetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -383,6 +391,8 @@ def _decode_request_v8(view: memoryview) -> OffsetFetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -408,6 +418,8 @@ def _decode_request_v8(view: memoryview) -> OffsetFetchRequest:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("Name", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Name", n)
                 name2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = view[pos]
@@ -426,11 +438,15 @@ def _decode_request_v8(view: memoryview) -> OffsetFetchRequest:
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 topics1.append(OffsetFetchRequestTopics(name2, ZERO_UUID, partition_indexes2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(OffsetFetchRequestGroup(group_id1, None, -1, topics1))
     require_stable0, n = _read_tB(view, pos)
@@ -440,10 +456,9 @@ def _decode_request_v8(view: memoryview) -> OffsetFetchRequest:
     return OffsetFetchRequest("", [], groups0, require_stable0)
 
 
-def _decode_request_v9(view: memoryview) -> OffsetFetchRequest:
+def _decode_request_v9(view: memoryview, budget: int) -> OffsetFetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -464,6 +479,8 @@ def _decode_request_v9(view: memoryview) -> OffsetFetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -477,6 +494,8 @@ def _decode_request_v9(view: memoryview) -> OffsetFetchRequest:
             end = pos + n
             if end > size:
                 raise bad_length("MemberId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("MemberId", n)
             member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         member_epoch1, n = _read_iB(view, pos)
@@ -502,6 +521,8 @@ def _decode_request_v9(view: memoryview) -> OffsetFetchRequest:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("Name", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Name", n)
                 name2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = view[pos]
@@ -520,11 +541,15 @@ def _decode_request_v9(view: memoryview) -> OffsetFetchRequest:
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 topics1.append(OffsetFetchRequestTopics(name2, ZERO_UUID, partition_indexes2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(OffsetFetchRequestGroup(group_id1, member_id1, member_epoch1, topics1))
     require_stable0, n = _read_tB(view, pos)
@@ -534,10 +559,9 @@ def _decode_request_v9(view: memoryview) -> OffsetFetchRequest:
     return OffsetFetchRequest("", [], groups0, require_stable0)
 
 
-def _decode_request_v10(view: memoryview) -> OffsetFetchRequest:
+def _decode_request_v10(view: memoryview, budget: int) -> OffsetFetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -558,6 +582,8 @@ def _decode_request_v10(view: memoryview) -> OffsetFetchRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -571,6 +597,8 @@ def _decode_request_v10(view: memoryview) -> OffsetFetchRequest:
             end = pos + n
             if end > size:
                 raise bad_length("MemberId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("MemberId", n)
             member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         member_epoch1, n = _read_iB(view, pos)
@@ -604,11 +632,15 @@ def _decode_request_v10(view: memoryview) -> OffsetFetchRequest:
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 topics1.append(OffsetFetchRequestTopics("", topic_id2, partition_indexes2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(OffsetFetchRequestGroup(group_id1, member_id1, member_epoch1, topics1))
     require_stable0, n = _read_tB(view, pos)
@@ -913,7 +945,7 @@ def _encode_request_v10(message: OffsetFetchRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], OffsetFetchRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], OffsetFetchRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v2,
@@ -943,10 +975,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[OffsetFetchRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> OffsetFetchResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -961,6 +992,8 @@ def _decode_response_v0(view: memoryview) -> OffsetFetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -980,6 +1013,8 @@ def _decode_response_v0(view: memoryview) -> OffsetFetchResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("Metadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Metadata", n)
                 metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             error_code2 = _read_h(view, pos)[0]
@@ -993,10 +1028,9 @@ def _decode_response_v0(view: memoryview) -> OffsetFetchResponse:
     return OffsetFetchResponse(0, topics0, 0, [])
 
 
-def _decode_response_v2(view: memoryview) -> OffsetFetchResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -1011,6 +1045,8 @@ def _decode_response_v2(view: memoryview) -> OffsetFetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -1030,6 +1066,8 @@ def _decode_response_v2(view: memoryview) -> OffsetFetchResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("Metadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Metadata", n)
                 metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             error_code2 = _read_h(view, pos)[0]
@@ -1045,10 +1083,9 @@ def _decode_response_v2(view: memoryview) -> OffsetFetchResponse:
     return OffsetFetchResponse(0, topics0, error_code0, [])
 
 
-def _decode_response_v3(view: memoryview) -> OffsetFetchResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -1063,6 +1100,8 @@ def _decode_response_v3(view: memoryview) -> OffsetFetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -1082,6 +1121,8 @@ def _decode_response_v3(view: memoryview) -> OffsetFetchResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("Metadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Metadata", n)
                 metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             error_code2 = _read_h(view, pos)[0]
@@ -1097,10 +1138,9 @@ def _decode_response_v3(view: memoryview) -> OffsetFetchResponse:
     return OffsetFetchResponse(throttle_time_ms0, topics0, error_code0, [])
 
 
-def _decode_response_v5(view: memoryview) -> OffsetFetchResponse:
+def _decode_response_v5(view: memoryview, budget: int) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -1115,6 +1155,8 @@ def _decode_response_v5(view: memoryview) -> OffsetFetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -1134,6 +1176,8 @@ def _decode_response_v5(view: memoryview) -> OffsetFetchResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("Metadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Metadata", n)
                 metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             error_code2 = _read_h(view, pos)[0]
@@ -1153,10 +1197,9 @@ def _decode_response_v5(view: memoryview) -> OffsetFetchResponse:
     return OffsetFetchResponse(throttle_time_ms0, topics0, error_code0, [])
 
 
-def _decode_response_v6(view: memoryview) -> OffsetFetchResponse:
+def _decode_response_v6(view: memoryview, budget: int) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1177,6 +1220,8 @@ def _decode_response_v6(view: memoryview) -> OffsetFetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -1202,11 +1247,15 @@ def _decode_response_v6(view: memoryview) -> OffsetFetchResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("Metadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("Metadata", n)
                 metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             error_code2, n = _read_hB(view, pos)
             pos += 3
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 OffsetFetchResponsePartition(
@@ -1220,6 +1269,8 @@ def _decode_response_v6(view: memoryview) -> OffsetFetchResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(OffsetFetchResponseTopic(name1, partitions1))
     error_code0, n = _read_hB(view, pos)
@@ -1229,10 +1280,9 @@ def _decode_response_v6(view: memoryview) -> OffsetFetchResponse:
     return OffsetFetchResponse(throttle_time_ms0, topics0, error_code0, [])
 
 
-def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
+def _decode_response_v8(view: memoryview, budget: int) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1253,6 +1303,8 @@ def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -1275,6 +1327,8 @@ def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -1302,11 +1356,15 @@ def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("Metadata", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("Metadata", n)
                     metadata3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 error_code3, n = _read_hB(view, pos)
                 pos += 3
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 partitions2.append(
                     OffsetFetchResponsePartitions(
@@ -1320,11 +1378,15 @@ def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(OffsetFetchResponseTopics(name2, ZERO_UUID, partitions2))
         error_code1, n = _read_hB(view, pos)
         pos += 3
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(OffsetFetchResponseGroup(group_id1, topics1, error_code1))
     n = view[pos]
@@ -1334,10 +1396,9 @@ def _decode_response_v8(view: memoryview) -> OffsetFetchResponse:
     return OffsetFetchResponse(throttle_time_ms0, [], 0, groups0)
 
 
-def _decode_response_v10(view: memoryview) -> OffsetFetchResponse:
+def _decode_response_v10(view: memoryview, budget: int) -> OffsetFetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -1358,6 +1419,8 @@ def _decode_response_v10(view: memoryview) -> OffsetFetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -1397,11 +1460,15 @@ def _decode_response_v10(view: memoryview) -> OffsetFetchResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("Metadata", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("Metadata", n)
                     metadata3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 error_code3, n = _read_hB(view, pos)
                 pos += 3
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 partitions2.append(
                     OffsetFetchResponsePartitions(
@@ -1415,11 +1482,15 @@ def _decode_response_v10(view: memoryview) -> OffsetFetchResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(OffsetFetchResponseTopics("", topic_id2, partitions2))
         error_code1, n = _read_hB(view, pos)
         pos += 3
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(OffsetFetchResponseGroup(group_id1, topics1, error_code1))
     n = view[pos]
@@ -1736,7 +1807,7 @@ def _encode_response_v10(message: OffsetFetchResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], OffsetFetchResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], OffsetFetchResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v2,
@@ -1766,13 +1837,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[OffsetFetchResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> OffsetFetchRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> OffsetFetchRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("OffsetFetchRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("OffsetFetchRequest", len(view)) from None
 
@@ -1788,13 +1861,15 @@ def encode_request(message: OffsetFetchRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("OffsetFetchRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> OffsetFetchResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> OffsetFetchResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("OffsetFetchResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("OffsetFetchResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -97,10 +98,9 @@ class OffsetForLeaderEpochResponse:
     topics: list[OffsetForLeaderTopicResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> OffsetForLeaderEpochRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> OffsetForLeaderEpochRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -115,6 +115,8 @@ def _decode_request_v0(view: memoryview) -> OffsetForLeaderEpochRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -133,10 +135,9 @@ def _decode_request_v0(view: memoryview) -> OffsetForLeaderEpochRequest:
     return OffsetForLeaderEpochRequest(-2, topics0)
 
 
-def _decode_request_v2(view: memoryview) -> OffsetForLeaderEpochRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> OffsetForLeaderEpochRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -151,6 +152,8 @@ def _decode_request_v2(view: memoryview) -> OffsetForLeaderEpochRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -171,10 +174,9 @@ def _decode_request_v2(view: memoryview) -> OffsetForLeaderEpochRequest:
     return OffsetForLeaderEpochRequest(-2, topics0)
 
 
-def _decode_request_v3(view: memoryview) -> OffsetForLeaderEpochRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> OffsetForLeaderEpochRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     replica_id0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -189,6 +191,8 @@ def _decode_request_v3(view: memoryview) -> OffsetForLeaderEpochRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -209,10 +213,9 @@ def _decode_request_v3(view: memoryview) -> OffsetForLeaderEpochRequest:
     return OffsetForLeaderEpochRequest(replica_id0, topics0)
 
 
-def _decode_request_v4(view: memoryview) -> OffsetForLeaderEpochRequest:
+def _decode_request_v4(view: memoryview, budget: int) -> OffsetForLeaderEpochRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     replica_id0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -233,6 +236,8 @@ def _decode_request_v4(view: memoryview) -> OffsetForLeaderEpochRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -250,6 +255,8 @@ def _decode_request_v4(view: memoryview) -> OffsetForLeaderEpochRequest:
             partition2, current_leader_epoch2, leader_epoch2, n = _read_iiiB(view, pos)
             pos += 13
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 OffsetForLeaderPartition(partition2, current_leader_epoch2, leader_epoch2)
@@ -257,6 +264,8 @@ def _decode_request_v4(view: memoryview) -> OffsetForLeaderEpochRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(OffsetForLeaderTopic(topic1, partitions1))
     n = view[pos]
@@ -364,7 +373,7 @@ def _encode_request_v4(message: OffsetForLeaderEpochRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], OffsetForLeaderEpochRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], OffsetForLeaderEpochRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v2,
@@ -382,10 +391,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[OffsetForLeaderEpochRequest], list[Buffer
 }
 
 
-def _decode_response_v0(view: memoryview) -> OffsetForLeaderEpochResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> OffsetForLeaderEpochResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -400,6 +408,8 @@ def _decode_response_v0(view: memoryview) -> OffsetForLeaderEpochResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -418,10 +428,9 @@ def _decode_response_v0(view: memoryview) -> OffsetForLeaderEpochResponse:
     return OffsetForLeaderEpochResponse(0, topics0)
 
 
-def _decode_response_v1(view: memoryview) -> OffsetForLeaderEpochResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> OffsetForLeaderEpochResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -436,6 +445,8 @@ def _decode_response_v1(view: memoryview) -> OffsetForLeaderEpochResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -454,10 +465,9 @@ def _decode_response_v1(view: memoryview) -> OffsetForLeaderEpochResponse:
     return OffsetForLeaderEpochResponse(0, topics0)
 
 
-def _decode_response_v2(view: memoryview) -> OffsetForLeaderEpochResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> OffsetForLeaderEpochResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -472,6 +482,8 @@ def _decode_response_v2(view: memoryview) -> OffsetForLeaderEpochResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -490,10 +502,9 @@ def _decode_response_v2(view: memoryview) -> OffsetForLeaderEpochResponse:
     return OffsetForLeaderEpochResponse(throttle_time_ms0, topics0)
 
 
-def _decode_response_v4(view: memoryview) -> OffsetForLeaderEpochResponse:
+def _decode_response_v4(view: memoryview, budget: int) -> OffsetForLeaderEpochResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -514,6 +525,8 @@ def _decode_response_v4(view: memoryview) -> OffsetForLeaderEpochResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Topic", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Topic", n)
         topic1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -531,11 +544,15 @@ def _decode_response_v4(view: memoryview) -> OffsetForLeaderEpochResponse:
             error_code2, partition2, leader_epoch2, end_offset2, n = _read_hiiqB(view, pos)
             pos += 19
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(EpochEndOffset(error_code2, partition2, leader_epoch2, end_offset2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(OffsetForLeaderTopicResult(topic1, partitions1))
     n = view[pos]
@@ -648,7 +665,7 @@ def _encode_response_v4(message: OffsetForLeaderEpochResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], OffsetForLeaderEpochResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], OffsetForLeaderEpochResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v2,
@@ -666,13 +683,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[OffsetForLeaderEpochResponse], list[Buff
 }
 
 
-def decode_request(view: memoryview, version: int) -> OffsetForLeaderEpochRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> OffsetForLeaderEpochRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("OffsetForLeaderEpochRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("OffsetForLeaderEpochRequest", len(view)) from None
 
@@ -688,13 +707,15 @@ def encode_request(message: OffsetForLeaderEpochRequest, version: int) -> list[B
         raise UnencodableMessage("OffsetForLeaderEpochRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> OffsetForLeaderEpochResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> OffsetForLeaderEpochResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("OffsetForLeaderEpochResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("OffsetForLeaderEpochResponse", len(view)) from None
 

@@ -12,6 +12,7 @@ from vdl.kafka.wire.runtime import (
     ELEMENTS_MAX,
     Records,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -148,10 +149,9 @@ class ProduceResponse:
     node_endpoints: list[NodeEndpoint] = field(default_factory=list)  # 10+, tag 0
 
 
-def _decode_request_v0(view: memoryview) -> ProduceRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> ProduceRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     acks0, timeout_ms0, n = _read_hii(view, pos)
     pos += 10
     if not 0 <= n * 6 <= size - pos:
@@ -166,6 +166,8 @@ def _decode_request_v0(view: memoryview) -> ProduceRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -192,10 +194,9 @@ def _decode_request_v0(view: memoryview) -> ProduceRequest:
     return ProduceRequest(None, acks0, timeout_ms0, topic_data0)
 
 
-def _decode_request_v3(view: memoryview) -> ProduceRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> ProduceRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     if n < 0:
@@ -220,6 +221,8 @@ def _decode_request_v3(view: memoryview) -> ProduceRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -246,10 +249,9 @@ def _decode_request_v3(view: memoryview) -> ProduceRequest:
     return ProduceRequest(transactional_id0, acks0, timeout_ms0, topic_data0)
 
 
-def _decode_request_v9(view: memoryview) -> ProduceRequest:
+def _decode_request_v9(view: memoryview, budget: int) -> ProduceRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -283,6 +285,8 @@ def _decode_request_v9(view: memoryview) -> ProduceRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -313,11 +317,15 @@ def _decode_request_v9(view: memoryview) -> ProduceRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partition_data1.append(PartitionProduceData(index2, records2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topic_data0.append(TopicProduceData(name1, ZERO_UUID, partition_data1))
     n = view[pos]
@@ -327,10 +335,9 @@ def _decode_request_v9(view: memoryview) -> ProduceRequest:
     return ProduceRequest(transactional_id0, acks0, timeout_ms0, topic_data0)
 
 
-def _decode_request_v13(view: memoryview) -> ProduceRequest:
+def _decode_request_v13(view: memoryview, budget: int) -> ProduceRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -384,11 +391,15 @@ def _decode_request_v13(view: memoryview) -> ProduceRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partition_data1.append(PartitionProduceData(index2, records2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topic_data0.append(TopicProduceData("", topic_id1, partition_data1))
     n = view[pos]
@@ -589,7 +600,7 @@ def _encode_request_v13(message: ProduceRequest) -> list[Buffer]:
     return buffers
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ProduceRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ProduceRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v0,
@@ -625,10 +636,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[ProduceRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> ProduceResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> ProduceResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -643,6 +653,8 @@ def _decode_response_v0(view: memoryview) -> ProduceResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -663,10 +675,9 @@ def _decode_response_v0(view: memoryview) -> ProduceResponse:
     return ProduceResponse(responses0, 0, [])
 
 
-def _decode_response_v1(view: memoryview) -> ProduceResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> ProduceResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -681,6 +692,8 @@ def _decode_response_v1(view: memoryview) -> ProduceResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -703,10 +716,9 @@ def _decode_response_v1(view: memoryview) -> ProduceResponse:
     return ProduceResponse(responses0, throttle_time_ms0, [])
 
 
-def _decode_response_v2(view: memoryview) -> ProduceResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> ProduceResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -721,6 +733,8 @@ def _decode_response_v2(view: memoryview) -> ProduceResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -745,10 +759,9 @@ def _decode_response_v2(view: memoryview) -> ProduceResponse:
     return ProduceResponse(responses0, throttle_time_ms0, [])
 
 
-def _decode_response_v5(view: memoryview) -> ProduceResponse:
+def _decode_response_v5(view: memoryview, budget: int) -> ProduceResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -763,6 +776,8 @@ def _decode_response_v5(view: memoryview) -> ProduceResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -796,10 +811,9 @@ def _decode_response_v5(view: memoryview) -> ProduceResponse:
     return ProduceResponse(responses0, throttle_time_ms0, [])
 
 
-def _decode_response_v8(view: memoryview) -> ProduceResponse:
+def _decode_response_v8(view: memoryview, budget: int) -> ProduceResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 6 <= size - pos:
@@ -814,6 +828,8 @@ def _decode_response_v8(view: memoryview) -> ProduceResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -844,6 +860,8 @@ def _decode_response_v8(view: memoryview) -> ProduceResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("BatchIndexErrorMessage", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("BatchIndexErrorMessage", n)
                     batch_index_error_message3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 record_errors2.append(
@@ -857,6 +875,8 @@ def _decode_response_v8(view: memoryview) -> ProduceResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             partition_responses1.append(
@@ -877,10 +897,9 @@ def _decode_response_v8(view: memoryview) -> ProduceResponse:
     return ProduceResponse(responses0, throttle_time_ms0, [])
 
 
-def _decode_response_v9(view: memoryview) -> ProduceResponse:
+def _decode_response_v9(view: memoryview, budget: int) -> ProduceResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -901,6 +920,8 @@ def _decode_response_v9(view: memoryview) -> ProduceResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -940,11 +961,15 @@ def _decode_response_v9(view: memoryview) -> ProduceResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("BatchIndexErrorMessage", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("BatchIndexErrorMessage", n)
                     batch_index_error_message3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 record_errors2.append(
                     BatchIndexAndErrorMessage(batch_index3, batch_index_error_message3)
@@ -960,11 +985,15 @@ def _decode_response_v9(view: memoryview) -> ProduceResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partition_responses1.append(
                 PartitionProduceResponse(
@@ -981,6 +1010,8 @@ def _decode_response_v9(view: memoryview) -> ProduceResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(TopicProduceResponse(name1, ZERO_UUID, partition_responses1))
     throttle_time_ms0, n = _read_iB(view, pos)
@@ -990,10 +1021,9 @@ def _decode_response_v9(view: memoryview) -> ProduceResponse:
     return ProduceResponse(responses0, throttle_time_ms0, [])
 
 
-def _decode_response_v10(view: memoryview) -> ProduceResponse:
+def _decode_response_v10(view: memoryview, budget: int) -> ProduceResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -1014,6 +1044,8 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -1053,11 +1085,15 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("BatchIndexErrorMessage", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("BatchIndexErrorMessage", n)
                     batch_index_error_message3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 record_errors2.append(
                     BatchIndexAndErrorMessage(batch_index3, batch_index_error_message3)
@@ -1073,6 +1109,8 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
@@ -1080,12 +1118,16 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
             current_leader2: LeaderIdAndEpoch | None = None
             if n:
                 n, pos = read_tag_count(view, pos, n, size)
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 for _ in range(n):
                     tag, pos, tag_end2 = read_tag(view, pos, size)
                     if tag == 0:
                         leader_id4, leader_epoch4, n = _read_iiB(view, pos)
                         pos += 9
                         if n:
+                            if (budget := budget - n) < 0:
+                                raise TooManyElements("tagged fields", n)
                             pos = skip_tagged_fields(view, pos, n, size)
                         current_leader2 = LeaderIdAndEpoch(leader_id4, leader_epoch4)
                     else:
@@ -1107,6 +1149,8 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(TopicProduceResponse(name1, ZERO_UUID, partition_responses1))
     throttle_time_ms0, n = _read_iB(view, pos)
@@ -1137,6 +1181,8 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
                     end = pos + n
                     if not pos <= end <= size:
                         raise bad_length("Host", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("Host", n)
                     host5 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                     port5, n = _read_iB(view, pos)
@@ -1150,11 +1196,15 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
                         end = pos + n
                         if end > size:
                             raise bad_length("Rack", n, size - pos)
+                        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                            raise TooManyElements("Rack", n)
                         rack5 = view[pos:end].tobytes().decode("utf-8", "replace")
                         pos = end
                     n = view[pos]
                     pos += 1
                     if n:
+                        if (budget := budget - n) < 0:
+                            raise TooManyElements("tagged fields", n)
                         pos = skip_tagged_fields(view, pos, n, size)
                     node_endpoints0.append(NodeEndpoint(node_id5, host5, port5, rack5))
             else:
@@ -1164,10 +1214,9 @@ def _decode_response_v10(view: memoryview) -> ProduceResponse:
     return ProduceResponse(responses0, throttle_time_ms0, node_endpoints0)
 
 
-def _decode_response_v13(view: memoryview) -> ProduceResponse:
+def _decode_response_v13(view: memoryview, budget: int) -> ProduceResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -1217,11 +1266,15 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
                     end = pos + n
                     if end > size:
                         raise bad_length("BatchIndexErrorMessage", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("BatchIndexErrorMessage", n)
                     batch_index_error_message3 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 record_errors2.append(
                     BatchIndexAndErrorMessage(batch_index3, batch_index_error_message3)
@@ -1237,6 +1290,8 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
@@ -1244,12 +1299,16 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
             current_leader2: LeaderIdAndEpoch | None = None
             if n:
                 n, pos = read_tag_count(view, pos, n, size)
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 for _ in range(n):
                     tag, pos, tag_end2 = read_tag(view, pos, size)
                     if tag == 0:
                         leader_id4, leader_epoch4, n = _read_iiB(view, pos)
                         pos += 9
                         if n:
+                            if (budget := budget - n) < 0:
+                                raise TooManyElements("tagged fields", n)
                             pos = skip_tagged_fields(view, pos, n, size)
                         current_leader2 = LeaderIdAndEpoch(leader_id4, leader_epoch4)
                     else:
@@ -1271,6 +1330,8 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(TopicProduceResponse("", topic_id1, partition_responses1))
     throttle_time_ms0, n = _read_iB(view, pos)
@@ -1301,6 +1362,8 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
                     end = pos + n
                     if not pos <= end <= size:
                         raise bad_length("Host", n, size - pos)
+                    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                        raise TooManyElements("Host", n)
                     host5 = view[pos:end].tobytes().decode("utf-8", "replace")
                     pos = end
                     port5, n = _read_iB(view, pos)
@@ -1314,11 +1377,15 @@ def _decode_response_v13(view: memoryview) -> ProduceResponse:
                         end = pos + n
                         if end > size:
                             raise bad_length("Rack", n, size - pos)
+                        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                            raise TooManyElements("Rack", n)
                         rack5 = view[pos:end].tobytes().decode("utf-8", "replace")
                         pos = end
                     n = view[pos]
                     pos += 1
                     if n:
+                        if (budget := budget - n) < 0:
+                            raise TooManyElements("tagged fields", n)
                         pos = skip_tagged_fields(view, pos, n, size)
                     node_endpoints0.append(NodeEndpoint(node_id5, host5, port5, rack5))
             else:
@@ -1792,7 +1859,7 @@ def _encode_response_v13(message: ProduceResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ProduceResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ProduceResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v2,
@@ -1828,13 +1895,13 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ProduceResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> ProduceRequest:
+def decode_request(view: memoryview, version: int, budget: int = ELEMENTS_MAX) -> ProduceRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ProduceRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ProduceRequest", len(view)) from None
 
@@ -1850,13 +1917,13 @@ def encode_request(message: ProduceRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("ProduceRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ProduceResponse:
+def decode_response(view: memoryview, version: int, budget: int = ELEMENTS_MAX) -> ProduceResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ProduceResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ProduceResponse", len(view)) from None
 

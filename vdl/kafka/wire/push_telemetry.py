@@ -8,6 +8,7 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
     UnencodableMessage,
     UnsupportedVersion,
@@ -49,7 +50,7 @@ class PushTelemetryResponse:
     error_code: int = 0  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> PushTelemetryRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> PushTelemetryRequest:
     pos = 0
     size = len(view)
     (
@@ -92,7 +93,7 @@ def _encode_request_v0(message: PushTelemetryRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], PushTelemetryRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], PushTelemetryRequest]] = {
     0: _decode_request_v0,
 }
 
@@ -102,7 +103,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[PushTelemetryRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> PushTelemetryResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> PushTelemetryResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
@@ -118,7 +119,7 @@ def _encode_response_v0(message: PushTelemetryResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], PushTelemetryResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], PushTelemetryResponse]] = {
     0: _decode_response_v0,
 }
 
@@ -128,13 +129,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[PushTelemetryResponse], list[Buffer]]] =
 }
 
 
-def decode_request(view: memoryview, version: int) -> PushTelemetryRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> PushTelemetryRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("PushTelemetryRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("PushTelemetryRequest", len(view)) from None
 
@@ -150,13 +153,15 @@ def encode_request(message: PushTelemetryRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("PushTelemetryRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> PushTelemetryResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> PushTelemetryResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("PushTelemetryResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("PushTelemetryResponse", len(view)) from None
 

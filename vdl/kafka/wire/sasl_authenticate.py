@@ -8,6 +8,7 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
     UnencodableMessage,
     UnsupportedVersion,
@@ -54,7 +55,7 @@ class SaslAuthenticateResponse:
     session_lifetime_ms: int = 0  # 1+
 
 
-def _decode_request_v0(view: memoryview) -> SaslAuthenticateRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> SaslAuthenticateRequest:
     pos = 0
     size = len(view)
     n = _read_i(view, pos)[0]
@@ -67,7 +68,7 @@ def _decode_request_v0(view: memoryview) -> SaslAuthenticateRequest:
     return SaslAuthenticateRequest(auth_bytes0)
 
 
-def _decode_request_v2(view: memoryview) -> SaslAuthenticateRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> SaslAuthenticateRequest:
     pos = 0
     size = len(view)
     n = view[pos]
@@ -109,7 +110,7 @@ def _encode_request_v2(message: SaslAuthenticateRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], SaslAuthenticateRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], SaslAuthenticateRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v2,
@@ -123,7 +124,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[SaslAuthenticateRequest], list[Buffer]]] 
 }
 
 
-def _decode_response_v0(view: memoryview) -> SaslAuthenticateResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> SaslAuthenticateResponse:
     pos = 0
     size = len(view)
     error_code0, n = _read_hh(view, pos)
@@ -146,7 +147,7 @@ def _decode_response_v0(view: memoryview) -> SaslAuthenticateResponse:
     return SaslAuthenticateResponse(error_code0, error_message0, auth_bytes0, 0)
 
 
-def _decode_response_v1(view: memoryview) -> SaslAuthenticateResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> SaslAuthenticateResponse:
     pos = 0
     size = len(view)
     error_code0, n = _read_hh(view, pos)
@@ -171,7 +172,7 @@ def _decode_response_v1(view: memoryview) -> SaslAuthenticateResponse:
     return SaslAuthenticateResponse(error_code0, error_message0, auth_bytes0, session_lifetime_ms0)
 
 
-def _decode_response_v2(view: memoryview) -> SaslAuthenticateResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> SaslAuthenticateResponse:
     pos = 0
     size = len(view)
     error_code0, n = _read_hB(view, pos)
@@ -267,7 +268,7 @@ def _encode_response_v2(message: SaslAuthenticateResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], SaslAuthenticateResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], SaslAuthenticateResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v2,
@@ -281,13 +282,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[SaslAuthenticateResponse], list[Buffer]]
 }
 
 
-def decode_request(view: memoryview, version: int) -> SaslAuthenticateRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> SaslAuthenticateRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("SaslAuthenticateRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("SaslAuthenticateRequest", len(view)) from None
 
@@ -303,13 +306,15 @@ def encode_request(message: SaslAuthenticateRequest, version: int) -> list[Buffe
         raise UnencodableMessage("SaslAuthenticateRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> SaslAuthenticateResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> SaslAuthenticateResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("SaslAuthenticateResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("SaslAuthenticateResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -43,7 +44,7 @@ class SaslHandshakeResponse:
     mechanisms: list[str] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> SaslHandshakeRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> SaslHandshakeRequest:
     pos = 0
     size = len(view)
     n = _read_h(view, pos)[0]
@@ -65,7 +66,7 @@ def _encode_request_v0(message: SaslHandshakeRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], SaslHandshakeRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], SaslHandshakeRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
 }
@@ -77,10 +78,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[SaslHandshakeRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> SaslHandshakeResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> SaslHandshakeResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     error_code0, n = _read_hi(view, pos)
     pos += 6
     if not 0 <= n * 2 <= size - pos:
@@ -95,6 +95,8 @@ def _decode_response_v0(view: memoryview) -> SaslHandshakeResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Mechanisms", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Mechanisms", n)
         mechanisms0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         mechanisms0.append(mechanisms0_each)
@@ -114,7 +116,7 @@ def _encode_response_v0(message: SaslHandshakeResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], SaslHandshakeResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], SaslHandshakeResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
 }
@@ -126,13 +128,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[SaslHandshakeResponse], list[Buffer]]] =
 }
 
 
-def decode_request(view: memoryview, version: int) -> SaslHandshakeRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> SaslHandshakeRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("SaslHandshakeRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("SaslHandshakeRequest", len(view)) from None
 
@@ -148,13 +152,15 @@ def encode_request(message: SaslHandshakeRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("SaslHandshakeRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> SaslHandshakeResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> SaslHandshakeResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("SaslHandshakeResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("SaslHandshakeResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -129,10 +130,9 @@ class ShareAcknowledgeResponse:
     node_endpoints: list[NodeEndpoint] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v1(view: memoryview) -> ShareAcknowledgeRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> ShareAcknowledgeRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -211,6 +211,8 @@ def _decode_request_v1(view: memoryview) -> ShareAcknowledgeRequest:
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 acknowledgement_batches2.append(
                     AcknowledgementBatch(first_offset3, last_offset3, acknowledge_types3)
@@ -218,11 +220,15 @@ def _decode_request_v1(view: memoryview) -> ShareAcknowledgeRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(AcknowledgePartition(partition_index2, acknowledgement_batches2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(AcknowledgeTopic(topic_id1, partitions1))
     n = view[pos]
@@ -232,10 +238,9 @@ def _decode_request_v1(view: memoryview) -> ShareAcknowledgeRequest:
     return ShareAcknowledgeRequest(group_id0, member_id0, share_session_epoch0, False, topics0)
 
 
-def _decode_request_v2(view: memoryview) -> ShareAcknowledgeRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> ShareAcknowledgeRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -314,6 +319,8 @@ def _decode_request_v2(view: memoryview) -> ShareAcknowledgeRequest:
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 acknowledgement_batches2.append(
                     AcknowledgementBatch(first_offset3, last_offset3, acknowledge_types3)
@@ -321,11 +328,15 @@ def _decode_request_v2(view: memoryview) -> ShareAcknowledgeRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(AcknowledgePartition(partition_index2, acknowledgement_batches2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(AcknowledgeTopic(topic_id1, partitions1))
     n = view[pos]
@@ -473,7 +484,7 @@ def _encode_request_v2(message: ShareAcknowledgeRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ShareAcknowledgeRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ShareAcknowledgeRequest]] = {
     1: _decode_request_v1,
     2: _decode_request_v2,
 }
@@ -485,10 +496,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[ShareAcknowledgeRequest], list[Buffer]]] 
 }
 
 
-def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> ShareAcknowledgeResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -537,16 +547,22 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             leader_id3, leader_epoch3, n = _read_iiB(view, pos)
             pos += 9
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             current_leader2 = LeaderIdAndEpoch(leader_id3, leader_epoch3)
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 PartitionData(partition_index2, error_code2, error_message2, current_leader2)
@@ -554,6 +570,8 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(ShareAcknowledgeTopicResponse(topic_id1, partitions1))
     n = view[pos]
@@ -576,6 +594,8 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host4 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port4, n = _read_iB(view, pos)
@@ -589,11 +609,15 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack4 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         node_endpoints0.append(NodeEndpoint(node_id4, host4, port4, rack4))
     n = view[pos]
@@ -605,10 +629,9 @@ def _decode_response_v1(view: memoryview) -> ShareAcknowledgeResponse:
     )
 
 
-def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> ShareAcknowledgeResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -657,16 +680,22 @@ def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             leader_id3, leader_epoch3, n = _read_iiB(view, pos)
             pos += 9
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             current_leader2 = LeaderIdAndEpoch(leader_id3, leader_epoch3)
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 PartitionData(partition_index2, error_code2, error_message2, current_leader2)
@@ -674,6 +703,8 @@ def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(ShareAcknowledgeTopicResponse(topic_id1, partitions1))
     n = view[pos]
@@ -696,6 +727,8 @@ def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host4 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port4, n = _read_iB(view, pos)
@@ -709,11 +742,15 @@ def _decode_response_v2(view: memoryview) -> ShareAcknowledgeResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack4 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         node_endpoints0.append(NodeEndpoint(node_id4, host4, port4, rack4))
     n = view[pos]
@@ -891,7 +928,7 @@ def _encode_response_v2(message: ShareAcknowledgeResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ShareAcknowledgeResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ShareAcknowledgeResponse]] = {
     1: _decode_response_v1,
     2: _decode_response_v2,
 }
@@ -903,13 +940,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ShareAcknowledgeResponse], list[Buffer]]
 }
 
 
-def decode_request(view: memoryview, version: int) -> ShareAcknowledgeRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ShareAcknowledgeRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ShareAcknowledgeRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ShareAcknowledgeRequest", len(view)) from None
 
@@ -925,13 +964,15 @@ def encode_request(message: ShareAcknowledgeRequest, version: int) -> list[Buffe
         raise UnencodableMessage("ShareAcknowledgeRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ShareAcknowledgeResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ShareAcknowledgeResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ShareAcknowledgeResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ShareAcknowledgeResponse", len(view)) from None
 

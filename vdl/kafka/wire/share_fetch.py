@@ -11,6 +11,7 @@ from vdl.kafka.wire.runtime import (
     ELEMENTS_MAX,
     Records,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -166,10 +167,9 @@ class ShareFetchResponse:
     node_endpoints: list[NodeEndpoint] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> ShareFetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -250,6 +250,8 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 acknowledgement_batches2.append(
                     AcknowledgementBatch(first_offset3, last_offset3, acknowledge_types3)
@@ -257,11 +259,15 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(FetchPartition(partition_index2, 0, acknowledgement_batches2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(FetchTopic(topic_id1, partitions1))
     n = view[pos]
@@ -292,6 +298,8 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         forgotten_topics_data0.append(ForgottenTopic(topic_id4, partitions4))
     n = view[pos]
@@ -314,10 +322,9 @@ def _decode_request_v1(view: memoryview) -> ShareFetchRequest:
     )
 
 
-def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> ShareFetchRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -406,6 +413,8 @@ def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 acknowledgement_batches2.append(
                     AcknowledgementBatch(first_offset3, last_offset3, acknowledge_types3)
@@ -413,11 +422,15 @@ def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(FetchPartition(partition_index2, 0, acknowledgement_batches2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(FetchTopic(topic_id1, partitions1))
     n = view[pos]
@@ -448,6 +461,8 @@ def _decode_request_v2(view: memoryview) -> ShareFetchRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         forgotten_topics_data0.append(ForgottenTopic(topic_id4, partitions4))
     n = view[pos]
@@ -658,7 +673,7 @@ def _encode_request_v2(message: ShareFetchRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ShareFetchRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ShareFetchRequest]] = {
     1: _decode_request_v1,
     2: _decode_request_v2,
 }
@@ -670,10 +685,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[ShareFetchRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> ShareFetchResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -722,6 +736,8 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("ErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("ErrorMessage", n)
                 error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             acknowledge_error_code2, n = _read_hB(view, pos)
@@ -735,11 +751,15 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("AcknowledgeErrorMessage", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("AcknowledgeErrorMessage", n)
                 acknowledge_error_message2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             leader_id3, leader_epoch3, n = _read_iiB(view, pos)
             pos += 9
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             current_leader2 = LeaderIdAndEpoch(leader_id3, leader_epoch3)
             n = view[pos]
@@ -767,6 +787,8 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
                 first_offset4, last_offset4, delivery_count4, n = _read_qqhB(view, pos)
                 pos += 19
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 acquired_records2.append(
                     AcquiredRecords(first_offset4, last_offset4, delivery_count4)
@@ -774,6 +796,8 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 PartitionData(
@@ -790,6 +814,8 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         responses0.append(ShareFetchableTopicResponse(topic_id1, partitions1))
     n = view[pos]
@@ -812,6 +838,8 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Host", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Host", n)
         host5 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         port5, n = _read_iB(view, pos)
@@ -825,11 +853,15 @@ def _decode_response_v1(view: memoryview) -> ShareFetchResponse:
             end = pos + n
             if end > size:
                 raise bad_length("Rack", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Rack", n)
             rack5 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         node_endpoints0.append(NodeEndpoint(node_id5, host5, port5, rack5))
     n = view[pos]
@@ -969,7 +1001,7 @@ def _encode_response_v1(message: ShareFetchResponse) -> list[Buffer]:
     return buffers
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ShareFetchResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ShareFetchResponse]] = {
     1: _decode_response_v1,
     2: _decode_response_v1,
 }
@@ -981,13 +1013,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ShareFetchResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> ShareFetchRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ShareFetchRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ShareFetchRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ShareFetchRequest", len(view)) from None
 
@@ -1003,13 +1037,15 @@ def encode_request(message: ShareFetchRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("ShareFetchRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ShareFetchResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ShareFetchResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ShareFetchResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ShareFetchResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -102,10 +103,9 @@ class ShareGroupDescribeResponse:
     groups: list[DescribedGroup] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v1(view: memoryview) -> ShareGroupDescribeRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> ShareGroupDescribeRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -126,6 +126,8 @@ def _decode_request_v1(view: memoryview) -> ShareGroupDescribeRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupIds", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupIds", n)
         group_ids0_each = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         group_ids0.append(group_ids0_each)
@@ -156,7 +158,7 @@ def _encode_request_v1(message: ShareGroupDescribeRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ShareGroupDescribeRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ShareGroupDescribeRequest]] = {
     1: _decode_request_v1,
 }
 
@@ -166,10 +168,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[ShareGroupDescribeRequest], list[Buffer]]
 }
 
 
-def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> ShareGroupDescribeResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -193,6 +194,8 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
@@ -203,6 +206,8 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupId", n)
         group_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -213,6 +218,8 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("GroupState", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("GroupState", n)
         group_state1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         group_epoch1, assignment_epoch1, n = _read_iiB(view, pos)
@@ -223,6 +230,8 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("AssignorName", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("AssignorName", n)
         assignor_name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -245,6 +254,8 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("MemberId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("MemberId", n)
             member_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -258,6 +269,8 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
                 end = pos + n
                 if end > size:
                     raise bad_length("RackId", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("RackId", n)
                 rack_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             member_epoch2, n = _read_iB(view, pos)
@@ -268,6 +281,8 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientId", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientId", n)
             client_id2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -278,6 +293,8 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("ClientHost", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ClientHost", n)
             client_host2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -300,6 +317,8 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("SubscribedTopicNames", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("SubscribedTopicNames", n)
                 subscribed_topic_names2_each = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 subscribed_topic_names2.append(subscribed_topic_names2_each)
@@ -323,6 +342,8 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
                 end = pos + n
                 if not pos <= end <= size:
                     raise bad_length("TopicName", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("TopicName", n)
                 topic_name4 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
                 n = view[pos]
@@ -341,16 +362,22 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
                 n = view[pos]
                 pos += 1
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 topic_partitions3.append(TopicPartitions(topic_id4, topic_name4, partitions4))
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             assignment2 = Assignment(topic_partitions3)
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             members1.append(
                 Member(
@@ -366,6 +393,8 @@ def _decode_response_v1(view: memoryview) -> ShareGroupDescribeResponse:
         authorized_operations1, n = _read_iB(view, pos)
         pos += 5
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         groups0.append(
             DescribedGroup(
@@ -518,7 +547,7 @@ def _encode_response_v1(message: ShareGroupDescribeResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ShareGroupDescribeResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ShareGroupDescribeResponse]] = {
     1: _decode_response_v1,
 }
 
@@ -528,13 +557,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ShareGroupDescribeResponse], list[Buffer
 }
 
 
-def decode_request(view: memoryview, version: int) -> ShareGroupDescribeRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ShareGroupDescribeRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ShareGroupDescribeRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ShareGroupDescribeRequest", len(view)) from None
 
@@ -550,13 +581,15 @@ def encode_request(message: ShareGroupDescribeRequest, version: int) -> list[Buf
         raise UnencodableMessage("ShareGroupDescribeRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ShareGroupDescribeResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ShareGroupDescribeResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ShareGroupDescribeResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ShareGroupDescribeResponse", len(view)) from None
 

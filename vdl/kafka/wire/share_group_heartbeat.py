@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -78,10 +79,9 @@ class ShareGroupHeartbeatResponse:
     assignment: Assignment | None = None  # 0+
 
 
-def _decode_request_v1(view: memoryview) -> ShareGroupHeartbeatRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> ShareGroupHeartbeatRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -138,6 +138,8 @@ def _decode_request_v1(view: memoryview) -> ShareGroupHeartbeatRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("SubscribedTopicNames", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("SubscribedTopicNames", n)
             subscribed_topic_names0_each = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             subscribed_topic_names0.append(subscribed_topic_names0_each)
@@ -198,7 +200,7 @@ def _encode_request_v1(message: ShareGroupHeartbeatRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], ShareGroupHeartbeatRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], ShareGroupHeartbeatRequest]] = {
     1: _decode_request_v1,
 }
 
@@ -208,10 +210,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[ShareGroupHeartbeatRequest], list[Buffer]
 }
 
 
-def _decode_response_v1(view: memoryview) -> ShareGroupHeartbeatResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> ShareGroupHeartbeatResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -270,6 +271,8 @@ def _decode_response_v1(view: memoryview) -> ShareGroupHeartbeatResponse:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topic_partitions1.append(TopicPartitions(topic_id2, partitions2))
         n = view[pos]
@@ -346,7 +349,7 @@ def _encode_response_v1(message: ShareGroupHeartbeatResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], ShareGroupHeartbeatResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], ShareGroupHeartbeatResponse]] = {
     1: _decode_response_v1,
 }
 
@@ -356,13 +359,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[ShareGroupHeartbeatResponse], list[Buffe
 }
 
 
-def decode_request(view: memoryview, version: int) -> ShareGroupHeartbeatRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ShareGroupHeartbeatRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ShareGroupHeartbeatRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ShareGroupHeartbeatRequest", len(view)) from None
 
@@ -378,13 +383,15 @@ def encode_request(message: ShareGroupHeartbeatRequest, version: int) -> list[Bu
         raise UnencodableMessage("ShareGroupHeartbeatRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> ShareGroupHeartbeatResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> ShareGroupHeartbeatResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("ShareGroupHeartbeatResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("ShareGroupHeartbeatResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -74,10 +75,9 @@ class SyncGroupResponse:
     assignment: bytes = b""  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> SyncGroupRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> SyncGroupRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -106,6 +106,8 @@ def _decode_request_v0(view: memoryview) -> SyncGroupRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -119,10 +121,9 @@ def _decode_request_v0(view: memoryview) -> SyncGroupRequest:
     return SyncGroupRequest(group_id0, generation_id0, member_id0, None, None, None, assignments0)
 
 
-def _decode_request_v3(view: memoryview) -> SyncGroupRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> SyncGroupRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -161,6 +162,8 @@ def _decode_request_v3(view: memoryview) -> SyncGroupRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -176,10 +179,9 @@ def _decode_request_v3(view: memoryview) -> SyncGroupRequest:
     )
 
 
-def _decode_request_v4(view: memoryview) -> SyncGroupRequest:
+def _decode_request_v4(view: memoryview, budget: int) -> SyncGroupRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -233,6 +235,8 @@ def _decode_request_v4(view: memoryview) -> SyncGroupRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -248,6 +252,8 @@ def _decode_request_v4(view: memoryview) -> SyncGroupRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         assignments0.append(SyncGroupRequestAssignment(member_id1, assignment1))
     n = view[pos]
@@ -259,10 +265,9 @@ def _decode_request_v4(view: memoryview) -> SyncGroupRequest:
     )
 
 
-def _decode_request_v5(view: memoryview) -> SyncGroupRequest:
+def _decode_request_v5(view: memoryview, budget: int) -> SyncGroupRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -342,6 +347,8 @@ def _decode_request_v5(view: memoryview) -> SyncGroupRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("MemberId", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("MemberId", n)
         member_id1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -357,6 +364,8 @@ def _decode_request_v5(view: memoryview) -> SyncGroupRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         assignments0.append(SyncGroupRequestAssignment(member_id1, assignment1))
     n = view[pos]
@@ -569,7 +578,7 @@ def _encode_request_v5(message: SyncGroupRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], SyncGroupRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], SyncGroupRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v0,
@@ -589,7 +598,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[SyncGroupRequest], list[Buffer]]] = {
 }
 
 
-def _decode_response_v0(view: memoryview) -> SyncGroupResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> SyncGroupResponse:
     pos = 0
     size = len(view)
     error_code0, n = _read_hi(view, pos)
@@ -602,7 +611,7 @@ def _decode_response_v0(view: memoryview) -> SyncGroupResponse:
     return SyncGroupResponse(0, error_code0, None, None, assignment0)
 
 
-def _decode_response_v1(view: memoryview) -> SyncGroupResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> SyncGroupResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0, n = _read_ihi(view, pos)
@@ -615,7 +624,7 @@ def _decode_response_v1(view: memoryview) -> SyncGroupResponse:
     return SyncGroupResponse(throttle_time_ms0, error_code0, None, None, assignment0)
 
 
-def _decode_response_v4(view: memoryview) -> SyncGroupResponse:
+def _decode_response_v4(view: memoryview, budget: int) -> SyncGroupResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
@@ -635,7 +644,7 @@ def _decode_response_v4(view: memoryview) -> SyncGroupResponse:
     return SyncGroupResponse(throttle_time_ms0, error_code0, None, None, assignment0)
 
 
-def _decode_response_v5(view: memoryview) -> SyncGroupResponse:
+def _decode_response_v5(view: memoryview, budget: int) -> SyncGroupResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
@@ -753,7 +762,7 @@ def _encode_response_v5(message: SyncGroupResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], SyncGroupResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], SyncGroupResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v1,
@@ -773,13 +782,13 @@ _RESPONSE_ENCODERS: dict[int, Callable[[SyncGroupResponse], list[Buffer]]] = {
 }
 
 
-def decode_request(view: memoryview, version: int) -> SyncGroupRequest:
+def decode_request(view: memoryview, version: int, budget: int = ELEMENTS_MAX) -> SyncGroupRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("SyncGroupRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("SyncGroupRequest", len(view)) from None
 
@@ -795,13 +804,15 @@ def encode_request(message: SyncGroupRequest, version: int) -> list[Buffer]:
         raise UnencodableMessage("SyncGroupRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> SyncGroupResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> SyncGroupResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("SyncGroupResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("SyncGroupResponse", len(view)) from None
 

@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -111,10 +112,9 @@ class TxnOffsetCommitResponse:
     topics: list[TxnOffsetCommitResponseTopic] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> TxnOffsetCommitRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> TxnOffsetCommitRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -143,6 +143,8 @@ def _decode_request_v0(view: memoryview) -> TxnOffsetCommitRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -162,6 +164,8 @@ def _decode_request_v0(view: memoryview) -> TxnOffsetCommitRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("CommittedMetadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("CommittedMetadata", n)
                 committed_metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             partitions1.append(
@@ -175,10 +179,9 @@ def _decode_request_v0(view: memoryview) -> TxnOffsetCommitRequest:
     )
 
 
-def _decode_request_v2(view: memoryview) -> TxnOffsetCommitRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> TxnOffsetCommitRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_h(view, pos)[0]
     pos += 2
     end = pos + n
@@ -207,6 +210,8 @@ def _decode_request_v2(view: memoryview) -> TxnOffsetCommitRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -226,6 +231,8 @@ def _decode_request_v2(view: memoryview) -> TxnOffsetCommitRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("CommittedMetadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("CommittedMetadata", n)
                 committed_metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             partitions1.append(
@@ -242,10 +249,9 @@ def _decode_request_v2(view: memoryview) -> TxnOffsetCommitRequest:
     )
 
 
-def _decode_request_v3(view: memoryview) -> TxnOffsetCommitRequest:
+def _decode_request_v3(view: memoryview, budget: int) -> TxnOffsetCommitRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -309,6 +315,8 @@ def _decode_request_v3(view: memoryview) -> TxnOffsetCommitRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -334,11 +342,15 @@ def _decode_request_v3(view: memoryview) -> TxnOffsetCommitRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("CommittedMetadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("CommittedMetadata", n)
                 committed_metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 TxnOffsetCommitRequestPartition(
@@ -351,6 +363,8 @@ def _decode_request_v3(view: memoryview) -> TxnOffsetCommitRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(TxnOffsetCommitRequestTopic(name1, ZERO_UUID, partitions1))
     n = view[pos]
@@ -369,10 +383,9 @@ def _decode_request_v3(view: memoryview) -> TxnOffsetCommitRequest:
     )
 
 
-def _decode_request_v6(view: memoryview) -> TxnOffsetCommitRequest:
+def _decode_request_v6(view: memoryview, budget: int) -> TxnOffsetCommitRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -451,11 +464,15 @@ def _decode_request_v6(view: memoryview) -> TxnOffsetCommitRequest:
                 end = pos + n
                 if end > size:
                     raise bad_length("CommittedMetadata", n, size - pos)
+                if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                    raise TooManyElements("CommittedMetadata", n)
                 committed_metadata2 = view[pos:end].tobytes().decode("utf-8", "replace")
                 pos = end
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(
                 TxnOffsetCommitRequestPartition(
@@ -468,6 +485,8 @@ def _decode_request_v6(view: memoryview) -> TxnOffsetCommitRequest:
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(TxnOffsetCommitRequestTopic("", topic_id1, partitions1))
     n = view[pos]
@@ -733,7 +752,7 @@ def _encode_request_v6(message: TxnOffsetCommitRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], TxnOffsetCommitRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], TxnOffsetCommitRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v0,
     2: _decode_request_v2,
@@ -755,10 +774,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[TxnOffsetCommitRequest], list[Buffer]]] =
 }
 
 
-def _decode_response_v0(view: memoryview) -> TxnOffsetCommitResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> TxnOffsetCommitResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_ii(view, pos)
     pos += 8
     if not 0 <= n * 6 <= size - pos:
@@ -773,6 +791,8 @@ def _decode_response_v0(view: memoryview) -> TxnOffsetCommitResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = _read_i(view, pos)[0]
@@ -791,10 +811,9 @@ def _decode_response_v0(view: memoryview) -> TxnOffsetCommitResponse:
     return TxnOffsetCommitResponse(throttle_time_ms0, topics0)
 
 
-def _decode_response_v3(view: memoryview) -> TxnOffsetCommitResponse:
+def _decode_response_v3(view: memoryview, budget: int) -> TxnOffsetCommitResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -815,6 +834,8 @@ def _decode_response_v3(view: memoryview) -> TxnOffsetCommitResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Name", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Name", n)
         name1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         n = view[pos]
@@ -832,11 +853,15 @@ def _decode_response_v3(view: memoryview) -> TxnOffsetCommitResponse:
             partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(TxnOffsetCommitResponsePartition(partition_index2, error_code2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(TxnOffsetCommitResponseTopic(name1, ZERO_UUID, partitions1))
     n = view[pos]
@@ -846,10 +871,9 @@ def _decode_response_v3(view: memoryview) -> TxnOffsetCommitResponse:
     return TxnOffsetCommitResponse(throttle_time_ms0, topics0)
 
 
-def _decode_response_v6(view: memoryview) -> TxnOffsetCommitResponse:
+def _decode_response_v6(view: memoryview, budget: int) -> TxnOffsetCommitResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -877,11 +901,15 @@ def _decode_response_v6(view: memoryview) -> TxnOffsetCommitResponse:
             partition_index2, error_code2, n = _read_ihB(view, pos)
             pos += 7
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             partitions1.append(TxnOffsetCommitResponsePartition(partition_index2, error_code2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         topics0.append(TxnOffsetCommitResponseTopic("", topic_id1, partitions1))
     n = view[pos]
@@ -972,7 +1000,7 @@ def _encode_response_v6(message: TxnOffsetCommitResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], TxnOffsetCommitResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], TxnOffsetCommitResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v0,
@@ -994,13 +1022,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[TxnOffsetCommitResponse], list[Buffer]]]
 }
 
 
-def decode_request(view: memoryview, version: int) -> TxnOffsetCommitRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> TxnOffsetCommitRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("TxnOffsetCommitRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("TxnOffsetCommitRequest", len(view)) from None
 
@@ -1016,13 +1046,15 @@ def encode_request(message: TxnOffsetCommitRequest, version: int) -> list[Buffer
         raise UnencodableMessage("TxnOffsetCommitRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> TxnOffsetCommitResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> TxnOffsetCommitResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("TxnOffsetCommitResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("TxnOffsetCommitResponse", len(view)) from None
 

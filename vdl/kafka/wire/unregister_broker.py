@@ -8,6 +8,7 @@ from struct import error as StructError
 
 from vdl.kafka.wire.runtime import (
     Buffer,
+    ELEMENTS_MAX,
     ShortBuffer,
     UnencodableMessage,
     UnsupportedVersion,
@@ -45,7 +46,7 @@ class UnregisterBrokerResponse:
     error_message: str | None = ""  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> UnregisterBrokerRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> UnregisterBrokerRequest:
     pos = 0
     size = len(view)
     broker_id0, n = _read_iB(view, pos)
@@ -61,7 +62,7 @@ def _encode_request_v0(message: UnregisterBrokerRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], UnregisterBrokerRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], UnregisterBrokerRequest]] = {
     0: _decode_request_v0,
 }
 
@@ -71,7 +72,7 @@ _REQUEST_ENCODERS: dict[int, Callable[[UnregisterBrokerRequest], list[Buffer]]] 
 }
 
 
-def _decode_response_v0(view: memoryview) -> UnregisterBrokerResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> UnregisterBrokerResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
@@ -113,7 +114,7 @@ def _encode_response_v0(message: UnregisterBrokerResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], UnregisterBrokerResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], UnregisterBrokerResponse]] = {
     0: _decode_response_v0,
 }
 
@@ -123,13 +124,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[UnregisterBrokerResponse], list[Buffer]]
 }
 
 
-def decode_request(view: memoryview, version: int) -> UnregisterBrokerRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> UnregisterBrokerRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("UnregisterBrokerRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("UnregisterBrokerRequest", len(view)) from None
 
@@ -145,13 +148,15 @@ def encode_request(message: UnregisterBrokerRequest, version: int) -> list[Buffe
         raise UnencodableMessage("UnregisterBrokerRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> UnregisterBrokerResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> UnregisterBrokerResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("UnregisterBrokerResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("UnregisterBrokerResponse", len(view)) from None
 

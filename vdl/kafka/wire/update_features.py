@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedField,
@@ -80,10 +81,9 @@ class UpdateFeaturesResponse:
     results: list[UpdatableFeatureResult] = field(default_factory=list)  # 0-1
 
 
-def _decode_request_v0(view: memoryview) -> UpdateFeaturesRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> UpdateFeaturesRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -104,11 +104,15 @@ def _decode_request_v0(view: memoryview) -> UpdateFeaturesRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Feature", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Feature", n)
         feature1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         max_version_level1, allow_downgrade1, n = _read_htB(view, pos)
         pos += 4
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         feature_updates0.append(
             FeatureUpdateKey(feature1, max_version_level1, allow_downgrade1, 1)
@@ -120,10 +124,9 @@ def _decode_request_v0(view: memoryview) -> UpdateFeaturesRequest:
     return UpdateFeaturesRequest(timeout_ms0, feature_updates0, False)
 
 
-def _decode_request_v1(view: memoryview) -> UpdateFeaturesRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> UpdateFeaturesRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     timeout_ms0, n = _read_iB(view, pos)
     pos += 5
     if n > 127:
@@ -144,11 +147,15 @@ def _decode_request_v1(view: memoryview) -> UpdateFeaturesRequest:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Feature", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Feature", n)
         feature1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         max_version_level1, upgrade_type1, n = _read_hbB(view, pos)
         pos += 4
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         feature_updates0.append(
             FeatureUpdateKey(feature1, max_version_level1, False, upgrade_type1)
@@ -212,7 +219,7 @@ def _encode_request_v1(message: UpdateFeaturesRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], UpdateFeaturesRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], UpdateFeaturesRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v1,
@@ -226,10 +233,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[UpdateFeaturesRequest], list[Buffer]]] = 
 }
 
 
-def _decode_response_v0(view: memoryview) -> UpdateFeaturesResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> UpdateFeaturesResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
     pos += 7
     if n > 127:
@@ -263,6 +269,8 @@ def _decode_response_v0(view: memoryview) -> UpdateFeaturesResponse:
         end = pos + n
         if not pos <= end <= size:
             raise bad_length("Feature", n, size - pos)
+        if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+            raise TooManyElements("Feature", n)
         feature1 = view[pos:end].tobytes().decode("utf-8", "replace")
         pos = end
         error_code1, n = _read_hB(view, pos)
@@ -276,11 +284,15 @@ def _decode_response_v0(view: memoryview) -> UpdateFeaturesResponse:
             end = pos + n
             if end > size:
                 raise bad_length("ErrorMessage", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("ErrorMessage", n)
             error_message1 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         results0.append(UpdatableFeatureResult(feature1, error_code1, error_message1))
     n = view[pos]
@@ -290,7 +302,7 @@ def _decode_response_v0(view: memoryview) -> UpdateFeaturesResponse:
     return UpdateFeaturesResponse(throttle_time_ms0, error_code0, error_message0, results0)
 
 
-def _decode_response_v2(view: memoryview) -> UpdateFeaturesResponse:
+def _decode_response_v2(view: memoryview, budget: int) -> UpdateFeaturesResponse:
     pos = 0
     size = len(view)
     throttle_time_ms0, error_code0, n = _read_ihB(view, pos)
@@ -379,7 +391,7 @@ def _encode_response_v2(message: UpdateFeaturesResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], UpdateFeaturesResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], UpdateFeaturesResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v0,
     2: _decode_response_v2,
@@ -393,13 +405,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[UpdateFeaturesResponse], list[Buffer]]] 
 }
 
 
-def decode_request(view: memoryview, version: int) -> UpdateFeaturesRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> UpdateFeaturesRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("UpdateFeaturesRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("UpdateFeaturesRequest", len(view)) from None
 
@@ -415,13 +429,15 @@ def encode_request(message: UpdateFeaturesRequest, version: int) -> list[Buffer]
         raise UnencodableMessage("UpdateFeaturesRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> UpdateFeaturesResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> UpdateFeaturesResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("UpdateFeaturesResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("UpdateFeaturesResponse", len(view)) from None
 

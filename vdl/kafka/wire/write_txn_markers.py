@@ -10,6 +10,7 @@ from vdl.kafka.wire.runtime import (
     Buffer,
     ELEMENTS_MAX,
     ShortBuffer,
+    TEXT_BYTES,
     TooManyElements,
     UnencodableMessage,
     UnsupportedVersion,
@@ -108,10 +109,9 @@ class WriteTxnMarkersResponse:
     markers: list[WritableTxnMarkerResult] = field(default_factory=list)  # 0+
 
 
-def _decode_request_v0(view: memoryview) -> WriteTxnMarkersRequest:
+def _decode_request_v0(view: memoryview, budget: int) -> WriteTxnMarkersRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 19 <= size - pos:
@@ -135,6 +135,8 @@ def _decode_request_v0(view: memoryview) -> WriteTxnMarkersRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_i(view, pos)[0]
@@ -158,10 +160,9 @@ def _decode_request_v0(view: memoryview) -> WriteTxnMarkersRequest:
     return WriteTxnMarkersRequest(markers0)
 
 
-def _decode_request_v1(view: memoryview) -> WriteTxnMarkersRequest:
+def _decode_request_v1(view: memoryview, budget: int) -> WriteTxnMarkersRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -194,6 +195,8 @@ def _decode_request_v1(view: memoryview) -> WriteTxnMarkersRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -212,11 +215,15 @@ def _decode_request_v1(view: memoryview) -> WriteTxnMarkersRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(WritableTxnMarkerTopic(name2, partition_indexes2))
         coordinator_epoch1, n = _read_iB(view, pos)
         pos += 5
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         markers0.append(
             WritableTxnMarker(
@@ -230,10 +237,9 @@ def _decode_request_v1(view: memoryview) -> WriteTxnMarkersRequest:
     return WriteTxnMarkersRequest(markers0)
 
 
-def _decode_request_v2(view: memoryview) -> WriteTxnMarkersRequest:
+def _decode_request_v2(view: memoryview, budget: int) -> WriteTxnMarkersRequest:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -266,6 +272,8 @@ def _decode_request_v2(view: memoryview) -> WriteTxnMarkersRequest:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -284,11 +292,15 @@ def _decode_request_v2(view: memoryview) -> WriteTxnMarkersRequest:
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(WritableTxnMarkerTopic(name2, partition_indexes2))
         coordinator_epoch1, transaction_version1, n = _read_ibB(view, pos)
         pos += 6
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         markers0.append(
             WritableTxnMarker(
@@ -418,7 +430,7 @@ def _encode_request_v2(message: WriteTxnMarkersRequest) -> list[Buffer]:
     return [out]
 
 
-_REQUEST_DECODERS: dict[int, Callable[[memoryview], WriteTxnMarkersRequest]] = {
+_REQUEST_DECODERS: dict[int, Callable[[memoryview, int], WriteTxnMarkersRequest]] = {
     0: _decode_request_v0,
     1: _decode_request_v1,
     2: _decode_request_v2,
@@ -432,10 +444,9 @@ _REQUEST_ENCODERS: dict[int, Callable[[WriteTxnMarkersRequest], list[Buffer]]] =
 }
 
 
-def _decode_response_v0(view: memoryview) -> WriteTxnMarkersResponse:
+def _decode_response_v0(view: memoryview, budget: int) -> WriteTxnMarkersResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = _read_i(view, pos)[0]
     pos += 4
     if not 0 <= n * 12 <= size - pos:
@@ -459,6 +470,8 @@ def _decode_response_v0(view: memoryview) -> WriteTxnMarkersResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = _read_i(view, pos)[0]
@@ -478,10 +491,9 @@ def _decode_response_v0(view: memoryview) -> WriteTxnMarkersResponse:
     return WriteTxnMarkersResponse(markers0)
 
 
-def _decode_response_v1(view: memoryview) -> WriteTxnMarkersResponse:
+def _decode_response_v1(view: memoryview, budget: int) -> WriteTxnMarkersResponse:
     pos = 0
     size = len(view)
-    budget = ELEMENTS_MAX
     n = view[pos]
     pos += 1
     if n > 127:
@@ -514,6 +526,8 @@ def _decode_response_v1(view: memoryview) -> WriteTxnMarkersResponse:
             end = pos + n
             if not pos <= end <= size:
                 raise bad_length("Name", n, size - pos)
+            if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+                raise TooManyElements("Name", n)
             name2 = view[pos:end].tobytes().decode("utf-8", "replace")
             pos = end
             n = view[pos]
@@ -531,16 +545,22 @@ def _decode_response_v1(view: memoryview) -> WriteTxnMarkersResponse:
                 partition_index3, error_code3, n = _read_ihB(view, pos)
                 pos += 7
                 if n:
+                    if (budget := budget - n) < 0:
+                        raise TooManyElements("tagged fields", n)
                     pos = skip_tagged_fields(view, pos, n, size)
                 partitions2.append(WritableTxnMarkerPartitionResult(partition_index3, error_code3))
             n = view[pos]
             pos += 1
             if n:
+                if (budget := budget - n) < 0:
+                    raise TooManyElements("tagged fields", n)
                 pos = skip_tagged_fields(view, pos, n, size)
             topics1.append(WritableTxnMarkerTopicResult(name2, partitions2))
         n = view[pos]
         pos += 1
         if n:
+            if (budget := budget - n) < 0:
+                raise TooManyElements("tagged fields", n)
             pos = skip_tagged_fields(view, pos, n, size)
         markers0.append(WritableTxnMarkerResult(producer_id1, topics1))
     n = view[pos]
@@ -616,7 +636,7 @@ def _encode_response_v1(message: WriteTxnMarkersResponse) -> list[Buffer]:
     return [out]
 
 
-_RESPONSE_DECODERS: dict[int, Callable[[memoryview], WriteTxnMarkersResponse]] = {
+_RESPONSE_DECODERS: dict[int, Callable[[memoryview, int], WriteTxnMarkersResponse]] = {
     0: _decode_response_v0,
     1: _decode_response_v1,
     2: _decode_response_v1,
@@ -630,13 +650,15 @@ _RESPONSE_ENCODERS: dict[int, Callable[[WriteTxnMarkersResponse], list[Buffer]]]
 }
 
 
-def decode_request(view: memoryview, version: int) -> WriteTxnMarkersRequest:
+def decode_request(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> WriteTxnMarkersRequest:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _REQUEST_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("WriteTxnMarkersRequest", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("WriteTxnMarkersRequest", len(view)) from None
 
@@ -652,13 +674,15 @@ def encode_request(message: WriteTxnMarkersRequest, version: int) -> list[Buffer
         raise UnencodableMessage("WriteTxnMarkersRequest", version) from error
 
 
-def decode_response(view: memoryview, version: int) -> WriteTxnMarkersResponse:
+def decode_response(
+    view: memoryview, version: int, budget: int = ELEMENTS_MAX
+) -> WriteTxnMarkersResponse:
     """Read the message. Raises WireError, whatever the bytes; what follows it is ignored."""
     decode = _RESPONSE_DECODERS.get(version)
     if decode is None:
         raise UnsupportedVersion("WriteTxnMarkersResponse", version)
     try:
-        return decode(view)
+        return decode(view, budget)
     except (IndexError, StructError):
         raise ShortBuffer("WriteTxnMarkersResponse", len(view)) from None
 
