@@ -5,8 +5,9 @@ that arrive and sends what it wants sent. Rules:
 
 * Requests of a connection start, and are answered, in the order of their arrival. As in Kafka, one
   starts when all before it are answered. Only Produce may start while other Produce requests of its
-  connection wait, because it takes its place in the log at its start. A Produce whose batches are
-  checked off the loop, or that is done in parts, holds back those behind it until then.
+  connection wait, because it takes its place in the log at its start. A Produce that is decoded, or
+  whose batches are checked, off the loop, or that is done in parts, holds back those behind it
+  until then.
 * Its bounds are settings: requests and bytes in flight, unsent bytes. A connection at a bound is
   not read. Before a login that is asked for, it is read one request at a time, of
   `login_bytes_max`.
@@ -20,10 +21,10 @@ that arrive and sends what it wants sent. Rules:
   finish within the whole of it.
 * A turn of the loop has budgets (`turn_budget`) for starting requests, receiving long ones and
   sending long answers. A session without its share waits for its turn in each.
-* A long request is decoded in a thread (`limits.decoding`); what its connection sent behind it
-  waits. One of many elements is done in parts, if its API allows it (`vdl.kafka.parts`): one in a
-  turn of the loop, when it is the connection's turn. Each part is judged by what its client may do
-  then.
+* A long request is decoded in a thread (`limits.decoding`), and so is one that has many elements,
+  which is found out by beginning to decode it; what its connection sent behind it waits. One of
+  many elements is done in parts, if its API allows it (`vdl.kafka.parts`): one in a turn of the
+  loop, when it is the connection's turn. Each part is judged by what its client may do then.
 * Where clients have quotas (`vdl.kafka.limits.client_quotas`), one that used more is told so in its
   answer, and its connection is not read for as long.
 * What the socket does not take stays here. If it is a small slice of a large chunk of the tail
@@ -67,7 +68,7 @@ from vdl.kafka.connections.wide_request import (
 from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.handlers.api_versions import unsupported_version
 from vdl.kafka.limits.client_quotas import REQUEST_THROTTLE_MS_MAX, Quota
-from vdl.kafka.limits.decoding import LOOP_BYTES
+from vdl.kafka.limits.decoding import LOOP_BYTES, LOOP_ELEMENTS
 from vdl.kafka.limits.memory import (
     DECODED_FROM_BYTES,
     PARTITIONS_FROM_BYTES,
@@ -75,13 +76,14 @@ from vdl.kafka.limits.memory import (
     UNCOUNTED_BYTES,
     decoded_bytes,
     partitions_bytes,
+    partitions_bytes_max,
     passed_on_bytes,
 )
 from vdl.kafka.permissions.mutation_quota import STRICT_FROM, take
 from vdl.kafka.permissions.rules import Finish, Refused
 from vdl.kafka.permissions.table import check_request, finished
 from vdl.kafka.security.login import LOGIN_APIS, LoginState
-from vdl.kafka.wire.runtime import EncodeError, WireError
+from vdl.kafka.wire.runtime import EncodeError, TooManyElements, WireError
 
 _HEAD = Struct(">ii").pack
 _HEAD_FLEXIBLE = Struct(">iix").pack
@@ -654,6 +656,8 @@ class ClientSession:
             last = self._started[-1]
             if not last.api.pipelined or (type(last.answer) is Later and last.answer.holding):
                 return False
+            if last.is_decoding:
+                return False
             if last.wide is not None and not last.wide.is_done:
                 return False
         pace = self._frontend.start_budget
@@ -765,7 +769,10 @@ class ClientSession:
             self._decode_later(exchange, ctx, request)
             return
         try:
-            message = api.wire.decode_request(request.body, version)
+            message = api.wire.decode_request(request.body, version, LOOP_ELEMENTS)
+        except TooManyElements:
+            self._decode_later(exchange, ctx, request)
+            return
         except WireError as error:
             self._is_malformed(exchange, error)
             return
@@ -775,31 +782,38 @@ class ClientSession:
                 self._begin(exchange, ctx, in_parts(api, version, message))
                 return
         elif request.bytes > PARTITIONS_FROM_BYTES and (more := partitions_bytes(message)):
-            exchange.counted += more
-            self._bytes_in_flight += more
-            self._charged += more
-            frontend.context.requests.change(more)
+            self._count_partitions(exchange, more)
             self._begin(exchange, ctx, in_parts(api, version, message))
             return
         self._handle(exchange, ctx, message)
+
+    def _count_partitions(self, exchange: Exchange, more: int) -> None:
+        """`more` bytes are held by a Produce for its partitions until it is answered."""
+        exchange.counted += more
+        self._bytes_in_flight += more
+        self._charged += more
+        self._frontend.context.requests.change(more)
 
     def _is_malformed(self, exchange: Exchange, error: BaseException) -> None:
         exchange.answer = Reply.CLOSE
         self.end(f"malformed {exchange.api.name} request: {error!r}")
 
     def _decode_later(self, exchange: Exchange, ctx: RequestContext, request: Request) -> None:
-        """Have a long request decoded in a thread."""
+        """Have a long request decoded in a thread. Of a Produce it was found out by beginning to
+        decode it; it holds what it takes at most for its partitions from here on."""
         exchange.is_decoding = True
         exchange.answer = later = Later()
+        if exchange.api.pipelined:
+            self._count_partitions(exchange, partitions_bytes_max(request.bytes))
 
         def begin(outcome: Decoded | BaseException) -> None:
+            exchange.is_decoding = False
             if isinstance(outcome, BaseException):
                 self._is_malformed(exchange, outcome)
             else:
                 self._begin(exchange, ctx, outcome)
 
         def done(outcome: Decoded | BaseException) -> None:
-            exchange.is_decoding = False
             later.complete(_InTurn(partial(begin, outcome)))
 
         job = partial(decoded, exchange.api, exchange.version, request.body)

@@ -4,8 +4,8 @@ To decode 200,000 elements takes a tenth of a second and more. A thread that doe
 interpreter for a few milliseconds at a time, and the loop goes on. One request is decoded at a
 time: more would not be faster. Those of one asker wait for each other, and others for one of them.
 
-Produce is decoded on the loop: its bytes are records, which are not looked at then, and its place
-in the log is that of its arrival.
+Bytes alone do not tell what is long: those of a Produce are records, which are not looked at then.
+So the loop begins to decode, up to `LOOP_ELEMENTS`, and leaves to the thread what has more.
 
 Must not know: connections, which APIs there are.
 """
@@ -20,7 +20,9 @@ from vdl.kafka.fair_queue import FairQueue
 from vdl.kafka.host import Compute
 
 LOOP_BYTES = 32 << 10
-"""A request of no more is decoded on the loop: some 6,000 elements, a few milliseconds."""
+"""A request of no more is decoded on the loop. A Produce may have more: records are not copied."""
+LOOP_ELEMENTS = 4_000
+"""The most that is decoded on the loop: some three milliseconds."""
 
 _Job = tuple[Callable[[], Any], Callable[[Any], None]]
 

@@ -85,6 +85,11 @@ def passed_on_bytes(elements: Sized) -> int:
     return decoded if decoded > SMALL_BYTES else 0
 
 
+def partitions_bytes_max(count: int) -> int:
+    """What a Produce of `count` bytes takes at most for its partitions, of which it has many."""
+    return min(_DECODED_FACTOR * count, ELEMENTS_MAX * _PARTITION_BYTES)
+
+
 def partitions_bytes(produce: ProduceRequest) -> int:
     """What a Produce takes for its topics and partitions, beside its frame; 0 if little."""
     count = len(produce.topic_data)

@@ -18,7 +18,7 @@ from vdl.kafka.codegen.samples import Sampler
 from vdl.kafka.codegen.schema import load_all
 from vdl.kafka.connections import wide_request
 from vdl.kafka.connections.wide_request import JoinedAnswer, arranged, parts_of
-from vdl.kafka.limits.decoding import LOOP_BYTES, Decoding
+from vdl.kafka.limits.decoding import LOOP_BYTES, LOOP_ELEMENTS, Decoding
 from vdl.kafka.parts import PART_ELEMENTS, PARTS, Parts
 from vdl.kafka.security.principal import Principal
 from vdl.kafka.wire import (
@@ -479,6 +479,38 @@ def test_batches_behind_a_wide_produce_get_their_place_behind_all_its_parts(acks
     codes = [topic.partition_responses[0].error_code for topic in wide.responses]
     assert codes == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 2 * PART_ELEMENTS + [ErrorCode.NONE]
     assert small.responses[0].partition_responses[0].base_offset == 1
+
+
+def test_produce_of_many_partitions_is_decoded_in_a_thread_and_keeps_its_place() -> None:
+    """How many there are is not known by its bytes, most of which are records. Those before it go
+    on, those behind it wait."""
+    world = World()
+    (stream,) = world.topic("last")
+    jobs: list[tuple[Any, Any]] = []
+    world.context.decoding = Decoding(lambda job, done: jobs.append((job, done)))
+    asker = world.client()
+    asker.request(0, 9, produced(["last"], 10))
+    asker.request(0, 9, produced([*NAMES[:LOOP_ELEMENTS], "last"], 20))
+    asker.request(0, 9, produced(["last"], 30))
+    world.run(100)
+    assert len(asker.answers()) == 1
+    ((job, done),) = jobs
+    assert len(stream.batches) == 1
+    done(job())
+    world.run(1_000)
+    sizes = [len(one.data) for one in stream.batches]
+    assert (len(sizes), sizes) == (3, sorted(sizes))
+    assert len(asker.answers()) == 2
+    assert (world.context.requests.used, world.context.answers.used) == (0, 0)
+
+
+def test_produce_of_one_large_batch_is_decoded_on_the_loop() -> None:
+    """Its records are not looked at."""
+    world = World()
+    world.topic("last")
+    asker = world.client()
+    assert asker.ask(0, 9, produced(["last"], 900_000)).responses[0].partition_responses
+    assert world.context.decoding.left_loop == 0
 
 
 def test_wide_produce_without_permission_gives_the_loop_back() -> None:
