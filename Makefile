@@ -18,6 +18,8 @@
 #   make fuzz           a million damaged handshakes, certificates and login tokens; COUNT=, SEED=
 #   make cost           calls, system calls and bytes a record, counted in the simulator; ONLY=single,
 #                       TOP=40 for where they are, RECORD=1
+#   make price          what one request of each API costs at worst, into docs/request-costs.md;
+#                       ONLY=Fetch for its rows alone
 #   make conformance    the Raft core against recorded transcripts: DIR is a clone of etcd-io/raft
 #   make suites         other projects' tests of a Kafka cluster, from the folder SUITES; ONLY=librdkafka
 #   make differential   the same requests to Kafka and to VDL: their answers must be the same
@@ -68,7 +70,7 @@ export PEER_COMMAND ?=
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --editable
 PIP := PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL)
 
-.PHONY: help setup setup-spark setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen conformance sim chaos examples mutants planted fuzz cost \
+.PHONY: help setup setup-spark setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen conformance sim chaos examples mutants planted fuzz cost price \
   suites differential bench bench-limit clean test-pipeline cdc violence pipeline-env audit-large pipeline-demo
 
 help:
@@ -182,6 +184,9 @@ planted: $(DEV)
 
 fuzz: $(DEV)
 	@exec $(BIN)/python -m tests.fuzz.security --count $(or $(COUNT),1000000) --seed $(or $(SEED),1)
+
+price: $(DEV)
+	@exec $(BIN)/python -m tests.price.run $(if $(ONLY),--only $(ONLY))
 
 cost: $(DEV)
 	@exec $(BIN)/python -m tests.cost.run $(if $(ONLY),--only $(ONLY)) $(if $(TOP),--top $(TOP)) \

@@ -1,0 +1,71 @@
+"""What a request takes of a server that runs in this very process.
+
+A turn of the loop is what its thread does between two looks at its files; it is counted in time of
+the processor, so that other programs on the machine are not. What other threads take is what the
+process takes beside the loop's thread and the client's.
+
+Must not know: what is asked.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+import tracemalloc
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Reading:
+    turn_ms: float
+    """The longest turn of the loop."""
+    loop_ms: float
+    threads_ms: float
+    held_bytes: int = 0
+    """At the peak, beside what there was before; 0: not counted."""
+
+
+class Meter:
+    """Use: `watch` in the thread of the loop, before it runs; in the client's thread `begin`, then
+    `reading`."""
+
+    def __init__(self) -> None:
+        self._turn_began = 0
+        self._longest = self._sum = 0
+        self._process_began = self._client_began = 0
+        self._held_before = 0
+
+    def watch(self) -> None:
+        """Count the turns of the loops of this thread's process: there is one."""
+        look = selectors.EpollSelector.select
+
+        def select(
+            selector: selectors.EpollSelector, timeout: float | None = None
+        ) -> list[tuple[selectors.SelectorKey, int]]:
+            used = time.thread_time_ns() - self._turn_began
+            self._sum += used
+            self._longest = max(self._longest, used)
+            try:
+                return look(selector, timeout)
+            finally:
+                self._turn_began = time.thread_time_ns()
+
+        selectors.EpollSelector.select = select  # type: ignore[method-assign]
+
+    def begin(self) -> None:
+        self._longest = self._sum = 0
+        self._process_began = time.process_time_ns()
+        self._client_began = time.thread_time_ns()
+        if tracemalloc.is_tracing():
+            tracemalloc.reset_peak()
+            self._held_before = tracemalloc.get_traced_memory()[0]
+
+    def reading(self) -> Reading:
+        """Since `begin`."""
+        loop, longest = self._sum, self._longest
+        client = time.thread_time_ns() - self._client_began
+        process = time.process_time_ns() - self._process_began
+        held = 0
+        if tracemalloc.is_tracing():
+            held = tracemalloc.get_traced_memory()[1] - self._held_before
+        return Reading(longest / 1e6, loop / 1e6, max(0, process - client - loop) / 1e6, held)
