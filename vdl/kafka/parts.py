@@ -14,7 +14,9 @@ A row is
 * `Parts`, by which of its lists a request may be cut. If it has several, the first that is not
   empty counts. What is named twice comes into the same part where an API says that to be wrong;
 * `Page`, where an answer may be one page of several;
-* or a text: why the request need not, or cannot, be cut.
+* or `Whole`: why the request cannot be cut. Then it is refused if it names more than is done at
+  once. Such a request makes one command, or one look, and what it may name in good faith is far
+  less: what there is in a set.
 
 Must not know: connections, how handlers do their work.
 """
@@ -31,8 +33,12 @@ from vdl.errors import ErrorCode
 if TYPE_CHECKING:
     from vdl.kafka.context import RequestContext
 
+LOOP_ELEMENTS = 4_000
+"""The most of a request that is decoded on the loop: some three milliseconds."""
 PART_ELEMENTS = 1_000
 """Elements of all cut lists together that are done in a turn: some 20 ms."""
+WHOLE_ELEMENTS = 10_000
+"""Elements of a request that is not cut: some 40 ms, and more than a set has partitions."""
 FIRST = 1
 TWO = 2
 
@@ -64,6 +70,18 @@ class Page:
 
     arrange: Callable[[Any], None]
     """Any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What is done at once or not at all. A request with more than `at_once` elements is refused:
+    INVALID_REQUEST wherever its answer has a place for it, a part of it in each turn."""
+
+    why: str
+    lists: tuple[Parts, ...]
+    """All that is counted. With the list of the response that a refusal fills, element by element;
+    empty where the answer has one error for all of them."""
+    at_once: int = WHOLE_ELEMENTS
 
 
 def _sort_topics(request: Any) -> None:
@@ -124,8 +142,15 @@ _PARTITIONS = Parts("topics.partitions", "topics.partitions", attrgetter("name")
 
 _ONE_COMMAND = "one command of its coordinator: all of it is done, or nothing"
 _FILTER = "a filter: each element costs a comparison, and none is judged or answered"
+_ONE_LOOK = "one look at all partitions, which may wait for any of them"
 
-PARTS: Mapping[int, tuple[Parts, ...] | Page | str] = {
+
+def _whole(why: str, *lists: str, at_once: int = WHOLE_ELEMENTS) -> Whole:
+    """Lists whose elements are not answered one by one when all are refused."""
+    return Whole(why, tuple(Parts(asked, "") for asked in lists), at_once)
+
+
+PARTS: Mapping[int, tuple[Parts, ...] | Page | Whole] = {
     0: (
         Parts(
             "topic_data.partition_data",
@@ -133,7 +158,14 @@ PARTS: Mapping[int, tuple[Parts, ...] | Page | str] = {
             join=_join_endpoints,
         ),
     ),
-    1: "one look at all partitions, which may wait for any of them",
+    1: Whole(
+        _ONE_LOOK,
+        (
+            Parts("topics.partitions", "responses.partitions"),
+            Parts("forgotten_topics_data.partitions", ""),
+        ),
+        at_once=2 * WHOLE_ELEMENTS,
+    ),
     2: (_PARTITIONS,),
     3: (
         Parts("topics", "topics", attrgetter("name", "topic_id"), kept=FIRST, join=_join_metadata),
@@ -144,11 +176,11 @@ PARTS: Mapping[int, tuple[Parts, ...] | Page | str] = {
         Parts("topics.partition_indexes", "topics.partitions"),
     ),
     10: (Parts("coordinator_keys", "coordinators"),),
-    11: _ONE_COMMAND,
+    11: _whole(_ONE_COMMAND, "protocols"),
     13: (Parts("members", "members"),),
-    14: _ONE_COMMAND,
+    14: _whole(_ONE_COMMAND, "assignments"),
     15: (Parts("groups", "groups"),),
-    16: _FILTER,
+    16: _whole(_FILTER, "states_filter", "types_filter"),
     19: (Parts("topics", "topics", attrgetter("name"), kept=TWO, refusal=_too_many_partitions),),
     20: (
         Parts("topics", "responses", attrgetter("name", "topic_id"), kept=TWO),
@@ -156,43 +188,66 @@ PARTS: Mapping[int, tuple[Parts, ...] | Page | str] = {
     ),
     21: (_PARTITIONS,),
     23: (Parts("topics.partitions", "topics.partitions"),),
-    24: "all partitions are added to the transaction, or none",
+    24: Whole(
+        "all partitions are added to the transaction, or none",
+        (
+            Parts(
+                "v3_and_below_topics.partitions",
+                "results_by_topic_v3_and_below.results_by_partition",
+            ),
+            Parts("transactions.topics.partitions", ""),
+        ),
+    ),
     27: (Parts("markers", "markers"),),
     28: (Parts("topics.partitions", "topics.partitions"),),
     30: (Parts("creations", "results"),),
     31: (Parts("filters", "filter_results"),),
     32: (Parts("resources", "results", attrgetter("resource_type", "resource_name"), kept=FIRST),),
     33: (Parts("resources", "responses", attrgetter("resource_type", "resource_name"), kept=TWO),),
-    34: "there is one directory: all is refused",
-    35: _FILTER,
+    34: Whole(
+        "there is one directory, and what is named twice has one answer",
+        (Parts("dirs.topics.partitions", "results.partitions"),),
+    ),
+    35: _whole(_FILTER, "topics.partitions"),
     37: (Parts("topics", "results", attrgetter("name"), kept=TWO, refusal=_too_many_added),),
-    38: "one token: those who may renew it are a field of it",
-    41: _FILTER,
+    38: _whole("one token: those who may renew it are a field of it", "renewers"),
+    41: _whole(_FILTER, "owners"),
     42: (Parts("groups_names", "results"),),
     43: (Parts("topic_partitions.partitions", "replica_election_results.partition_result"),),
     44: (Parts("resources", "responses", attrgetter("resource_type", "resource_name"), kept=TWO),),
-    45: "one command of the catalog, and the answer has no place for what is refused as a whole",
-    46: _FILTER,
+    45: _whole("an error of the catalog is one for all of it", "topics.partitions.replicas"),
+    46: _whole(_FILTER, "topics.partition_indexes"),
     47: (Parts("topics.partitions", "topics.partitions"),),
-    48: _FILTER,
+    48: _whole(_FILTER, "components"),
     49: (Parts("entries", "entries", _entity),),
     50: (Parts("users", "results", attrgetter("name"), kept=TWO),),
-    51: "all credentials are changed by one command, as a whole",
-    55: "there is one topic to ask for",
-    57: "one command of the catalog: all features are changed, or none",
+    51: Whole(
+        "all credentials are changed by one command",
+        (Parts("deletions", "results"), Parts("upsertions", "results")),
+        at_once=LOOP_ELEMENTS,
+    ),
+    55: _whole("there is one topic to ask for", "topics.partitions"),
+    57: _whole("all features are changed by one command, or none", "feature_updates"),
     61: (Parts("topics.partition_indexes", "topics.partitions"),),
     65: (Parts("transactional_ids", "transaction_states"),),
-    66: _FILTER,
-    68: _ONE_COMMAND,
+    66: _whole(_FILTER, "state_filters", "producer_id_filters"),
+    68: _whole(_ONE_COMMAND, "subscribed_topic_names", "topic_partitions.partitions"),
     69: (Parts("group_ids", "groups"),),
-    74: _FILTER,
+    74: _whole(_FILTER, "resource_types"),
     75: Page(_sort_topics),
-    76: _ONE_COMMAND,
+    76: _whole(_ONE_COMMAND, "subscribed_topic_names"),
     77: (Parts("group_ids", "groups"),),
-    78: "one look at all partitions, which may wait for any of them",
-    79: "its partitions are those of a session, which are few",
+    78: _whole(
+        _ONE_LOOK,
+        "topics.partitions.acknowledgement_batches.acknowledge_types",
+        "forgotten_topics_data.partitions",
+    ),
+    79: _whole(
+        "its partitions are those of a session, which are few",
+        "topics.partitions.acknowledgement_batches.acknowledge_types",
+    ),
     90: (Parts("groups", "groups"),),
-    91: _ONE_COMMAND,
-    92: _ONE_COMMAND,
+    91: _whole(_ONE_COMMAND, "topics.partitions"),
+    92: _whole(_ONE_COMMAND, "topics"),
 }
 """API key → its row."""

@@ -68,7 +68,7 @@ from vdl.kafka.connections.wide_request import (
 from vdl.kafka.context import ConnectionInfo, Context, RequestContext
 from vdl.kafka.handlers.api_versions import unsupported_version
 from vdl.kafka.limits.client_quotas import REQUEST_THROTTLE_MS_MAX, Quota
-from vdl.kafka.limits.decoding import LOOP_BYTES, LOOP_ELEMENTS
+from vdl.kafka.limits.decoding import LOOP_BYTES
 from vdl.kafka.limits.memory import (
     DECODED_FROM_BYTES,
     PARTITIONS_FROM_BYTES,
@@ -79,6 +79,7 @@ from vdl.kafka.limits.memory import (
     partitions_bytes_max,
     passed_on_bytes,
 )
+from vdl.kafka.parts import LOOP_ELEMENTS
 from vdl.kafka.permissions.mutation_quota import STRICT_FROM, take
 from vdl.kafka.permissions.rules import Finish, Refused
 from vdl.kafka.permissions.table import check_request, finished

@@ -4,6 +4,8 @@
 elements at most. An element that has more in a list of its own is cut as well; its slices are parts
 that have nothing else in them.
 
+`refusals_of` cuts a request of an API that does it at once or not at all, to be refused.
+
 `JoinedAnswer` joins. What a part answers is encoded at once, and kept as bytes: the elements of an
 answer would be many times as large, and to encode 200,000 of them takes a tenth of a second. To
 find the bytes of a list in an encoded answer, the answer is encoded again with that list empty: the
@@ -21,12 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Reply
-from vdl.kafka.parts import PART_ELEMENTS, PARTS, Page, Parts
+from vdl.kafka.parts import PART_ELEMENTS, PARTS, Page, Parts, Whole
 from vdl.kafka.wire.runtime import Buffer, WireError, write_uvarint
 
 if TYPE_CHECKING:
@@ -38,12 +41,12 @@ _LENGTH = Struct(">i").pack
 NARROW_BYTES = PART_ELEMENTS
 """A request of no more has not more elements than are done at once."""
 
-Place = tuple[int, ...]
+Place = tuple[Hashable, ...]
 """Which elements a part is a slice of: the position of each in the list that it is in, outermost
 first; empty for a part of whole elements."""
 
 
-def row_of(rows: Sequence[Parts] | Page | str | None, request: Any) -> Parts | None:
+def row_of(rows: Sequence[Parts] | Page | Whole | None, request: Any) -> Parts | None:
     """Return by what a request is cut; None if it has no such list."""
     if not isinstance(rows, tuple):
         return None
@@ -51,10 +54,15 @@ def row_of(rows: Sequence[Parts] | Page | str | None, request: Any) -> Parts | N
     return next(found, None)
 
 
-def is_wide(row: Parts, request: Any) -> bool:
-    """Return whether a request has more elements than are done at once."""
-    names = row.asked.split(".")
-    return _weight(getattr(request, names[0]), names[1:], PART_ELEMENTS) > PART_ELEMENTS
+def has_more(rows: Iterable[Parts], request: Any, most: int) -> bool:
+    """Return whether the lists of a request have more elements together."""
+    count = 0
+    for row in rows:
+        first, *inner = row.asked.split(".")
+        count += _weight(getattr(request, first) or (), inner, most - count)
+        if count > most:
+            return True
+    return False
 
 
 def _weight(items: Sequence[Any], inner: Sequence[str], enough: int) -> int:
@@ -128,6 +136,33 @@ def _divided(groups: Iterable[Sequence[Any]], inner: Sequence[str]) -> Iterator[
             yield group
 
 
+def refusals_of(row: Whole, request: Any) -> tuple[Parts, Iterator[tuple[Place, Any]]]:
+    """Cut a request that is refused: by what its answer is joined, and the parts. One that is
+    answered by one error has one part, without its elements."""
+    firsts = [one.asked.partition(".")[0] for one in row.lists]
+    empty = replace(request, **{first: [] for first in firsts if getattr(request, first)})
+
+    def parts() -> Iterator[tuple[Place, Any]]:
+        for one, first in zip(row.lists, firsts, strict=True):
+            if one.answered and (items := getattr(request, first)):
+                other = replace(empty, **{first: items})
+                for place, part in parts_of(one, other, ([item] for item in items)):
+                    yield _answered(one, place), part
+
+    found = parts()
+    head = next(found, ((), empty))
+    return row.lists[0], chain([head], found)
+
+
+def _answered(row: Parts, place: Place) -> Place:
+    """Where the answer to a part is, if it has less lists in lists than what was asked: those that
+    have the same answers are one."""
+    more = row.asked.count(".") - row.answered.count(".")
+    if not more:
+        return place
+    return (place[: more + 1], *place[more + 1 :]) if len(place) > more else ()
+
+
 class Decoded(NamedTuple):
     """A request, and how it is done in parts; None: it is done at once."""
 
@@ -149,10 +184,17 @@ def in_parts(api: Api, version: int, message: Any) -> Decoded:
     rows = PARTS.get(api.key)
     if isinstance(rows, Page):
         rows.arrange(message)
-    row = row_of(rows, message)
-    if row is None or not is_wide(row, message):
+    if isinstance(rows, Whole):
+        if not has_more(rows.lists, message, rows.at_once):
+            return Decoded(message, None)
+        row, parts = refusals_of(rows, message)
+        return Decoded(message, WideRequest(api, row, version, message, parts, is_refused=True))
+    found = row_of(rows, message)
+    if found is None or not has_more((found,), message, PART_ELEMENTS):
         return Decoded(message, None)
-    return Decoded(message, WideRequest(api, row, version, message))
+    groups = arranged(found, getattr(message, found.asked.partition(".")[0]))
+    parts = parts_of(found, message, groups)
+    return Decoded(message, WideRequest(api, found, version, message, parts))
 
 
 class WideRequest:
@@ -160,6 +202,7 @@ class WideRequest:
 
     __slots__ = (
         "_api",
+        "_is_refused",
         "_joined",
         "_next",
         "_parts",
@@ -171,13 +214,24 @@ class WideRequest:
         "message",
     )
 
-    def __init__(self, api: Api, row: Parts, version: int, message: Any) -> None:
+    def __init__(
+        self,
+        api: Api,
+        row: Parts,
+        version: int,
+        message: Any,
+        parts: Iterator[tuple[Place, Any]],
+        *,
+        is_refused: bool = False,
+    ) -> None:
+        """`parts`: there is one. `is_refused`: there are too many elements for an API that does not
+        cut."""
         self._api = api
         self._row = row
+        self._is_refused = is_refused
         self.message = message
         """The whole."""
-        groups = arranged(row, getattr(message, row.asked.partition(".")[0]))
-        self._parts = parts_of(row, message, groups)
+        self._parts = parts
         self._next: tuple[Place, Any] | None = next(self._parts)
         self._place: Place = ()
         self._joined = JoinedAnswer(row, api.wire, version)
@@ -192,7 +246,9 @@ class WideRequest:
         the rules of permission."""
         self.context = ctx
         refusal = self._row.refusal
-        code = ErrorCode.NONE if refusal is None else refusal(ctx, self.message)
+        code = ErrorCode.INVALID_REQUEST if self._is_refused else ErrorCode.NONE
+        if refusal is not None:
+            code = refusal(ctx, self.message)
         if code is not ErrorCode.NONE:
             self.handler = lambda ctx, part: self._api.failure(part, ctx.api_version, code)
 
@@ -209,7 +265,10 @@ class WideRequest:
             if self._reply is not Reply.CLOSE:
                 self._reply = answer
         else:
+            is_for_all = self._is_refused and not self._joined.has_elements(answer)
             self._joined.add(self._place, answer)
+            if is_for_all:
+                self._next = None  # this error is the whole answer
 
     @property
     def is_done(self) -> bool:
@@ -262,7 +321,7 @@ class JoinedAnswer:
 
     def __init__(self, row: Parts, wire: Any, version: int) -> None:
         self._row = row
-        self._names = row.answered.split(".")
+        self._names = row.answered.split(".") if row.answered else []
         self._encode: Callable[[Any, int], list[Buffer]] = wire.encode_response
         self._is_flexible = version >= wire.FLEXIBLE_FROM
         self._version = version
@@ -276,6 +335,10 @@ class JoinedAnswer:
     def answer(self) -> Any:
         """All but its elements. May be changed before it is encoded."""
         return self._open[0].shell
+
+    def has_elements(self, answer: Any) -> bool:
+        """Whether an answer says something of one of the elements."""
+        return bool(self._names and getattr(answer, self._names[0]))
 
     def add(self, place: Place, answer: Any) -> None:
         """Add what a part answers. Raises EncodeError; then nothing was added."""
@@ -297,6 +360,9 @@ class JoinedAnswer:
     def _append(self, depth: int, answer: Any, full: bytes) -> None:
         """Add the elements of the list at a depth. `full`: the answer, encoded."""
         target = self._open[depth]
+        if not self._names:
+            target.shell = answer
+            return
         holder, name = _holder(answer, self._names, depth), self._names[depth]
         items = getattr(holder, name)
         setattr(holder, name, [])

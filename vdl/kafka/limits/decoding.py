@@ -21,8 +21,6 @@ from vdl.kafka.host import Compute
 
 LOOP_BYTES = 32 << 10
 """A request of no more is decoded on the loop. A Produce may have more: records are not copied."""
-LOOP_ELEMENTS = 4_000
-"""The most that is decoded on the loop: some three milliseconds."""
 
 _Job = tuple[Callable[[], Any], Callable[[Any], None]]
 
