@@ -53,7 +53,12 @@ from vdl.kafka.lookup import (
     leader_endpoints,
 )
 from vdl.kafka.partitions.down_conversion import BYTES_MAX, Outcome, ToConvert
-from vdl.kafka.partitions.fetch_sessions import Cached, FetchSession, Key
+from vdl.kafka.partitions.fetch_sessions import (
+    SESSION_PARTITIONS_MAX,
+    Cached,
+    FetchSession,
+    Key,
+)
 from vdl.kafka.partitions.read_throttle import REQUEST_WAIT_NS_MAX, Admission
 from vdl.kafka.permissions.topic_rules import may_read
 from vdl.kafka.wire.fetch import (
@@ -1010,8 +1015,8 @@ def _update_session(ctx: RequestContext, request: FetchRequest) -> FetchSession 
     if not session.partitions:
         sessions.remove(session.id)
         return None
-    if not sessions.has_room(0):
-        # It has grown beyond what all sessions may hold: its client begins anew, without one.
+    if not sessions.has_room(0) or len(session.partitions) > SESSION_PARTITIONS_MAX:
+        # It has grown beyond what it, or all together, may hold: its client begins anew.
         sessions.remove(session.id)
         return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     return session

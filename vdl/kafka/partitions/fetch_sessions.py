@@ -12,6 +12,9 @@ is *quiet*: it subscribes to its log, across requests, and is read when the log 
 are `ready`, in the order in which they are served. One that got records goes to the end, so that
 none starves when an answer is full.
 
+A session that grows beyond `SESSION_PARTITIONS_MAX` ends: one request may name as many, and should
+cost no more because others came before it.
+
 Sessions are bounded in number (`max.incremental.fetch.session.cache.slots`) and by the partitions
 in all of them. A new one evicts one that was not used for `EVICT_AFTER_NS`, else the smallest of
 that age, if it is smaller than the new one, else the least recently used one of the principal that
@@ -36,6 +39,8 @@ Key = tuple[str | bytes, int]
 EVICT_AFTER_NS = 120_000 * MS
 """Kafka's `MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS`."""
 EPOCH_MAX = (1 << 31) - 1
+SESSION_PARTITIONS_MAX = 10_000
+"""Of one session. Those that cannot be read are told of with each answer: all in one turn."""
 
 
 class Subscription(Protocol):

@@ -355,6 +355,20 @@ def test_partitions_of_all_sessions_are_bounded() -> None:
     assert world.context.fetch_sessions.partitions == 0
 
 
+def test_partitions_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may all be such as are told of each time: many requests that name some each must not
+    make one that names none as expensive as all of them."""
+    monkeypatch.setattr(handler, "SESSION_PARTITIONS_MAX", 4)
+    world = World()
+    world.topic(partitions=5)
+    session = Session(world, 3)
+    session.ask(session.request())
+    session.offsets |= {3: 0, 4: 0}
+    session.ask(session.request(3))
+    assert session.error(session.request(4)) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert world.context.fetch_sessions.partitions == 0
+
+
 def create(sessions: FetchSessions, partitions: int, now_ns: int, asker: str = "") -> int:
     """The id of a session of so many partitions, 0 without a place."""
     session = sessions.create(partitions, now_ns, uses_topic_ids=False, asker=asker)
