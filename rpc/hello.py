@@ -18,7 +18,9 @@ HELLO payload, little-endian:
     42  digest_bytes   u16   } lengths of what follows, in this order
     44  info_bytes     u32  /
     48  cluster id (UTF-8, empty before birth), configuration digest,
-        info: the starts of the data directory (`journal_marks.py`; opaque here)
+        info: the starts of the data directory (`journal_marks.py`; opaque here),
+        u16 and so many bytes: the servers' addresses in the sender's file (opaque here); servers
+        of earlier builds leave both out
 
 REJECT payload: reason u16, then a UTF-8 text for people.
 """
@@ -77,11 +79,13 @@ DIRECTORY_ID_BYTES = 16
 CLUSTER_ID_BYTES_MAX = 255
 CONFIG_DIGEST_BYTES_MAX = 64
 INFO_BYTES_MAX = 32 << 10
+ADDRESSES_BYTES_MAX = 16 << 10
 REJECT_TEXT_BYTES_MAX = 512
 
 _MAGIC = b"VDLP"
 _PREFIX = Struct("<4sHH")
 _HELLO = Struct("<4sHHII16sQHHI")
+_LENGTH = Struct("<H")
 _REJECT = Struct("<H")
 
 
@@ -111,7 +115,8 @@ class Hello:
     """One server as it presents itself.
 
     Use: `cluster_id` is "" until the server has adopted a birth record; such a server may only ask.
-    `config_digest` is compared by the birth procedure, `info` is for the host.
+    `config_digest` is compared by the birth procedure, `info` is for the host, `addresses` says in
+    what configurations differ.
     """
 
     server_id: ServerId
@@ -120,6 +125,7 @@ class Hello:
     cluster_id: str = ""
     config_digest: bytes = b""
     info: bytes = b""
+    addresses: bytes = b""
     to_server: ServerId = ServerId(0)
     version: int = PROTOCOL_VERSION
     version_min: int = PROTOCOL_VERSION_MIN
@@ -135,6 +141,8 @@ class Hello:
             raise ValueError("configuration digest too long")
         if len(self.info) > INFO_BYTES_MAX:
             raise ValueError("info too long")
+        if len(self.addresses) > ADDRESSES_BYTES_MAX:
+            raise ValueError("addresses too long")
 
     def is_same_process(self, other: Hello) -> bool:
         """Whether both are HELLOs of one start of one server."""
@@ -153,7 +161,8 @@ def encode_hello(hello: Hello) -> bytes:
         hello.directory_id, hello.incarnation,
         len(cluster_id), len(hello.config_digest), len(hello.info),
     )  # fmt: skip
-    return b"".join((head, cluster_id, hello.config_digest, hello.info))
+    addresses = _LENGTH.pack(len(hello.addresses)), hello.addresses
+    return b"".join((head, cluster_id, hello.config_digest, hello.info, *addresses))
 
 
 def decode_versions(payload: memoryview) -> tuple[int, int]:
@@ -178,9 +187,10 @@ def decode_hello(payload: memoryview) -> Hello:
         raise MalformedFrame("hello magic")
     digest_at = _HELLO.size + cluster_bytes
     info_at = digest_at + digest_bytes
-    # Bytes beyond `info` belong to a newer minor layout and are passed over.
-    if info_at + info_bytes > len(payload):
+    addresses_at = info_at + info_bytes
+    if addresses_at > len(payload):
         raise MalformedFrame("hello lengths", _HELLO.size)
+    addresses = _decode_addresses(payload[addresses_at:]) if addresses_at < len(payload) else b""
     try:
         return Hello(
             server_id=server_id,
@@ -189,12 +199,25 @@ def decode_hello(payload: memoryview) -> Hello:
             cluster_id=str(payload[_HELLO.size : digest_at], "utf-8"),
             config_digest=bytes(payload[digest_at:info_at]),
             info=bytes(payload[info_at : info_at + info_bytes]),
+            addresses=addresses,
             to_server=to_server,
             version=version,
             version_min=version_min,
         )
     except ValueError as error:
         raise MalformedFrame(f"hello ({error})") from error
+
+
+def _decode_addresses(rest: memoryview) -> bytes:
+    """What follows `info`. Raises MalformedFrame."""
+    if len(rest) < _LENGTH.size:
+        raise MalformedFrame("hello addresses")
+    (size,) = _LENGTH.unpack_from(rest)
+    end = _LENGTH.size + size
+    if end > len(rest):
+        raise MalformedFrame("hello addresses")
+    # Bytes beyond them belong to a newer minor layout and are passed over.
+    return bytes(rest[_LENGTH.size : end])
 
 
 def encode_reject(reason: RejectReason, text: str) -> bytes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.sim.test_stories import CALM, S, tell
+from vdl.config.values import Address
 from vdl.server.diagnosis import CONTRADICTION_NS, problems_of
 from vdl.server.problem import CLUSTER_KINDS, NOT_WRONG, SERVER_KINDS
 from vdl.sim.machine import Machine
@@ -70,6 +71,32 @@ def test_wrong_clock_is_a_problem_of_its_server() -> None:
         assert not any("clock_wrong" in kinds(other) for other in others(world, wrong))
         wrong.jump_wall(-3_600_000)
         assert world.wait(15 * S, lambda: "clock_wrong" not in kinds(wrong))
+
+    tell(story)
+
+
+def test_address_changed_in_one_file_is_named_by_all_that_are_linked() -> None:
+    """The server with the odd file and those without say the same; none goes without its links."""
+
+    def story(world: World, leader: Machine) -> None:
+        odd, other = others(world, leader)
+        whole = odd.config
+        nowhere = {**whole.seeds, other.server_id: Address("nowhere", 1)}
+        odd.kill()
+        odd.config = replace(whole, seeds=nowhere)
+        odd.start()
+        assert world.wait(
+            15 * S, lambda: all("seeds_differ" in kinds(machine) for machine in world.machines)
+        )
+        told = {
+            problem.text for problem in problems_of(other.server) if "nowhere:1" in problem.text
+        }
+        assert told
+        assert told <= {problem.text for problem in problems_of(odd.server)}
+        odd.kill()
+        odd.config = whole
+        odd.start()
+        assert world.wait(15 * S, lambda: not any(map(kinds, world.machines)))
 
     tell(story)
 

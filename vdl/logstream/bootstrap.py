@@ -96,8 +96,6 @@ class Birth:
         self._digest = digest
         self._coordinator_groups = coordinator_groups
         self._empty: dict[ServerId, EmptySeed] = {}
-        self.mismatched: set[ServerId] = set()
-        """Seeds whose configuration differs: an operator must mend that."""
         self.state = BirthState.ASKING
         self.record: BirthRecord | None = None
 
@@ -123,10 +121,6 @@ class Birth:
         """A link is open to a server without a record. Other servers than seeds do not count."""
         if server_id in self._seeds:
             self._empty[server_id] = EmptySeed(directory_id, digest)
-            if digest == self._digest:
-                self.mismatched.discard(server_id)
-            else:
-                self.mismatched.add(server_id)
 
     def seed_left(self, server_id: ServerId) -> None:
         """The link is gone: what the server said is not known to hold any more."""

@@ -60,10 +60,12 @@ def problems_of_server(server: Server) -> Iterator[Problem]:
 
 
 def problems_of_links(server: Server) -> Iterator[Problem]:
-    """Servers that this one is not linked to."""
+    """Servers that this one is not linked to, and those whose file differs from this one's."""
     for link in server.links.links():
         if not link.is_up:
             yield Problem("peer_unreachable", f"server {link.server_id} is not reachable")
+    for text in server.peer_addresses.differences.values():
+        yield Problem("seeds_differ", text)
 
 
 def is_cut_off(host: Host) -> bool:

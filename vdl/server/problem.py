@@ -24,6 +24,7 @@ SERVER_KINDS: Final = {
 """Kind → meaning, of problems of one server."""
 CLUSTER_KINDS: Final = {
     "peer_unreachable": "a server is not linked to this one",
+    "seeds_differ": "the files of two servers have other addresses of servers",
     "no_leader": "partitions without a leader",
     "under_replicated": "partitions led here with fewer replicas in sync than they have",
     "under_min_isr": "partitions led here with fewer replicas in sync than min.insync.replicas",

@@ -66,6 +66,7 @@ from vdl.logstream.state import HostState
 from vdl.records.walk import IS_NATIVE
 from vdl.server.file_settings import file_settings
 from vdl.server.front import ClientFront
+from vdl.server.peer_addresses import PeerAddresses
 from vdl.state.commands import AlterScramCredentials, RegisterServer, ScramUpsert
 from vdl.state.features import SUPPORTED
 
@@ -161,9 +162,9 @@ class Server:
         self._log_of = log_of or (lambda _: log)
         self._loggers = loggers
         self._audit = audit
-        self._digest = configuration_digest(
-            {server: str(address) for server, address in config.seeds.items()}
-        )
+        seeds = {server: str(address) for server, address in config.seeds.items()}
+        self._digest = configuration_digest(seeds)
+        self.peer_addresses = PeerAddresses(config.server_id, seeds, self._digest)
         # Peers may link up before `start`, and say only once that they do: an empty server listens
         # to them from here on, and one that has a cluster says so. Passing for empty it would let
         # a wiped peer found another one.
@@ -187,6 +188,7 @@ class Server:
             cluster_id=cluster_id,
             config_digest=self._digest,
             info=boots_info(self.store),
+            addresses=self.peer_addresses.encoded(),
         )
 
     def _check_directory(self, record: BirthRecord) -> None:
@@ -260,6 +262,9 @@ class Server:
         return None if self.host is None else self.host.refusal(hello)
 
     def link_up(self, hello: Hello) -> None:
+        if self.peer_addresses.linked(hello):
+            text = self.peer_addresses.differences[hello.server_id]
+            self._log.warning("seeds_differ", peer=hello.server_id, differences=text)
         if self.host is not None:
             self.host.link_up(hello)
         elif self._birth is not None:
@@ -268,8 +273,6 @@ class Server:
                 return
             birth = self._birth
             birth.seed_is_empty(hello.server_id, hello.directory_id, hello.config_digest)
-            if hello.server_id in birth.mismatched:
-                self._log.error("seeds_differ", peer=hello.server_id)
             self._found_if_all_are_empty()
 
     def link_down(self, server_id: ServerId, *, refused: bool) -> None:

@@ -68,6 +68,7 @@ def administration_of(host: Host | None, under_min: int = 0) -> Administration:
         clock=SimpleNamespace(now_ns=lambda: 0),
         links=SimpleNamespace(links=lambda: [LinkStatus(2, False, False, 0, -1, 5, 1)]),
         store=SimpleNamespace(directory_id=b"d" * 16, accepts_appends=True),
+        peer_addresses=SimpleNamespace(differences={}),
         in_sync_counts=lambda _: InSyncCounts(under_min=under_min),
         incarnation=3,
         state=ServerState.SERVING if host is not None else ServerState.WAITING,

@@ -1,0 +1,76 @@
+"""What the servers' files say of where each server is, compared when servers are linked.
+
+All of them are to say the same. A server whose file has another address for a peer is linked all
+the same as long as that peer dials it, and goes without the link once it does not.
+
+Must not know: links, how a difference is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ids import ServerId
+from rpc.hello import ADDRESSES_BYTES_MAX, Hello
+
+DIFFERENCES_TOLD: Final = 3
+ADDRESS_CHARS_MAX: Final = 100
+"""Of an address of somebody else's file."""
+_NONE: Final = "nowhere"
+
+
+class PeerAddresses:
+    """The addresses of one server's file, and in what those of the others differ."""
+
+    def __init__(
+        self, server_id: ServerId, addresses: Mapping[ServerId, str], digest: bytes
+    ) -> None:
+        """`digest`: `configuration_digest` of the addresses."""
+        self._server_id = server_id
+        self._digest = digest
+        self._addresses = dict(addresses)
+        self.differences: dict[ServerId, str] = {}
+        """Of servers that were linked and whose file differs: in what, by what they said last."""
+
+    def encoded(self) -> bytes:
+        """Return what HELLO carries: a line of id and address a server; empty if it is too much."""
+        lines = [f"{one} {address}" for one, address in sorted(self._addresses.items())]
+        text = "\n".join(lines).encode()
+        return text if len(text) <= ADDRESSES_BYTES_MAX else b""
+
+    def linked(self, hello: Hello) -> bool:
+        """Take what a peer says. Return whether there is a difference that is new."""
+        peer = hello.server_id
+        if hello.config_digest == self._digest:
+            self.differences.pop(peer, None)
+            return False
+        text = self._difference(peer, _decoded(hello.addresses))
+        is_new = self.differences.get(peer) != text
+        self.differences[peer] = text
+        return is_new
+
+    def _difference(self, peer: ServerId, theirs: Mapping[ServerId, str]) -> str:
+        """Return the same words at both ends."""
+        files = sorted([(self._server_id, self._addresses), (peer, theirs)], key=lambda f: f[0])
+        (lower, first), (higher, second) = files
+        told = [
+            f"server {one} is at {first.get(one, _NONE)} in the file of server {lower}, "
+            f"at {second.get(one, _NONE)} in that of server {higher}"
+            for one in sorted(first.keys() | second.keys())
+            if first.get(one) != second.get(one)
+        ]
+        if not theirs or not told:
+            return f"the files of servers {lower} and {higher} have other addresses of servers"
+        left = len(told) - DIFFERENCES_TOLD
+        return "; ".join(told[:DIFFERENCES_TOLD]) + (f"; and {left} more" if left > 0 else "")
+
+
+def _decoded(encoded: bytes) -> dict[ServerId, str]:
+    """Return server → address; what is no such line is left out."""
+    found = {}
+    for line in encoded.decode("utf-8", "replace").split("\n"):
+        number, _, address = line.partition(" ")
+        if number.isascii() and number.isdecimal() and len(number) <= 10:
+            found[ServerId(int(number))] = address[:ADDRESS_CHARS_MAX]
+    return found
