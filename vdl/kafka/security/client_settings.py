@@ -27,6 +27,24 @@ from vdl.kafka.security.protocol import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, Sec
 
 _MECHANISMS = (SCRAM_SHA_512, SCRAM_SHA_256, PLAIN)
 
+SECURING = ("security.", "ssl.", "sasl.", "vdl.")
+KNOWN = frozenset(
+    {
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "sasl.password",
+        "sasl.username",
+        "security.protocol",
+        "ssl.ca.location",
+        "ssl.certificate.location",
+        "ssl.endpoint.identification.algorithm",
+        "ssl.key.location",
+        "vdl.admin.certificate.location",
+        "vdl.admin.key.location",
+    }
+)
+"""Of the names that begin so, those that are read from a file."""
+
 
 class ClientSettingsError(Exception):
     """A file that cannot be used: which, and why. Never with a value of it that is secret."""
@@ -104,6 +122,13 @@ def read_client_settings(path: Path) -> ClientSettings:
                 path, f"{line.strip()[:40]!r} is no name=value of a client's properties"
             )
         properties[name.strip()] = value.strip()
+    for name in properties:
+        # One that is misspelt, or a Java client's, would leave the connection less secure than the
+        # file says. Others are of clients that do more than these programs.
+        if name.startswith(SECURING) and name not in KNOWN:
+            raise ClientSettingsError(
+                path, f"{name}: unknown; known are {', '.join(sorted(KNOWN))}"
+            )
     return parse_client_settings(properties, path, path.resolve().parent)
 
 

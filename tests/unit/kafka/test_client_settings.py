@@ -1,0 +1,46 @@
+"""The file that secures the connections of VDL's own programs."""
+
+import ast
+import inspect
+
+import pytest
+
+from vdl.kafka.security import client_settings
+from vdl.kafka.security.client_settings import KNOWN, ClientSettingsError, read_client_settings
+from vdl.kafka.security.protocol import SecurityProtocol
+
+
+def read(tmp_path, *lines):
+    file = tmp_path / "client.properties"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return read_client_settings(file)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "security.protocl=SSL",
+        "ssl.truststore.location=/a",
+        "sasl.user=a",
+        "vdl.admin.certificate=a",
+    ],
+)
+def test_setting_of_security_that_is_unknown_is_refused_by_name(tmp_path, line):
+    """Passed over, the connection would be less secure than the file says."""
+    with pytest.raises(ClientSettingsError, match=line.partition("=")[0]):
+        read(tmp_path, line)
+
+
+def test_settings_of_other_clients_are_passed_over(tmp_path):
+    found = read(tmp_path, "security.protocol=SSL", "acks=all", "group.id=g")
+    assert found.protocol is SecurityProtocol.SSL
+
+
+def test_names_that_are_read_are_the_known_ones():
+    tree = ast.parse(inspect.getsource(client_settings.parse_client_settings))
+    asked = {
+        node.args[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "get"
+    }
+    assert asked == KNOWN
