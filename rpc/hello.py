@@ -34,7 +34,7 @@ from struct import Struct
 from ids import DirectoryId, ServerId
 from rpc.errors import MalformedFrame
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 PROTOCOL_VERSION_MIN = 3
 """Of what links carry. 2: commits are told in messages of their own kind (`MsgCommit`). 3: leader
 lists say which replicas are in sync. 4: logs of partitions may hold `ExpireProducers`, which a
@@ -74,6 +74,9 @@ VERSION_OF_LATE_FIRST_NUMBERS = 11
 VERSION_OF_BOOTS = 12
 """Who speaks less says nothing of the starts of its directory, and would end the link at a JOURNAL,
 REMEMBERED or DISSENT."""
+
+VERSION_OF_SHORT_SNAPSHOTS = 13
+"""Who speaks less takes the list of aborted transactions from a partition's snapshot."""
 
 DIRECTORY_ID_BYTES = 16
 CLUSTER_ID_BYTES_MAX = 255

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -154,11 +155,14 @@ class BatchCleaner:
     def __init__(self, *, keys_max: int = KEYS_MAX, aborted: Iterable[Aborted] = ()) -> None:
         """`aborted`: all that the partition's state lists."""
         self._keys_max = keys_max
-        self._aborted: dict[int, list[tuple[int, int]]] = {}
-        """By producer id: (first offset, last offset), rising."""
+        self._aborted: dict[int, tuple[array[int], array[int]]] = {}
+        """By producer id: the first offsets and the last ones, rising."""
         for one in aborted:
-            ranges = self._aborted.setdefault(one.producer_id, [])
-            ranges.append((one.first_offset, one.last_offset))
+            known = self._aborted.get(one.producer_id)
+            if known is None:
+                known = self._aborted[one.producer_id] = array("q"), array("q")
+            known[0].append(one.first_offset)
+            known[1].append(one.last_offset)
         self._written: set[int] = set()
         """Producers of whose transaction something stays, as far as entries were cleaned."""
         self._cleaned = 0
@@ -281,13 +285,13 @@ class BatchCleaner:
         """The first offset of the aborted transaction that a batch belongs to; -1 for none."""
         if not header.is_transactional:
             return -1
-        ranges = self._aborted.get(header.producer_id, ())
-        position = bisect_right(ranges, header.base_offset, key=_first_offset) - 1
-        if position >= 0:
-            first_offset, last_offset = ranges[position]
-            if header.base_offset < last_offset:
-                return first_offset
-        return -1
+        known = self._aborted.get(header.producer_id)
+        if known is None:
+            return -1
+        firsts, lasts = known
+        position = bisect_right(firsts, header.base_offset) - 1
+        is_in = position >= 0 and header.base_offset < lasts[position]
+        return firsts[position] if is_in else -1
 
     def _clean_records(
         self, entry: EntryLike, header: BatchHeader, data: memoryview, markers_upto: int
@@ -326,10 +330,6 @@ class BatchCleaner:
         left[_CODEC_AT] = left[_CODEC_AT] & ~CODEC_MASK | codec
         left += packed
         return _finished(left, count)
-
-
-def _first_offset(offsets: tuple[int, int]) -> int:
-    return offsets[0]
 
 
 def _payload(header: BatchHeader, data: memoryview) -> memoryview:

@@ -161,7 +161,6 @@ HELP: dict[str, str] = {
     "vdl_server_transactions_timed_out_total": "Those that were open for too long.",
     "vdl_server_aborted_transactions_listed": "Aborted transactions that the partition here lists"
     " that lists most.",
-    "vdl_server_aborted_transactions_listed_max": "So many, and no other transaction begins in it.",
     "vdl_server_fetch_sessions": "Fetch sessions there are.",
     "vdl_server_fetch_session_partitions": "Partitions in them.",
     "vdl_server_fetch_sessions_evicted_total": "Fetch sessions that gave way to others.",

@@ -59,7 +59,6 @@ from vdl.logstream.bootstrap import (
     encode_record,
 )
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
-from vdl.logstream.group.transactions import ABORTED_MAX
 from vdl.logstream.host import Host
 from vdl.logstream.peers.journal_marks import boots_info
 from vdl.logstream.state import HostState
@@ -656,7 +655,6 @@ class Server:
             "replicas": host.partition_count,
             "replicas_max": self.config.kafka.replicas_per_server_max,
             "aborted_transactions_listed": host.aborted_listed,
-            "aborted_transactions_listed_max": ABORTED_MAX,
             "topics_refused_total": frontend.context.topics_refused,
             "request_memory_bytes": frontend.context.requests.used,
             "request_memory_bytes_max": frontend.context.requests.limit,

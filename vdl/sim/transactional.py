@@ -615,8 +615,7 @@ class TransactionalTopic:
                 return
             wanted = made.ranges
             has = [
-                (one.producer_id, one.first_offset, one.last_offset)
-                for one in stream.state.aborted.ranges
+                (one.producer_id, one.first_offset, one.last_offset) for one in stream.state.aborted
             ]
             if has != wanted:
                 broken(f"{machine.name}: {TOPIC}-{stream.partition} lists {has}, not {wanted}")

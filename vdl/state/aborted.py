@@ -6,10 +6,14 @@ compaction has removed its records on every replica. The list is part of the par
 state: it is made of the committed markers, and the same on every replica.
 
 A question is for the offsets [start, end) that are read. Ranges are in the order of their markers,
-and one that ended later may have begun earlier. So each knows the least first offset of all behind
-it: a search begins at the first marker that is not below `start`, and ends where nothing further
-began before `end`. One that was open for long makes it go on behind thousands that were not: so
-neighbours are passed over together of which none began before `end`.
+and one that ended later may have begun earlier. A run of neighbours knows the least first offset in
+it, and of it and all behind it: a search begins at the first run with a marker that is not below
+`start`, passes over runs of which nothing began before `end`, and ends where nothing further did.
+So one that was open for long costs no look at the thousands that were not.
+
+There is no bound on how many there are: as long as their records may be read, so may the list be
+needed. So full runs are packed, some ten bytes a range, where a data batch and a marker take
+hundreds in the log.
 
 It is stored in blocks, so that a change costs a block.
 
@@ -18,8 +22,10 @@ Must not know: what is open, records, the log.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
-from itertools import groupby
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, chain, groupby, pairwise
 from operator import attrgetter
 from struct import Struct
 
@@ -32,8 +38,8 @@ BLOCK_ENTRIES = 512
 """Ranges are stored together whose markers are in so many entries, from a multiple of it on. So
 equal lists are equal bytes, however they came about."""
 
-RUN_RANGES = 256
-"""So many neighbours are passed over together."""
+RUN_RANGES = 512
+"""So many neighbours are packed together, and passed over together."""
 
 _KEY = Struct(">cQ")
 _KEY_KIND = b"a"
@@ -49,94 +55,164 @@ class AbortedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     index: Index
 
 
+_first_offset = attrgetter("first_offset")
 _last_offset = attrgetter("last_offset")
 _index = attrgetter("index")
+
+
+class _Run:
+    """Neighbours, packed: each column by its differences, in the fewest bytes that hold them. Never
+    changes."""
+
+    __slots__ = (
+        "_indexes", "_last_offsets", "_least_producer_id", "_lengths", "_producers", "first_index",
+        "last_index", "last_offset", "least",
+    )  # fmt: skip
+
+    def __init__(self, ranges: list[AbortedRange]) -> None:
+        """One range at least."""
+        self.last_offset = ranges[-1].last_offset
+        self.first_index, self.last_index = ranges[0].index, ranges[-1].index
+        self.least = min(map(_first_offset, ranges))
+        """The least first offset."""
+        self._least_producer_id = min(one.producer_id for one in ranges)
+        self._producers = _packed([one.producer_id - self._least_producer_id for one in ranges])
+        self._lengths = _packed([one.last_offset - one.first_offset for one in ranges])
+        self._last_offsets = _differences([one.last_offset for one in ranges])
+        self._indexes = _differences([one.index for one in ranges])[1]
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def indexes(self) -> Iterator[int]:
+        """The entries of the markers."""
+        return accumulate(self._indexes, initial=self.first_index)
+
+    def ranges(self) -> list[AbortedRange]:
+        least, lasts = self._least_producer_id, self._last_offsets
+        ends = accumulate(lasts[1], initial=lasts[0])
+        return [
+            AbortedRange(least + producer, Offset(last - length), Offset(last), Index(index))
+            for producer, length, last, index in zip(
+                self._producers, self._lengths, ends, self.indexes(), strict=True
+            )
+        ]
+
+
+def _packed(numbers: list[int]) -> array[int]:
+    """None of them negative."""
+    largest = max(numbers, default=0)
+    code = "B" if largest < 1 << 8 else "H" if largest < 1 << 16 else "I"
+    return array(code if largest < 1 << 32 else "Q", numbers)
+
+
+def _differences(numbers: list[int]) -> tuple[int, array[int]]:
+    """The first of rising numbers, and by how much each of the others is more than the one
+    before."""
+    return numbers[0], _packed([b - a for a, b in pairwise(numbers)])
 
 
 class AbortedTransactions:
     """See the module."""
 
-    __slots__ = ("_cut", "_dirty", "_least", "_ranges", "_run_least", "age")
+    __slots__ = ("_behind", "_dirty", "_runs", "_tail", "age")
 
     def __init__(self) -> None:
         self.age = 0
         """Grows when any are forgotten whose records are gone, but in copies that were read before
         they went. Not part of the state."""
-        self._ranges: list[AbortedRange] = []
+        self._runs: list[_Run] = []
         """In the order of their markers."""
-        self._least: list[int] = []
-        """Of each range, the least first offset of it and all behind it."""
-        self._run_least: list[int] = []
-        """Of each `RUN_RANGES` ranges, the least first offset. Of the first some may be gone."""
-        self._cut = 0
-        """How many those are."""
+        self._behind: list[int] = []
+        """Of each run, the least first offset of it and all behind it."""
+        self._tail: list[AbortedRange] = []
+        """The newest, fewer than `RUN_RANGES`."""
         self._dirty: set[int] = set()
         """Blocks that changed or went."""
 
     def __len__(self) -> int:
-        return len(self._ranges)
+        return sum(map(len, self._runs)) + len(self._tail)
 
-    @property
-    def ranges(self) -> list[AbortedRange]:
-        """All, in the order of their markers; not to be changed."""
-        return self._ranges
+    def __bool__(self) -> bool:
+        return bool(self._runs or self._tail)
+
+    def __iter__(self) -> Iterator[AbortedRange]:
+        """All, in the order of their markers. Not while one is added or removed."""
+        return iter(self.copy())
+
+    def copy(self) -> Iterable[AbortedRange]:
+        """As they are now, at the cost of a look at each run; to be read in any thread."""
+        return _Copy(self._runs.copy(), self._tail.copy())
 
     def add(self, aborted: AbortedRange) -> None:
         """A transaction has ended with an abort. Its marker is behind all others."""
-        ranges, least = self._ranges, self._least
-        assert not ranges or ranges[-1].index < aborted.index, (ranges[-1], aborted)
-        self._count_in_run(len(ranges), aborted)
-        ranges.append(aborted)
-        least.append(aborted.first_offset)
-        position = len(least) - 2
-        while position >= 0 and least[position] > aborted.first_offset:
-            least[position] = aborted.first_offset
-            position -= 1
+        assert self._last_index < aborted.index, (self._last_index, aborted)
+        self._tail.append(aborted)
         self._dirty.add(aborted.index // BLOCK_ENTRIES)
+        self._note(aborted.first_offset)
+        if len(self._tail) >= RUN_RANGES:
+            self._seal()
 
-    def _count_in_run(self, position: int, aborted: AbortedRange) -> None:
-        run, runs = (self._cut + position) // RUN_RANGES, self._run_least
-        if run == len(runs):
-            runs.append(aborted.first_offset)
-        elif aborted.first_offset < runs[run]:
-            runs[run] = aborted.first_offset
+    @property
+    def _last_index(self) -> int:
+        if self._tail:
+            return self._tail[-1].index
+        return self._runs[-1].last_index if self._runs else -1
 
-    def _count_runs(self) -> None:
-        self._run_least, self._cut = [], 0
-        for position, aborted in enumerate(self._ranges):
-            self._count_in_run(position, aborted)
+    def _seal(self) -> None:
+        run, self._tail = _Run(self._tail), []
+        self._runs.append(run)
+        self._behind.append(run.least)
+
+    def _note(self, first_offset: int) -> None:
+        """Something behind all runs began there."""
+        behind = self._behind
+        position = len(behind) - 1
+        while position >= 0 and behind[position] > first_offset:
+            behind[position] = first_offset
+            position -= 1
 
     def between(self, start: Offset, end: Offset) -> list[AbortedRange]:
         """Those that may have records in [start, end)."""
         found: list[AbortedRange] = []
-        ranges, least, runs = self._ranges, self._least, self._run_least
-        position = bisect_left(ranges, start, key=_last_offset)
-        while position < len(ranges) and least[position] < end:
-            run = (self._cut + position) // RUN_RANGES
-            run_end = (run + 1) * RUN_RANGES - self._cut
-            if runs[run] < end:
-                found += [one for one in ranges[position:run_end] if one.first_offset < end]
-            position = run_end
+        runs, behind = self._runs, self._behind
+        position = bisect_left(runs, start, key=_last_offset)
+        while position < len(runs) and behind[position] < end:
+            if runs[position].least < end:
+                found += _those_between(runs[position].ranges(), start, end)
+            position += 1
+        if position == len(runs):
+            found += _those_between(self._tail, start, end)
         return found
 
     def remove_below(self, offset: Offset) -> None:
         """Forget those whose markers are below `offset`: all of their records are."""
-        self._remove(bisect_left(self._ranges, offset, key=_last_offset))
+        self._remove(bisect_left(self._runs, offset, key=_last_offset), _last_offset, offset)
 
     def remove_upto(self, index: Index) -> None:
         """Forget those whose markers are in entries up to `index`."""
-        count = bisect_right(self._ranges, index, key=_index)
-        if count:
+        first = next(iter(self), None)
+        if first is not None and first.index <= index:
             self.age += 1
-            self._remove(count)
+            self._remove(bisect_right(self._runs, index, key=_last_index), _index, Index(index + 1))
 
-    def _remove(self, count: int) -> None:
-        """Forget the first `count`."""
-        self._dirty.update(one.index // BLOCK_ENTRIES for one in self._ranges[:count])
-        del self._ranges[:count]
-        del self._least[:count]
-        gone, self._cut = divmod(self._cut + count, RUN_RANGES)
-        del self._run_least[:gone]
+    def _remove(self, count: int, key: attrgetter[int], least: int) -> None:
+        """Forget the first `count` runs, and of the others what has a lower number than `least`."""
+        dirty = self._dirty
+        for run in self._runs[:count]:
+            dirty.update(index // BLOCK_ENTRIES for index in run.indexes())
+        del self._runs[:count]
+        del self._behind[:count]
+        ranges = self._runs[0].ranges() if self._runs else self._tail
+        gone = bisect_left(ranges, least, key=key)
+        if not gone:
+            return
+        dirty.update(one.index // BLOCK_ENTRIES for one in ranges[:gone])
+        if not self._runs:
+            del self._tail[:gone]
+            return
+        # Its least may be smaller than what is left says: a search looks into it once more.
+        self._runs[0] = _Run(ranges[gone:])
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
@@ -148,27 +224,45 @@ class AbortedTransactions:
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Everything, in key order."""
-        blocks = groupby(self._ranges, key=lambda one: one.index // BLOCK_ENTRIES)
+        blocks = groupby(self, key=lambda one: one.index // BLOCK_ENTRIES)
         return [(_key(block), encode_value(list(ranges))) for block, ranges in blocks]
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace everything by what `items` gave."""
-        self._ranges = [
-            aborted for _, value in items for aborted in decode_value(value, list[AbortedRange])
-        ]
-        self._dirty = set()
         self.age += 1
-        least: list[int] = []
-        for aborted in reversed(self._ranges):
-            least.append(min(aborted.first_offset, least[-1]) if least else aborted.first_offset)
-        self._least = least[::-1]
-        self._count_runs()
+        self._runs, self._behind, self._tail = [], [], []
+        for _, value in items:
+            for aborted in decode_value(value, list[AbortedRange]):
+                self.add(aborted)
+        self._dirty = set()
 
     def _stored(self, block: int) -> bytes | None:
-        ranges = self._ranges
-        begin = bisect_left(ranges, block * BLOCK_ENTRIES, key=_index)
-        end = bisect_left(ranges, (block + 1) * BLOCK_ENTRIES, key=_index)
-        return encode_value(ranges[begin:end]) if begin < end else None
+        begin, end = block * BLOCK_ENTRIES, (block + 1) * BLOCK_ENTRIES
+        first = bisect_left(self._runs, begin, key=_last_index)
+        last = bisect_left(self._runs, end, key=_last_index)
+        runs = [run.ranges() for run in self._runs[first : last + 1] if run.first_index < end]
+        ranges = [one for one in chain(*runs, self._tail) if begin <= one.index < end]
+        return encode_value(ranges) if ranges else None
+
+
+class _Copy:
+    """See `AbortedTransactions.copy`."""
+
+    def __init__(self, runs: list[_Run], tail: list[AbortedRange]) -> None:
+        self._runs, self._tail = runs, tail
+
+    def __iter__(self) -> Iterator[AbortedRange]:
+        for run in self._runs:
+            yield from run.ranges()
+        yield from self._tail
+
+
+_last_index = attrgetter("last_index")
+
+
+def _those_between(ranges: list[AbortedRange], start: int, end: int) -> list[AbortedRange]:
+    first = bisect_left(ranges, start, key=_last_offset)
+    return [one for one in ranges[first:] if one.first_offset < end]
 
 
 def is_key(key: bytes) -> bool:

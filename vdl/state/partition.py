@@ -9,6 +9,11 @@ commands, too; each replica does it when it gets to it. Idle producers are forgo
 well, because a server cannot rely on any time in the log. All of it is the same on every replica. A
 snapshot of a partition is this, and a few numbers about its log.
 
+A snapshot does not hold the list of aborted transactions, which may be a long one: the replica gets
+the log, from which it follows, and makes the list as it passes over the entries that the snapshot's
+state reflects already. What it needs for that is which transactions reach over the log's start into
+it and were aborted: no more than are open at one time.
+
 Must not know: records, leadership, the log itself.
 """
 
@@ -25,6 +30,8 @@ from vdl.state.producers import NO_TRANSACTION, Producers
 from vdl.state.table import decode_value, encode_value
 
 _KEY_COMPACTION = b"c"
+_KEY_UNLISTED = b"b"
+"""Behind those of aborted transactions."""
 _KEY_LOG_START = b"s"
 
 
@@ -93,8 +100,8 @@ class PartitionState:
     """See the module. Fed by the log stream."""
 
     __slots__ = (
-        "_compaction_is_dirty", "_start_is_dirty", "aborted", "compact_upto", "log_start_offset",
-        "markers_upto", "producers",
+        "_compaction_is_dirty", "_start_is_dirty", "_unlisted", "_unlisted_is_dirty", "aborted",
+        "compact_upto", "log_start_offset", "markers_upto", "producers",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -108,6 +115,10 @@ class PartitionState:
         """Deletion markers in entries up to it go. Never above `compact_upto`, never moves back."""
         self._start_is_dirty = False
         self._compaction_is_dirty = False
+        self._unlisted: dict[int, Offset] | None = None
+        """Producer id → first offset of its transaction that is open at the entry up to which the
+        aborted ones are listed; None: all of them are."""
+        self._unlisted_is_dirty = False
 
     def apply(self, data: bytes | bytearray | memoryview, *, end_offset: Offset) -> CommandAnswer:
         """Apply a command that is committed behind `end_offset` records. Raises
@@ -146,6 +157,32 @@ class PartitionState:
         if first_offset != NO_TRANSACTION and not commit:
             self.aborted.add(AbortedRange(producer_id, first_offset, offset, index))
 
+    # --- the list of a replica that began with a snapshot ------------------------------------
+    @property
+    def lists_all(self) -> bool:
+        """Whether `aborted` is complete. Until then nobody is to be sent what it would say."""
+        return self._unlisted is None
+
+    def pass_batch(self, producer_id: int, base_offset: Offset) -> None:
+        """A batch of a transaction, in an entry that the state reflects already; in their order."""
+        if self._unlisted is not None and producer_id not in self._unlisted:
+            self._unlisted[producer_id] = base_offset
+            self._unlisted_is_dirty = True
+
+    def pass_marker(self, producer_id: int, *, commit: bool, offset: Offset, index: Index) -> None:
+        """A marker, likewise."""
+        if self._unlisted is None or (first := self._unlisted.pop(producer_id, None)) is None:
+            return
+        self._unlisted_is_dirty = True
+        # Where its records are gone since, it was taken off the list.
+        if not commit and offset >= self.log_start_offset and index > self.markers_upto:
+            self.aborted.add(AbortedRange(producer_id, first, offset, index))
+
+    def passed_all(self) -> None:
+        """All entries that the state reflects were passed."""
+        self._unlisted_is_dirty = self._unlisted_is_dirty or self._unlisted is not None
+        self._unlisted = None
+
     def _compact(self, command: Compact) -> None:
         upto = max(self.compact_upto, command.upto)
         markers_upto = max(self.markers_upto, min(command.markers_upto, upto))
@@ -159,6 +196,10 @@ class PartitionState:
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
         """(key, value) pairs that changed since the last call; None deletes."""
         dirty = self.aborted.take_dirty() + self.producers.take_dirty()
+        if self._unlisted_is_dirty:
+            self._unlisted_is_dirty = False
+            unlisted = self._unlisted
+            dirty.append((_KEY_UNLISTED, None if unlisted is None else _pairs(unlisted)))
         if self._start_is_dirty:
             self._start_is_dirty = False
             dirty.append((_KEY_LOG_START, encode_value(self.log_start_offset)))
@@ -178,6 +219,10 @@ class PartitionState:
             count += 1
         self.aborted.load(items[:count])
         items = items[count:]
+        self._unlisted, self._unlisted_is_dirty = None, False
+        if items and items[0][0] == _KEY_UNLISTED:
+            self._unlisted = dict(decode_value(items[0][1], list[tuple[int, Offset]]))
+            items = items[1:]
         if items and items[0][0] == _KEY_COMPACTION:
             self.compact_upto, self.markers_upto = decode_value(items[0][1], tuple[Index, Index])
             items = items[1:]
@@ -187,11 +232,23 @@ class PartitionState:
         self.producers.load(items)
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """The whole state, in key order: snapshots and digests."""
+        """The whole state, in key order: checkpoints and digests."""
+        return self.aborted.items() + self._items(self._unlisted)
+
+    def snapshot_items(self, start: Offset) -> list[tuple[bytes, bytes]]:
+        """What stands for the state where the entries from `start` on are had, or come. Only while
+        it lists all itself."""
+        assert self._unlisted is None
+        reaching = self.aborted.between(start, start)
+        return self._items({one.producer_id: one.first_offset for one in reaching})
+
+    def _items(self, unlisted: dict[int, Offset] | None) -> list[tuple[bytes, bytes]]:
+        """All but the list of aborted transactions."""
         items = self.producers.items()
         if self.compact_upto:
             items.insert(0, (_KEY_COMPACTION, self._stored_compaction()))
-        items[:0] = self.aborted.items()
+        if unlisted is not None:
+            items.insert(0, (_KEY_UNLISTED, _pairs(unlisted)))
         if self.log_start_offset:
             items.append((_KEY_LOG_START, encode_value(self.log_start_offset)))
         return items
@@ -201,5 +258,9 @@ class PartitionState:
 
     @property
     def item_count(self) -> int:
-        """The number of items, at no cost."""
-        return len(self.producers) + len(self.aborted) + 1
+        """The number of items of a snapshot, at no cost, about."""
+        return len(self.producers) + 1
+
+
+def _pairs(unlisted: dict[int, Offset]) -> bytes:
+    return encode_value(sorted(unlisted.items()))

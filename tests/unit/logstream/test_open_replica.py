@@ -42,6 +42,9 @@ class Machine:
     def load(self, items: Any) -> None:
         self.told.append(items)
 
+    def pass_over(self, entries: Any, *, is_last: bool) -> None:
+        self.told.append(("passed", [entry.index for entry in entries], is_last))
+
     def replay(self, entries: Any) -> None:
         self.told.append([entry.index for entry in entries])
 

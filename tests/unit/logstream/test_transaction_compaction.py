@@ -142,7 +142,7 @@ def test_replicas_agree_and_readers_see_what_was_committed(
         for entry in log.entries(log.first_index, stream.group.commit + 1, 1 << 40):
             if entry.records:
                 written.setdefault(entry.base_offset, bytes(entry.data))
-        for one in stream.state.aborted.ranges:
+        for one in stream.state.aborted:
             ranges.add((one.producer_id, one.first_offset, one.last_offset))
 
     def is_aborted(header: Any) -> bool:
@@ -187,7 +187,7 @@ def test_replicas_agree_and_readers_see_what_was_committed(
     stream = cluster.leader(topic.group_id)
     upto = stream.state.markers_upto
     assert upto > 0
-    assert all(one.index > upto for one in stream.state.aborted.ranges)
+    assert all(one.index > upto for one in stream.state.aborted)
     for index, _, _, _, records, data, _ in topic.digests()[0][2]:
         if index <= stream.state.compact_upto and data and records:
             header = read_header(data)
@@ -209,7 +209,7 @@ def test_replica_that_is_fed_the_compacted_log_has_the_same_state(
     topic.settle()
     stream = cluster.leader(topic.group_id)
     assert len(stream.state.aborted)
-    assert stream.group.log.compaction.upto > stream.state.aborted.ranges[-1].index
+    assert stream.group.log.compaction.upto > [*stream.state.aborted][-1].index
     new = cluster.nodes[stream.leader_server % 3 + 1]
     new.wipe()
     cluster.run(2_000)

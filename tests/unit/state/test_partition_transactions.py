@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from vdl.errors import ErrorCode
-from vdl.state.aborted import BLOCK_ENTRIES, RUN_RANGES, AbortedRange, AbortedTransactions
+from vdl.state.aborted import (
+    BLOCK_ENTRIES,
+    RUN_RANGES,
+    AbortedRange,
+    AbortedTransactions,
+    _Run,
+)
 from vdl.state.partition import (
     AdvanceLogStart,
     Compact,
@@ -69,7 +75,7 @@ def test_open_transactions_end_in_any_order() -> None:
     write(state, 7, 4, sequence=2)
     end(state, 8, 5, commit=True)
     assert open_offset(state) == 4
-    assert state.aborted.ranges == [AbortedRange(7, 0, 3, 4)]
+    assert list(state.aborted) == [AbortedRange(7, 0, 3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -200,11 +206,11 @@ def test_aborted_transactions_below_the_log_start_are_forgotten() -> None:
     state.apply(encode_command(AdvanceLogStart(2)), end_offset=6)
     assert [one.producer_id for one in state.aborted.between(2, 6)] == [7, 8]
     state.apply(encode_command(AdvanceLogStart(3)), end_offset=6)
-    assert [one.producer_id for one in state.aborted.ranges] == [8]
+    assert [one.producer_id for one in state.aborted] == [8]
     state.apply(encode_command(Compact(7, 5)), end_offset=6)
     assert len(state.aborted) == 1
     state.apply(encode_command(Compact(7, 6)), end_offset=6)
-    assert not state.aborted.ranges
+    assert not state.aborted
 
 
 @dataclass
@@ -318,16 +324,19 @@ def test_aborted_list_is_what_a_look_at_all_of_it_says(
         begin = rng.randrange(offset)
         until = begin + rng.choice((0, 1, 100, 10_000))
         assert aborted.between(begin, until) == [
-            one for one in aborted.ranges if one.last_offset >= begin and one.first_offset < until
+            one for one in aborted if one.last_offset >= begin and one.first_offset < until
         ]
     again = AbortedTransactions()
     again.load(aborted.items())
-    assert again.ranges == aborted.ranges
+    assert list(again) == list(aborted)
+    assert len(again) == len(list(again))
     assert again.items() == aborted.items()
     assert again.between(0, offset) == aborted.between(0, offset)
 
 
-def test_transaction_that_was_open_for_long_costs_no_look_at_all_others() -> None:
+def test_transaction_that_was_open_for_long_costs_no_look_at_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Those that ended meanwhile are passed over, many at a time."""
     aborted = AbortedTransactions()
     count = 40 * RUN_RANGES
@@ -336,21 +345,107 @@ def test_transaction_that_was_open_for_long_costs_no_look_at_all_others() -> Non
     long = AbortedRange(8, 1, 2 * count, count)
     aborted.add(long)
     aborted.remove_below(101)
-    ranges = aborted._ranges = Looked(aborted._ranges)
+    looked: list[int] = []
+    unpacked = _Run.ranges
+
+    def ranges(run: _Run) -> list[AbortedRange]:
+        looked.append(len(run))
+        return unpacked(run)
+
+    monkeypatch.setattr(_Run, "ranges", ranges)
     assert aborted.between(102, 104) == [AbortedRange(7, 102, 103, 51), long]
     assert aborted.between(102, 102) == [long]
-    assert ranges.looks < 8 * RUN_RANGES
+    assert sum(looked) <= 4 * RUN_RANGES
 
 
-class Looked(list[AbortedRange]):
-    """Counts how many of it are looked at."""
+def test_list_has_no_end_and_takes_little_memory() -> None:
+    """As long as their records may be read, they are listed: nothing else bounds how many."""
+    tracemalloc.start()
+    try:
+        aborted = AbortedTransactions()
+        count = 20 * RUN_RANGES
+        for number in range(count):
+            # Some hundred producers, whose transactions overlap.
+            first = max(0, 3 * number - number % 900)
+            aborted.add(AbortedRange(9_000 + number % 300, first, 3 * number + 2, 3 * number + 5))
+        aborted.take_dirty()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(aborted) == count
+    assert held < 16 * count
 
-    looks = 0
 
-    def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        self.looks += len(found) if isinstance(key, slice) else 1
-        return found
+@pytest.mark.parametrize("seed", range(40))
+def test_replica_that_began_with_a_snapshot_makes_the_list_of_the_log(seed: int) -> None:
+    """Its snapshot stands anywhere in the log and has the state of any later entry; it may be
+    started anew at any time. In the end it has the same state as a replica that saw all."""
+    rng = random.Random(seed)
+    state = PartitionState()
+    entries: list[tuple[str, int]] = []
+    opened: set[int] = set()
+    began = stands = rng.randrange(200)
+    reflects = began + rng.randint(1, 200)
+    sequences: dict[int, int] = {}
+    for offset in range(reflects):
+        producer = rng.randrange(1, 9)
+        if producer in opened and rng.random() < 0.3:
+            commit = rng.random() < 0.4
+            end(state, producer, offset, commit=commit)
+            opened.discard(producer)
+            entries.append(("commit" if commit else "abort", producer))
+        else:
+            write(state, producer, offset, sequence=sequences.get(producer, 0))
+            sequences[producer] = sequences.get(producer, 0) + 1
+            opened.add(producer)
+            entries.append(("data", producer))
+        if rng.random() < 0.02 and offset >= began:
+            start = encode_command(AdvanceLogStart(rng.randint(began, offset)))
+            state.apply(start, end_offset=offset + 1)
+    if began:
+        state.apply(encode_command(AdvanceLogStart(began)), end_offset=reflects)
+    replica = PartitionState()
+    replica.load(state.snapshot_items(began))
+    stored = dict(replica.items())
+    assert not replica.lists_all
+    assert not replica.aborted
+    passed = began
+    while not replica.lists_all:
+        kind, producer = entries[passed]
+        if kind == "data":
+            replica.pass_batch(producer, passed)
+        else:
+            replica.pass_marker(producer, commit=kind == "commit", offset=passed, index=passed + 1)
+        passed += 1
+        if passed == reflects:
+            replica.passed_all()
+        if rng.random() < 0.05:
+            stands = passed
+            for key, value in replica.take_dirty():
+                stored.pop(key, None) if value is None else stored.__setitem__(key, value)
+            assert sorted(stored.items()) == replica.items()
+        elif rng.random() < 0.05:
+            replica, passed = PartitionState(), stands
+            replica.load(sorted(stored.items()))
+    assert replica.items() == state.items()
+    assert list(replica.aborted) == list(state.aborted)
+
+
+def test_snapshot_is_small_however_many_were_aborted() -> None:
+    """Only those are in it that reach over the log's start."""
+    state = PartitionState()
+    write(state, 8, 0)
+    for number in range(5_000):
+        write(state, 7, 2 * number + 1, sequence=number)
+        end(state, 7, 2 * number + 2)
+    end(state, 8, 10_001)
+    state.apply(encode_command(AdvanceLogStart(3)), end_offset=10_002)
+    assert len(state.aborted) == 5_000
+    items = state.snapshot_items(3)
+    assert sum(len(key) + len(value) for key, value in items) < 500
+    replica = PartitionState()
+    replica.load(items)
+    assert replica.take_dirty() == []
 
 
 def test_marker_that_comes_again_does_not_end_the_next_transaction() -> None:

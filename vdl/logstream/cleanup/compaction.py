@@ -205,7 +205,7 @@ class LogCompaction:
             self._compact_next()
 
         wanted = storage.Compaction(stream.state.compact_upto, stream.state.markers_upto)
-        cleaner = partial(BatchCleaner, aborted=tuple(stream.state.aborted.ranges))
+        cleaner = partial(BatchCleaner, aborted=stream.state.aborted.copy())
         state.store.compact(group.log, wanted, cleaner, pace=self._pace, done=done)
 
     def _pace(self, count: int) -> int:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import segments.api as storage
-from ids import NO_TERM, Index, NodeId, ServerId
+from ids import NO_TERM, Index, NodeId, Offset, ServerId
 from raft.config import Config
 from raft.errors import SnapshotTemporarilyUnavailable
 from raft.membership import Membership
@@ -54,6 +54,7 @@ from vdl.logstream.group.snapshots import (
     encode_snapshot,
     for_the_owner,
     members_of,
+    pass_over,
     revision_of,
 )
 from vdl.logstream.group.state_encoding import AppliedState, StateEncoding, StateEncodings
@@ -89,6 +90,10 @@ class Owner(Protocol):
     def apply(self, entries: Sequence[Entry]) -> None:
         """Committed entries that are durable here, in order, each exactly once."""
 
+    def pass_over(self, entries: Sequence[Entry], *, is_last: bool) -> None:
+        """Committed entries that the state reflects already, because it came with a snapshot; in
+        order, and after a restart again from the last checkpoint on. `is_last`: all were."""
+
     def install(self, items: Items) -> None:
         """Replace the applied state by a snapshot's."""
 
@@ -100,6 +105,15 @@ class Owner(Protocol):
 
     def items(self) -> Items:
         """The whole applied state, in key order."""
+
+    def snapshot_items(self, start: Offset) -> Items | None:
+        """What a replica needs of it to which the entries behind those of the snapshot are sent as
+        well; the first of these begins at `start`. None: it cannot be told now."""
+
+    @property
+    def snapshots_are_short(self) -> bool:
+        """Whether these may leave out what follows from those entries: all who may get them know
+        that."""
 
     def scan(self) -> Scan | None:
         """The same, to be read in pieces; None: `items` costs little."""
@@ -653,7 +667,8 @@ class Group:
         """What a replica gets that is behind the log's start. Raises
         SnapshotTemporarilyUnavailable."""
         log, owner, snapshot_cache, tick = self.log, self.owner, self.snapshot_cache, self.tick
-        kept = snapshot_cache.kept(first_index=log.first_index, tick=tick)
+        is_short = owner.snapshots_are_short
+        kept = snapshot_cache.kept(first_index=log.first_index, tick=tick, is_short=is_short)
         if kept is not None:
             return kept
         # The core asks at each sign of life.
@@ -671,17 +686,20 @@ class Group:
             snapshot_cache.failed(tick)
             raise SnapshotTemporarilyUnavailable from None
         conf_state = self.node.membership.conf_state()
-        data = self._encode(conf_state, reflects)
+        is_shortened = is_short and index < reflects
+        items = owner.snapshot_items(next_offset) if is_shortened else owner.items()
+        if items is None:
+            raise SnapshotTemporarilyUnavailable
+        data = self._encode(conf_state, reflects, items)
         if len(data) > SNAPSHOT_BYTES_MAX:
             snapshot_cache.too_large(tick)
             raise SnapshotTemporarilyUnavailable
         snapshot = Snapshot(index, log.term(index), conf_state, next_offset, data)
-        snapshot_cache.keep(snapshot, tick)
+        snapshot_cache.keep(snapshot, tick, is_short=is_short)
         return snapshot
 
-    def _encode(self, conf_state: ConfState, reflects: Index) -> bytes:
+    def _encode(self, conf_state: ConfState, reflects: Index, items: Items) -> bytes:
         """The state as snapshots hold it, in one piece: it is a small one."""
-        items = self.owner.items()
         members = members_of(conf_state, reflects=reflects, revision=self.revision)
         data = encode_snapshot(members, items)
         uncompressed = sum(len(key) + len(value) for key, value in items)
@@ -701,7 +719,7 @@ class Group:
         if not is_known:
             if self._encode_later() is not None:
                 return None
-            self._encode(self.node.membership.conf_state(), self.applied)
+            self._encode(self.node.membership.conf_state(), self.applied, self.owner.items())
         return snapshot_cache.bytes_expected(items)
 
     # --- a snapshot in pieces ------------------------------------------------------------------
@@ -793,6 +811,7 @@ class Group:
     def _apply(self, entries: Sequence[Entry]) -> None:
         assert entries[0].index == self.applied + 1, (self.group_id, entries[0].index, self.applied)
         own = for_the_owner(entries, self.reflects)
+        pass_over(self.owner, entries, self.reflects)
         if own:
             self.owner.apply(own)
         self.applied = entries[-1].index

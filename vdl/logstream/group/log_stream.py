@@ -23,7 +23,7 @@ import segments.api as storage
 from ids import NO_INDEX, NO_OFFSET, GroupId, Index, NodeId, Offset, ServerId, Term
 from raft.errors import DropReason, ProposalDropped
 from raft.types import NONE, Entry
-from rpc.hello import VERSION_OF_LATE_FIRST_NUMBERS, Hello
+from rpc.hello import VERSION_OF_LATE_FIRST_NUMBERS, VERSION_OF_SHORT_SNAPSHOTS, Hello
 from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group.appends import Appended, HeldAppend, Verify, Waiter
@@ -269,7 +269,7 @@ class LogStream:
     def aborted(self, start: Offset, end: Offset) -> list[AbortedRange]:
         """The aborted transactions that may have records in [start, end), all of it stable; in the
         order of their markers (KIP-98)."""
-        return self.state.aborted.between(start, end) if len(self.state.aborted) else []
+        return self.state.aborted.between(start, end) if self.state.aborted else []
 
     @property
     def aborted_age(self) -> int:
@@ -835,6 +835,41 @@ class LogStream:
 
     def items(self) -> Items:
         return self.state.items()
+
+    def snapshot_items(self, start: Offset) -> Items | None:
+        return self.state.snapshot_items(start) if self.state.lists_all else None
+
+    @property
+    def snapshots_are_short(self) -> bool:
+        """Of what is linked: a server that is away must not keep a lost replica from being
+        replaced, and what is kept for it is made anew when it is back with an older version."""
+        return not speaks_less(VERSION_OF_SHORT_SNAPSHOTS, self.group, self._alive)
+
+    def pass_over(self, entries: Sequence[Entry], *, is_last: bool) -> None:
+        """The list of aborted transactions is made of them: the snapshot has none."""
+        state = self.state
+        if state.lists_all:
+            return
+        for entry in entries:
+            if not entry.records or not len(entry.data):
+                continue
+            (producer_id, *_) = _PRODUCER.unpack_from(entry.data, _PRODUCER_POSITION)
+            attributes = entry.data[_ATTRIBUTES_POSITION]
+            if attributes & CONTROL_FLAG:
+                marker = read_marker(memoryview(entry.data))
+                if marker is not None:
+                    state.pass_marker(
+                        producer_id,
+                        commit=marker.commit,
+                        offset=entry.base_offset,
+                        index=entry.index,
+                    )
+            elif attributes & TRANSACTIONAL_FLAG:
+                state.pass_batch(producer_id, entry.base_offset)
+        if is_last:
+            state.passed_all()
+            if self._waits_for_stable:
+                self._outbox.wake(self)
 
     def scan(self) -> None:
         """A partition's state is read in one piece."""

@@ -44,8 +44,8 @@ class SnapshotCache:
     """See the module."""
 
     __slots__ = (
-        "_asked_tick", "_bytes", "_grown", "_item_bytes", "_items", "_retry_ticks", "_snapshot",
-        "_tick", "measured_until",
+        "_asked_tick", "_bytes", "_grown", "_is_short", "_item_bytes", "_items", "_retry_ticks",
+        "_snapshot", "_tick", "measured_until",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -59,6 +59,8 @@ class SnapshotCache:
         self._grown = 0
         """By how much what was stored since and is twice as long, or longer, is longer, in all."""
         self._snapshot: Snapshot | None = None
+        self._is_short = False
+        """Whether that one is: see `Owner.snapshots_are_short`."""
         self._asked_tick = 0
         self._tick: int | None = None
         """When a snapshot was last made, or tried."""
@@ -120,16 +122,18 @@ class SnapshotCache:
         self._tick = tick
         self._retry_ticks = RETRY_TICKS
 
-    def keep(self, snapshot: Snapshot, tick: int) -> None:
-        """A snapshot was made; the one before goes."""
-        self._snapshot = snapshot
+    def keep(self, snapshot: Snapshot, tick: int, *, is_short: bool = False) -> None:
+        """A snapshot was made; the one before goes. `is_short`: see `Owner.snapshots_are_short`."""
+        self._snapshot, self._is_short = snapshot, is_short
         self._asked_tick = self._tick = tick
         self._retry_ticks = 0
 
-    def kept(self, *, first_index: Index, tick: int) -> Snapshot | None:
-        """The last snapshot, for a log that begins at `first_index`: what is behind it is there."""
+    def kept(self, *, first_index: Index, tick: int, is_short: bool = False) -> Snapshot | None:
+        """The last snapshot, for a log that begins at `first_index`: what is behind it is there.
+        Not one that is shorter than one may be now."""
         snapshot = self._snapshot
-        if snapshot is None or snapshot.index < first_index - 1:
+        is_too_short = self._is_short and not is_short
+        if snapshot is None or is_too_short or snapshot.index < first_index - 1:
             self._snapshot = None
             return None
         self._asked_tick = tick

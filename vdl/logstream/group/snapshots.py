@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
+from typing import Protocol
 
 import cramjam
 import msgspec
@@ -182,6 +183,20 @@ def split_members(items: Items, initial: Members) -> tuple[Members, Items]:
     if items and items[0][0] == MEMBERS_KEY:
         return _MEMBERS.decode(items[0][1]), items[1:]
     return initial, items
+
+
+class Passing(Protocol):
+    """See `Owner` in `group.py`."""
+
+    def pass_over(self, entries: Sequence[Entry], *, is_last: bool) -> None: ...
+
+
+def pass_over(owner: Passing, entries: Sequence[Entry], reflects: Index) -> None:
+    """Show an owner those of the entries that its state reflects."""
+    first = entries[0].index
+    if first <= reflects:
+        is_last = entries[-1].index >= reflects
+        owner.pass_over(entries[: reflects + 1 - first] if is_last else entries, is_last=is_last)
 
 
 def for_the_owner(entries: Sequence[Entry], reflects: Index) -> Sequence[Entry]:

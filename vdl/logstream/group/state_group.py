@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from ids import NO_SERVER, NO_TERM, GroupId, Index, ServerId, Term
+from ids import NO_SERVER, NO_TERM, GroupId, Index, Offset, ServerId, Term
 from raft.errors import ProposalDropped
 from raft.types import Entry, EntryKind
 from rpc.hello import Hello
@@ -267,6 +267,16 @@ class StateGroup:
 
     def items(self) -> Items:
         return self.machine.items()
+
+    def snapshot_items(self, start: Offset) -> Items:
+        return self.machine.items()
+
+    @property
+    def snapshots_are_short(self) -> bool:
+        return False
+
+    def pass_over(self, entries: Sequence[Entry], *, is_last: bool) -> None:
+        """A snapshot stands for what it reflects."""
 
     def scan(self) -> Scan | None:
         return self.machine.scan()

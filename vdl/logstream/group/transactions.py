@@ -41,10 +41,6 @@ MARKERS_MAX = 10_000
 OPEN_TRANSACTIONS_MAX = 4_096
 """Transactions that may be open in one partition; what would begin another is refused."""
 
-ABORTED_MAX = 100_000
-"""Aborted transactions that a partition lists. When there are more, nothing further begins until
-the log's start or compaction has passed some: the list is in every snapshot."""
-
 BEHIND_MAX = 4 * OPEN_TRANSACTIONS_MAX
 """Batches behind the first ones of the producers that are asked about: as many as these have on
 their way at a time, the first one left out (KIP-98)."""
@@ -129,6 +125,9 @@ class Transactions:
     def stable(self) -> tuple[Index, Offset]:
         """(last entry of what is stable, offset behind it)."""
         group = self._stream.group
+        if not self._state.lists_all:
+            # No more can be said than that nothing is: of what was aborted not all is known.
+            return group.log.first_index - 1, self._stream.log_start_offset
         index, offset = group.commit, self._stream.high_watermark
         if not group.serving:
             # What is committed and not applied may open a transaction. One that serves has
@@ -179,7 +178,7 @@ class Transactions:
             begun + len(self._overlay.unstable) >= OPEN_TRANSACTIONS_MAX
             and begun + producers.opened_by(self._overlay) >= OPEN_TRANSACTIONS_MAX
         )
-        if is_full or len(self._state.aborted) >= ABORTED_MAX:
+        if is_full:
             held.done(Appended(ErrorCode.CONCURRENT_TRANSACTIONS))
             return
         verification = self.verifying[producer_id] = _Verification(held)

@@ -38,6 +38,7 @@ from vdl.logstream.group.snapshots import (
     Members,
     for_the_owner,
     members_of,
+    pass_over,
     revision_of,
 )
 from vdl.logstream.group.state_encoding import StateEncodings
@@ -249,6 +250,7 @@ class Replay:
     def _apply(self, entries: list[Entry]) -> Index:
         reflects = self._members.reflects
         own = for_the_owner(entries, reflects)
+        pass_over(self._owner, entries, reflects)
         if own:
             self._owner.replay(own)
         if len(own) < len(entries):
