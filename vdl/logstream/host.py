@@ -541,7 +541,7 @@ class Host:
                     self.leader_lost_ns = self.clock.now_ns()
                     group.lost_leader = (self.leader_lost_ns, server_id)
                 if refused:
-                    alive = {self.server_id, *self._alive}
+                    alive = self._status.campaigners(self.server_id)
                     group.campaign_in_turn(alive, self.loop_time.tick(), leaderless=len(lost))
                     self._outbox.mark_dirty(group)
 
@@ -657,7 +657,9 @@ class Host:
             else:
                 # Nobody leads it, as far as that server is concerned, from now on.
                 if change.term == node.term and server_of(node.lead) == server_id:
-                    group.leader_gave_up({self.server_id, *self._alive} - {server_id}, tick)
+                    others = self._status.campaigners(self.server_id)
+                    others.pop(server_id, None)
+                    group.leader_gave_up(others, tick)
                     self._outbox.mark_dirty(group)
                 else:
                     group.leader_resigned(tick)

@@ -57,6 +57,33 @@ def test_replica_that_lacks_entries_loses_its_turn_and_no_time(cluster: Any) -> 
     assert cluster.leader(group_id).leader_server == second.id
 
 
+@pytest.mark.parametrize("why", ["full", "closed"])
+def test_survivor_that_should_not_lead_comes_last(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Its turn would be the first. If its disk is full, leadership would come to it and go on; if
+    it serves no clients, nobody would campaign in the turn that is its."""
+    groups = [cluster.create_topic(f"t{n}") for n in range(10)]
+    cluster.run(500)
+    leader, (first, second) = survivors(cluster, groups[0])
+    if why == "closed":
+        first.crash()
+        cluster.closed.add(first.id)
+        first.start()
+    else:
+        store = type("FullStore", (type(first.store),), {"accepts_appends": False})
+        monkeypatch.setattr(first.store, "__class__", store)
+    cluster.run(3_000)
+    assert {leader.id} == {cluster.leader(group_id).leader_server for group_id in groups}
+    terms = [leader.host.groups[group_id].node.term for group_id in groups]
+    died_ns = cluster.time.now_ns
+    leader.crash()
+    for group_id, term in zip(groups, terms, strict=True):
+        assert gap_ms(cluster, group_id, died_ns) < 40
+        assert cluster.leader(group_id).leader_server == second.id
+        assert cluster.leader(group_id).group.node.term == term + 1
+
+
 def test_survivor_campaigns_when_a_leader_that_hears_nobody_gives_up(cluster: Any) -> None:
     """They hear it, and nothing but its list tells them that it gave up. One of them campaigns at
     once, the other listens: an election timeout later both would."""

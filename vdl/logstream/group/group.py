@@ -15,7 +15,7 @@ Must not know: what entries mean. That is the `Owner`'s: a log stream or a state
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -440,10 +440,13 @@ class Group:
         reachable = [replica for replica in voters if server_of(replica) in servers]
         return not (node.lead or node.is_leader or len(reachable) * 2 <= len(voters))
 
-    def campaign_in_turn(self, servers: Set[ServerId], tick: int, *, leaderless: int) -> None:
+    def campaign_in_turn(
+        self, servers: Mapping[ServerId, bool], tick: int, *, leaderless: int
+    ) -> None:
         """The leader's process is gone: campaign soon, unless somebody wins before. Replicas on
         `servers`, those alive, do in their order of preference and not at one time: simultaneous
-        candidates split the vote. One that lacks entries loses its turn.
+        candidates split the vote. Those that should not lead, by what is said there, come last.
+        One that lacks entries loses its turn.
         `leaderless`: how many groups lost their leader together. Where they are many, those whose
         turn is first take longer, and the others give them that long; an election timeout at the
         most."""
@@ -453,10 +456,8 @@ class Group:
         # it may be now, for all who are left.
         node.leader_heard(0)
         node.forget_leader()
-        alive = [replica for replica in self.placement if server_of(replica) in servers]
-        if not alive:
-            # The replicas that are there are about to be moved away, and not gone yet.
-            alive = [replica for replica in self.members if server_of(replica) in servers]
+        # If none is there, its replicas are about to be moved away, and not gone yet.
+        alive = self._turns(self.placement, servers) or self._turns(self.members, servers)
         last = max(0, len(alive) - 1)
         turn = alive.index(self.replica_id) if self.replica_id in alive else last
         spread = max(
@@ -472,14 +473,20 @@ class Group:
         self.catch_up(tick)
         self.node.leader_heard(self._rng.randrange(self.node.raft.randomized_election_timeout))
 
-    def leader_gave_up(self, servers: Set[ServerId], tick: int) -> None:
+    def _turns(self, replicas: Iterable[NodeId], servers: Mapping[ServerId, bool]) -> list[NodeId]:
+        """Those of the replicas that are on these servers, first those that should lead."""
+        alive = [replica for replica in replicas if server_of(replica) in servers]
+        return sorted(alive, key=lambda replica: not servers[server_of(replica)])
+
+    def leader_gave_up(self, servers: Mapping[ServerId, bool], tick: int) -> None:
         """The leader of this term says that it leads no more: it hears nobody. Whoever is preferred
         of the replicas on `servers`, those alive but for its own, campaigns soon. The others listen
-        to it, and wait as after a resignation: on slow disks two candidates would spend terms."""
+        to it, and wait as after a resignation: on slow disks two candidates would spend terms.
+        See `campaign_in_turn`."""
         node = self.node
         self.leader_resigned(tick)
         node.forget_leader()
-        alive = [replica for replica in self.placement if server_of(replica) in servers]
+        alive = self._turns(self.placement, servers)
         if alive and alive[0] == self.replica_id:
             node.campaign_soon(self._options.failover_ticks_min)
             self._gone_tick = tick

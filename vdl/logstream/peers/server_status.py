@@ -99,6 +99,12 @@ class ServerStatus:
             return False
         return self._serves or self._unable.issuperset(self._alive)
 
+    def campaigners(self, own: ServerId) -> dict[ServerId, bool]:
+        """This server, `own`, and those that are linked: whether each is to campaign before those
+        that are not, as far as it has said."""
+        able = {server: server not in self._unable for server in self._alive}
+        return {own: not self.should_not_lead, **able}
+
     def may_lead_group(self, group_id: GroupId) -> bool:
         """Whether a replica here may lead its group at all."""
         return not self._stopping and (self._serves or group_id == CATALOG_GROUP)
