@@ -384,10 +384,10 @@ class ReplicaWatch:
             )  # fmt: skip
 
     def _is_needed(self, raft: Raft) -> bool:
-        """Whether an open server's replica lacked what is here when this one was elected."""
+        """Whether an open server's voter lacked what is here when this one was elected."""
         last = Index(raft.term_start - 1)
-        end = raft.log.term(last), last
-        return any(other < end for n, other in self.seen.open_ends.items() if n != raft.id)
+        end, ends = (raft.log.term(last), last), self.seen.open_ends
+        return any(ends.get(voter, end) < end for voter in raft.membership.voters())
 
     def _leads(self, raft: Raft) -> None:
         term, seen = raft.term, self.seen

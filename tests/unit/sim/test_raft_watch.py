@@ -14,6 +14,7 @@ from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.group.state_group import StateGroup
+from vdl.server.server import ServerState
 from vdl.sim.machine import Machine
 from vdl.sim.options import Options
 from vdl.sim.raft_watch import ReplicaWatch
@@ -155,6 +156,17 @@ def confirm_at_once(group: StateGroup, *, deadline_ns: int, done: Callable[[bool
     done(True)
 
 
+def lead_closed(world: World, leader: Machine, group: Group) -> None:
+    """A server that lets no clients in is handed leadership, and takes it."""
+    other = next(machine for machine in world.machines if machine is not leader)
+    assert other.server is not None
+    other.server.state = ServerState.STARTING
+    group.node.transfer_leader(next(m for m in group.members if server_of(m) == other.server_id))
+    assert leader.server is not None
+    assert leader.server.host is not None
+    leader.server.host.mark_dirty(group)
+
+
 class Over(Exception):
     """The world has lived long enough."""
 
@@ -176,6 +188,7 @@ class Over(Exception):
         (lose_the_directory, "directory-lost"),
         (answer_a_read_early, "stale-read-index"),
         (answer_as_a_deposed_coordinator, "stale-answer"),
+        (lead_closed, "leads-closed"),
     ],
 )
 def test_broken_rule_is_noticed(sabotage: Sabotage, rule: str) -> None:
