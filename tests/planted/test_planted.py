@@ -40,6 +40,16 @@ def test_planted_bug_names_its_cve_and_test_and_applies(one, tmp_path: Path) -> 
         ast.parse((tmp_path / path).read_text(encoding="utf-8"))
 
 
+def test_copy_has_what_the_tests_import(tmp_path: Path) -> None:
+    """Of all planted bugs: which are drawn differs from commit to commit."""
+    copy_tree(tmp_path)
+    for path in sorted({one.test.partition("::")[0] for one in load_all()}):
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("tests."):
+                place = tmp_path / str(node.module).replace(".", "/")
+                assert place.is_dir() or place.with_suffix(".py").is_file(), (path, node.module)
+
+
 def test_some_that_are_drawn_are_caught(tmp_path: Path) -> None:
     """By the name of the commit, so that a run can be repeated."""
     head = subprocess.run(
