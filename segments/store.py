@@ -73,6 +73,7 @@ from segments.recovery import start
 from segments.recovery.missing_parts import find_identity
 from segments.recovery.opening import Recovered
 from segments.recovery.orphans import Deletions, RemoveLogs
+from segments.recovery.parts import Parts
 from segments.recovery.replay import Progress, no_progress
 from segments.recovery.tail import CARRIED
 
@@ -144,7 +145,10 @@ class DiskStore:
         )  # fmt: skip
         self._pulse = self._checkpoints.pulse
         """Of removals too: one of either runs at a time."""
-        self._scrubber = Scrubber(workers, logs, options.scrub_bytes_per_second, now_ns, self._fail)
+        self._parts = Parts(fs, directory, recovered.form, meta, self)
+        self._scrubber = Scrubber(
+            workers, logs, self._parts, options.scrub_bytes_per_second, now_ns, self._fail
+        )
         self._now_ns = now_ns
         self._reader = Reader(workers, refused=self._read_refused, fail=self._fail)
         self._removals = removals = Removals(workers, self)
@@ -525,6 +529,21 @@ class DiskStore:
         self._next_removal()
         self._checkpoints.begin_for_waiters()
 
+    # --- PartsOwner ---------------------------------------------------------------------------
+    def journal_files(self) -> Sequence[tuple[int, str, int]]:
+        return self._journal.counted_files()
+
+    def journal_damaged(self, sequence: int) -> None:
+        if sequence in self._journal.chain.paths:  # else it was being used again
+            self._checkpoints.renew_journal(sequence)
+
+    def identity_damaged(self) -> None:
+        self._registry.write_anew()
+
+    def meta_damaged(self) -> None:
+        self._meta.suspect()
+        self._checkpoints.arm()
+
     # --- CompactorOwner ------------------------------------------------------------------------
     def compact(
         self,
@@ -737,6 +756,7 @@ class DiskStore:
             "scrubbed_bytes": scrubber.bytes,
             "scrub_errors": scrubber.errors,
             "scrub_passes": scrubber.passes,
+            "scrub_parts_damaged": self._parts.damaged,
             "scrub_last_pass_bytes": scrubber.last_pass_bytes,
             "scrub_last_pass_seconds_ago": since_ns / 1e9 if scrubber.passes else -1.0,
             "compaction_read_bytes": self._compactor.read_bytes,

@@ -23,7 +23,7 @@ from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
 from segments.checkpoint.flusher import FlushPlan, FlushResult, FlushSpan, Pulse, run_flush
 from segments.checkpoint.rooms import Rooms, Surplus, free_bytes, give_back
 from segments.directory.log_registry import LogRegistry
-from segments.format.block import FLUSHED
+from segments.format.block import FLUSHED, HARD
 from segments.io import failpoint
 from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
 from segments.journal.writer import Journal
@@ -191,6 +191,9 @@ class CheckpointScheduler:
         reset that was staged since."""
         self._releases = False
         """Files may go then: before a round's end it is not worth a look at all logs."""
+        self._damaged_upto = 0
+        """Use: what journal files up to that one are needed for is staged again; 0: nothing is.
+        Invariant: not 0 as long as one of these files may be there."""
         self._awaiting_proof = (0, 0)
         """(token, sequence): journal files before that one go once this token is proved durable;
         0: none are to."""
@@ -546,6 +549,7 @@ class CheckpointScheduler:
             if ends_round:
                 self.count += 1
                 self._rewrite_tails()
+                self._stage_anew()
         self._cache.evict()
         failpoint.hit("checkpoint.noted")
         self._note_token = self._journal.submit(urgent=False)
@@ -629,6 +633,37 @@ class CheckpointScheduler:
             if is_due:
                 self.arm()  # it has grown since its turn, or this file old: the next round has it
             log.restage(oldest, self._queue.batch, with_tail=not is_due)
+
+    def renew_journal(self, sequence: int) -> None:
+        """A journal file is damaged: let it go, and those before it. What they are needed for is in
+        memory: it goes to segments, or is staged once more."""
+        self._damaged_upto = max(self._damaged_upto, sequence)
+        self._journal.end_file(sequence)
+        self.arm()
+        self.begin()
+
+    def _stage_anew(self) -> None:
+        """What damaged journal files are needed for. Not on a full disk, as `_rewrite_tails`."""
+        damaged_upto, journal = self._damaged_upto, self._journal
+        if not damaged_upto:
+            return
+        if min(journal.chain.paths) > damaged_upto:
+            self._damaged_upto = 0
+            return
+        self.arm()  # the next round sees whether they are gone
+        if not journal.allocation.has_next:
+            return
+        batch = self._queue.batch
+        for log in self._logs.values():
+            for sequence in sorted({log.oldest_run(), log.install_sequence}):
+                if 0 < sequence <= damaged_upto and not log.is_lost:
+                    log.restage(sequence, batch, with_tail=True)
+        if journal.current_sequence <= damaged_upto and not batch.records:
+            # Only a block that says something begins a file.
+            for log in list(self._logs.values())[:1]:
+                log.touch(batch)
+                log.stage_state(batch, HARD, log.hard.term, log.hard.commit, log.hard.vote)
+        self._releases = True
 
     def hold_files(self) -> None:
         """What is staged just now ends a need for journal files: none goes before it is durable."""

@@ -38,17 +38,28 @@ def read_form(fs: FileSystem, directory: str) -> int:
     path = f"{directory}/format"
     if not fs.exists(path):
         return 1
-    file = fs.open(path)
-    try:
-        data, _ = read_around(file, 2 * _PAGE_BYTES, 0)
-    finally:
-        file.close()
-    numbers = [number for at in (0, _PAGE_BYTES) if (number := _number(data[at : at + _NOTE.size]))]
+    numbers = [number for number in _copies(fs, path) if number]
     if not numbers:
         raise CorruptRecord("format", 0)
     if numbers[0] > FORM:
         raise UnknownFormat(path, f"it asks for form {numbers[0]}, and this version knows {FORM}")
     return numbers[0]
+
+
+def is_format_whole(fs: FileSystem, directory: str, number: int) -> bool:
+    """Whether both copies say it. Raises OSError."""
+    path = f"{directory}/format"
+    return fs.exists(path) and _copies(fs, path) == [number, number]
+
+
+def _copies(fs: FileSystem, path: str) -> list[int]:
+    """What each says; 0: it is damaged."""
+    file = fs.open(path)
+    try:
+        data, _ = read_around(file, 2 * _PAGE_BYTES, 0)
+    finally:
+        file.close()
+    return [_number(data[at : at + _NOTE.size]) for at in (0, _PAGE_BYTES)]
 
 
 def write_form(fs: FileSystem, directory: str, number: int) -> None:

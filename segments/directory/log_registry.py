@@ -165,6 +165,10 @@ class LogRegistry:
         self._removed.add(log_id)
         self._touch()
 
+    def write_anew(self) -> None:
+        """What is on disk is damaged."""
+        self._touch()
+
     def _touch(self) -> None:
         """Write at the end of this turn."""
         self._is_dirty = True

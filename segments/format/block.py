@@ -268,6 +268,12 @@ def decode_file_header(data: bytes) -> FileHeader | None:
     return header
 
 
+def is_parity_good(data: bytes) -> bool:
+    """Whether the page behind a header's pages, up to where the first block begins, goes with them;
+    the old form has none."""
+    return data[:8] != FILE_MAGIC or not any(_exclusive_or(memoryview(data)))
+
+
 def mend_file_header(data: bytes, sequence: int) -> FileHeader | None:
     """The header of file `sequence` at the start of `data`, of whose pages one is not what was
     written; None when more than one is not, or there was none. `data` reaches behind the parity."""

@@ -175,6 +175,10 @@ class MetaFile(Protocol):
     def sync(self) -> None:
         """Make durable what can be read. Raises SyncFailed."""
 
+    def read_medium(self, length: int, position: int) -> int:
+        """Have the medium give these bytes of the file, as far as the system does not keep them in
+        memory; how many there are. Raises OSError."""
+
     def close(self) -> None: ...
 
 
@@ -472,8 +476,8 @@ class LmdbFile:
     """
 
     __slots__ = (
-        "_checks", "_commits", "_environment", "_fd", "_good", "_map_bytes", "_mapped", "_reserved",
-        "_usage",
+        "_checks", "_commits", "_data", "_environment", "_fd", "_good", "_map_bytes", "_mapped",
+        "_reserved", "_usage",
     )  # fmt: skip
 
     def __init__(self, path: str, map_bytes: int, checks: MetaChecks) -> None:
@@ -485,7 +489,7 @@ class LmdbFile:
         """Beginnings and ends of transactions: odd while one is committed."""
         self._good: dict[bytes, bytes] | None = None
         """Instead of the environment, when that is not to be touched."""
-        data = f"{path}/data.mdb"
+        self._data = data = f"{path}/data.mdb"
         found = _stat(data)
         if found is not None and found.st_size:
             fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
@@ -658,6 +662,15 @@ class LmdbFile:
             self._environment.sync(True)
         except lmdb.Error as error:
             raise SyncFailed(OSError(errno.EIO, str(error))) from error
+
+    def read_medium(self, length: int, position: int) -> int:
+        try:  # by a descriptor of its own: another thread may close the file meanwhile
+            fd = os.open(self._data, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return 0
+        file = RealFile(fd)
+        file.uncache(length, position)
+        return len(file.pread(length, position))
 
     def close(self) -> None:
         self._environment.close()

@@ -553,6 +553,19 @@ class Journal:
         self._write()
 
     # --- files ---------------------------------------------------------------------------------
+    def counted_files(self) -> list[tuple[int, str, int]]:
+        """(sequence, path, LSN up to which it counts) of each file that a start needs."""
+        chain = self.chain
+        live = chain.live()
+        ends = [chain.begins[n] for n in live[1:]] + [chain.durable_lsn]
+        return [(n, chain.paths[n], end) for n, end in zip(live, ends, strict=True)]
+
+    def end_file(self, sequence: int) -> None:
+        """Have the next block that says anything begin a new file, if this one is being written."""
+        current = self._current
+        if current is not None and current.sequence == sequence:
+            current.capacity = min(current.capacity, current.position)
+
     def release(self, sequence: int) -> None:
         """Files before `sequence` are not needed any more: prepare the next one from them."""
         assert sequence <= self.current_sequence, (sequence, self.current_sequence)

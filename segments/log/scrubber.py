@@ -5,7 +5,7 @@ It goes through the segments of all logs in order, entry by entry through their 
 every CRC. A step is a mebibyte in the pool; a rate in bytes a second is kept; some time behind the
 last log it begins again. The newest segment is read as far as it was durable when the pass came to
 its log, because some logs never fill one. What it finds is added to the log's damaged ranges. To
-repair them is the owner's business.
+repair them is the owner's business. Between its steps other parts of the directory are looked at.
 
 Must not know: the tail, who repairs.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from ids import NO_INDEX, Index, LogId
 from segments.api import EntriesDamaged, StorageError, Workers
@@ -21,6 +22,11 @@ from segments.io.fs import is_refused
 from segments.log.log import DiskLog
 
 STEP_BYTES = 1 << 20
+PARTS_EVERY = 4
+"""Within a pass one step in so many is for other parts, as long as some are to be looked at."""
+PARTS_MS = 3_600_000
+"""They are looked at once in so long: the journal of a busy server has become another one by then,
+and that of a server at rest is as long, and would be most of what is read there."""
 PAUSE_MS = 10_000
 """Between two passes, at least."""
 LOG_MS = 100
@@ -30,6 +36,26 @@ little else."""
 NS_PER_MS = 1_000_000
 
 
+class Look(Protocol):
+    """At a part of the directory that is no log's."""
+
+    def step(self) -> int:
+        """Read on; how many bytes. Blocks. Raises OSError: to be called again."""
+
+
+class Parts(Protocol):
+    """What is looked at beside logs."""
+
+    def begin(self) -> None:
+        """A round of all of them."""
+
+    def next(self) -> Look | None:
+        """Whose step is next; None: the round has ended."""
+
+    def stepped(self) -> None:
+        """Its step has ended."""
+
+
 class Scrubber:
     """Counts what it does. `bytes_per_second` 0: never."""
 
@@ -37,12 +63,18 @@ class Scrubber:
         self,
         workers: Workers,
         logs: Mapping[LogId, DiskLog],
+        parts: Parts,
         bytes_per_second: int,
         now_ns: Callable[[], int],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._workers = workers
         self._logs = logs
+        self._parts = parts
+        self._parts_at_ns = now_ns()
+        """When they were begun last, or could have been."""
+        self._has_begun_parts = False
+        self._steps = 0
         self._rate = bytes_per_second
         self._now_ns = now_ns
         self._fail = fail
@@ -72,10 +104,44 @@ class Scrubber:
         """Read on from where the last step ended."""
         if self.is_stopped:
             return
+        self._steps += 1
         log = self._next_log()
-        if log is None:
+        look = None
+        if log is None or self._steps % PARTS_EVERY == 0:
+            look = self._next_look(is_between=log is None)
+        if look is not None:
+            self._look(look)
+        elif log is not None:
+            self._read(log)
+        else:
             self._end_pass()
-            return
+
+    def _next_look(self, *, is_between: bool) -> Look | None:
+        """At other parts, behind the first pass and once an hour, also within a long pass."""
+        now_ns = self._now_ns()
+        look = self._parts.next()
+        is_due = now_ns - self._parts_at_ns >= PARTS_MS * NS_PER_MS
+        if look is None and (is_due or (is_between and not self._has_begun_parts)):
+            self._parts_at_ns, self._has_begun_parts = now_ns, True
+            self._parts.begin()
+            look = self._parts.next()
+        return look
+
+    def _look(self, look: Look) -> None:
+        def done(result: int | BaseException) -> None:
+            if self.is_stopped:
+                return
+            if isinstance(result, OSError) and is_refused(result):
+                self._wait(PAUSE_MS)
+            elif isinstance(result, BaseException):
+                self._fail(result)
+            else:
+                self._parts.stepped()
+                self._wait(result * 1000 // self._rate)
+
+        self._workers.pool(look.step, done)
+
+    def _read(self, log: DiskLog) -> None:
         files, segments = log.files, log.segments
         before = log.generation, log.damaged_ranges.repairs
         durable_end = log.flushed_index + 1

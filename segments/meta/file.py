@@ -58,7 +58,9 @@ _NOTHING: Mapping[LogId, Reset] = MappingProxyType({})
 class Meta:
     """Checkpointed state of all logs."""
 
-    __slots__ = ("_file", "_fs", "_known", "_map_bytes", "_outdated", "_path", "salvaged")
+    __slots__ = (
+        "_file", "_fs", "_is_suspect", "_known", "_map_bytes", "_outdated", "_path", "salvaged",
+    )  # fmt: skip
 
     def __init__(self, fs: FileSystem, path: str, map_bytes: int) -> None:
         """Open the file at `path`, or make one; what cannot be opened at all is put aside."""
@@ -68,6 +70,8 @@ class Meta:
         self._outdated: set[LogId] = set()
         self._known: dict[LogId, tuple[Index, int, int]] = {}
         """(applied, count, digest) by log, as last read at a start or committed."""
+        self._is_suspect = False
+        """A part of the file cannot be read: the next commit begins a new one."""
         self.salvaged = 0
         fresh = f"{path}.new"
         if fs.exists(fresh) and fs.exists(path):
@@ -127,6 +131,15 @@ class Meta:
         """Logs of which nothing is kept until all of it is written again."""
         return frozenset(self._outdated)
 
+    def suspect(self) -> None:
+        """Begin a new file at the next commit, whatever that writes."""
+        self._is_suspect = True
+
+    def read_medium(self, length: int, position: int) -> int:
+        """Read a piece of the file and forget it: how many bytes there are, fewer than `length` at
+        its end. Raises OSError: EIO where the medium cannot give it."""
+        return self._file.read_medium(length, position)
+
     @property
     def usage(self) -> MetaUsage:
         return self._file.usage
@@ -178,6 +191,9 @@ class Meta:
     ) -> None:
         """Write the batches, and by log id the resets that they cover, in one durable
         transaction."""
+        if self._is_suspect:
+            self._salvage()
+            self._is_suspect = False
         if not batches:
             return
         try:

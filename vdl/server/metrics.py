@@ -184,6 +184,9 @@ HELP: dict[str, str] = {
     "vdl_store_meta_map_bytes": "Bytes that are mapped for it; grows before the file does.",
     "vdl_store_scrubbed_bytes_total": "Bytes of segments that the scrubber has read.",
     "vdl_store_scrub_errors_total": "Damaged entries that the scrubber has found.",
+    "vdl_store_scrub_parts_damaged_total": (
+        "Files beside segments in which it has found damage: journal, identity, format, meta."
+    ),
     "vdl_store_scrub_passes_total": "Times the scrubber has read all segments.",
     "vdl_store_scrub_last_pass_bytes": "Bytes of the last whole pass of the scrubber.",
     "vdl_store_scrub_last_pass_seconds_ago": "Time since it ended, -1 before the first.",
@@ -228,7 +231,7 @@ STORE_COUNTERS = frozenset(
     {
         "cache_chunks_evicted", "cache_hits", "cache_misses", "checkpoints", "flushed_bytes",
         "journal_blocks", "journal_bytes", "meta_salvaged", "payload_bytes", "read_ahead_hits",
-        "reads_refused", "scrub_errors", "scrub_passes", "scrubbed_bytes",
+        "reads_refused", "scrub_errors", "scrub_parts_damaged", "scrub_passes", "scrubbed_bytes",
     }
 )  # fmt: skip
 """What only grows, among the numbers that a store calls by plain names."""

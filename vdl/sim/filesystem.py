@@ -98,6 +98,10 @@ class SimMeta:
     def sync(self) -> None:
         self._disk.sync_meta(self._store)
 
+    def read_medium(self, length: int, position: int) -> int:
+        """Nothing is cached, and no page cannot be read."""
+        return 0
+
     def close(self) -> None:
         """Nothing is held."""
 

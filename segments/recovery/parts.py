@@ -1,0 +1,242 @@
+"""What a start reads beside segments, read while the store runs: damage is found as long as memory
+still has what was there.
+
+Once an hour the scrubber has all of it looked at, a step at a time: both copies of identity and
+format, each block of the journal, each page of the meta's file. What is damaged is written anew
+from memory: the identity, the format; what the journal files up to the damaged one are needed for,
+so that they go; the logs in the meta, as far as they can be read. Until that is done a start would
+meet the damage.
+
+Of the meta's file it is found out what the medium cannot give. What changes in it is known when it
+is read: each value has a checksum. Pages that the process has mapped stay in memory.
+
+Must not know: logs, the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from segments.api import CorruptRecord
+from segments.directory.format_note import is_format_whole, write_form
+from segments.directory.identity import read_identity
+from segments.format.block import (
+    FILE_HEADER_BYTES,
+    FileHeader,
+    decode_file_header,
+    first_block_at,
+    is_parity_good,
+)
+from segments.io.fs import File, FileSystem, is_unreadable, read_whole, uncache_around
+from segments.meta.file import Meta
+from segments.recovery.journal_blocks import bad_frames, read_block
+
+STEP_BYTES = 1 << 20
+
+
+class PartsOwner(Protocol):
+    """What is asked of the store, and told."""
+
+    def journal_files(self) -> Sequence[tuple[int, str, int]]:
+        """(sequence, path, LSN up to which it counts) of each journal file that a start needs."""
+
+    def journal_damaged(self, sequence: int) -> None:
+        """In that file, which may have gone meanwhile."""
+
+    def identity_damaged(self) -> None: ...
+    def meta_damaged(self) -> None: ...
+
+
+class Look(Protocol):
+    """At one part. `step` is for the pool: it reads on, and returns how many bytes. Raises
+    OSError, and is called again then. `tell` is for the loop, once a step found damage."""
+
+    is_done: bool
+    is_damaged: bool
+
+    def step(self) -> int: ...
+    def tell(self) -> None: ...
+
+
+class Parts:
+    """One round after another, as the scrubber begins them."""
+
+    def __init__(
+        self, fs: FileSystem, directory: str, form: int, meta: Meta, owner: PartsOwner
+    ) -> None:
+        """`form`: of the directory, as the note of it says, if there is one."""
+        self._fs = fs
+        self._directory = directory
+        self._form = form
+        self._meta = meta
+        self._owner = owner
+        self._looks: deque[Look] = deque()
+        self.damaged = 0
+        """Parts that were found damaged."""
+
+    def begin(self) -> None:
+        """Look at all of them once more, behind what is still to be looked at."""
+        fs, directory, owner = self._fs, self._directory, self._owner
+        self._looks += [
+            IdentityLook(fs, directory, owner),
+            FormatLook(fs, directory, self._form),
+            MetaLook(self._meta, owner),
+            *(JournalLook(fs, *file, owner) for file in owner.journal_files()),
+        ]
+
+    def next(self) -> Look | None:
+        """What to look at next; None: the round has ended."""
+        return self._looks[0] if self._looks else None
+
+    def stepped(self) -> None:
+        """A step of that one has ended."""
+        look = self._looks[0]
+        if look.is_damaged:
+            self.damaged += 1
+            look.tell()
+        if look.is_done or look.is_damaged:
+            self._looks.popleft()
+
+
+class IdentityLook:
+    """At both halves of the identity."""
+
+    def __init__(self, fs: FileSystem, directory: str, owner: PartsOwner) -> None:
+        self.is_done = self.is_damaged = False
+        self._fs = fs
+        self._directory = directory
+        self._owner = owner
+
+    def step(self) -> int:
+        count = _uncache(self._fs, f"{self._directory}/identity")
+        try:
+            found = read_identity(self._fs, self._directory)
+        except CorruptRecord:
+            found = None
+        self.is_damaged = found is None or found.is_half_damaged
+        self.is_done = True
+        return count
+
+    def tell(self) -> None:
+        self._owner.identity_damaged()
+
+
+class FormatLook:
+    """At both copies of the format, which is written nowhere else while the store is open."""
+
+    def __init__(self, fs: FileSystem, directory: str, form: int) -> None:
+        self.is_done = self.is_damaged = False
+        self._fs = fs
+        self._directory = directory
+        self._form = form
+
+    def step(self) -> int:
+        count = 0
+        if self._form > 1:
+            count = _uncache(self._fs, f"{self._directory}/format")
+            if not is_format_whole(self._fs, self._directory, self._form):
+                write_form(self._fs, self._directory, self._form)
+                self.is_damaged = True
+        self.is_done = True
+        return count
+
+    def tell(self) -> None:
+        """It is whole again."""
+
+
+class MetaLook:
+    """At what the medium gives of the meta's file."""
+
+    def __init__(self, meta: Meta, owner: PartsOwner) -> None:
+        self.is_done = self.is_damaged = False
+        self._meta = meta
+        self._owner = owner
+        self._position = 0
+
+    def step(self) -> int:
+        try:
+            count = self._meta.read_medium(STEP_BYTES, self._position)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            self.is_damaged = True
+            return STEP_BYTES
+        self._position += count
+        self.is_done = count < STEP_BYTES
+        return count
+
+    def tell(self) -> None:
+        self._owner.meta_damaged()
+
+
+class JournalLook:
+    """At a journal file: its header with the parity, and each block up to where it counts."""
+
+    def __init__(
+        self, fs: FileSystem, sequence: int, path: str, end_lsn: int, owner: PartsOwner
+    ) -> None:
+        self.is_done = self.is_damaged = False
+        self._fs = fs
+        self._sequence = sequence
+        self._path = path
+        self._end_lsn = end_lsn
+        self._owner = owner
+        self._header: FileHeader | None = None
+        self._position = 0
+        self._chain = 0
+        """CRC of the block before."""
+
+    def step(self) -> int:
+        try:
+            file = self._fs.open(self._path)
+        except FileNotFoundError:
+            self.is_done = True  # nothing needs it any more
+            return 0
+        with contextlib.closing(file):
+            begin = self._position
+            try:
+                header = self._header or self._read_header(file)
+                uncache_around(file, STEP_BYTES, self._position)
+                while self._position < begin + STEP_BYTES and not self._is_at_end(header):
+                    self._read_block(file, header)
+            except CorruptRecord:
+                self.is_damaged = True
+                return STEP_BYTES
+        self.is_done = self._is_at_end(header)
+        return self._position - begin
+
+    def _is_at_end(self, header: FileHeader) -> bool:
+        return header.start_lsn + self._position >= self._end_lsn
+
+    def _read_header(self, file: File) -> FileHeader:
+        """Raises CorruptRecord."""
+        uncache_around(file, STEP_BYTES, 0)
+        head = read_whole(file, FILE_HEADER_BYTES, 0)
+        data = read_whole(file, min(first_block_at(head), file.size()), 0)
+        header = decode_file_header(data)
+        if header is None or header.sequence != self._sequence or not is_parity_good(data):
+            raise CorruptRecord("journal header", self._sequence)
+        self._header, self._position, self._chain = header, header.bytes, header.chain
+        return header
+
+    def _read_block(self, file: File, header: FileHeader) -> None:
+        """Raises CorruptRecord."""
+        block, data = read_block(file, header, self._position, file.size())
+        if block is None or block.chain != self._chain or bad_frames(block, data):
+            raise CorruptRecord("journal block", header.start_lsn + self._position)
+        self._chain = block.crc
+        self._position += block.padded
+
+    def tell(self) -> None:
+        self._owner.journal_damaged(self._sequence)
+
+
+def _uncache(fs: FileSystem, path: str) -> int:
+    """Have the file read from the medium next; its size."""
+    with contextlib.suppress(FileNotFoundError), contextlib.closing(fs.open(path)) as file:
+        file.uncache()
+        return file.size()
+    return 0

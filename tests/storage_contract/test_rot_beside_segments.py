@@ -1,0 +1,223 @@
+"""Damage in what a start reads beside segments is found while the store runs, and written anew from
+what memory has: the next start finds all of it."""
+
+import errno
+
+import pytest
+
+from segments.api import HardState, MetaBatch, StoredEntry, StoreOptions
+from segments.directory.format_note import FORM, is_format_whole
+from segments.directory.identity import read_identity
+from segments.format.block import BLOCK_HEADER_BYTES, PAGE_BYTES, decode_file_header
+from segments.io.fs import LmdbFile
+from segments.log.scrubber import PARTS_MS
+from segments.recovery.journal_blocks import read_block
+from tests.storage_contract.conftest import DiskHarness, SimHarness
+from vdl.sim.filesystem import SimFileSystem
+
+OPTIONS = StoreOptions(
+    journal_file_bytes=128 << 10, journal_first_file_bytes=64 << 10, segment_bytes=64 << 10,
+    cache_bytes_max=1 << 20, checkpoint_bytes=1 << 30, scrub_bytes_per_second=4 << 20,
+    place_bytes_min=0,
+)  # fmt: skip
+
+
+def fill(engine):
+    """Three logs: entries in segments, small tails, uncommitted entries, an installed state."""
+    store = engine.store
+    for group in (9, 10, 11):
+        engine.new_log(group_id=group)
+    logs = list(store.logs.values())
+    for first in range(1, 301, 25):
+        for log in logs[:2]:
+            store.append(
+                log,
+                [StoredEntry(1, n, 0, bytes([n & 255]) * 700, n - 1, 1, n)
+                 for n in range(first, first + 25)],
+            )  # fmt: skip
+            commit = first + 20 if log is logs[0] else 5
+            store.set_hard_state(log, HardState(2, log.log_id, commit))
+        engine.submit()
+        if first == 101:
+            engine.checkpoint()
+    store.set_hard_state(logs[2], HardState(2, 1, 0))
+    store.reset_log(logs[2], first_index=40, prev_term=2, next_offset=900, state=b"s" * 3_000)
+    engine.submit()
+    engine.workers.advance(300)
+
+
+def told(engine):
+    """All that a start has to find."""
+    return [
+        (log.log_id, log.lost, log.hard_state, log.first_index, log.next_offset,
+         log.installed_state, engine.all_entries(log))
+        for log in engine.store.logs.values()
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def engine():
+    made = SimHarness(OPTIONS)
+    made.start()
+    fill(made)
+    yield made
+    assert made.fatal == []
+    made.crash()
+
+
+def file_of(engine, path):
+    return SimFileSystem(engine.disk).open(path)
+
+
+def flip(file, position):
+    (byte,) = file.pread(1, position)
+    file.pwrite([bytes([byte ^ 1])], position)
+
+
+def scrub(engine):
+    """A round, and what follows from it."""
+    engine.workers.advance(60_000)
+    return engine.store.stats()["scrub_parts_damaged"]
+
+
+def place_of(file, what):
+    """Where in a journal file something says that, of blocks in the one with most records."""
+    header = decode_file_header(file.pread(PAGE_BYTES, 0))
+    blocks, position = [], header.bytes
+    while (found := read_block(file, header, position, file.size())[0]) is not None:
+        blocks.append(found)
+        position += found.padded
+    block = max(blocks, key=lambda one: len(one.table))
+    table = block.position + BLOCK_HEADER_BYTES
+    return {
+        "header": 70, "parity": PAGE_BYTES + 3, "block": block.position + 20, "table": table + 8,
+        "frame": table + len(block.table) + 60,
+    }[what]  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["header", "parity", "block", "table", "frame", "sector"])
+@pytest.mark.parametrize("which", [0, 1, -1])
+def test_damaged_journal_file_goes_and_nothing_with_it(engine, which, what):
+    """The oldest, one between, and the one that is being written."""
+    files = engine.store._journal.counted_files()
+    assert len(files) >= 3
+    sequence, path, _ = files[which]
+    before = told(engine)
+    file = file_of(engine, path)
+    if what == "sector":
+        engine.disk.bad_pages.add((file._inode, 2))
+    else:
+        flip(file, place_of(file, what))
+    assert scrub(engine) >= 1
+    assert sequence not in [n for n, _, _ in engine.store._journal.counted_files()]
+    assert told(engine) == before
+    engine.power_cut()
+    engine.start()
+    assert told(engine) == before
+
+
+def test_whole_directory_is_left_alone(engine):
+    engine.workers.advance(60_000)
+    files = engine.store._journal.counted_files()
+    blocks = engine.store.stats()["journal_blocks"]
+    assert scrub(engine) == 0
+    assert engine.store._journal.counted_files() == files
+    assert engine.store.stats()["journal_blocks"] == blocks
+
+
+def test_parts_are_looked_at_once_an_hour(engine):
+    """Also behind the first time."""
+    engine.workers.advance(60_000)
+    file = file_of(engine, "data/identity")
+    flip(file, 20)
+    assert scrub(engine) == 0
+    engine.store._scrubber._now_ns = lambda: PARTS_MS * 1_000_000
+    assert scrub(engine) == 1
+    assert scrub(engine) == 1
+
+
+def test_damaged_journal_file_goes_while_entries_come(engine):
+    """And more of it is damaged than one file."""
+    store, log = engine.store, engine.log
+    files = engine.store._journal.counted_files()[-2:]
+    for _, path, _ in files:
+        file = file_of(engine, path)
+        flip(file, place_of(file, "block"))
+    damaged = [sequence for sequence, _, _ in files]
+    for _ in range(120):
+        index = log.last_index + 1
+        store.append(log, [StoredEntry(2, index, 0, b"x" * 500, index - 1, 1, index)])
+        store.set_hard_state(log, HardState(2, log.log_id, index))
+        engine.submit()
+        engine.workers.advance(300)
+    assert engine.store.stats()["scrub_parts_damaged"] >= 1
+    assert not set(damaged) & {n for n, _, _ in engine.store._journal.counted_files()}
+    before = told(engine)
+    engine.power_cut()
+    engine.start()
+    assert told(engine) == before
+
+
+def test_damaged_journal_file_of_a_full_disk_goes_when_there_is_room(engine):
+    sequence, path, _ = engine.store._journal.counted_files()[-1]
+    file = file_of(engine, path)
+    flip(file, place_of(file, "block"))
+    before = told(engine)
+    engine.disk.room = 0
+    scrub(engine)
+    assert told(engine) == before
+    engine.disk.room = None
+    scrub(engine)
+    assert sequence not in [n for n, _, _ in engine.store._journal.counted_files()]
+    engine.power_cut()
+    engine.start()
+    assert told(engine) == before
+
+
+@pytest.mark.parametrize("half", [0, 1, 2])
+def test_damaged_identity_is_written_anew(engine, half):
+    """One half of it, or both: no start could do without."""
+    file = file_of(engine, "data/identity")
+    for at in ((0,), (1,), (0, 1))[half]:
+        flip(file, at * file.size() // 2 + 20)
+    assert scrub(engine) == 1
+    found = read_identity(SimFileSystem(engine.disk), "data")
+    assert not found.is_half_damaged
+    assert found.directory_id == engine.store.directory_id
+    engine.reopen()
+    assert len(engine.store.logs) == 3
+
+
+@pytest.mark.parametrize("copies", [(0,), (1,), (0, 1)])
+def test_damaged_format_is_written_anew(engine, copies):
+    fs = SimFileSystem(engine.disk)
+    for at in copies:
+        flip(file_of(engine, "data/format"), at * PAGE_BYTES + 12)
+    assert not is_format_whole(fs, "data", FORM)
+    assert scrub(engine) == 1
+    assert is_format_whole(fs, "data", FORM)
+
+
+def test_meta_with_a_page_that_cannot_be_read_is_written_anew(tmp_path, monkeypatch):
+    """With what can be read of it, before a look through the map at that page ends the process."""
+    engine = DiskHarness(OPTIONS, directory=str(tmp_path / "data"))
+    engine.start()
+    fill(engine)
+    log = engine.log
+    engine.collect(MetaBatch(log.log_id, log.commit_index, [(b"key", b"value")]))
+    engine.checkpoint()
+    real = LmdbFile.read_medium
+
+    def refused(self, length, position):
+        if not engine.store.stats()["meta_salvaged"]:
+            raise OSError(errno.EIO, "input/output error")
+        return real(self, length, position)
+
+    monkeypatch.setattr(LmdbFile, "read_medium", refused)
+    assert scrub(engine) == 1
+    assert engine.store.stats()["meta_salvaged"] == 1
+    assert engine.store.load_meta(log)[1] == [(b"key", b"value")]
+    log = engine.reopen()
+    assert engine.store.load_meta(log)[1] == [(b"key", b"value")]
+    engine.crash()
+    assert engine.fatal == []
