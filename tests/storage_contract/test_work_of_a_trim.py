@@ -5,6 +5,12 @@ from dataclasses import replace
 import pytest
 
 from segments.api import HardState, StoredEntry
+from segments.checkpoint.flusher import Pulse
+from segments.checkpoint.trimming import RemoveBelow
+from segments.log.log import DiskLog
+from segments.log.segment import LogFiles
+from segments.log.segment_header import SegmentInfo
+from segments.log.tail_cache import TailCache
 from tests.storage_contract.conftest import SMALL, SimHarness
 from vdl.sim.filesystem import SimFileSystem
 
@@ -88,3 +94,33 @@ def test_index_files_that_a_crash_left_behind_a_trim_go_at_the_next_start(engine
     assert indexes(engine)[0] == 301 // OPTIONS.index_segment_entries
     found = engine.cold(engine.store.entries_cold, engine.log, 301, 601, 1 << 20)
     assert [entry.index for entry in found] == list(range(301, 301 + len(found)))
+
+
+@pytest.mark.parametrize("segments", [200, 20_000])
+@pytest.mark.parametrize("count", [1, 40])
+def test_trim_asks_for_what_goes_however_many_segments_stay(segments, count):
+    asked = []
+
+    class Asked:
+        def __getattr__(self, what):
+            def call(path):
+                asked.append((what, path))
+                return what == "exists"
+
+            return call
+
+    files = LogFiles(Asked(), "log", 1, 9, 16)
+    log = DiskLog(
+        files, 1, TailCache(1 << 20), first_index=1, prev_term=0, next_offset=0,
+    )  # fmt: skip
+    log.recovered([SegmentInfo(n + 1, 10 * n + 1, 10 * n) for n in range(segments)])
+    first_index = 10 * count + 1
+    gone = log.drop_segments(first_index)
+    assert [segment.number for segment in gone] == list(range(1, count + 1))
+    remove = RemoveBelow(files, gone, first_index, Pulse())
+    while remove():
+        pass
+    paths = {path for what, path in asked if what == "unlink"}
+    assert len(paths) == count + first_index // 16
+    assert {path for _, path in asked} == {*paths, "log"}
+    assert len(asked) <= 3 * len(paths) + 1
