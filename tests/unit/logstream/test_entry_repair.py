@@ -262,6 +262,29 @@ def test_a_range_nobody_can_be_asked_for_does_not_keep_the_others_waiting(
     assert decode_range(memoryview(wire.frames[0])).group == GROUP
 
 
+def test_a_look_does_not_go_through_the_ranges_there_are() -> None:
+    """A bad medium may bring many thousands, and each is requested by itself."""
+
+    class Ranges(Sequence[tuple[int, int]]):
+        asked = 0
+
+        def __len__(self) -> int:
+            return 40_000
+
+        def __getitem__(self, n: Any) -> Any:
+            self.asked += 1
+            return 3 * n + 4, 3 * n + 5
+
+    replica, wire, time = Replica(), Wire(), VirtualTime()
+    replica.log.damaged = ranges = Ranges()
+    repair = repair_of(replica, wire, alive={2: None}, log=Refusing(), clock=NodeClock(time))
+    for _ in range(3):
+        repair.look_around()
+        time.run_until(time.now_ns + PATIENCE_NS)
+    assert [decode_range(memoryview(frame)).first for frame in wire.frames] == [4, 7, 10]
+    assert ranges.asked <= 6
+
+
 def test_a_range_of_a_group_without_another_replica_is_told_of_once() -> None:
     """There is nobody to wait for. Of the group's ranges the first one is named: records up to
     there are to be deleted, and then the next is."""

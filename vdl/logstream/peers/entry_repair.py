@@ -123,7 +123,7 @@ class EntryRepair:
         if self._is_repairing or (request is not None and now_ns < request.until_ns):
             return
         self._pending = None
-        reachable: list[tuple[Group, tuple[Index, Index], list[ServerId]]] = []
+        reachable: list[tuple[Group, Sequence[tuple[Index, Index]], list[ServerId]]] = []
         for group in damaged:
             ranges = group.log.damaged
             self._note_damaged(group, ranges[0])
@@ -131,14 +131,19 @@ class EntryRepair:
             replicas = {*group.members, *group.listed}
             others = {server_of(replica) for replica in replicas} - {self._state.server_id}
             if peers := sorted(others & self._state.alive.keys()):
-                reachable += [(group, damage, peers) for damage in ranges]
+                reachable.append((group, ranges, peers))
             elif not others:
                 # There is nobody who could have a copy. A peer that is down may: it is waited for.
                 self._note_refusal(group, ranges[0][0])
         if reachable:
-            group, damage, peers = reachable[self._turn % len(reachable)]
+            # Not each range is looked at: a bad medium may bring many thousands.
+            turn = self._turn % sum(len(ranges) for _, ranges, _ in reachable)
             self._turn += 1
-            self._request(group, damage, peers, now_ns)
+            for group, ranges, peers in reachable:
+                if turn < len(ranges):
+                    self._request(group, ranges[turn], peers, now_ns)
+                    break
+                turn -= len(ranges)
         elif not damaged:
             # Also of groups that were deleted with their damage.
             self._refusals.clear()
