@@ -11,6 +11,7 @@ Must not know: what the files say, but for the identity.
 from __future__ import annotations
 
 from segments.api import DataMissing
+from segments.directory.format_note import read_form
 from segments.directory.identity import Identity, read_identity
 from segments.format.names import FIRST, ROOT, journal_sequence, says_nothing
 from segments.io.fs import FileSystem
@@ -21,7 +22,9 @@ _NAMES_MAX = 8
 
 
 def find_identity(fs: FileSystem, directory: str, *, may_be_new: bool) -> Identity | None:
-    """Whose directory this is; None: it is new. Raises DataMissing, CorruptRecord."""
+    """Whose directory this is; None: it is new. Raises DataMissing, CorruptRecord, and
+    UnknownFormat, first of all: what a later version wrote there is not damage."""
+    read_form(fs, directory)
     identity = read_identity(fs, directory)
     if identity is None:
         _check_new(fs, directory, may_be_new=may_be_new)

@@ -17,6 +17,7 @@ pytest.importorskip("pyspark", reason="needs the `spark` extra")
 pytest.importorskip("confluent_kafka", reason="needs the `dev` extra")
 
 from segments.api import MetaBatch
+from segments.directory.format_note import FORM, write_form
 from segments.directory.identity import Identity, LogIdentity, encode
 from segments.format.names import log_directory
 from segments.io.fs import RealFileSystem
@@ -89,6 +90,12 @@ def test_plan_with_good_segments_reads_them_and_the_rest_from_brokers(directory:
     assert [piece.wanted for task in files for piece in task.pieces] == [
         OffsetRange("t", 0, 10, 40), OffsetRange("t", 0, 40, 100),
     ]  # fmt: skip
+
+
+def test_plan_leaves_a_later_versions_directory_to_the_brokers(directory: Path) -> None:
+    """Its segments may say what is not read here."""
+    write_form(RealFileSystem(), str(directory), FORM + 1)
+    assert planned(directory) == [BrokerTask((OffsetRange("t", 0, 10, 150),))]
 
 
 def test_plan_looks_at_a_log_again_only_when_it_has_another_file(

@@ -51,6 +51,23 @@ def test_later_form_is_refused(engine, tmp_path):
         Directory(RealFileSystem(), engine.directory)
 
 
+@pytest.mark.parametrize("with_lock", [True, False])
+def test_later_form_is_told_from_damage_whatever_else_is_new(engine, tmp_path, with_lock):
+    """A later version's identity is damaged to this one, its meta missing, its journal empty."""
+    engine.close()
+    data = tmp_path / "data"
+    write_form(RealFileSystem(), engine.directory, FORM + 1)
+    whole = (data / "identity").read_bytes()
+    (data / "identity").write_bytes(whole.replace(b"VDLIDNT3", b"VDLIDNT4"))
+    (data / "meta").rename(data / "meta2")
+    if not with_lock:
+        (data / "lock").unlink()
+    before = tree(data)
+    with pytest.raises(UnknownFormat):
+        engine.start()
+    assert tree(data) == before
+
+
 def test_record_of_an_unknown_kind_is_refused(engine, tmp_path):
     """In a good block: to pass over it would be to go on without what it says."""
     later = max(KINDS) + 1

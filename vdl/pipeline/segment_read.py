@@ -31,6 +31,7 @@ from crc32c import crc32c
 
 from ids import NO_INDEX, GroupId, Index, LogId, Offset
 from segments.api import CorruptRecord, StorageError, StoreOptions
+from segments.directory.format_note import read_form
 from segments.directory.identity import read_identity
 from segments.format.meta_pages import item_at
 from segments.format.names import log_directory, segment_number, sequence_of
@@ -101,6 +102,7 @@ def find(
     have no good replica there. The server may be running. `seen`: of earlier calls, so that a log
     in which no segment has begun since is not looked at again. Raises StorageError, OSError."""
     fs = RealFileSystem()
+    read_form(fs, directory)  # a later version's files may say more than is read here
     identity = read_identity(fs, directory)
     if identity is None:
         raise FileNotFoundError(f"{directory}/identity")
