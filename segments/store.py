@@ -533,9 +533,11 @@ class DiskStore:
     def journal_files(self) -> Sequence[tuple[int, str, int]]:
         return self._journal.counted_files()
 
-    def journal_damaged(self, sequence: int) -> None:
-        if sequence in self._journal.chain.paths:  # else it was being used again
-            self._checkpoints.renew_journal(sequence)
+    def journal_damaged(self, sequence: int) -> bool:
+        if sequence not in self._journal.chain.paths:
+            return False
+        self._checkpoints.renew_journal(sequence)
+        return True
 
     def identity_damaged(self) -> None:
         self._registry.write_anew()

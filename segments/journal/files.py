@@ -138,6 +138,8 @@ class JournalFiles:
         """Make the next file, of `made.reuse` if that is of full size. Raises OSError: what could
         not become one is in `made.reuse`, whatever it is called now."""
         fs, size = self._fs, self.file_bytes
+        if made.reuse and not fs.exists(made.reuse):
+            made.reuse = ""  # somebody has removed it
         if made.reuse:
             path = self._new_path(sequence)
             file = fs.open(made.reuse)

@@ -43,8 +43,8 @@ class PartsOwner(Protocol):
     def journal_files(self) -> Sequence[tuple[int, str, int]]:
         """(sequence, path, LSN up to which it counts) of each journal file that a start needs."""
 
-    def journal_damaged(self, sequence: int) -> None:
-        """In that file, which may have gone meanwhile."""
+    def journal_damaged(self, sequence: int) -> bool:
+        """False: that file has gone meanwhile, or is another one by now."""
 
     def identity_damaged(self) -> None: ...
     def meta_damaged(self) -> None: ...
@@ -52,13 +52,14 @@ class PartsOwner(Protocol):
 
 class Look(Protocol):
     """At one part. `step` is for the pool: it reads on, and returns how many bytes. Raises
-    OSError, and is called again then. `tell` is for the loop, once a step found damage."""
+    OSError, and is called again then. `tell` is for the loop, once a step found damage; False: it
+    is none."""
 
     is_done: bool
     is_damaged: bool
 
     def step(self) -> int: ...
-    def tell(self) -> None: ...
+    def tell(self) -> bool: ...
 
 
 class Parts:
@@ -95,8 +96,7 @@ class Parts:
         """A step of that one has ended."""
         look = self._looks[0]
         if look.is_damaged:
-            self.damaged += 1
-            look.tell()
+            self.damaged += look.tell()
         if look.is_done or look.is_damaged:
             self._looks.popleft()
 
@@ -120,8 +120,9 @@ class IdentityLook:
         self.is_done = True
         return count
 
-    def tell(self) -> None:
+    def tell(self) -> bool:
         self._owner.identity_damaged()
+        return True
 
 
 class FormatLook:
@@ -143,8 +144,8 @@ class FormatLook:
         self.is_done = True
         return count
 
-    def tell(self) -> None:
-        """It is whole again."""
+    def tell(self) -> bool:
+        return True  # it is whole again
 
 
 class MetaLook:
@@ -168,8 +169,9 @@ class MetaLook:
         self.is_done = count < STEP_BYTES
         return count
 
-    def tell(self) -> None:
+    def tell(self) -> bool:
         self._owner.meta_damaged()
+        return True
 
 
 class JournalLook:
@@ -193,7 +195,7 @@ class JournalLook:
         try:
             file = self._fs.open(self._path)
         except FileNotFoundError:
-            self.is_done = True  # nothing needs it any more
+            self.is_damaged = True  # unless nothing needs it any more
             return 0
         with contextlib.closing(file):
             begin = self._position
@@ -230,8 +232,8 @@ class JournalLook:
         self._chain = block.crc
         self._position += block.padded
 
-    def tell(self) -> None:
-        self._owner.journal_damaged(self._sequence)
+    def tell(self) -> bool:
+        return self._owner.journal_damaged(self._sequence)
 
 
 def _uncache(fs: FileSystem, path: str) -> int:

@@ -12,6 +12,7 @@ from segments.format.block import BLOCK_HEADER_BYTES, PAGE_BYTES, decode_file_he
 from segments.io.fs import LmdbFile
 from segments.log.scrubber import PARTS_MS
 from segments.recovery.journal_blocks import read_block
+from segments.recovery.parts import JournalLook
 from tests.storage_contract.conftest import DiskHarness, SimHarness
 from vdl.sim.filesystem import SimFileSystem
 
@@ -95,7 +96,7 @@ def place_of(file, what):
     }[what]  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ["header", "parity", "block", "table", "frame", "sector"])
+@pytest.mark.parametrize("what", ["header", "parity", "block", "table", "frame", "sector", "name"])
 @pytest.mark.parametrize("which", [0, 1, -1])
 def test_damaged_journal_file_goes_and_nothing_with_it(engine, which, what):
     """The oldest, one between, and the one that is being written."""
@@ -104,7 +105,9 @@ def test_damaged_journal_file_goes_and_nothing_with_it(engine, which, what):
     sequence, path, _ = files[which]
     before = told(engine)
     file = file_of(engine, path)
-    if what == "sector":
+    if what == "name":  # somebody has removed it
+        SimFileSystem(engine.disk).unlink(path)
+    elif what == "sector":
         engine.disk.bad_pages.add((file._inode, 2))
     else:
         flip(file, place_of(file, what))
@@ -134,6 +137,17 @@ def test_parts_are_looked_at_once_an_hour(engine):
     engine.store._scrubber._now_ns = lambda: PARTS_MS * 1_000_000
     assert scrub(engine) == 1
     assert scrub(engine) == 1
+
+
+def test_file_that_is_let_go_while_it_is_looked_at_is_no_damage(engine):
+    """It becomes another one."""
+    sequence, path, end_lsn = engine.store._journal.counted_files()[0]
+    look = JournalLook(SimFileSystem(engine.disk), sequence, path, end_lsn, engine.store)
+    engine.store._journal.chain.release(sequence + 1)
+    flip(file_of(engine, path), 70)
+    look.step()
+    assert look.is_damaged
+    assert not look.tell()
 
 
 def test_damaged_journal_file_goes_while_entries_come(engine):
