@@ -476,8 +476,8 @@ class LmdbFile:
     """
 
     __slots__ = (
-        "_checks", "_commits", "_data", "_environment", "_fd", "_good", "_map_bytes", "_mapped",
-        "_reserved", "_usage",
+        "_checks", "_commits", "_data", "_environment", "_fd", "_good", "_largest", "_map_bytes",
+        "_mapped", "_reserved", "_usage",
     )  # fmt: skip
 
     def __init__(self, path: str, map_bytes: int, checks: MetaChecks) -> None:
@@ -485,6 +485,8 @@ class LmdbFile:
         self._mapped = threading.Lock()
         """Invariant: held by who reads, and by who changes the map."""
         self._reserved = 0
+        self._largest = 0
+        """Bytes that a transaction of this life may have added, at most."""
         self._commits = 0
         """Beginnings and ends of transactions: odd while one is committed."""
         self._good: dict[bytes, bytes] | None = None
@@ -636,12 +638,26 @@ class LmdbFile:
         page_bytes: int = found["psize"]
         used = (self._environment.info()["last_pgno"] + 1) * page_bytes
         sizes = [len(key) + len(value or b"") for key, value in puts]
-        end = used + page_bytes * _pages_added(found, sizes)
+        need = page_bytes * _pages_added(found, sizes)
+        end = used + need
+        self._largest = max(self._largest, need)
         if end > self._reserved:
-            os.posix_fallocate(self._fd, 0, end)
-            self._reserved = end
+            self._allocate(end)
         if end > self._map_bytes:
             self._map(max(end, 2 * self._map_bytes))
+
+    def _allocate(self, end: int) -> None:
+        """Have room on the disk up to there, and for one more transaction as large as the largest:
+        on a full disk, what deletes something is written here first. Raises OSError: refused."""
+        for wanted in (end + self._largest, end):
+            try:
+                os.posix_fallocate(self._fd, 0, wanted)
+            except OSError as error:
+                if wanted == end or not is_disk_full(error):
+                    raise
+            else:
+                self._reserved = wanted
+                return
 
     def _map(self, map_bytes: int) -> None:
         """Have at least so much mapped. Raises OSError where there is not as much of the address
