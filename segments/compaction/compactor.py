@@ -44,13 +44,15 @@ from segments.compaction.rewriting import (
 )
 from segments.io import failpoint
 from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
-from segments.io.removals import FILES_AT_ONCE, Job, Removal, Removals
+from segments.io.removals import Job, Removal, Removals
 from segments.log.log import DiskLog
 from segments.log.segment import LogFiles
 from segments.log.segment_header import SegmentInfo, is_emptied
 
 OLD_FILE_MS = 10_000
 """How long the file of a segment that was rewritten stays for reads that have begun."""
+FILES_AT_ONCE = 64
+"""So many are removed by one job: who watches whether files are worked at counts jobs."""
 
 
 class Phase(Enum):
