@@ -105,13 +105,13 @@ class Scrubber:
         if self.is_stopped:
             return
         self._steps += 1
-        log = self._next_log()
+        is_between = self.passes > 0 and not self._log_id
         look = None
-        if log is None or self._steps % PARTS_EVERY == 0:
-            look = self._next_look(is_between=log is None)
+        if is_between or self._steps % PARTS_EVERY == 0:
+            look = self._next_look(is_between=is_between)
         if look is not None:
             self._look(look)
-        elif log is not None:
+        elif (log := self._next_log()) is not None:
             self._read(log)
         else:
             self._end_pass()
