@@ -2,6 +2,7 @@
 what memory has: the next start finds all of it."""
 
 import errno
+from dataclasses import replace
 
 import pytest
 
@@ -56,9 +57,10 @@ def told(engine):
     ]  # fmt: skip
 
 
-@pytest.fixture
-def engine():
-    made = SimHarness(OPTIONS)
+@pytest.fixture(params=[0, 4_000], ids=["journaled", "placed"])
+def engine(request):
+    """Entries are in the journal, or in segments and the journal has their checksums."""
+    made = SimHarness(replace(OPTIONS, place_bytes_min=request.param))
     made.start()
     fill(made)
     yield made
