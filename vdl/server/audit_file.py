@@ -2,11 +2,12 @@
 
     audit.log, audit.log.1 (the one before), ... audit.log.N (the oldest)
 
-The loop never waits for the disk: lines that the thread has not written are kept up to
-`QUEUE_BYTES`, half of which takes acts alone. Beyond that, and when the disk refuses, lines are
-lost; how many, the next line that is written says, and the server's own log. What a full disk took
-of a line is taken back, so that the next one begins a line. The files are readable by their owner
-alone.
+The loop never waits for the disk: lines that the thread has not written are kept. A line that tells
+of an act is never lost while the server runs: it is kept until the disk takes it, and while
+`is_full` no act should begin, so that they take little more than `QUEUE_BYTES`. Other lines have
+half of that. Beyond it, and when the disk refuses, they are lost; how many, the next line that is
+written says, and the server's own log. What a full disk took of a line is taken back, so that the
+next one begins a line. The files are readable by their owner alone.
 
 Must not know: what the lines say.
 """
@@ -21,7 +22,9 @@ from pathlib import Path
 
 QUEUE_BYTES = 8 << 20
 ACTS_BYTES = QUEUE_BYTES // 2
-"""Of that, for acts alone: refusals of others do not push them out."""
+"""Of that, for acts alone: refusals of others do not make them wait."""
+RETRY_SECONDS = 1.0
+"""After which a disk that refused lines is tried again."""
 
 
 class AuditFile:
@@ -41,7 +44,8 @@ class AuditFile:
         self._bytes_max = bytes_max
         self._older_max = files_max
         self._on_loss = on_loss
-        self._lines: deque[bytes] = deque()
+        self._lines: deque[tuple[bytes, bool]] = deque()
+        """Each with whether it is of an act."""
         self._queued = 0
         self._lost = 0
         """Lines that were lost and not reported yet."""
@@ -58,14 +62,17 @@ class AuditFile:
 
     def write(self, line: bytes, *, is_act: bool = False) -> None:
         """Have a line written. `is_act`: of one that changes something."""
-        bytes_max = QUEUE_BYTES if is_act else QUEUE_BYTES - ACTS_BYTES
         with self._changed:
-            if self._queued + len(line) > bytes_max:
+            if not is_act and self._queued + len(line) > QUEUE_BYTES - ACTS_BYTES:
                 self._lost += 1
                 return
-            self._lines.append(line)
+            self._lines.append((line, is_act))
             self._queued += len(line)
             self._changed.notify()
+
+    def is_full(self) -> bool:
+        """Return whether acts should wait until lines were written."""
+        return self._queued >= QUEUE_BYTES
 
     def close(self, timeout_seconds: float = 1.0) -> None:
         """Write what is left, as far as the disk takes it in time."""
@@ -82,22 +89,32 @@ class AuditFile:
                     self._changed.wait()
                 if not self._lines and not self._lost:
                     break
-                data = b"".join(self._lines)
-                count = len(self._lines)
+                is_last = self._closing
+                lines = [*self._lines]
                 lost, self._lost = self._lost, 0
                 self._lines.clear()
                 self._queued = 0
+            data = b"".join(line for line, _ in lines)
             if lost:
                 data = b'{"event": "lost", "count": %d}\n' % lost + data
             try:
                 self._append(data)
             except OSError as error:
-                with self._changed:
-                    self._lost += lost + count
                 self._on_loss(f"{type(error).__name__}: {error.strerror or error}")
-                if self._closing:
+                self._refused(lines, lost)
+                if is_last:
                     break
         os.close(self._file)
+
+    def _refused(self, lines: list[tuple[bytes, bool]], lost: int) -> None:
+        """Keep the acts of lines that the disk did not take, and wait a while."""
+        acts = [line for line in lines if line[1]]
+        with self._changed:
+            self._lost += lost + len(lines) - len(acts)
+            self._lines.extendleft(reversed(acts))
+            self._queued += sum(len(line) for line, _ in acts)
+            if acts:
+                self._changed.wait_for(lambda: self._closing, RETRY_SECONDS)
 
     def _append(self, data: bytes) -> None:
         if self._size and self._size + len(data) > self._bytes_max:

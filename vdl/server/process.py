@@ -273,7 +273,7 @@ class Process:
             files_max=options.files_max,
             on_loss=lambda cause: self._log.error("audit_lines_lost", cause=cause),
         )
-        self._audit = AuditLog(self._audit_file.write, self._clock)
+        self._audit = AuditLog(self._audit_file.write, self._clock, self._audit_file.is_full)
 
     def _warn_of_strays(self, paths: Sequence[str]) -> None:
         """What lies in the data directory and is not the store's is let be, and said once."""

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from tests.hangs import HANG_SECONDS
-from vdl.server.audit_file import ACTS_BYTES, QUEUE_BYTES, AuditFile
+from vdl.server.audit_file import QUEUE_BYTES, AuditFile
 
 ACT = b"a" * 2_000 + b"\n"
 
@@ -47,8 +47,8 @@ def test_files_are_rotated_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
 
 
 def test_lines_that_find_no_room_are_counted(tmp_path: Path) -> None:
-    """A disk that does not keep up: the loop goes on, and the next line says how many. Acts have
-    room of their own."""
+    """A disk that does not keep up: the loop goes on, and the next line says how many. No act is
+    lost: whoever would act is to wait."""
     path = tmp_path / "audit.log"
     os.mkfifo(path)
     reader: list[bytes] = []
@@ -68,14 +68,19 @@ def test_lines_that_find_no_room_are_counted(tmp_path: Path) -> None:
     count = 3 * QUEUE_BYTES // len(line)
     for _ in range(count):
         file.write(line)
-    for _ in range(ACTS_BYTES // len(ACT)):
+    acts = 2 * QUEUE_BYTES // len(ACT)
+    waited = 0
+    for _ in range(acts):
+        waited += file.is_full()
         file.write(ACT, is_act=True)
+    assert 0 < waited < acts
     may_read.set()
     file.write(b"last\n")
     file.close(HANG_SECONDS)
     thread.join()
     lines = reader[0].splitlines()
-    assert lines.count(ACT[:-1]) == ACTS_BYTES // len(ACT)
+    assert lines.count(ACT[:-1]) == acts
+    assert not file.is_full()
     lost = sum(json.loads(one)["count"] for one in lines if one.startswith(b"{"))
     assert lost > 0
     assert lines.count(line[:-1]) + (b"last" in lines) + lost == count + 1
@@ -96,6 +101,26 @@ def test_lines_that_the_disk_refuses_are_told_of(tmp_path: Path) -> None:
     file.write(b"taken\n")
     file.close()
     assert path.read_bytes() == b'{"event": "lost", "count": 1}\ntaken\n'
+
+
+def test_acts_that_the_disk_refuses_are_written_when_it_takes_lines_again(tmp_path: Path) -> None:
+    """In their order, and what was lost beside them is counted."""
+    path = tmp_path / "audit.log"
+    losses: list[str] = []
+    file = opened(path, losses)
+    descriptor = file._file
+    file._file = os.open(path, os.O_RDONLY)
+    file.write(b"act 1\n", is_act=True)
+    while not losses:
+        pass
+    file.write(b"act 2\n", is_act=True)
+    file.write(b"refused\n")
+    while len(losses) < 2:
+        pass
+    refusing, file._file = file._file, descriptor
+    file.close(HANG_SECONDS)
+    os.close(refusing)
+    assert path.read_bytes() == b'{"event": "lost", "count": 1}\nact 1\nact 2\n'
 
 
 def test_line_that_a_full_disk_took_half_of_is_taken_back(tmp_path: Path) -> None:

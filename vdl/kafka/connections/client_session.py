@@ -82,7 +82,7 @@ from vdl.kafka.limits.memory import (
 from vdl.kafka.parts import LOOP_ELEMENTS
 from vdl.kafka.permissions.mutation_quota import STRICT_FROM, take
 from vdl.kafka.permissions.rules import Finish, Refused
-from vdl.kafka.permissions.table import check_request, finished
+from vdl.kafka.permissions.table import CHANGES, check_request, finished
 from vdl.kafka.security.login import LOGIN_APIS, LoginState
 from vdl.kafka.wire.runtime import EncodeError, TooManyElements, WireError
 
@@ -203,7 +203,8 @@ class Sessions(Protocol):
         """This one waits for memory: long polls that hold much are answered soon."""
 
     def hold_back(self, session: ClientSession) -> None:
-        """A Produce waits for the host to have room: `release` follows."""
+        """A Produce waits for the host to have room, or what changes something for the audit log:
+        `release` follows."""
 
     def finished(self, exchange: Exchange, size: int) -> int:
         """One request is answered with `size` bytes. The time it is now."""
@@ -652,6 +653,10 @@ class ClientSession:
                 return False
             if api.large_answer and not self._has_room():
                 return False
+            audit = self._frontend.context.audit
+            if audit is not None and api.key in CHANGES and audit.is_full():
+                self._hold_back()
+                return False
             return request.bytes <= DECODED_FROM_BYTES or self._may_decode(api, request)
         if self._started:
             last = self._started[-1]
@@ -667,11 +672,15 @@ class ClientSession:
         context = self._frontend.context
         checks = context.record_checks
         if context.host.overloaded or (checks.is_short and checks.has_its_share(self.info.asker)):
-            if not self._held_back:
-                self._held_back = True
-                self._frontend.hold_back(self)
+            self._hold_back()
             return False
         return True
+
+    def _hold_back(self) -> None:
+        """Wait a while with the next request: `release` follows."""
+        if not self._held_back:
+            self._held_back = True
+            self._frontend.hold_back(self)
 
     def _is_its_turn(self, since_ns: int, *, is_small: bool = False) -> bool:
         """Whether the turn's budget allows a request to start or an answer to be built. If not,

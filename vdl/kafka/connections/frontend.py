@@ -292,7 +292,7 @@ class Frontend:
                 session.answer_early()
 
     def hold_back(self, session: ClientSession) -> None:
-        """For sessions: a Produce waits for the host to have room."""
+        """For sessions: a request waits for the host, or the audit log, to have room."""
         self._held_back.append(session)
         if self._hold_timer is None:
             delay_ns = self.context.config.overload_retry_ms * MS

@@ -14,7 +14,8 @@ Rules:
   (`permissions.table.CHANGES`). Of all else, which may be thousands a second, a connection's first
   use of each thing is noted, and the first after permissions changed.
 * An act, which is allowed and changes something, is always noted. A request is one act, or a few,
-  whatever number of things it names.
+  whatever number of things it names. While what was noted cannot be written (`is_full`), requests
+  that would change something wait.
 * Of the rest, `LINES_OF_ONE_MAX` lines of one principal and of one kind leave in a second, from
   whatever hosts; of those that have not shown who they are, as many from one host. `LINES_MAX`
   leave in all, and `STRANGERS_LINES_MAX` of strangers, of which nobody has more than it leaves to
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -80,8 +82,12 @@ class AuditOptions:
 class AuditLog:
     """See the module."""
 
-    def __init__(self, write: WriteLine, clock: Clock) -> None:
+    def __init__(
+        self, write: WriteLine, clock: Clock, is_full: Callable[[], bool] = lambda: False
+    ) -> None:
         self._write = write
+        self.is_full = is_full
+        """Whether too much waits to be written for another act."""
         self._clock = clock
         self._second_ns = 0
         """When the present second began; nothing is counted before."""

@@ -198,6 +198,27 @@ def test_no_act_is_left_out_however_many_lines_others_have() -> None:
     assert {(line["event"], line["name"]) for line in acts} == {("allowed", "t0")}
 
 
+def test_what_changes_something_waits_while_it_cannot_be_noted() -> None:
+    """It is done, and noted, when there is room; until then nothing is changed. What changes
+    nothing does not wait."""
+    world = secured()
+    lines = audited(world)
+    audit = world.context.audit
+    assert audit is not None
+    is_full = True
+    audit.is_full = lambda: is_full
+    root, other = client(world, Principal("root")), client(world, Principal("root"))
+    root.request(19, 2, requests(2)[19])
+    before = set(world.host.catalog.topics)
+    world.run(1_000)
+    assert (root.received, lines, set(world.host.catalog.topics)) == (b"", [], before)
+    assert other.ask(2, 5, requests(5)[2]).topics
+    is_full = False
+    world.run(1_000)
+    assert len(root.answers()) == 1
+    assert "CreateTopics" in {line["api"] for line in lines}
+
+
 def test_a_request_that_names_many_things_has_one_line() -> None:
     """Allowed or denied, with the first names and their number: nothing of it is left out, and
     nothing else for its sake. One name stands as it always did."""
