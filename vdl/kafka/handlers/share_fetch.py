@@ -724,7 +724,8 @@ def _session_of(
         if before is not None:
             # Its member keeps what it holds: it may still acknowledge that.
             _leave(ctx, before, list(before.partitions), releases=False)
-        session = sessions.open(key, ctx.connection.id)
+        asker = "" if ctx.server.authorizer is None else ctx.asker
+        session = sessions.open(key, ctx.connection.id, asker)
         if isinstance(session, ErrorCode):
             return _refuse_late(ctx, request, session)
         _bind(ctx)

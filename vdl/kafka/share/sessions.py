@@ -5,8 +5,9 @@ first request, with epoch 0, opens it; each further one carries the next epoch a
 changed. Epoch -1 closes it. There is no reading without a session.
 
 A session belongs to its connection: when that is gone, so is the session, and what the member held
-is free. Sessions are bounded in number, and by the partitions in all of them. Unlike those of Fetch
-none gives way to another: its member's records would be delivered twice for it.
+is free. Sessions are bounded in number, and by the partitions in all of them; of both nobody has
+more than three times what it leaves free (`vdl/kafka/shares.py`). Unlike those of Fetch none gives
+way to another: its member's records would be delivered twice for it.
 
 Must not know: requests, records.
 """
@@ -14,6 +15,7 @@ Must not know: requests, records.
 from __future__ import annotations
 
 from vdl.errors import ErrorCode
+from vdl.kafka.shares import Shares
 
 SessionKey = tuple[str, str]
 """(group id, member id)."""
@@ -25,15 +27,18 @@ SESSIONS_MAX = 2_000
 """`group.share.max.share.sessions`."""
 PARTITIONS_MAX = 100_000
 """In all sessions."""
+TIMES_OF_FREE = 3
 
 
 class ShareSession:
     """One session."""
 
-    __slots__ = ("connection_id", "epoch", "key", "partitions")
+    __slots__ = ("asker", "connection_id", "epoch", "key", "partitions")
 
-    def __init__(self, key: SessionKey, connection_id: int) -> None:
+    def __init__(self, key: SessionKey, connection_id: int, asker: str) -> None:
         self.key = key
+        self.asker = asker
+        """Whom it counts for."""
         self.connection_id = connection_id
         """Of its latest request."""
         self.epoch = 1
@@ -51,29 +56,39 @@ class ShareSession:
 class ShareSessions:
     """All sessions of a server."""
 
-    def __init__(self, sessions_max: int = SESSIONS_MAX) -> None:
-        self._sessions_max = sessions_max
+    def __init__(
+        self, sessions_max: int = SESSIONS_MAX, partitions_max: int = PARTITIONS_MAX
+    ) -> None:
+        self._slots = Shares(sessions_max, TIMES_OF_FREE)
+        self._partitions = Shares(partitions_max, TIMES_OF_FREE)
         self._sessions: dict[SessionKey, ShareSession] = {}
         self._by_connection: dict[int, set[SessionKey]] = {}
-        self.partitions = 0
-        """In all sessions."""
         self.refused = 0
         """Times there was no place."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
+    @property
+    def partitions(self) -> int:
+        """In all sessions."""
+        return self._partitions.used
+
     def get(self, key: SessionKey) -> ShareSession | None:
         """The session of a member, whatever its epoch."""
         return self._sessions.get(key)
 
-    def open(self, key: SessionKey, connection_id: int) -> ShareSession | ErrorCode:
-        """A new session, after the one before it was closed."""
+    def open(
+        self, key: SessionKey, connection_id: int, asker: str = ""
+    ) -> ShareSession | ErrorCode:
+        """A new session, after the one before it was closed. `asker`: whom it counts for; empty
+        where all are alike, and share nothing out."""
         assert key not in self._sessions, key
-        if len(self._sessions) >= self._sessions_max:
+        if not _has_room(self._slots, asker, 1):
             self.refused += 1
             return ErrorCode.SHARE_SESSION_LIMIT_REACHED
-        session = self._sessions[key] = ShareSession(key, connection_id)
+        self._slots.change(asker, 1)
+        session = self._sessions[key] = ShareSession(key, connection_id, asker)
         self._by_connection.setdefault(connection_id, set()).add(key)
         return session
 
@@ -92,13 +107,13 @@ class ShareSessions:
         return session
 
     def add(self, session: ShareSession, places: list[Place]) -> bool:
-        """The member reads these as well; False when there are too many in all."""
+        """The member reads these as well; False when there are too many."""
         new = [place for place in dict.fromkeys(places) if place not in session.partitions]
-        if self.partitions + len(new) > PARTITIONS_MAX:
+        if new and not _has_room(self._partitions, session.asker, len(new)):
             return False
         for place in new:
             session.partitions[place] = None
-        self.partitions += len(new)
+        self._partitions.change(session.asker, len(new))
         return True
 
     def forget(self, session: ShareSession, places: list[Place]) -> list[Place]:
@@ -106,14 +121,15 @@ class ShareSessions:
         gone = [place for place in dict.fromkeys(places) if place in session.partitions]
         for place in gone:
             del session.partitions[place]
-        self.partitions -= len(gone)
+        self._partitions.change(session.asker, -len(gone))
         return gone
 
     def close(self, key: SessionKey) -> ShareSession | None:
         """End a session, if there is one."""
         session = self._sessions.pop(key, None)
         if session is not None:
-            self.partitions -= len(session.partitions)
+            self._slots.change(session.asker, -1)
+            self._partitions.change(session.asker, -len(session.partitions))
             self._leave(session)
         return session
 
@@ -126,3 +142,8 @@ class ShareSessions:
         keys.discard(session.key)
         if not keys:
             del self._by_connection[session.connection_id]
+
+
+def _has_room(shares: Shares, asker: str, more: int) -> bool:
+    """Whether there is room, and it is the asker's."""
+    return shares.may_take(asker, more) if asker else shares.used + more <= shares.limit
