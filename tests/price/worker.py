@@ -7,7 +7,8 @@ may do nothing; who that is, is told by the address that it comes from.
 
 The search climbs: from a request with one long list it tries one other choice after the other
 (`wishes.steps`), and keeps what made the longest turn of the loop. It does so with small requests;
-the best one of each version is then tried, and the worst of these with all that a request may have.
+the best one of each version is then tried, and the worst of these with all that a request may have,
+that is decoded on the loop, and that is done at once.
 
 Prints an object of JSON a line: a `Price`.
 """
@@ -46,6 +47,7 @@ from tests.price.wishes import (
 )
 from vdl.config.settings import parse_config
 from vdl.kafka.api import API, load
+from vdl.kafka.parts import PARTS, Whole
 from vdl.kafka.wire import create_topics, init_producer_id, offset_commit, registry
 from vdl.kafka.wire.header import RequestHeader, encode_request_header
 from vdl.server.loop import TurnLoop
@@ -224,9 +226,11 @@ def find(server: Server, key: int, who: str) -> Price:
         wish = replace(best, path=path)
         worst = max(worst, (turn_ms(version, wish), version, wish), key=lambda one: one[0])
     _, version, wish = worst
+    row = PARTS.get(key)
     full = [
         replace(wish, elements=ELEMENTS, bytes=BYTES),
         replace(wish, elements=ELEMENTS, bytes=FEW_BYTES),
+        *([replace(wish, elements=row.at_once, bytes=BYTES)] if isinstance(row, Whole) else []),
     ]
     price = max(
         (_price(server, key, who, version, one) for one in full), key=lambda one: one.turn_ms
