@@ -51,7 +51,7 @@ NAMES: dict[str, bytes | None] = {
     "pattern": rb"(\p{L}|\p{N}){0,200}x",
 }
 """What each kind of name is; None: another one in each element."""
-NUMBERS = ("0", "1", "-1", "counted", "largest")
+NUMBERS = ("0", "1", "8192", "-1", "counted", "largest")
 SHAPES = ("inner", "outer", "even")
 """One outer element with all of them; as many outer ones as there can be, with one each; as many of
 each."""
@@ -253,6 +253,8 @@ class _Writer:
                 return self._number % (PARTITIONS if kind != "int8" else 3)
             case "largest":
                 return (1 << _BITS[kind]) - 1
+            case "8192":  # iterations that a server takes, where a number may be so large
+                return 8_192 if _BITS[kind] >= _BITS["int32"] else 1
             case text:
                 return 0 if text == "-1" and kind.startswith("u") else int(text)
 

@@ -38,7 +38,9 @@ LOOP_ELEMENTS = 4_000
 PART_ELEMENTS = 1_000
 """Elements of all cut lists together that are done in a turn: some 20 ms."""
 WHOLE_ELEMENTS = 10_000
-"""Elements of a request that is not cut: some 40 ms, and more than a set has partitions."""
+"""Elements of a request that is not cut: some 40 ms, and more than a server has partitions."""
+FETCH_ELEMENTS = 12_000
+"""The same of a Fetch, whose partitions may each be alone in a topic."""
 FIRST = 1
 TWO = 2
 
@@ -164,7 +166,7 @@ PARTS: Mapping[int, tuple[Parts, ...] | Page | Whole] = {
             Parts("topics.partitions", "responses.partitions"),
             Parts("forgotten_topics_data.partitions", ""),
         ),
-        at_once=2 * WHOLE_ELEMENTS,
+        at_once=FETCH_ELEMENTS,
     ),
     2: (_PARTITIONS,),
     3: (
@@ -197,6 +199,7 @@ PARTS: Mapping[int, tuple[Parts, ...] | Page | Whole] = {
             ),
             Parts("transactions.topics.partitions", ""),
         ),
+        at_once=WHOLE_ELEMENTS // 2,
     ),
     27: (Parts("markers", "markers"),),
     28: (Parts("topics.partitions", "topics.partitions"),),

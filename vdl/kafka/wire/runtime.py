@@ -16,9 +16,8 @@ ZERO_UUID = bytes(16)
 TAGGED_FIELDS_MAX = 64
 """Tagged fields one struct may carry; the schemas define at most a handful."""
 ELEMENTS_MAX = 200_000
-"""Elements of all arrays of one message together, tagged fields and long texts in them included. A
-Fetch of 10,000 partitions has 20,000; what is asked of each takes time, too, a microsecond or more,
-in which nobody else is served."""
+"""Elements of all arrays of one message together, tagged fields and long texts in them included. What
+is asked of each takes time, too; how many are done at once is in `vdl/kafka/parts.py`."""
 TEXT_BYTES = 256
 """Longer text in an array counts as an element more for each so many bytes: they may all be such as
 have to be replaced, at some ten microseconds."""
