@@ -80,17 +80,18 @@ def _weight(items: Sequence[Any], inner: Sequence[str], enough: int) -> int:
     return count
 
 
-def arranged(row: Parts, items: Sequence[Any]) -> list[list[Any]]:
+def arranged(row: Parts, items: Sequence[Any]) -> Iterable[list[Any]]:
     """Return the elements in groups that are not to be divided, if they are not too large. Those
-    about the same are in one, behind the first of them."""
+    about the same are in one, behind the first of them. The elements may be as many as a message
+    has: no list is made for each of them without need."""
     if row.named is None:
-        return [[item] for item in items]
+        return ([item] for item in items)
     groups: dict[Hashable, list[Any]] = {}
     for item in items:
         group = groups.setdefault(row.named(item), [])
         if not row.kept or len(group) < row.kept:
             group.append(item)
-    return list(groups.values())
+    return groups.values()
 
 
 def parts_of(
@@ -146,7 +147,7 @@ def refusals_of(row: Whole, request: Any) -> tuple[Parts, Iterator[tuple[Place, 
         for one, first in zip(row.lists, firsts, strict=True):
             if one.answered and (items := getattr(request, first)):
                 other = replace(empty, **{first: items})
-                for place, part in parts_of(one, other, ([item] for item in items)):
+                for place, part in parts_of(one, other, arranged(one, items)):
                     yield _answered(one, place), part
 
     found = parts()
