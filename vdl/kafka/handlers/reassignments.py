@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from ids import GroupId, ServerId
+from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.context import RequestContext
 from vdl.kafka.handlers.topics import undecided
@@ -34,6 +35,7 @@ from vdl.kafka.wire.list_partition_reassignments import (
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
 from vdl.state.catalog import Catalog
 from vdl.state.commands import AlterReassignments, Reassign
+from vdl.state.topic_names import topic_name_complaint
 
 CHANGES_PER_COMMAND = 1_000
 """A command is applied in one piece, on every server: what is more is decided in several."""
@@ -54,9 +56,15 @@ def handle_alter_partition_reassignments(
     for topic in request.topics:
         results = ReassignableTopicResponse(topic.name)
         response.responses.append(results)
+        # A command names the topic with each partition: with no name of 32 KiB.
+        is_wrong = bool(topic_name_complaint(topic.name))
         for asked in topic.partitions:
             result = ReassignablePartitionResponse(asked.partition_index, error_message=None)
             results.partitions.append(result)
+            if is_wrong:
+                result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                result.error_message = "no such partition"
+                continue
             replicas = asked.replicas
             servers = None if replicas is None else [ServerId(n) for n in replicas]
             changes.append((Reassign(topic.name, asked.partition_index, servers), result))

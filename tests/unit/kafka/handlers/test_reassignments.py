@@ -148,3 +148,23 @@ def test_more_than_a_command_holds_is_decided_in_several(world: World) -> None:
     assert found.pop(0) is found.pop(1) is ErrorCode.NONE
     assert set(found.values()) == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
     assert alter(world, {}) == {}
+
+
+def test_name_that_no_topic_has_is_in_no_command(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command has it once for each partition: 10,000 times 32 KiB of one small request."""
+    proposed: list[Any] = []
+    propose = world.host.propose_catalog
+    monkeypatch.setattr(
+        world.host,
+        "propose_catalog",
+        lambda command, **rest: (proposed.append(command), propose(command, **rest)),
+    )
+    changes: dict[int, list[int] | None] = {index: [1, 2] for index in range(300)}
+    for name in ("x" * 32_000, "", "no/topic"):
+        found = alter(world, changes, topic=name)
+        assert found == dict.fromkeys(changes, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    assert not proposed
+    assert alter(world, {0: [3, 1]}, topic="none") == {0: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    assert len(proposed) == 1
