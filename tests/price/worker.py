@@ -226,11 +226,14 @@ def find(server: Server, key: int, who: str) -> Price:
         wish = replace(best, path=path)
         worst = max(worst, (turn_ms(version, wish), version, wish), key=lambda one: one[0])
     _, version, wish = worst
-    row = PARTS.get(key)
+    rows = PARTS.get(key)
+    wholes = [
+        row for row in (rows if isinstance(rows, tuple) else (rows,)) if isinstance(row, Whole)
+    ]
     full = [
         replace(wish, elements=ELEMENTS, bytes=BYTES),
         replace(wish, elements=ELEMENTS, bytes=FEW_BYTES),
-        *([replace(wish, elements=row.at_once, bytes=BYTES)] if isinstance(row, Whole) else []),
+        *(replace(wish, elements=row.at_once, bytes=BYTES) for row in wholes),
     ]
     price = max(
         (_price(server, key, who, version, one) for one in full), key=lambda one: one.turn_ms

@@ -11,8 +11,8 @@ handlers know nothing of it, but for what a request may do once as a whole: that
 
 A row is
 
-* `Parts`, by which of its lists a request may be cut. If it has several, the first that is not
-  empty counts. What is named twice comes into the same part where an API says that to be wrong;
+* `Parts`, by which of its lists a request may be cut. Of several rows the first counts whose list
+  is not empty. What is named twice comes into the same part where an API says that to be wrong;
 * `Page`, where an answer may be one page of several;
 * or `Whole`: why the request cannot be cut. Then it is refused if it names more than is done at
   once. Such a request makes one command, or one look, and what it may name in good faith is far
@@ -152,7 +152,7 @@ def _whole(why: str, *lists: str, at_once: int = WHOLE_ELEMENTS) -> Whole:
     return Whole(why, tuple(Parts(asked, "") for asked in lists), at_once)
 
 
-PARTS: Mapping[int, tuple[Parts, ...] | Page | Whole] = {
+PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
     0: (
         Parts(
             "topic_data.partition_data",
@@ -190,16 +190,21 @@ PARTS: Mapping[int, tuple[Parts, ...] | Page | Whole] = {
     ),
     21: (_PARTITIONS,),
     23: (Parts("topics.partitions", "topics.partitions"),),
-    24: Whole(
-        "all partitions are added to the transaction, or none",
-        (
-            Parts(
-                "v3_and_below_topics.partitions",
-                "results_by_topic_v3_and_below.results_by_partition",
+    24: (
+        Whole(
+            "all partitions are added to the transaction, or none",
+            (
+                Parts(
+                    "v3_and_below_topics.partitions",
+                    "results_by_topic_v3_and_below.results_by_partition",
+                ),
             ),
-            Parts("transactions.topics.partitions", ""),
         ),
-        at_once=WHOLE_ELEMENTS // 2,
+        Whole(
+            "of brokers, which are none here: each transaction is a command, all or nothing",
+            (Parts("transactions.topics.partitions", ""),),
+            at_once=WHOLE_ELEMENTS // 5,
+        ),
     ),
     27: (Parts("markers", "markers"),),
     28: (Parts("topics.partitions", "topics.partitions"),),

@@ -810,18 +810,19 @@ class ClientSession:
 
     def _decode_later(self, exchange: Exchange, ctx: RequestContext, request: Request) -> None:
         """Have a long request decoded in a thread. Of a Produce it was found out by beginning to
-        decode it; it holds what it takes at most for its partitions from here on."""
+        decode it; until then it holds what it takes at most for its partitions."""
         exchange.is_decoding = True
         exchange.answer = later = Later()
-        if exchange.api.pipelined:
-            self._count_partitions(exchange, partitions_bytes_max(request.bytes))
+        counted = partitions_bytes_max(request.bytes) if exchange.api.pipelined else 0
+        self._count_partitions(exchange, counted)
 
         def begin(outcome: Decoded | BaseException) -> None:
             exchange.is_decoding = False
             if isinstance(outcome, BaseException):
                 self._is_malformed(exchange, outcome)
-            else:
-                self._begin(exchange, ctx, outcome)
+                return
+            self._count_partitions(exchange, outcome.partitions_bytes - counted)
+            self._begin(exchange, ctx, outcome)
 
         def done(outcome: Decoded | BaseException) -> None:
             later.complete(_InTurn(partial(begin, outcome)))

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Reply
+from vdl.kafka.limits.memory import partitions_bytes
 from vdl.kafka.parts import PART_ELEMENTS, PARTS, Page, Parts, Whole
 from vdl.kafka.wire.runtime import Buffer, WireError, write_uvarint
 
@@ -46,12 +47,18 @@ Place = tuple[Hashable, ...]
 first; empty for a part of whole elements."""
 
 
-def row_of(rows: Sequence[Parts] | Page | Whole | None, request: Any) -> Parts | None:
-    """Return by what a request is cut; None if it has no such list."""
-    if not isinstance(rows, tuple):
-        return None
-    found: Iterator[Parts] = (row for row in rows if getattr(request, row.asked.partition(".")[0]))
-    return next(found, None)
+def row_of(
+    rows: Sequence[Parts | Whole] | Page | Whole | None, request: Any
+) -> Parts | Whole | None:
+    """Return by what a request is cut, or refused; None if it has no such list."""
+    if isinstance(rows, Whole):
+        return rows
+    found: Sequence[Parts | Whole] = rows if isinstance(rows, tuple) else ()
+    for row in found:
+        lists = row.lists if isinstance(row, Whole) else (row,)
+        if any(getattr(request, one.asked.partition(".")[0]) for one in lists):
+            return row
+    return None
 
 
 def has_more(rows: Iterable[Parts], request: Any, most: int) -> bool:
@@ -165,10 +172,12 @@ def _answered(row: Parts, place: Place) -> Place:
 
 
 class Decoded(NamedTuple):
-    """A request, and how it is done in parts; None: it is done at once."""
+    """A request, how it is done in parts (None: it is done at once), and what a Produce takes for
+    its partitions: bytes."""
 
     message: Any
     wide: WideRequest | None
+    partitions_bytes: int = 0
 
 
 def decoded(api: Api, version: int, body: memoryview) -> Decoded | WireError:
@@ -177,7 +186,8 @@ def decoded(api: Api, version: int, body: memoryview) -> Decoded | WireError:
         message = api.wire.decode_request(body, version)
     except WireError as error:
         return error
-    return in_parts(api, version, message)
+    found = in_parts(api, version, message)
+    return found._replace(partitions_bytes=partitions_bytes(message)) if api.pipelined else found
 
 
 def in_parts(api: Api, version: int, message: Any) -> Decoded:
@@ -185,17 +195,17 @@ def in_parts(api: Api, version: int, message: Any) -> Decoded:
     rows = PARTS.get(api.key)
     if isinstance(rows, Page):
         rows.arrange(message)
-    if isinstance(rows, Whole):
-        if not has_more(rows.lists, message, rows.at_once):
+    row = row_of(rows, message)
+    if isinstance(row, Whole):
+        if not has_more(row.lists, message, row.at_once):
             return Decoded(message, None)
-        row, parts = refusals_of(rows, message)
-        return Decoded(message, WideRequest(api, row, version, message, parts, is_refused=True))
-    found = row_of(rows, message)
-    if found is None or not has_more((found,), message, PART_ELEMENTS):
+        by, parts = refusals_of(row, message)
+        return Decoded(message, WideRequest(api, by, version, message, parts, is_refused=True))
+    if row is None or not has_more((row,), message, PART_ELEMENTS):
         return Decoded(message, None)
-    groups = arranged(found, getattr(message, found.asked.partition(".")[0]))
-    parts = parts_of(found, message, groups)
-    return Decoded(message, WideRequest(api, found, version, message, parts))
+    groups = arranged(row, getattr(message, row.asked.partition(".")[0]))
+    parts = parts_of(row, message, groups)
+    return Decoded(message, WideRequest(api, row, version, message, parts))
 
 
 class WideRequest:

@@ -65,6 +65,8 @@ _PASSED_ON_ELEMENT_BYTES = 256
 PARTITIONS_FROM_BYTES = 4 << 10
 """A Produce below that has not many partitions."""
 _PARTITION_BYTES = 320
+_TOPIC_BYTES_MIN = 3
+"""Of a topic without a name and partitions, in a Produce."""
 
 
 def decoded_bytes(count: int, *, passed_on: bool) -> int:
@@ -86,8 +88,8 @@ def passed_on_bytes(elements: Sized) -> int:
 
 
 def partitions_bytes_max(count: int) -> int:
-    """What a Produce of `count` bytes takes at most for its partitions, of which it has many."""
-    return min(_DECODED_FACTOR * count, ELEMENTS_MAX * _PARTITION_BYTES)
+    """What a Produce of `count` bytes takes at most for its topics and partitions."""
+    return min(count // _TOPIC_BYTES_MIN, ELEMENTS_MAX) * _PARTITION_BYTES
 
 
 def partitions_bytes(produce: ProduceRequest) -> int:
