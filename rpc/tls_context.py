@@ -153,6 +153,13 @@ class TlsContext:
         """Of a connection that begins now."""
         return TlsEngine(self.current, server_side=self._server_side)
 
+    def ends(self) -> datetime.datetime | None:
+        """Return when the first of its certificates ends, and with it new connections; None
+        where it shows none. Raises TlsFailed. Reads files."""
+        options = self.options
+        pairs = (options.own, *options.others) if options.own is not None else options.others
+        return min((_end_of(pair.certificate) for pair in pairs), default=None)
+
     def revokes(self, certificate: bytes) -> bool:
         """Whether a certificate (DER) has been revoked by now, of who connected before too."""
         return self.revocations is not None and self.revocations.has(certificate)
@@ -312,9 +319,19 @@ def identity_uri(cluster: str, server_id: int) -> str:
     return f"vdl://{cluster}/server/{server_id}" if server_id else f"vdl://{cluster}/admin"
 
 
+def _end_of(path: Path) -> datetime.datetime:
+    """When a certificate in a file ends."""
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError) as error:
+        raise TlsFailed(f"{path}: {_words(error)}") from None
+
+
 def _names_of(path: Path) -> list[str]:
     """The host names that a certificate in a file is for, in lower case."""
-    from cryptography import x509  # takes 20 ms and 10 MB, and most ports have one certificate
+    from cryptography import x509
 
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())

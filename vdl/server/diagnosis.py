@@ -38,6 +38,8 @@ def problems_of_server(server: Server) -> Iterator[Problem]:
         yield Problem("starting", f"server is {state.value}")
     if not server.store.accepts_appends:
         yield Problem("disk_full", "the disk has no room for new records")
+    for name, ends in server.certificates_ending().items():
+        yield Problem("certificate_ends", f"that of {name} ends at {ends:%F %R}Z")
     if host is None:
         return
     if is_cut_off(host):

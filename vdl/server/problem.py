@@ -18,6 +18,7 @@ SERVER_KINDS: Final = {
     "overloaded": "the server has more to do than it can",
     "late_for_long": "the loop has been late for a minute: leaderships go elsewhere",
     "clock_wrong": "the wall clock differs from that of most servers",
+    "certificate_ends": "a certificate of the server ends within a week, or has ended",
     "peer_contradicts": "another server sent what cannot be true beside the log here",
     "replica_lost": "a replica lost durable data and waits to be replaced",
 }

@@ -227,6 +227,7 @@ class Process:
             audit=self._audit,
             tokens=tokens,
         )
+        server.certificates_ending = self._tls.ending
         server.on_second = self._is_second
         server.on_serving = self._open_listeners
         server.on_closing = self._close_listeners
@@ -250,6 +251,8 @@ class Process:
             self._drop_revoked()
         for name, problem in result.problems.items():
             self._log.warning("certificates_not_loaded", name=name, problem=problem)
+        for name, ends in result.ending_certificates.items():
+            self._log.warning("certificate_ends", name=name, ends=f"{ends:%F %R}Z")
         for name, ends in result.ending.items():
             self._log.warning("revocation_list_ends_soon", name=name, ends=f"{ends:%F %R}Z")
         self._loop.call_later(_CERTIFICATES_SECONDS, self._follow_certificates)

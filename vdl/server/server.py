@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -148,6 +149,8 @@ class Server:
         """Called once, when no more clients are to be let in."""
         self.on_second: Callable[[], None] = partial(self.stop, _nothing, transfer=False)
         """Called when a peer is linked to another process that has this data directory, or one of
+        self.certificates_ending: Callable[[], Mapping[str, datetime]] = dict
+        """By port: when a certificate ends, of those that end soon."""
         which this is a copy: nothing may be said of it any more."""
         self._rng = rng
         self._random_bytes = random_bytes

@@ -29,6 +29,8 @@ class Refreshed:
     """Files that changed and cannot be used: what there was stays. Said once."""
     ending: dict[str, datetime.datetime] = field(default_factory=dict)
     """When a list of revoked certificates ends, soon. Said once a day."""
+    ending_certificates: dict[str, datetime.datetime] = field(default_factory=dict)
+    """When a certificate ends, soon. Said once a day."""
 
 
 class ServerTls:
@@ -40,6 +42,8 @@ class ServerTls:
         """By name of the listener."""
         self._told: dict[str, str] = {}
         self._warned: dict[str, datetime.datetime] = {}
+        self._ends: dict[str, datetime.datetime] = {}
+        """When the first certificate of a context ends."""
 
     def load(self) -> None:
         """Read all files for the first time. Raises TlsFailed."""
@@ -51,6 +55,8 @@ class ServerTls:
             options = config.tls.between_servers()
             self.contexts[ACCEPTING] = TlsContext(options, server_side=True)
             self.contexts[DIALING] = TlsContext(options, server_side=False)
+        for name, context in self.contexts.items():
+            self._note_end(name, context)
 
     def link_security(self, offload: Offload) -> LinkSecurity | None:
         """Of the links to other servers; None: they are not encrypted."""
@@ -74,6 +80,9 @@ class ServerTls:
     def refresh(self) -> Refreshed:
         """Look at the files; load those that changed. For a thread."""
         refreshed = Refreshed()
+        for name, ends in self.ending().items():
+            if self._is_due(f"certificate of {name}"):
+                refreshed.ending_certificates[name] = ends
         for name, context in self.contexts.items():
             self._look_at_end(name, context, refreshed)
             if not context.is_outdated():
@@ -84,6 +93,7 @@ class ServerTls:
                 if self._told.get(name) != str(error):
                     self._told[name] = refreshed.problems[name] = str(error)
             else:
+                self._note_end(name, context)
                 self._told.pop(name, None)
                 refreshed.loaded.append(name)
         return refreshed
@@ -92,7 +102,28 @@ class ServerTls:
         """Once a list of revoked certificates has ended nobody gets in."""
         if context.revocations is None or name == DIALING:
             return
-        now, ends = datetime.datetime.now(datetime.UTC), context.revocations.ends
-        if ends - now < _WARNED_BEFORE and now >= self._warned.get(name, now):
-            self._warned[name] = now + _WARNED_EVERY
+        ends = context.revocations.ends
+        if _is_soon(ends) and self._is_due(name):
             refreshed.ending[name] = ends
+
+    def _is_due(self, name: str) -> bool:
+        """Whether a day has passed since this was said."""
+        now = datetime.datetime.now(datetime.UTC)
+        if now < self._warned.get(name, now):
+            return False
+        self._warned[name] = now + _WARNED_EVERY
+        return True
+
+    def _note_end(self, name: str, context: TlsContext) -> None:
+        """Raises TlsFailed."""
+        ends = context.ends()
+        if ends is not None:
+            self._ends[name] = ends
+
+    def ending(self) -> dict[str, datetime.datetime]:
+        """Return the contexts of which a certificate ends soon, or has ended: when."""
+        return {name: ends for name, ends in self._ends.items() if _is_soon(ends)}
+
+
+def _is_soon(ends: datetime.datetime) -> bool:
+    return ends - datetime.datetime.now(datetime.UTC) < _WARNED_BEFORE

@@ -73,6 +73,8 @@ def administration_of(host: Host | None, under_min: int = 0) -> Administration:
         incarnation=3,
         state=ServerState.SERVING if host is not None else ServerState.WAITING,
     )
+        certificates_ending=dict,
+        refused_links=dict,
     return Administration(server)  # type: ignore[arg-type]  # stand-ins
 
 
