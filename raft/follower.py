@@ -222,7 +222,7 @@ def _on_snapshot(raft: Raft, msg: MsgSnap) -> None:
 
 def _heard_leader(raft: Raft, lead: NodeId) -> None:
     if raft.lead not in (NONE, lead):
-        raise Contradiction(f"{lead} leads term {raft.term}, which {raft.lead} leads")
+        raise Contradiction(f"another replica leads term {raft.term} as well")
     raft.election_elapsed = 0
     raft.campaign_due = 0
     if raft.lead == NONE:

@@ -430,7 +430,7 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
         return
     index = msg.index
     if index > raft.log.last_index:
-        raise Contradiction(f"{node} answers to entry {index}, behind the end of this log")
+        raise Contradiction(f"an answer to entry {index}, behind the end of this log")
     progress.recent_active = True
     if progress.tries:
         progress.answered()

@@ -83,7 +83,8 @@ class LeaderConflict:
         return self.claimed >> REPLICA_NUMBER_BITS
 
     def __str__(self) -> str:
-        return f"{self.claimed} leads term {self.term}, which {self.known} leads"
+        known = self.known >> REPLICA_NUMBER_BITS
+        return f"server {self.server_id} leads term {self.term}, which server {known} leads"
 
 
 @dataclass(frozen=True, slots=True)

@@ -653,8 +653,9 @@ class Links:
         challenger = peer.challenger
         if challenger is not None and sent_ns >= peer.challenged_ns:
             peer.challenger = None
+            where = f", at {peer.address[0]}:{peer.address[1]}" if peer.address else ""
             text = (
-                f"server {peer.server_id} runs already: this process has a copy of its data "
+                f"server {peer.server_id} runs already{where}: this process has a copy of its data "
                 "directory"
             )
             self._refuse(challenger, peer.server_id, RejectReason.SECOND_PROCESS, text)

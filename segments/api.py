@@ -160,6 +160,9 @@ class ForeignDirectory(StorageError):
 class DirectoryInUse(StorageError):
     """Another process holds the data directory."""
 
+    def __init__(self, path: str) -> None:
+        super().__init__(f"another process holds {path}; each server has a directory of its own")
+
 
 class EntryLike(Protocol):
     """The shape of an entry; `raft.types.Entry` and `StoredEntry` both have it.

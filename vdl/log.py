@@ -14,6 +14,8 @@ Rules:
 * At most `lines_per_second_max` lines leave in a second; the next line that leaves says how many
   were dropped. An error storm must not become a full disk. Our own errors are never dropped; those
   of libraries are, for strangers can cause them.
+* What comes again and again is one line, and then one a minute that says how often it came: lines
+  of libraries here (`RepeatFilter`), our own where they arise (`Repeats`).
 * Each part of the server has a logger of its own, below that of the whole (`EventLog.part`), so
   that the level of one can be changed at run time (`Loggers`).
 * A value from outside can neither start a new line nor a new field.
@@ -27,7 +29,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -43,6 +46,9 @@ _OWN_LOGGER = "vdl"
 """Whose errors always pass, and whose name no line has to carry; those below it as well."""
 
 ROOT_LOGGER = "root"
+
+REPEATED_NS = 60_000_000_000
+REPEATS_MAX = 256
 
 _TRACE = 5
 KAFKA_LEVELS: Mapping[str, int] = {
@@ -79,6 +85,7 @@ def start_logging(options: LogOptions, *, descriptor: int = 2) -> logging.Logger
     """
     handler = LineHandler(descriptor)
     handler.setFormatter(LineFormatter(options.format))
+    handler.addFilter(RepeatFilter())
     handler.addFilter(RateLimit(options.lines_per_second_max))
     logging.basicConfig(level=LEVELS[options.level], handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
@@ -170,6 +177,49 @@ class LineHandler(logging.Handler):
             return
 
 
+class Repeats:
+    """Which of the events that come again and again are told: the first one, and then one in
+    `REPEATED_NS`. Remembers `REPEATS_MAX` of them, those that were told last."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self) -> None:
+        self._told: dict[Hashable, tuple[int, int]] = {}
+        """When it was told last, and how often it came since; the one told longest ago first."""
+
+    def count(self, event: Hashable, now_ns: int) -> int:
+        """Count one more. Return how often it came since it was told last, this time included; 0 if
+        it is not to be told now."""
+        told_ns, count = self._told.get(event, (now_ns - REPEATED_NS, 0))
+        if now_ns - told_ns < REPEATED_NS:
+            self._told[event] = told_ns, count + 1
+            return 0
+        self._told.pop(event, None)
+        self._told[event] = now_ns, 0
+        if len(self._told) > REPEATS_MAX:
+            del self._told[next(iter(self._told))]
+        return count + 1
+
+
+class RepeatFilter(logging.Filter):
+    """Lets a line of a library pass that did not come within the last minute, and says how often it
+    came since."""
+
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        super().__init__()
+        self._now_ns = now_ns
+        self._repeats = Repeats()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if _is_own(record.name):
+            return True
+        event = record.name, record.levelno, record.getMessage()
+        times = self._repeats.count(event, self._now_ns())
+        if times > 1:
+            record.times = times
+        return times > 0
+
+
 class RateLimit(logging.Filter):
     """Lets `limit` records pass in each second of wall time, and all of our own errors."""
 
@@ -215,6 +265,9 @@ class LineFormatter(logging.Formatter):
         # Under one attribute of the record: as attributes of their own, as `logging` would have it,
         # a field could not be called `name` or `module`.
         line.update(getattr(record, "fields", {}))
+        times = getattr(record, "times", 0)
+        if times:
+            line["times"] = times
         dropped = getattr(record, "dropped_lines", 0)
         if dropped:
             line["dropped_lines"] = dropped

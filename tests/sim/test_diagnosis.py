@@ -5,10 +5,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from ids import ServerId
+from rpc.hello import RejectReason
 from tests.sim.test_stories import CALM, S, tell
 from vdl.config.values import Address
 from vdl.server.diagnosis import CONTRADICTION_NS, problems_of
 from vdl.server.problem import CLUSTER_KINDS, NOT_WRONG, SERVER_KINDS
+from vdl.server.server import REFUSED_NS
 from vdl.sim.machine import Machine
 from vdl.sim.world import World
 
@@ -112,5 +117,28 @@ def test_contradiction_is_a_problem_for_some_minutes() -> None:
         assert kinds(leader) == {"peer_contradicts"}
         server.host.stats.contradicted_ns -= CONTRADICTION_NS
         assert kinds(leader) == set()
+
+    tell(story)
+
+
+def test_refusal_that_comes_with_each_dial_is_one_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With how often it came. Another cause is told at once."""
+
+    def story(world: World, leader: Machine) -> None:
+        server = leader.server
+        assert server is not None
+        notes: list[str] = []
+        monkeypatch.setattr(leader, "note", notes.append)
+        for _ in range(61):
+            server.rejected(ServerId(2), RejectReason.NOT_ADMITTED, "", by_peer=True)
+            world.run_for(1 * S)
+        server.rejected(ServerId(2), RejectReason.WRONG_CLUSTER, "", by_peer=True)
+        refused = [note for note in notes if note.startswith("link_refused")]
+        assert [note.rpartition(" ")[2] for note in refused] == ["times=1", "times=60", "times=1"]
+        assert "link_refused" in kinds(leader)
+        world.run_for(REFUSED_NS)
+        assert "link_refused" not in kinds(leader)
 
     tell(story)

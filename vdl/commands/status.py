@@ -18,7 +18,7 @@ from vdl.commands.bootstrap_option import addresses, client_settings
 from vdl.commands.cluster_status import ClusterStatus, Group, Partition, Replica, collect
 from vdl.kafka.client import Unreachable
 from vdl.kafka.security.client_settings import ClientSettingsError
-from vdl.server.problem import NOT_WRONG
+from vdl.server.problem import NOT_WRONG, counted
 
 PARTITIONS_MAX = 40
 """Of more, only those that are not well are shown."""
@@ -106,7 +106,8 @@ def print_tables(cluster: ClusterStatus, shown: Shown) -> None:
         lines += _group_table(groups)
     left = len(cluster.partitions) - sum(isinstance(group, Partition) for group in groups)
     if left and not shown.topics:
-        lines.append(f"{left} partitions are well; --all shows each")
+        verb = "is" if left == 1 else "are"
+        lines.append(f"{counted(left, 'partition')} {verb} well; --all shows each")
     click.echo("\n".join(lines))
 
 
@@ -115,11 +116,11 @@ def _summary(cluster: ClusterStatus) -> str:
     partitions = cluster.partitions
     ill = sum(not partition.is_well for partition in partitions)
     parts = [
-        f"{len(cluster.servers)} servers, {up} up",
-        f"{len(cluster.topics)} topics" if cluster.topics else "no topics",
+        f"{counted(len(cluster.servers), 'server')}, {up} up",
+        counted(len(cluster.topics), "topic") if cluster.topics else "no topics",
     ]
     if partitions:
-        parts.append(f"{len(partitions)} partitions, {ill} not well")
+        parts.append(f"{counted(len(partitions), 'partition')}, {ill} not well")
     return f"cluster {click.style(cluster.cluster_id, bold=True)}: " + "; ".join(parts)
 
 

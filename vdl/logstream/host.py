@@ -58,6 +58,7 @@ from vdl.logstream.membership.replicas import (
 )
 from vdl.logstream.membership.transfers import Transfers
 from vdl.logstream.options import TICK_NS
+from vdl.logstream.peers.changes import Changes
 from vdl.logstream.peers.commit_propagation import CommitPropagation
 from vdl.logstream.peers.contradictions import Contradictions
 from vdl.logstream.peers.dissent import Dissent
@@ -109,6 +110,7 @@ class Host:
         self.timers = Timers(state, self.liveness, self._proofs, self._commits)
         self.campaigns = self.timers.campaigns
         self._status = ServerStatus(state)
+        self._changes = Changes(state)
         self._forwarding = Forwarding(state, self.liveness)
         self.commands = GroupCommands(state, self.liveness)
         self._follower_reads = FollowerReads(state, self.liveness)
@@ -141,6 +143,7 @@ class Host:
             self.commands,
             self._move_limits,
             self._marks,
+            self._changes,
         )
         self.overload = self.periodic.overload
         self.trimming = self.periodic.trimming
@@ -425,9 +428,11 @@ class Host:
             only = self._itself
             if self.liveness.lead(group.group_id, raft.term, group.replica_id, only):
                 self.in_sync.lead(group, self.clock.now_ns())
+                self._changes.leads(group.group_id)
                 self.stats.elections += 1
         elif self.liveness.resign(group.group_id):
             self.in_sync.resign(group.group_id)
+            self._changes.leads_no_more(group.group_id)
         self.timers.schedule(group, tick, node.ticks_until_due())
 
     # --- an acknowledgement, on its way up --------------------------------------------------
@@ -709,12 +714,20 @@ class Host:
         else:
             group.on_whole = partial(self.clock.call_soon, partial(self._became_whole, group))
             self._status.note_incomplete(group.group_id)
-            self.state.log.warning("state_incomplete", group=group.group_id, applied=group.applied)
+            self.state.log.warning(
+                "state_incomplete",
+                partition=self.state.told_of(group.group_id),
+                applied=group.applied,
+            )
         self._run_group(group)
 
     def _became_whole(self, group: Group) -> None:
         if not self._outbox.is_closed and self.state.is_here(group):
-            self.state.log.info("state_complete", group=group.group_id, applied=group.applied)
+            self.state.log.info(
+                "state_complete",
+                partition=self.state.told_of(group.group_id),
+                applied=group.applied,
+            )
             self._act_on_state(group)
 
     def _act_on_state(self, group: Group) -> None:

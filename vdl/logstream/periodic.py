@@ -4,7 +4,7 @@ Ten times a second: deadlines, commands that wait for a catalog leader, steps of
 that are under way, and whether the own disk hangs or is full. Twice a second: whether members have
 to change. Once a second, without haste: leaderships that should move, replicas that should be
 replaced, entries to be had from others, logs that can be cut. Rarely: retention, producers that are
-idle, and a note of what time it is.
+idle, and a note of what time it is. What changed is told in the log once a second.
 
 Must not know: messages, the network, how any of it is done.
 """
@@ -26,6 +26,7 @@ from vdl.logstream.group.producer_expiry import ProducerExpiry
 from vdl.logstream.membership.move_limits import MoveLimits
 from vdl.logstream.membership.replacement import Replacement
 from vdl.logstream.membership.transfers import Transfers
+from vdl.logstream.peers.changes import Changes
 from vdl.logstream.peers.entry_repair import EntryRepair
 from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.group_commands import GroupCommands
@@ -64,6 +65,7 @@ class Periodic:
         commands: GroupCommands,
         move_limits: MoveLimits,
         marks: JournalMarks,
+        changes: Changes,
     ) -> None:
         self._state = state
         self._timers = timers
@@ -77,6 +79,7 @@ class Periodic:
         self._commands = commands
         self._move_limits = move_limits
         self._marks = marks
+        self._changes = changes
         self._disk_watch = DiskWatch(state.options.disk_patience_ms, state.clock.now_ns())
         self._producer_expiry = ProducerExpiry(
             state.streams, alive=state.alive, server_id=state.server_id, options=state.options
@@ -162,6 +165,7 @@ class Periodic:
         else:
             self._transfers.return_some()
         self._note_time()
+        self._changes.look()
         self._move_limits.look()
         self._marks.look()
         self._replacement.look_around()

@@ -34,7 +34,7 @@ from vdl.logstream.stats import HostStats
 from vdl.logstream.time.cluster_time import ClusterTime
 from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.logstream.time.loop_time import LoopTime
-from vdl.state.catalog import Catalog
+from vdl.state.catalog import Catalog, GroupInfo
 from vdl.state.coordinator import Coordinator
 
 BOOT_BITS: Final = 62
@@ -161,6 +161,23 @@ class HostState:
     def is_here(self, group: Group) -> bool:
         """Whether this replica still takes part: it may have been stopped, or replaced."""
         return self.groups.get(group.group_id) is group
+
+    def name_of(self, group_id: GroupId) -> str:
+        """Return how people know a group: topic and partition; empty for one that is not known
+        here."""
+        if group_id == CATALOG_GROUP:
+            return "catalog"
+        if group_id in self.system_groups:
+            return f"coordinator-{group_id}"
+        info: GroupInfo | LogStream | None = self.catalog.groups.get(group_id)
+        if info is None and group_id in self.groups:  # the catalog may not have been applied yet
+            owner = self.groups[group_id].owner
+            info = owner if isinstance(owner, LogStream) else None
+        return f"{info.topic}-{info.partition}" if info is not None else ""
+
+    def told_of(self, group_id: GroupId) -> str:
+        """Return that, or its number where there is no other name."""
+        return self.name_of(group_id) or f"group-{group_id}"
 
     def is_linked(self, replica: NodeId) -> bool:
         """Whether a replica's server can be sent to. As `server_of`, without its call: it is asked

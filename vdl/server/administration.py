@@ -24,7 +24,6 @@ from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import server_of
 from vdl.logstream.host import Host
-from vdl.logstream.state import CATALOG_GROUP
 from vdl.server.diagnosis import (
     is_being_moved,
     is_being_replaced,
@@ -87,7 +86,7 @@ class Administration:
         """What is wrong with these groups, and those of `wanted` that are still here."""
         part = ServerStatus(self._server.config.server_id)
         for group_id in ids:
-            name = self._name(group_id)
+            name = host.state.told_of(group_id)
             if group_id in lost:
                 part.problems.append(
                     f"replica_lost: the replica of {name} here lost data and waits for a majority"
@@ -112,7 +111,7 @@ class Administration:
         assert host is not None
         status = GroupStatus(
             group_id=group.group_id,
-            name=self._name(group.group_id),
+            name=host.state.told_of(group.group_id),
             replica_id=group.replica_id,
             role=Role(int(node.state)),
             term=node.term,
@@ -144,16 +143,6 @@ class Administration:
                         )
                     )
         return status
-
-    def _name(self, group_id: GroupId) -> str:
-        host = self._server.host
-        assert host is not None
-        if group_id == CATALOG_GROUP:
-            return "catalog"
-        if group_id <= host.coordinator_count:
-            return f"coordinator-{group_id}"
-        info = host.catalog.groups.get(group_id)
-        return f"{info.topic}-{info.partition}" if info is not None else f"group-{group_id}"
 
     def transfer_leadership(
         self, group: GroupId, to_server: ServerId, done: Callable[[TransferResult], None]

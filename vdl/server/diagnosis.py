@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from ids import ServerId
 from vdl.clock import MS
 from vdl.logstream.group.group import Group
 from vdl.logstream.host import Host
-from vdl.server.problem import Problem
+from vdl.logstream.peers.changes import lacks_quorum, waiting
+from vdl.server.problem import Problem, counted
 from vdl.server.server import Server, ServerState
 
 CLOCK_MS_MAX: Final = 5_000
@@ -36,13 +38,13 @@ def problems_of_server(server: Server) -> Iterator[Problem]:
         yield Problem("stopping", f"server is {state.value}")
     elif state is not ServerState.SERVING:
         yield Problem("starting", f"server is {state.value}")
-    if not server.store.accepts_appends:
-        yield Problem("disk_full", "the disk has no room for new records")
     for name, ends in server.certificates_ending().items():
         yield Problem("certificate_ends", f"that of {name} ends at {ends:%F %R}Z")
+    if not server.store.accepts_appends:
+        yield Problem("disk_full", "the disk has no room for new records")
     if host is None:
         return
-    if is_cut_off(host):
+    if lacks_quorum(host.state):
         yield Problem("no_quorum", "linked to no majority of the servers")
     if text := host.overload.problem():
         yield Problem("overloaded", text)
@@ -56,24 +58,29 @@ def problems_of_server(server: Server) -> Iterator[Problem]:
         yield Problem("clock_wrong", f"{abs(ahead_ms) / 1_000:.0f} s {way} most servers")
     last_ns = host.stats.contradicted_ns
     if last_ns and server.clock.now_ns() - last_ns < CONTRADICTION_NS:
-        yield Problem("peer_contradicts", f"{host.stats.contradictions} messages in all")
+        yield Problem("peer_contradicts", f"{counted(host.stats.contradictions, 'message')} in all")
     if host.lost_groups:
-        yield Problem("replica_lost", f"{len(host.lost_groups)} replicas")
+        yield Problem("replica_lost", counted(len(host.lost_groups), "replica"))
 
 
 def problems_of_links(server: Server) -> Iterator[Problem]:
-    """Servers that this one is not linked to, and those whose file differs from this one's."""
+    """Servers that this one is not linked to, or is not to be; those that wait, or whose file is
+    another one."""
     for link in server.links.links():
         if not link.is_up:
             yield Problem("peer_unreachable", f"server {link.server_id} is not reachable")
+    for server_id, why in server.refused_links().items():
+        yield Problem("link_refused", f"between servers {_both(server, server_id)}: {why}")
+    for server_id in waiting(server.host.state) if server.host is not None else ():
+        yield Problem("directory_new", f"server {server_id} waits to be replaced")
     for text in server.peer_addresses.differences.values():
         yield Problem("seeds_differ", text)
 
 
-def is_cut_off(host: Host) -> bool:
-    """Return whether this server is linked to no majority of the registered servers."""
-    registered = host.catalog.servers.keys()
-    return 2 * len(registered & set(host.alive_servers())) <= len(registered)
+def _both(server: Server, other: ServerId) -> str:
+    """Return the same words at both ends."""
+    lower, higher = sorted((server.config.server_id, other))
+    return f"{lower} and {higher}"
 
 
 def _problems_of_partitions(server: Server, host: Host) -> Iterator[Problem]:
@@ -91,10 +98,13 @@ def _problems_of_partitions(server: Server, host: Host) -> Iterator[Problem]:
 def problems_of_copies(server: Server, host: Host) -> Iterator[Problem]:
     """Partitions led here of which too few replicas are in sync."""
     counts = server.in_sync_counts(host)
-    if counts.under_replicated:
-        yield Problem("under_replicated", f"{counts.under_replicated} partitions led here")
-    if counts.under_min:
-        yield Problem("under_min_isr", f"{counts.under_min} partitions led here")
+    for kind, count in (
+        ("under_replicated", counts.under_replicated),
+        ("under_min_isr", counts.under_min),
+    ):
+        if count:
+            led = f"led by server {server.config.server_id}"
+            yield Problem(kind, f"{counted(count, 'partition')} {led}")
 
 
 def is_being_moved(group: Group) -> bool:

@@ -25,6 +25,8 @@ SERVER_KINDS: Final = {
 """Kind → meaning, of problems of one server."""
 CLUSTER_KINDS: Final = {
     "peer_unreachable": "a server is not linked to this one",
+    "link_refused": "servers reach each other, and are not to be linked",
+    "directory_new": "a server with a directory unknown to the cluster waits to be replaced",
     "seeds_differ": "the files of two servers have other addresses of servers",
     "no_leader": "partitions without a leader",
     "under_replicated": "partitions led here with fewer replicas in sync than they have",
@@ -34,6 +36,11 @@ CLUSTER_KINDS: Final = {
 }
 """And of problems that other servers see as well."""
 NOT_WRONG: Final = frozenset({"replica_moved"})
+
+
+def counted(count: int, what: str) -> str:
+    """Return "1 partition", "2 partitions"."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 @dataclass(frozen=True, slots=True)

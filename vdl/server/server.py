@@ -50,7 +50,7 @@ from vdl.kafka.views.transactions_topic import (
     transaction_log,
     transactions_topic,
 )
-from vdl.log import Log, Loggers
+from vdl.log import Log, Loggers, Repeats
 from vdl.logstream.bootstrap import (
     Birth,
     BirthRecord,
@@ -76,6 +76,8 @@ _STOP_POLL_NS = 5 * MS
 _LINGER_NS = 400 * MS
 """How long a server whose leaderships moved stays to say so, while clients still ask."""
 _LINGER_QUIET_NS = 100 * MS
+REFUSED_NS = 30_000 * MS
+"""For so long a link counts as refused: it is dialled again each second."""
 _CLUSTER_ID_BYTES = 16
 _DECOY_KEY_BYTES = 32
 _PATIENCE_NS = 5_000 * MS
@@ -147,10 +149,10 @@ class Server:
         """Called once, when clients may be let in."""
         self.on_closing: Callable[[], None] = _nothing
         """Called once, when no more clients are to be let in."""
-        self.on_second: Callable[[], None] = partial(self.stop, _nothing, transfer=False)
-        """Called when a peer is linked to another process that has this data directory, or one of
         self.certificates_ending: Callable[[], Mapping[str, datetime]] = dict
         """By port: when a certificate ends, of those that end soon."""
+        self.on_second: Callable[[], None] = partial(self.stop, _nothing, transfer=False)
+        """Called when a peer is linked to another process that has this data directory, or one of
         which this is a copy: nothing may be said of it any more."""
         self._rng = rng
         self._random_bytes = random_bytes
@@ -161,6 +163,9 @@ class Server:
         self._delegation_key = delegation_key
         self._tokens = tokens
         self._log = log
+        self._repeats = Repeats()
+        self._refusals: dict[ServerId, tuple[int, str]] = {}
+        """By seed: when a link to it was refused last, and why; not of those linked since."""
         self._log_of = log_of or (lambda _: log)
         self._loggers = loggers
         self._audit = audit
@@ -231,10 +236,12 @@ class Server:
                 self.links.set_peer(server_id, (address.host, address.port))
 
     def _tell_who_is_missing(self) -> None:
-        """Again and again while no cluster can be had: an operator should see what it waits for."""
+        """When that changes, and once a minute: an operator should see what it waits for."""
         birth = self._birth
         if birth is not None and self.state is ServerState.ASKING:
-            self._log.warning("waiting_for_seeds", missing=",".join(map(str, birth.missing)))
+            missing = ",".join(map(str, birth.missing))
+            if self._repeats.count(("waiting_for_seeds", missing), self.clock.now_ns()):
+                self._log.warning("waiting_for_seeds", missing=missing)
             self.clock.call_later(_PATIENCE_NS, self._tell_who_is_missing)
 
     def _found_if_all_are_empty(self) -> None:
@@ -264,6 +271,7 @@ class Server:
         return None if self.host is None else self.host.refusal(hello)
 
     def link_up(self, hello: Hello) -> None:
+        self._refusals.pop(hello.server_id, None)
         if self.peer_addresses.linked(hello):
             text = self.peer_addresses.differences[hello.server_id]
             self._log.warning("seeds_differ", peer=hello.server_id, differences=text)
@@ -330,10 +338,20 @@ class Server:
             self._log.error("second_process", peer=server_id, meaning=text)
             self.clock.call_soon(self.on_second)
         elif reason not in (RejectReason.STOPPING, RejectReason.IDENTITY_CHANGED):
-            # Those two are part of every planned stop and of every birth.
-            self._log.warning(
-                "link_refused", peer=server_id, reason=reason.name, text=text, by_peer=by_peer
-            )
+            # Those two are part of every planned stop and of every birth. All others come again
+            # with each dial, for as long as the cause lasts.
+            if server_id in self.config.seeds:
+                self._refusals[server_id] = self.clock.now_ns(), f"{reason.name}: {text}"
+            event = "link_refused", server_id, reason, text, by_peer
+            if times := self._repeats.count(event, self.clock.now_ns()):
+                self._log.warning(
+                    "link_refused",
+                    peer=server_id,
+                    reason=reason.name,
+                    text=text,
+                    by_peer=by_peer,
+                    times=times,
+                )
 
     def beat(self) -> None:
         if self.host is not None:
@@ -445,9 +463,11 @@ class Server:
 
     def _tell_why_not_serving(self) -> None:
         if self.state is ServerState.STARTING:
-            self._log.warning(
-                "waiting_for_catalog", meaning="no majority has confirmed yet what topics there are"
-            )
+            if self._repeats.count("waiting_for_catalog", self.clock.now_ns()):
+                self._log.warning(
+                    "waiting_for_catalog",
+                    meaning="no majority has confirmed yet what topics there are",
+                )
             self.clock.call_later(_PATIENCE_NS, self._tell_why_not_serving)
 
     def _registered(self, outcome: Outcome) -> None:
@@ -544,6 +564,11 @@ class Server:
     def _stopped(self, done: Callable[[], None]) -> None:
         self.state = ServerState.STOPPED
         done()
+
+    def refused_links(self) -> dict[ServerId, str]:
+        """Return why links are refused, by either end, as far as that goes on: by server."""
+        since_ns = self.clock.now_ns() - REFUSED_NS
+        return {one: why for one, (at_ns, why) in self._refusals.items() if at_ns > since_ns}
 
     # --- for people ------------------------------------------------------------------------------
     def health(self) -> dict[str, Any]:

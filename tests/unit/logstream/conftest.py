@@ -92,18 +92,23 @@ class DelayWorkers:
 
 
 class ErrorLog:
-    """A log of which the errors are read."""
+    """A log that is read."""
 
     def __init__(self) -> None:
-        self.errors: list[tuple[str, int]] = []
-        """Event and group, 0 for none."""
+        self.errors: list[tuple[str, str]] = []
+        """Event and partition, empty for none."""
         self.fields: list[tuple[str, dict[str, Any]]] = []
+        self.others: list[tuple[str, dict[str, Any]]] = []
+        """What is no error."""
 
-    def info(self, event: str, **fields: Any) -> None: ...
-    def warning(self, event: str, **fields: Any) -> None: ...
+    def info(self, event: str, **fields: Any) -> None:
+        self.others.append((event, fields))
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self.others.append((event, fields))
 
     def error(self, event: str, **fields: Any) -> None:
-        self.errors.append((event, fields.get("group", 0)))
+        self.errors.append((event, fields.get("partition", "")))
         self.fields.append((event, fields))
 
 

@@ -41,7 +41,8 @@ def test_row_that_contradicts_costs_neither_its_link_nor_the_rest_of_the_list(
     assert liar in here.state.alive
     assert here.leader_of(group_id) == (1, leader.term)
     assert here.stats.contradictions >= 1
-    assert cluster.nodes[5 - liar].log.errors.count(("peer_contradicts", group_id)) == 1
+    name = here.state.told_of(group_id)
+    assert cluster.nodes[5 - liar].log.errors.count(("peer_contradicts", name)) == 1
     for group in (group_id, other):
         appends(cluster, group)
     assert cluster.leader(group_id).term == leader.term

@@ -153,7 +153,7 @@ def test_peer_that_contradicts_ends_neither_server_nor_link(
         last_frame(cluster, group_id, peer, here, message)
     cluster.run(100)
     assert host.stats.contradictions == 3
-    assert cluster.nodes[here].log.errors == [("peer_contradicts", group_id)]
+    assert cluster.nodes[here].log.errors == [("peer_contradicts", host.state.told_of(group_id))]
     assert peer in host.state.alive
     for group in (group_id, other):
         works(cluster, group)

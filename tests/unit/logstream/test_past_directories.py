@@ -134,7 +134,9 @@ def test_second_process_in_a_copy_is_refused_and_the_first_one_is_not(
     assert cluster.nodes[1].host.alive_servers() == [1, 2, 3]
     assert not any(group.node.is_leader for group in clone.host.groups.values())
     assert {(RejectReason.SECOND_PROCESS, True)} == {
-        (reason, by_peer) for _, reason, text, by_peer in clone.rejected if "runs already" in text
+        (reason, by_peer)
+        for _, reason, text, by_peer in clone.rejected
+        if "runs already, at " in text
     }
 
 
@@ -335,9 +337,9 @@ def test_divergence_that_an_old_copy_made_is_named_and_served_no_more(
         assert stream is None or not stream.serving
     group = cluster.nodes[1].host.groups[topic]
     assert group.log.offset_after(group.log.commit_index) == 25
-    assert ("log_diverged", topic) in cluster.nodes[3].log.errors
+    assert ("log_diverged", "events-0") in cluster.nodes[3].log.errors
     found = [fields for event, fields in cluster.nodes[3].log.fields if event == "log_diverged"]
-    of_topic = [fields for fields in found if fields["group"] == topic]
+    of_topic = [fields for fields in found if fields["partition"] == "events-0"]
     assert 5 <= of_topic[0]["first_offset"] <= 8  # of the first entry that was compared
     assert of_topic[0]["end_offset"] == 25
 

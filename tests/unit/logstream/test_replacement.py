@@ -256,7 +256,7 @@ def test_only_replica_that_is_lost_halts_its_group(cluster: Any) -> None:
     cluster.run(60_000)
     assert last_indexes(cluster, 2, group_id) == [kept]
     assert cluster.nodes[2].host.lost_groups == [group_id]
-    assert cluster.nodes[2].log.errors == [("replica_lost", group_id), ("group_halted", group_id)]
+    assert cluster.nodes[2].log.errors == [("replica_lost", "alone-0"), ("group_halted", "alone-0")]
 
 
 def test_majority_that_is_lost_halts_its_group(cluster: Any) -> None:
@@ -278,7 +278,7 @@ def test_majority_that_is_lost_halts_its_group(cluster: Any) -> None:
         for server_id in (2, 3):
             assert last_indexes(cluster, server_id, group_id)[:1] == kept[server_id]
             assert cluster.nodes[server_id].host.lost_groups == [group_id]
-            assert cluster.nodes[server_id].log.errors[-1] == ("group_halted", group_id)
+            assert cluster.nodes[server_id].log.errors[-1] == ("group_halted", "events-0")
             restart(cluster, server_id)
     cluster.run(1_000)
     assert not any(node.host.groups[group_id].serving for node in cluster.nodes.values())
@@ -298,7 +298,7 @@ def test_leader_without_a_majority_is_no_reason_to_delete_what_is_kept(cluster: 
     cluster.run(40_000)
     assert last_indexes(cluster, 3, group_id) == [*kept, 0]
     assert cluster.nodes[3].host.lost_groups == [group_id]
-    assert ("group_halted", group_id) in cluster.nodes[3].log.errors
+    assert ("group_halted", "events-0") in cluster.nodes[3].log.errors
     cluster.delete_topic()
     cluster.run(3_000)
     assert last_indexes(cluster, 3, group_id) == []

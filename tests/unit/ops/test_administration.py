@@ -1,11 +1,13 @@
 """What a server tells of itself, against stand-ins: in bounded parts, while groups come and go."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from rpc.admin import Role
 from rpc.streams import LinkStatus
+from vdl.logstream.state import HostState
 from vdl.server.administration import GROUPS_PER_PART, Administration
 from vdl.server.server import InSyncCounts, ServerState
 
@@ -30,15 +32,18 @@ class Host:
             },
             servers={1: None},
         )
+        self.state = SimpleNamespace(
+            server_id=1, alive={}, catalog=self.catalog, system_groups=range(FIRST_PARTITION)
+        )
+        self.state.groups = {}
+        self.state.name_of = partial(HostState.name_of, self.state)  # type: ignore[arg-type]
+        self.state.told_of = partial(HostState.told_of, self.state)  # type: ignore[arg-type]
         self.looked_at = 0
         self.overload = SimpleNamespace(problem=lambda: self.overloaded, is_late_for_long=False)
         self.time = SimpleNamespace(ahead_ms=0)
         self.stats = SimpleNamespace(contradicted_ns=0)
         self.is_flush_stalled = False
         self.overloaded = ""
-
-    def alive_servers(self) -> list[int]:
-        return [1]
 
     def leader_of(self, group_id: int) -> tuple[int, int]:
         self.looked_at += 1
@@ -68,13 +73,13 @@ def administration_of(host: Host | None, under_min: int = 0) -> Administration:
         clock=SimpleNamespace(now_ns=lambda: 0),
         links=SimpleNamespace(links=lambda: [LinkStatus(2, False, False, 0, -1, 5, 1)]),
         store=SimpleNamespace(directory_id=b"d" * 16, accepts_appends=True),
+        certificates_ending=dict,
+        refused_links=dict,
         peer_addresses=SimpleNamespace(differences={}),
         in_sync_counts=lambda _: InSyncCounts(under_min=under_min),
         incarnation=3,
         state=ServerState.SERVING if host is not None else ServerState.WAITING,
     )
-        certificates_ending=dict,
-        refused_links=dict,
     return Administration(server)  # type: ignore[arg-type]  # stand-ins
 
 
@@ -104,7 +109,7 @@ def test_administration_status_tells_what_is_wrong_with_servers_and_groups():
     assert [problem for part in parts for problem in part.problems] == [
         "replica_lost: 2 replicas",
         "peer_unreachable: server 2 is not reachable",
-        "under_min_isr: 4 partitions led here",
+        "under_min_isr: 4 partitions led by server 1",
         "no_leader: coordinator-1 has no leader",
         "replica_replaced: a replica of orders-0 is being replaced",
         "replica_moved: replicas of orders-1 are being moved",

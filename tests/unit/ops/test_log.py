@@ -6,7 +6,16 @@ import sys
 
 import pytest
 
-from vdl.log import EventLog, LineFormatter, LineHandler, RateLimit
+from vdl.log import (
+    REPEATED_NS,
+    REPEATS_MAX,
+    EventLog,
+    LineFormatter,
+    LineHandler,
+    RateLimit,
+    RepeatFilter,
+    Repeats,
+)
 
 
 def record_of(
@@ -114,3 +123,32 @@ def test_log_event_fields_may_have_any_name():
 def test_log_line_that_cannot_be_written_is_lost_quietly():
     """A log that is full or closed does not stop the server."""
     LineHandler(descriptor=-1).handle(record_of())
+
+
+def test_log_line_of_a_library_that_comes_again_is_one_a_minute_with_its_count():
+    """Such as asyncio's about each write to a connection that is gone. Our own are told where they
+    arise."""
+    now_ns = 0
+    passing = RepeatFilter(lambda: now_ns)
+    lines = []
+    for second in range(61):
+        now_ns = second * 1_000_000_000
+        for logger in ("asyncio", "vdl.kafka"):
+            record = record_of("raised exception", logging.WARNING, logger=logger)
+            if passing.filter(record):
+                lines.append(LineFormatter("logfmt").format(record))
+    foreign = [line for line in lines if "logger=asyncio" in line]
+    assert len(foreign) == 2
+    assert "times=" not in foreign[0]
+    assert foreign[1].endswith("times=60")
+    assert len(lines) - len(foreign) == 61
+
+
+def test_log_repeats_are_bounded_and_apart():
+    """What was told longest ago is forgotten, and told anew."""
+    repeats = Repeats()
+    told = [repeats.count(number, number) for number in range(REPEATS_MAX + 1)]
+    assert told == [1] * len(told)
+    assert repeats.count(1, REPEATED_NS) == 0
+    assert repeats.count(0, REPEATED_NS) == 1
+    assert repeats.count(2, 2 + REPEATED_NS) == 1

@@ -67,7 +67,7 @@ def cluster_of(count, *, ill=(), notes=()):
 def test_of_many_partitions_those_are_shown_that_are_not_well(count, shown, expected, capsys):
     print_tables(cluster_of(count, ill={0, 3}), shown)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"cluster c: 2 servers, 2 up; 1 topics; {count} partitions, 2 not well"
+    assert lines[0] == f"cluster c: 2 servers, 2 up; 1 topic; {count} partitions, 2 not well"
     assert sum(line.startswith("orders-") for line in lines) == expected
 
 

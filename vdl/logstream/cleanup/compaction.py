@@ -197,8 +197,7 @@ class LogCompaction:
             self.done += 1
             state.log.info(
                 "log_compacted",
-                topic=stream.topic,
-                partition=stream.partition,
+                partition=state.told_of(group.group_id),
                 upto=group.log.compaction.upto,
                 seconds=round((now_ns - began_ns) / 1e9, 3),
             )

@@ -79,7 +79,8 @@ class Trimming:
             pass  # the next round may find a descriptor
         except storage.CorruptRecord as error:
             # The index says where to cut, and is damaged there: a read from disk rebuilds it.
-            self._state.log.warning("index_damaged", group=group.group_id, error=str(error))
+            name = self._state.told_of(group.group_id)
+            self._state.log.warning("index_damaged", partition=name, error=str(error))
             log, damaged = group.log, Index(error.position)
             if log.first_index <= damaged <= log.last_index:
                 self._state.store.entries_cold(log, damaged, damaged + 1, 1, _ignore)

@@ -203,6 +203,8 @@ class InSyncReplicas:
         self._round_size = 0
         self._incarnations: dict[ServerId, int] = {}
         """Of the process of each server that was last linked."""
+        self.changed: set[GroupId] = set()
+        """Groups led here whose list may be another one than when this was last cleared."""
 
     def __getitem__(self, group_id: GroupId) -> InSync:
         return self._led[group_id]
@@ -212,6 +214,11 @@ class InSyncReplicas:
         found = self._led.get(group_id)
         is_led = found is not None and found.group.node.is_leader
         return found if is_led else None
+
+    @property
+    def count(self) -> int:
+        """How many groups are led here."""
+        return len(self._led)
 
     def lead(self, group: Group, now_ns: int) -> InSync:
         """The list of a group this server leads, begun anew with each term."""
@@ -231,6 +238,7 @@ class InSyncReplicas:
         """It is not led here, or not any more."""
         if self._led.pop(group_id, None) is not None:
             self._young.pop(group_id, None)
+            self.changed.discard(group_id)
 
     def look(
         self, now_ns: int, *, share: int, is_heard: Callable[[Group, NodeId], bool]
@@ -245,6 +253,7 @@ class InSyncReplicas:
             if one.is_whole or not one.is_young(now_ns):
                 del self._young[group_id]
                 if self._led.get(group_id) is one:
+                    self.changed.add(group_id)
                     # Whoever waits for copies that will not come gets an answer.
                     yield one.group
         if not self._round:
@@ -259,12 +268,15 @@ class InSyncReplicas:
         self, one: InSync, now_ns: int, is_heard: Callable[[Group, NodeId], bool]
     ) -> bool:
         group = one.group
-        return (
+        has_changed = (
             self._led.get(group.group_id) is one
             and group.node.is_leader
             and group.node.term == one.term
             and one.look(now_ns, is_heard)
         )
+        if has_changed:
+            self.changed.add(group.group_id)
+        return has_changed
 
     def server_linked(self, server_id: ServerId, incarnation: int) -> list[Group]:
         """There is a link to that server. If its process is another one than the last, that one is
@@ -276,4 +288,6 @@ class InSyncReplicas:
 
     def server_gone(self, server_id: ServerId) -> list[Group]:
         """The process of that server is gone. The groups whose list is another one."""
-        return [one.group for one in list(self._led.values()) if one.server_gone(server_id)]
+        found = [one.group for one in list(self._led.values()) if one.server_gone(server_id)]
+        self.changed.update(group.group_id for group in found)
+        return found

@@ -94,7 +94,8 @@ class Reassignment:
             del outcome  # what counts is what the applied catalog says next time
             self._is_told = False
 
-        self._state.log.info("replicas_moved", partitions=len(done), first=done[0].group_id)
+        first = self._state.told_of(done[0].group_id)
+        self._state.log.info("replicas_moved", partitions=len(done), first=first)
         self._forwarding.propose(
             FinishReassignments(done[:FINISHED_PER_COMMAND_MAX]),
             deadline_ns=self._state.clock.now_ns() + DEADLINE_NS,

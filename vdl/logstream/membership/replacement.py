@@ -154,9 +154,9 @@ class Replacement:
                 continue
             self._state.log.info(
                 "member_change",
-                group=group.group_id,
+                partition=self._state.told_of(group.group_id),
                 change=change.type.name,
-                replica=change.node_id,
+                server=server_of(change.node_id),
             )
             self._state.outbox.mark_dirty(group)
         self._reassignment.finish()
@@ -304,7 +304,7 @@ class Replacement:
     def _report_halted(self, log: storage.Log, why: str) -> None:
         self._state.log.error(
             "group_halted",
-            group=log.group_id,
+            partition=self._state.told_of(log.group_id),
             log=log.log_id,
             meaning=f"{why}: nobody knows what was acknowledged; its segments here are kept",
         )
@@ -351,7 +351,8 @@ class Replacement:
         if self._state.lost.get(log.group_id) is log:
             return False
         self._state.lost[log.group_id] = log
-        self._state.log.error("replica_lost", group=log.group_id, log=log.log_id)
+        name = self._state.told_of(log.group_id)
+        self._state.log.error("replica_lost", partition=name, log=log.log_id)
         if self._state.catalog.is_sole(log.group_id):
             self._report_halted(log, "it has no other replica")
         return True

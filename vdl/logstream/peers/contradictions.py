@@ -37,7 +37,7 @@ class Contradictions:
         state.log.error(
             "peer_contradicts",
             server=server_id,
-            group=group_id,
+            partition=state.told_of(group_id),
             message=message,
             says=says,
             in_all=stats.contradictions,

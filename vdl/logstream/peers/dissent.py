@@ -108,7 +108,7 @@ class Dissent:
         if found.reason is Reason.DIVERGED:
             self._state.log.error(
                 "log_diverged",
-                group=found.group,
+                partition=self._state.told_of(found.group),
                 server=server_id,
                 first_offset=found.first_offset,
                 end_offset=found.end_offset,

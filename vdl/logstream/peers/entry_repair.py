@@ -198,7 +198,11 @@ class EntryRepair:
                 self._note_without_room(group)
             elif error is not None:
                 if self._refusals.get((group.group_id, request.first), 0) < HOPELESS_REFUSALS:
-                    self._state.log.warning("repair_refused", **_named(group), error=str(error))
+                    self._state.log.warning(
+                        "repair_refused",
+                        partition=self._state.told_of(group.group_id),
+                        error=str(error),
+                    )
                 self._note_refusal(group, request.first)
             elif self._state.groups.get(group.group_id) is group:
                 self._note_healed(group)
@@ -229,7 +233,9 @@ class EntryRepair:
 
     def _takes_state(self, group: Group, state: Snapshot) -> bool:
         def taken() -> None:
-            self._state.log.info("state_taken", **_named(group), applied=group.applied)
+            self._state.log.info(
+                "state_taken", partition=self._state.told_of(group.group_id), applied=group.applied
+            )
             group.retry_apply(self._state.outbox)
 
         try:
@@ -245,7 +251,12 @@ class EntryRepair:
         if group.group_id not in self._known:
             self._known.add(group.group_id)
             first, end = damage
-            self._state.log.warning("entries_damaged", **_named(group), first=first, end=end)
+            self._state.log.warning(
+                "entries_damaged",
+                partition=self._state.told_of(group.group_id),
+                first=first,
+                end=end,
+            )
 
     def _note_refusal(self, group: Group, first: Index) -> None:
         """A vain request, or nobody to send one to. Another peer gets it at the next look."""
@@ -254,7 +265,7 @@ class EntryRepair:
         if refusals == HOPELESS_REFUSALS:
             self._state.log.error(
                 "entries_unrecoverable",
-                **_named(group),
+                partition=self._state.told_of(group.group_id),
                 index=first,
                 meaning="no replica that answers has a readable copy; bring back a server or disk "
                 "that has one, or delete the records up to there",
@@ -265,14 +276,15 @@ class EntryRepair:
         the copies there are. Logged once, until the group is whole again."""
         if group.group_id not in self._without_room:
             self._without_room.add(group.group_id)
-            self._state.log.warning("repair_awaits_room", **_named(group))
+            partition = self._state.told_of(group.group_id)
+            self._state.log.warning("repair_awaits_room", partition=partition)
 
     def _note_healed(self, group: Group) -> None:
         self._refusals = {key: n for key, n in self._refusals.items() if key[0] != group.group_id}
         if not group.log.damaged:
             self._known.discard(group.group_id)
             self._without_room.discard(group.group_id)
-            self._state.log.info("entries_repaired", **_named(group))
+            self._state.log.info("entries_repaired", partition=self._state.told_of(group.group_id))
         group.retry_apply(self._state.outbox)
         self.look_around()
 
@@ -349,12 +361,3 @@ def _holds_records(group: Group, end: Index) -> bool:
     if not isinstance(owner, LogStream):
         return False
     return group.log.offset_after(end - 1) > owner.log_start_offset
-
-
-def _named(group: Group) -> dict[str, str | int]:
-    """Which group it is, for a line of the log: of a partition also as operators know it."""
-    named: dict[str, str | int] = {"group": group.group_id}
-    owner = group.owner
-    if isinstance(owner, LogStream):
-        named |= {"topic": owner.topic, "partition": owner.partition}
-    return named

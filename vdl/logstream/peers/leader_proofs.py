@@ -134,7 +134,8 @@ class LeaderProofs:
         term, leader, ago_ns = heard
         node = group.node
         if node.term == term and node.lead not in {NONE, leader}:
-            says = f"{leader} leads term {term}, which {node.lead} leads"
+            known = server_of(node.lead)
+            says = f"server {server_of(leader)} leads term {term}, which server {known} leads"
             self._contradictions.found(
                 server_of(leader), group.group_id, message="leader list", says=says
             )

@@ -1,0 +1,137 @@
+"""What changes about leaderships, in-sync replicas and the quorum: told in the log, once a second.
+
+A server that fails moves thousands of leaderships at one time. So what changed within a second is
+one line a kind, which says how many partitions it was and names the first of them.
+
+Must not know: why it changed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from typing import Final
+
+from ids import GroupId, ServerId
+from vdl.logstream.group.outbox import server_of
+from vdl.logstream.state import HostState
+
+NAMES_MAX: Final = 3
+"""Partitions that are named, of all that a line is about."""
+
+
+class Changes:
+    """Of one server. Bounded by the groups it has."""
+
+    def __init__(self, state: HostState) -> None:
+        self._state = state
+        self._gained: dict[GroupId, None] = {}
+        self._lost: dict[GroupId, None] = {}
+        """Since the last line."""
+        self._out: dict[GroupId, frozenset[ServerId]] = {}
+        """Of groups led here: whose replicas the log calls out of sync."""
+        self._has_quorum = False
+
+    def leads(self, group_id: GroupId) -> None:
+        """This server leads the group, in a new term."""
+        self._gained[group_id] = None
+
+    def leads_no_more(self, group_id: GroupId) -> None:
+        """It does not any more."""
+        self._lost[group_id] = None
+        self._out.pop(group_id, None)
+
+    def look(self) -> None:
+        """Tell what changed since the last look."""
+        self._look_at_quorum()
+        gained, lost = self._named(self._gained), self._named(self._lost)
+        self._gained, self._lost = {}, {}
+        log, leading = self._state.log, self._state.in_sync.count
+        if gained:
+            log.info("leads", partitions=len(gained), names=_told(gained), leading=leading)
+        if lost:
+            log.info("leads_no_more", partitions=len(lost), names=_told(lost), leading=leading)
+        self._look_at_in_sync()
+
+    def _look_at_quorum(self) -> None:
+        has_quorum = not lacks_quorum(self._state)
+        if has_quorum == self._has_quorum:
+            return
+        log, missing = self._state.log, self._state.catalog.servers.keys() - linked(self._state)
+        if has_quorum:
+            log.info("quorum_reached", missing=_listed(missing))
+        else:
+            log.warning(
+                "quorum_lost",
+                missing=_listed(missing),
+                meaning="nothing can be acknowledged until a majority of the servers is linked",
+            )
+        self._has_quorum = has_quorum
+
+    def _look_at_in_sync(self) -> None:
+        left: dict[ServerId, list[GroupId]] = defaultdict(list)
+        joined: dict[ServerId, list[GroupId]] = defaultdict(list)
+        in_sync = self._state.in_sync
+        changed = set(in_sync.changed)
+        in_sync.changed.clear()
+        now_ns = self._state.clock.now_ns()
+        for group_id in sorted(changed):
+            found = in_sync.get(group_id)
+            if found is None:
+                continue
+            wanted = {server_of(replica) for replica in found.group.listed}
+            out = frozenset(wanted.difference(found.servers))
+            known = self._out.get(group_id, frozenset())
+            if found.is_young(now_ns):
+                out &= known  # the others may not have been heard of yet
+            for server_id in out - known:
+                left[server_id].append(group_id)
+            for server_id in (known - out) & wanted:
+                joined[server_id].append(group_id)
+            self._out[group_id] = out
+            if not out:
+                del self._out[group_id]
+        log = self._state.log
+        for server_id, groups in sorted(left.items()):
+            names = self._named(groups)
+            log.warning("out_of_sync", server=server_id, partitions=len(names), names=_told(names))
+        for server_id, groups in sorted(joined.items()):
+            names = self._named(groups)
+            log.info("in_sync_again", server=server_id, partitions=len(names), names=_told(names))
+
+    def _named(self, groups: Collection[GroupId]) -> list[str]:
+        """Names, topics' first, without those of deleted topics."""
+        own = self._state.system_groups
+        ordered = sorted(groups, key=lambda group_id: (group_id in own, group_id))
+        return [name for group_id in ordered if (name := self._state.name_of(group_id))]
+
+
+def linked(state: HostState) -> set[ServerId]:
+    """Return this server and those there is a link to, without those that wait to be replaced: they
+    have no vote."""
+    return {state.server_id, *state.alive}.difference(waiting(state))
+
+
+def waiting(state: HostState) -> list[ServerId]:
+    """Return the servers that are linked in another directory than the catalog knows."""
+    catalog = state.catalog
+    return [
+        server_id
+        for server_id, hello in sorted(state.alive.items())
+        if server_id in catalog.servers and hello.directory_id != catalog.directory_of(server_id)
+    ]
+
+
+def lacks_quorum(state: HostState) -> bool:
+    """Return whether this server is linked to no majority of the registered servers."""
+    registered = state.catalog.servers.keys()
+    return 2 * len(registered & linked(state)) <= len(registered)
+
+
+def _told(names: Collection[str]) -> str:
+    told = ", ".join(list(names)[:NAMES_MAX])
+    return told if len(names) <= NAMES_MAX else f"{told} and {len(names) - NAMES_MAX} more"
+
+
+def _listed(servers: Collection[ServerId]) -> str:
+    return ",".join(map(str, sorted(servers)))
