@@ -10,6 +10,8 @@
 #   make sim SEEDS=100 FIRST=1 [MINUTES=8]
 #   make chaos          real servers and disks, mistreated at length; CUTS=200, FLIPS=300, SYNCS=20,
 #                       FAILOVERS=10, BRIDGES=10, CHURN=300, LISTS=600 one kind only
+#   make bad-night      some thirty faults on real servers, what they say of each, and the runbook's cure;
+#                       ONLY=one_dead,bridge, RECORD=1 to put the table into deploy/runbook.md
 #   make eos            exactly once at length: Kafka Streams, Connect and Flink over kills, lists of
 #                       transactions under faults; ONLY=streams, connect, flink or lists
 #   make examples       properties, tried with examples that no run has had before; TIMES=10
@@ -70,7 +72,7 @@ export PEER_COMMAND ?=
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --editable
 PIP := PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL)
 
-.PHONY: help setup setup-spark setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen conformance sim chaos examples mutants planted fuzz cost price \
+.PHONY: help setup setup-spark setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen conformance sim chaos bad-night examples mutants planted fuzz cost price \
   suites differential bench bench-limit clean test-pipeline cdc violence pipeline-env audit-large pipeline-demo
 
 help:
@@ -156,6 +158,9 @@ CHAOS_FULL := CUTS=200 FLIPS=300 SYNCS=20 FAILOVERS=10 BRIDGES=10 CHURN=300 LIST
 chaos: $(DEV)
 	@exec env $(if $(strip $(CHAOS_TESTS)),,$(CHAOS_FULL)) $(BIN)/python -m pytest -q -s \
 	  -o faulthandler_timeout=0 $(or $(strip $(CHAOS_TESTS)),tests/chaos)
+
+bad-night: $(DEV)
+	@exec $(BIN)/python -m tests.chaos.bad_night $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
 
 # The tests of properties, TIMES times. What fails is printed with the line that tries it again. The
 # pipeline's are left out where Spark's libraries are missing (`make setup-spark`).

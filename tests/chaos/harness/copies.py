@@ -85,11 +85,11 @@ def _compare(copies: list[Copy]) -> int:
 
 
 def _read_store(store: Path) -> list[Copy]:
-    with _open(store) as directory:
+    with open_directory(store) as directory:
         return [_read_log(directory, known) for _, known in sorted(directory.identity.logs.items())]
 
 
-def _open(store: Path) -> Directory:
+def open_directory(store: Path) -> Directory:
     """The files of a process that has just been killed are closed a moment after it is gone."""
     deadline = time.monotonic() + CLOSED_SECONDS_MAX
     while True:

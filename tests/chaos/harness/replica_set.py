@@ -113,10 +113,12 @@ class ReplicaSet:
             with server.config_file.open("a", encoding="utf-8") as file:
                 file.write(_toml(settings))
 
-    def up(self) -> float:
-        """Start what does not run; return when all serve, with the seconds that took."""
+    def up(self, *options: str) -> float:
+        """Start what does not run; return when all serve, with the seconds that took. `options`:
+        of `vdl up`."""
         began = time.monotonic()
-        self._vdl("up", "--nodes", str(self.nodes), "--base-port", str(self.base_port), "--detach")
+        layout = ("--nodes", str(self.nodes), "--base-port", str(self.base_port))
+        self._vdl("up", *layout, "--detach", *options)
         return time.monotonic() - began
 
     def down(self) -> None:
