@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from vdl.errors import ErrorCode
 from vdl.state import commands
+from vdl.state.changed_parts import ChangedParts
 from vdl.state.consumer_group import (
     MEMBER_BYTES,
     ConsumerGroup,
@@ -148,9 +149,11 @@ bound is that of a batch, 1 MiB by default."""
 class ConsumerGroups:
     """See the module. `groups` is read-only to others."""
 
-    __slots__ = ("_dirty", "_held", "_members", "bytes_max", "groups")
+    __slots__ = ("_changed", "_dirty", "_held", "_members", "bytes_max", "groups")
 
-    def __init__(self) -> None:
+    def __init__(self, changed: ChangedParts) -> None:
+        """`changed`: told of groups that change, or go."""
+        self._changed = changed
         self.bytes_max = 1 << 62
         """How much all groups may take now; set by the coordinator, whose offsets take the rest."""
         self._held = HeldBytes()
@@ -171,6 +174,7 @@ class ConsumerGroups:
         """The group is changed."""
         self._dirty.add(group_id)
         self._held.stale.add(group_id)
+        self._changed.classic_group(group_id)
 
     def _refusal(self, group: ConsumerGroup, more: int) -> ErrorCode:
         """Why a group may not take `more` bytes, NONE if it may. 0 or less always fit."""

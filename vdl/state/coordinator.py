@@ -20,6 +20,7 @@ from ids import Index
 from vdl.errors import ErrorCode
 from vdl.state import commands
 from vdl.state.answer import CommandAnswer
+from vdl.state.changed_parts import ChangedParts
 from vdl.state.consumer_group import GROUP_BYTES, ConsumerGroup, GroupState
 from vdl.state.consumer_groups import (
     ConsumerGroups,
@@ -65,17 +66,6 @@ class CommitAnswer:
 
     error: ErrorCode
     events: list[GroupEvent] = field(default_factory=list)
-    group_id: str = ""
-    offsets: list[commands.OffsetCommit] = field(default_factory=list)
-    """What was committed; empty with an error."""
-
-
-@dataclass(slots=True)
-class TransactionOffsetsEnded(CommandAnswer):
-    """Answer to EndTransactionOffsets."""
-
-    committed: dict[str, list[commands.OffsetCommit]] = field(default_factory=dict)
-    """Group → what stands now."""
 
 
 @dataclass(slots=True)
@@ -100,10 +90,12 @@ class Coordinator:
     """See the module."""
 
     def __init__(self) -> None:
-        self.groups = ConsumerGroups()
-        self.consumer = ModernGroups()
+        self.changed = ChangedParts()
+        """For who shows this state as Kafka's records. Not part of the state."""
+        self.groups = ConsumerGroups(self.changed)
+        self.consumer = ModernGroups(self.changed)
         self.share = ShareCoordination()
-        self.offsets = Offsets()
+        self.offsets = Offsets(self.changed)
         self.pending = PendingOffsets()
         self.transactions = Transactions()
         self.index = 0
@@ -410,7 +402,6 @@ class Coordinator:
             for offset in command.offsets:
                 place = command.group_id, offset.topic, offset.partition
                 self.pending.supersede(place, self.index)
-            return CommitAnswer(error, [], command.group_id, command.offsets)
         return CommitAnswer(error)
 
     # --- transactions ------------------------------------------------------------------------
@@ -479,20 +470,21 @@ class Coordinator:
 
     def _end_transaction_offsets(
         self, command: commands.EndTransactionOffsets, now_ms: int
-    ) -> TransactionOffsetsEnded:
+    ) -> CommandAnswer:
         ended = self.pending.end(
             command.producer_id,
             number=command.number,
             epoch=command.producer_epoch,
             index=self.index,
         )
-        answer = TransactionOffsetsEnded(ErrorCode.NONE)
+        answer = CommandAnswer(ErrorCode.NONE)
         if not command.commits:
             return answer
+        committed: dict[str, list[commands.OffsetCommit]] = {}
         for one in ended:
-            answer.committed.setdefault(one.group_id, []).append(one.offset)
+            committed.setdefault(one.group_id, []).append(one.offset)
             self.pending.supersede(one.place, one.index)
-        for group_id, offsets in answer.committed.items():
+        for group_id, offsets in committed.items():
             if self.kind_of(group_id) is None:
                 self.groups.ensure(group_id, now_ms)
             self.offsets.commit(group_id, offsets, now_ms, NO_EXPIRY)

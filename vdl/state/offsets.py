@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Set
 import msgspec
 
 from ids import GroupId, Offset
+from vdl.state.changed_parts import ChangedParts
 from vdl.state.commands import OffsetCommit
 from vdl.state.table import ALL, decode_value, digest_key, encode_value, taken, text_bytes
 
@@ -73,12 +74,15 @@ class Offsets:
         "_by_partition",
         "_by_topic",
         "_bytes_by_group",
+        "_changed",
         "_count",
         "_dirty",
         "bytes",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, changed: ChangedParts) -> None:
+        """`changed`: told of positions that are committed, or go."""
+        self._changed = changed
         self._by_group: dict[str, dict[tuple[str, int], CommittedOffset]] = {}
         self._by_partition: Counter[GroupId] = Counter()
         self._by_topic: Counter[tuple[str, bytes]] = Counter()
@@ -160,6 +164,7 @@ class Offsets:
             self._count_in(group_id, new.topic, position)
             positions[place] = position
             self._dirty.add((group_id, *place))
+            self._changed.position(group_id, *place)
 
     def expired(
         self, group_id: str, now_ms: int, *, idle_since_ms: int, retention_ms: int
@@ -182,6 +187,7 @@ class Offsets:
         for place in positions:
             self._uncount(group_id, place[0], committed.pop(place))
             self._dirty.add((group_id, *place))
+            self._changed.position(group_id, *place)
         if not committed:
             del self._by_group[group_id]
 

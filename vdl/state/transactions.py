@@ -130,7 +130,7 @@ class TransactionAnswer(CommandAnswer):
     changed: list[str] = field(default_factory=list)
     """Transactional ids whose transaction began, was decided or completed."""
     touched: list[str] = field(default_factory=list)
-    """Transactional ids of which anything at all changed, those that went left out."""
+    """Transactional ids of which anything at all changed, or that expired."""
 
 
 class Transactions:
@@ -466,9 +466,10 @@ class Transactions:
 
     def expire(self, command: commands.ExpireTransactionalIds, now_ms: int) -> TransactionAnswer:
         """Forget them, as many as the command says."""
-        for name in self.expirable(command.now_ms, command.retention_ms)[: command.ids_max]:
+        expired = self.expirable(command.now_ms, command.retention_ms)[: command.ids_max]
+        for name in expired:
             self._forget(name)
-        return TransactionAnswer(ErrorCode.NONE)
+        return TransactionAnswer(ErrorCode.NONE, touched=expired)
 
     def _forget(self, name: str) -> None:
         self.bytes -= self.ids.pop(name).bytes

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 Place = TypeVar("Place", bound=Hashable)
-"""What names one thing in its scope."""
+"""What names one thing."""
 
 
 class ChangeOrder(Generic[Place]):
@@ -21,28 +21,28 @@ class ChangeOrder(Generic[Place]):
     __slots__ = ("_entries", "_index_of", "_indexes", "_times")
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[str, dict[Place, None]]] = {}
-        """By index: the scope, and what stands as this entry changed it; never empty."""
-        self._index_of: dict[tuple[str, Place], int] = {}
+        self._entries: dict[int, dict[Place, None]] = {}
+        """By index: what stands as this entry changed it; never empty."""
+        self._index_of: dict[Place, int] = {}
         self._indexes: list[int] = []
         """Ascending. Those that are in `_entries` no more go once they are half of all."""
         self._times: list[int] = []
         """The largest time (ms) of any change up to each of them: it never falls."""
 
-    def add(self, index: int, scope: str, places: Iterable[Place], now_ms: int) -> None:
+    def add(self, index: int, places: Iterable[Place], now_ms: int) -> None:
         """An entry behind all others changed these, one at least."""
         assert not self._indexes or index > self._indexes[-1], (index, self._indexes[-1])
         named = dict.fromkeys(places)
         assert named, index
         for place in named:
-            before = self._index_of.get((scope, place))
+            before = self._index_of.get(place)
             if before is not None:
-                left = self._entries[before][1]
+                left = self._entries[before]
                 del left[place]
                 if not left:
                     del self._entries[before]
-            self._index_of[scope, place] = index
-        self._entries[index] = scope, named
+            self._index_of[place] = index
+        self._entries[index] = named
         self._indexes.append(index)
         self._times.append(max(now_ms, self._times[-1]) if self._times else now_ms)
         if len(self._indexes) > 2 * len(self._entries):
@@ -54,16 +54,16 @@ class ChangeOrder(Generic[Place]):
         """How many places changed, those included that are forgotten since."""
         return len(self._index_of)
 
-    def __contains__(self, scope_and_place: tuple[str, Place]) -> bool:
-        return scope_and_place in self._index_of
+    def __contains__(self, place: Place) -> bool:
+        return place in self._index_of
 
-    def since(self, index: int) -> Iterator[tuple[int, str, list[Place]]]:
-        """(index, scope, places) of what stands of the entries from `index` on, in order. Not
+    def since(self, index: int) -> Iterator[tuple[int, list[Place]]]:
+        """(index, places) of what stands of the entries from `index` on, in order. Not
         while one is added."""
         for at in range(bisect_left(self._indexes, index), len(self._indexes)):
             entry = self._entries.get(self._indexes[at])
             if entry is not None:
-                yield self._indexes[at], entry[0], list(entry[1])
+                yield self._indexes[at], list(entry)
 
     @property
     def newest_ms(self) -> int:

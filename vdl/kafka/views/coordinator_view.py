@@ -13,8 +13,8 @@ A view begins when somebody first reads it under this leader, at the entry that 
 
 So whoever reads from an offset on learns of everything that changed since, and perhaps of more. A
 new leader's view begins at or behind all offsets that any view before it gave out: a reader that
-goes on there reads what stands once more, and misses nothing. What is deleted or expires just is
-not there any more: there are no tombstones.
+goes on there reads what stands once more, and misses nothing. What is deleted or expires has a
+tombstone at that entry, until the view begins anew: then it just is not there any more.
 
 The offset of a record is `OFFSETS_PER_ENTRY` times the index of its entry in the coordinator's log,
 and its place in it: the same entry has the same offset under every leader. Offsets without a record
@@ -29,7 +29,7 @@ Must not know: what a record says, requests, who coordinates what.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from ids import NO_OFFSET, NO_TERM, GroupId, Index, Offset, ServerId, Term
@@ -64,8 +64,7 @@ Item = TypeVar("Item")
 
 
 class Content(Protocol[Place, Item]):
-    """What is shown of a coordinator. Everything has its place in a scope, which is a group, or
-    nothing at all; a batch is of one scope."""
+    """What is shown of a coordinator; everything has its place."""
 
     @property
     def count(self) -> int:
@@ -75,22 +74,25 @@ class Content(Protocol[Place, Item]):
     def bytes(self) -> int:
         """What they take, about."""
 
-    def standing(self) -> Iterator[tuple[str, list[Place]]]:
-        """All that is there, as batches: (scope, places)."""
+    def standing(self) -> Iterator[list[Place]]:
+        """All that is there, as batches. What changes from now on `changed` tells."""
 
-    def changed(self, result: Any) -> Iterable[tuple[str, list[Place]]]:
-        """What the entry with this result changed, none of it an empty list."""
+    def changed(self, result: Any) -> list[Place]:
+        """What the entry with this result changed, or took away."""
 
-    def take(self, scope: str, places: list[Place]) -> list[Item]:
-        """What is there now of these places."""
+    def unwatched(self) -> None:
+        """Nobody asks what changed any more, until there is another `standing`."""
 
-    def newest_ms(self, scope: str, places: list[Place]) -> int:
+    def take(self, places: list[Place]) -> list[Item]:
+        """What is there now of these places, or is to be said of what is there no more."""
+
+    def newest_ms(self, places: list[Place]) -> int:
         """When any of them changed last; -1 if nothing is there of them."""
 
-    def size_of(self, scope: str, item: Item) -> int:
+    def size_of(self, item: Item) -> int:
         """What its record takes in a batch, about."""
 
-    def record(self, scope: str, item: Item) -> Record | None:
+    def record(self, item: Item) -> Record | None:
         """None if Kafka's format has no room for it. May run in any thread."""
 
 
@@ -117,8 +119,8 @@ class CoordinatorView(Generic[Place, Item]):
         self._compute = compute
         self._start_index = 0
         """The entry at which all stands that was there before; 0: nobody reads."""
-        self._first: list[tuple[Offset, str, list[Place]]] = []
-        """(offset, scope, places) of what stands there; the offsets ascend."""
+        self._first: list[tuple[Offset, list[Place]]] = []
+        """(offset, places) of what stands there; the offsets ascend."""
         self._order: ChangeOrder[Place] = ChangeOrder()
         """Of what changed behind that entry."""
         self._waits: list[Wait] = []
@@ -130,16 +132,10 @@ class CoordinatorView(Generic[Place, Item]):
 
     # --- StateObserver -----------------------------------------------------------------------
     def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: Index) -> None:
-        if self._start_index:
-            changed = list(self._content.changed(result))
-            if len(changed) > 1:
-                # An entry has one batch. Where there would be several, which is rare, all is told
-                # anew.
+        if self._start_index and (changed := self._content.changed(result)):
+            self._order.add(index, changed, now_ms)
+            if len(self._order) > 2 * self._content.count + FORGOTTEN_MAX:
                 self._forget()
-            elif changed:
-                self._order.add(index, *changed[0], now_ms)
-                if len(self._order) > 2 * self._content.count + FORGOTTEN_MAX:
-                    self._forget()
         self._wake_soon()
 
     def on_installed(self, group: StateGroup) -> None:
@@ -161,6 +157,7 @@ class CoordinatorView(Generic[Place, Item]):
         self._start_index = 0
         self._first = []
         self._order = ChangeOrder()
+        self._content.unwatched()
         self._wake_soon()
 
     def _wake_soon(self) -> None:
@@ -240,14 +237,14 @@ class CoordinatorView(Generic[Place, Item]):
         """The first batch with a change of that time or later; where all stands that was there
         before, batches are in no order of time."""
         self._begin()
-        for offset, scope, places in self._first:
-            newest = self._content.newest_ms(scope, self._unchanged(scope, places))
+        for offset, places in self._first:
+            newest = self._content.newest_ms(self._unchanged(places))
             if newest >= timestamp_ms:
                 done(TimedOffset(offset, newest, self.term))
                 return
         index = self._order.first_at(timestamp_ms)
-        for at, scope, places in self._order.since(index) if index >= 0 else ():
-            newest = self._content.newest_ms(scope, places)
+        for at, places in self._order.since(index) if index >= 0 else ():
+            newest = self._content.newest_ms(places)
             if newest >= timestamp_ms:
                 done(TimedOffset(Offset(at * OFFSETS_PER_ENTRY), newest, self.term))
                 return
@@ -266,12 +263,12 @@ class CoordinatorView(Generic[Place, Item]):
         """No change has a later time (ms)."""
         self._begin()
         content = self._content
-        newest = (content.newest_ms(scope, places) for _, scope, places in self._first)
+        newest = (content.newest_ms(places) for _, places in self._first)
         return max(max(newest, default=-1), self._order.newest_ms)
 
-    def _unchanged(self, scope: str, places: list[Place]) -> list[Place]:
+    def _unchanged(self, places: list[Place]) -> list[Place]:
         """Those that have not changed behind the entry at which the view begins."""
-        return [place for place in places if (scope, place) not in self._order]
+        return [place for place in places if place not in self._order]
 
     # --- reading -------------------------------------------------------------------------------
     @property
@@ -319,24 +316,24 @@ class CoordinatorView(Generic[Place, Item]):
 
     def _take(
         self, offset: Offset, bytes_max: int
-    ) -> tuple[list[tuple[Offset, str, list[Item]]], Offset, int]:
-        """(offset, scope and what is to be in it of each batch, offset after the last, number of
+    ) -> tuple[list[tuple[Offset, list[Item]]], Offset, int]:
+        """(offset, and what is to be in it, of each batch, offset after the last, number of
         records)."""
         end = self.high_watermark
         if not 0 <= offset <= end:
             raise OffsetOutOfRange(f"offset {offset} is beyond {end}")
         self._begin()
-        taken: list[tuple[Offset, str, list[Item]]] = []
+        taken: list[tuple[Offset, list[Item]]] = []
         size = records = 0
-        for start, scope, places in self._entries(offset):
-            items = self._content.take(scope, places)
+        for start, places in self._entries(offset):
+            items = self._content.take(places)
             if not items:
                 continue
-            size += sum(self._content.size_of(scope, item) for item in items)
+            size += sum(self._content.size_of(item) for item in items)
             if taken and (size > bytes_max or records >= RECORDS_PER_READ):
                 end = start
                 break
-            taken.append((start, scope, items))
+            taken.append((start, items))
             records += len(items)
         return taken, end, records
 
@@ -347,23 +344,23 @@ class CoordinatorView(Generic[Place, Item]):
         self._observe()
         self._start_index = self._group.group.applied
         offset = Offset(self._start_index * OFFSETS_PER_ENTRY)
-        for scope, places in self._content.standing():
-            self._first.append((offset, scope, places))
+        for places in self._content.standing():
+            self._first.append((offset, places))
             offset += len(places)
 
-    def _entries(self, offset: Offset) -> Iterator[tuple[Offset, str, list[Place]]]:
-        """(offset, scope, places) of what is a batch, from the one that holds `offset` on."""
+    def _entries(self, offset: Offset) -> Iterator[tuple[Offset, list[Place]]]:
+        """(offset, places) of what is a batch, from the one that holds `offset` on."""
         at = bisect_right(self._first, offset, key=lambda first: first[0])
         for n in range(max(0, at - 1), len(self._first)):
-            start, scope, places = self._first[n]
+            start, places = self._first[n]
             if start + len(places) > offset:
-                yield start, scope, self._unchanged(scope, places)
-        for index, scope, places in self._order.since(offset // OFFSETS_PER_ENTRY):
-            yield Offset(index * OFFSETS_PER_ENTRY), scope, places
+                yield start, self._unchanged(places)
+        for index, places in self._order.since(offset // OFFSETS_PER_ENTRY):
+            yield Offset(index * OFFSETS_PER_ENTRY), places
 
     def _build(
         self,
-        taken: list[tuple[Offset, str, list[Item]]],
+        taken: list[tuple[Offset, list[Item]]],
         offset: Offset,
         end: Offset,
         term: Term,
@@ -373,11 +370,11 @@ class CoordinatorView(Generic[Place, Item]):
         found = Slices(first_offset=offset, end_offset=offset)
         if offset >= end:
             return found
-        taken = taken or [(offset, "", [])]
+        taken = taken or [(offset, [])]
         found.first_offset = taken[0][0]
-        ends = [start for start, _, _ in taken[1:]]
-        for (start, scope, items), until in zip(taken, [*ends, end], strict=True):
-            made = (self._content.record(scope, item) for item in items)
+        ends = [start for start, _ in taken[1:]]
+        for (start, items), until in zip(taken, [*ends, end], strict=True):
+            made = (self._content.record(item) for item in items)
             # A batch spans some 2,000 entries at most. Readers pass over what lies behind it.
             found.end_offset = min(until, start + SPAN_MAX)
             batch = build_sparse_batch(

@@ -1,44 +1,55 @@
-"""`__consumer_offsets` as monitors read it: the commits of consumer groups, as a log.
+"""`__consumer_offsets` as monitors read it: consumer groups and what they commit, as a log.
 
-Some tools (Burrow) know of groups only what they read there. It has a batch a group of what was
-committed before, and then one an entry; no records of members.
+Some tools (Burrow, KMinion) know of groups only what they read there: positions, who is a member,
+which partitions each member has, and what was deleted. It has a batch a group of what was there
+before, and then one an entry. Records are those of Kafka's coordinators for groups of both
+protocols (`group_records.py`); share groups have none.
+
+A classic group is told of when its members have their partitions, when it is empty and when it is
+gone, as by Kafka: in between nothing is settled.
 
 Must not know: requests, who coordinates what.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from struct import Struct
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ids import GroupId
 from vdl.clock import Clock
 from vdl.kafka.host import Compute
+from vdl.kafka.views import group_records
 from vdl.kafka.views.coordinator_view import CoordinatorView
+from vdl.kafka.wire.runtime import EncodeError
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.time.loop_gap import LoopGaps
-from vdl.records.batch import Record
+from vdl.records.batch import NO_TIMESTAMP, Record
 from vdl.state.catalog import Catalog, TopicInfo
-from vdl.state.coordinator import CommitAnswer, Coordinator, TransactionOffsetsEnded
-from vdl.state.offsets import NO_EXPIRY, CommittedOffset
+from vdl.state.changed_parts import Part, PartKind
+from vdl.state.consumer_group import ConsumerGroup, GroupState
+from vdl.state.coordinator import Coordinator
+from vdl.state.modern.group import ModernGroup
+from vdl.state.modern.partitions import stored_bytes
 
 OFFSETS_TOPIC = "__consumer_offsets"
 OFFSETS_TOPIC_ID = bytes.fromhex("5f5f636f6e73756d65725f6f66667365")
 """Topic ids of others are drawn: none is this one."""
 
-Position = tuple[str, int]
-"""Topic and partition."""
-Positioned = tuple[Position, CommittedOffset]
 
-_NAME_BYTES_MAX = (1 << 15) - 1
-"""Kafka's records have 16 bits for the length of a name."""
-_INT16 = Struct(">h")
-_INT32 = Struct(">i")
-_KEY_VERSION = _INT16.pack(1)
-_VALUE_HEAD = Struct(">hqi")
-_OLD_VALUE_HEAD = Struct(">hq")
-_TIME = Struct(">q")
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a record says: a part as it was when it was read, which goes on changing."""
+
+    part: Part
+    changed_ms: int
+    size: int
+    """Of the record in a batch, about."""
+    value: Callable[[], bytes] | None
+    """What makes the value, in any thread; None: it is gone."""
 
 
 def offsets_topic(catalog: Catalog) -> TopicInfo:
@@ -49,13 +60,13 @@ def offsets_topic(catalog: Catalog) -> TopicInfo:
 
 def commit_log(
     state_group: StateGroup, group_id: GroupId, clock: Clock, gaps: LoopGaps, compute: Compute
-) -> CoordinatorView[Position, Positioned]:
-    """One coordinator's commits as a partition. `gaps`: the server's."""
-    return CoordinatorView(Commits(state_group), state_group, group_id, clock, gaps, compute)
+) -> CoordinatorView[Part, Seen]:
+    """One coordinator's groups as a partition. `gaps`: the server's."""
+    return CoordinatorView(Groups(state_group), state_group, group_id, clock, gaps, compute)
 
 
-class Commits:
-    """A `Content`: positions by group."""
+class Groups:
+    """A `Content`: groups, part by part."""
 
     def __init__(self, state_group: StateGroup) -> None:
         self._state_group = state_group
@@ -68,51 +79,112 @@ class Commits:
 
     @property
     def count(self) -> int:
-        return len(self._machine.offsets)
+        machine = self._machine
+        # A member of the newer protocol has three records.
+        return len(machine.offsets) + len(machine.groups) + 3 * len(machine.consumer)
 
     @property
     def bytes(self) -> int:
-        return self._machine.offsets.bytes
+        machine = self._machine
+        return machine.offsets.bytes + machine.groups.bytes_held + machine.consumer.bytes_held
 
-    def standing(self) -> Iterator[tuple[str, list[Position]]]:
-        for group_id in self._machine.group_ids():
-            if positions := self._machine.offsets.of(group_id):
-                yield group_id, list(positions)
+    def standing(self) -> Iterator[list[Part]]:
+        machine = self._machine
+        machine.changed.begin()
+        for group_id in machine.group_ids():
+            positions = machine.offsets.of(group_id)
+            parts = [Part(PartKind.POSITION, group_id, *place) for place in positions]
+            if group_id in machine.groups.groups:
+                parts.append(Part(PartKind.CLASSIC_GROUP, group_id))
+            elif (group := machine.consumer.groups.get(group_id)) is not None:
+                parts += _parts_of(group)
+            if parts:
+                yield parts
 
-    def changed(self, result: Any) -> Iterable[tuple[str, list[Position]]]:
-        committed = {}
-        if isinstance(result, CommitAnswer):
-            committed = {result.group_id: result.offsets}
-        elif isinstance(result, TransactionOffsetsEnded):
-            committed = result.committed
-        for group_id, offsets in committed.items():
-            if offsets:
-                yield group_id, [(offset.topic, offset.partition) for offset in offsets]
+    def changed(self, result: Any) -> list[Part]:
+        return self._machine.changed.take()
 
-    def take(self, scope: str, places: list[Position]) -> list[Positioned]:
-        positions = self._machine.offsets.of(scope)
-        return [(place, positions[place]) for place in places if place in positions]
+    def unwatched(self) -> None:
+        self._machine.changed.end()
 
-    def newest_ms(self, scope: str, places: list[Position]) -> int:
-        return max((position.committed_ms for _, position in self.take(scope, places)), default=-1)
+    def take(self, places: list[Part]) -> list[Seen]:
+        seen = (self._seen(part) for part in places)
+        return [one for one in seen if one is not None]
 
-    def size_of(self, scope: str, item: Positioned) -> int:
-        place, position = item
-        return 60 + len(scope) + len(place[0]) + len(position.metadata)
+    def newest_ms(self, places: list[Part]) -> int:
+        return max((one.changed_ms for one in self.take(places)), default=NO_TIMESTAMP)
 
-    def record(self, scope: str, item: Positioned) -> Record | None:
-        """OffsetCommitKey v1, OffsetCommitValue v3, or v1 of a position that expires by itself."""
-        place, position = item
-        names = scope.encode(), place[0].encode(), position.metadata.encode()
-        if max(map(len, names)) > _NAME_BYTES_MAX:
+    def size_of(self, item: Seen) -> int:
+        return item.size
+
+    def record(self, item: Seen) -> Record | None:
+        """None too for names that Kafka's format has no room for."""
+        try:
+            key = group_records.key(item.part)
+            value = None if item.value is None else item.value()
+        except (struct.error, EncodeError):
             return None
-        group, topic, metadata = (_INT16.pack(len(name)) + name for name in names)
-        key = _KEY_VERSION + group + topic + _INT32.pack(place[1])
-        committed = _TIME.pack(position.committed_ms)
-        if position.expires_ms == NO_EXPIRY:
-            head = _VALUE_HEAD.pack(3, position.offset, position.leader_epoch)
-            value = head + metadata + committed
-        else:
-            head = _OLD_VALUE_HEAD.pack(1, position.offset)
-            value = head + metadata + committed + _TIME.pack(position.expires_ms)
-        return Record(key, value, timestamp=position.committed_ms)
+        return Record(key, value, timestamp=item.changed_ms)
+
+    def _seen(self, part: Part) -> Seen | None:
+        """None: nothing is to be said of it now."""
+        machine = self._machine
+        if part.kind is PartKind.POSITION:
+            position = machine.offsets.get(part.group_id, part.name, part.partition)
+            if position is None:
+                return _gone(part)
+            value = partial(group_records.position_value, position)
+            return _there(part, position.committed_ms, len(position.metadata), value)
+        if part.kind is PartKind.CLASSIC_GROUP:
+            classic = machine.groups.groups.get(part.group_id)
+            return _gone(part) if classic is None else _seen_classic(part, classic)
+        group = machine.consumer.groups.get(part.group_id)
+        return _gone(part) if group is None else _seen_modern(part, group)
+
+
+def _there(part: Part, changed_ms: int, size: int, value: Callable[[], bytes]) -> Seen:
+    return Seen(part, changed_ms, 60 + len(part.group_id) + len(part.name) + size, value)
+
+
+def _gone(part: Part) -> Seen:
+    return Seen(part, NO_TIMESTAMP, 20 + len(part.group_id) + len(part.name), None)
+
+
+def _parts_of(group: ModernGroup) -> Iterator[Part]:
+    group_id = group.group_id
+    yield Part(PartKind.GROUP, group_id)
+    yield from (Part(PartKind.MEMBER, group_id, member_id) for member_id in group.members)
+    yield from (Part(PartKind.PATTERN, group_id, pattern) for pattern in group.patterns)
+    yield Part(PartKind.TARGET_EPOCH, group_id)
+    yield from (Part(PartKind.TARGET, group_id, member_id) for member_id in group.targets)
+    yield from (Part(PartKind.ASSIGNMENT, group_id, member_id) for member_id in group.members)
+
+
+def _seen_classic(part: Part, group: ConsumerGroup) -> Seen | None:
+    if not group.protocol_type or group.state not in (GroupState.STABLE, GroupState.EMPTY):
+        return None
+    return _there(part, group.changed_ms, group.bytes, group_records.classic_value(group))
+
+
+def _seen_modern(part: Part, group: ModernGroup) -> Seen:
+    value: Callable[[], bytes] | None = None
+    size = 0
+    member = group.members.get(part.name)
+    match part.kind:
+        case PartKind.GROUP:
+            value = partial(group_records.group_value, group.epoch)
+        case PartKind.TARGET_EPOCH:
+            value = partial(group_records.target_epoch_value, group.assignment_epoch)
+        case PartKind.TARGET if (target := group.targets.get(part.name)) is not None:
+            size = stored_bytes(target)
+            value = partial(group_records.target_value, target)
+        case PartKind.MEMBER if member is not None:
+            size = member.bytes
+            value = partial(group_records.member_value, member)
+        case PartKind.ASSIGNMENT if member is not None:
+            size = stored_bytes(member.assigned) + stored_bytes(member.revoking)
+            value = partial(group_records.assignment_value, member)
+        case PartKind.PATTERN if (topics := group.patterns.get(part.name)) is not None:
+            size = sum(map(len, topics))
+            value = partial(group_records.pattern_value, topics, group.changed_ms)
+    return _gone(part) if value is None else _there(part, group.changed_ms, size, value)

@@ -1,7 +1,7 @@
 """`__transaction_state` as Kafka's tools read it: the states of transactional ids, as a log.
 
 A record is one state of one transactional id, in the format of Kafka's own coordinators
-(TransactionLogKey v0, TransactionLogValue v1). An id that expires just is not there any more.
+(TransactionLogKey v0, TransactionLogValue v1), or that the id has expired.
 
 Must not know: requests, who coordinates what.
 """
@@ -21,7 +21,7 @@ from vdl.kafka.views.offsets_topic import OFFSETS_TOPIC
 from vdl.kafka.wire.runtime import write_string_length, write_uvarint
 from vdl.logstream.group.state_group import StateGroup
 from vdl.logstream.time.loop_gap import LoopGaps
-from vdl.records.batch import Record
+from vdl.records.batch import NO_TIMESTAMP, Record
 from vdl.state.catalog import Catalog, TopicInfo
 from vdl.state.coordinator import Coordinator
 from vdl.state.transactions import NO_PRODUCER_ID, TransactionalId, TransactionAnswer
@@ -70,7 +70,8 @@ class Seen:
 
     transactional_id: str
     changed_ms: int
-    value: bytes
+    value: bytes | None
+    """None: the id is no more."""
 
 
 def transaction_log(
@@ -87,7 +88,7 @@ def transaction_log(
 
 
 class TransactionStates:
-    """A `Content`: transactional ids, all in one scope."""
+    """A `Content`: transactional ids."""
 
     def __init__(self, state_group: StateGroup, catalog: Callable[[], Catalog]) -> None:
         self._state_group = state_group
@@ -107,31 +108,36 @@ class TransactionStates:
     def bytes(self) -> int:
         return sum(known.bytes for known in self._ids.values())
 
-    def standing(self) -> Iterator[tuple[str, list[str]]]:
+    def standing(self) -> Iterator[list[str]]:
         names = list(self._ids)
         for start in range(0, len(names), IDS_PER_BATCH):
-            yield "", names[start : start + IDS_PER_BATCH]
+            yield names[start : start + IDS_PER_BATCH]
 
-    def changed(self, result: Any) -> Iterable[tuple[str, list[str]]]:
-        if isinstance(result, TransactionAnswer) and result.touched:
-            yield "", result.touched
+    def changed(self, result: Any) -> list[str]:
+        return result.touched if isinstance(result, TransactionAnswer) else []
 
-    def take(self, scope: str, places: list[str]) -> list[Seen]:
+    def unwatched(self) -> None:
+        """What changed is told by results."""
+
+    def take(self, places: list[str]) -> list[Seen]:
         catalog = self._catalog()
-        return [
-            Seen(name, known.changed_ms, state_value(known, topics_of(known.participants, catalog)))
-            for name in places
-            if (known := self._ids.get(name)) is not None
-        ]
+        return [self._seen(name, catalog) for name in places]
 
-    def newest_ms(self, scope: str, places: list[str]) -> int:
+    def _seen(self, name: str, catalog: Catalog) -> Seen:
+        known = self._ids.get(name)
+        if known is None:
+            return Seen(name, NO_TIMESTAMP, None)
+        topics = topics_of(known.participants, catalog)
+        return Seen(name, known.changed_ms, state_value(known, topics))
+
+    def newest_ms(self, places: list[str]) -> int:
         found = (self._ids[name].changed_ms for name in places if name in self._ids)
         return max(found, default=-1)
 
-    def size_of(self, scope: str, item: Seen) -> int:
-        return 20 + len(item.transactional_id) + len(item.value)
+    def size_of(self, item: Seen) -> int:
+        return 20 + len(item.transactional_id) + len(item.value or b"")
 
-    def record(self, scope: str, item: Seen) -> Record | None:
+    def record(self, item: Seen) -> Record | None:
         name = item.transactional_id.encode()
         if len(name) > _NAME_BYTES_MAX:
             return None

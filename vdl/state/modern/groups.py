@@ -16,6 +16,7 @@ import msgspec
 
 from vdl.errors import ErrorCode
 from vdl.state import commands
+from vdl.state.changed_parts import ChangedParts
 from vdl.state.consumer_groups import GroupEvent, LeaveAnswer
 from vdl.state.group_kinds import COORDINATOR_IS_FULL, GroupKind, GroupTouched
 from vdl.state.held_bytes import HeldBytes
@@ -110,11 +111,13 @@ class ConsumersExpired:
 class ModernGroups:
     """See the module; a `GroupTable`. `groups` is read-only to others."""
 
-    __slots__ = ("_dirty", "_held", "_members", "bytes_max", "groups")
+    __slots__ = ("_changed", "_dirty", "_held", "_members", "bytes_max", "groups")
 
     kind = GroupKind.CONSUMER
 
-    def __init__(self) -> None:
+    def __init__(self, changed: ChangedParts) -> None:
+        """`changed`: told of groups that change, or go, and of their members."""
+        self._changed = changed
         self.bytes_max = 1 << 62
         self.groups: dict[str, ModernGroup] = {}
         self._members = 0
@@ -154,6 +157,7 @@ class ModernGroups:
     def _touch(self, group_id: str, *member_ids: str) -> GroupTouched:
         self._dirty.add(group_id)
         self._held.stale.add(group_id)
+        self._changed.group(group_id, member_ids)
         return GroupTouched(group_id, self.kind, list(member_ids))
 
     def _refusal(self, group: ModernGroup, more: int) -> ErrorCode:
@@ -272,6 +276,7 @@ class ModernGroups:
         touched = self._touch(group.group_id, member.member_id)
         if heard.replaces not in (None, member.member_id):
             touched.member_ids.append(heard.replaces)
+            self._changed.group(group.group_id, [heard.replaces])
         return HeartbeatAnswer(
             ErrorCode.NONE,
             member=member,
@@ -286,13 +291,15 @@ class ModernGroups:
         assert group.group_id not in self.groups, group.group_id
         self.groups[group.group_id] = group
         self._members += len(group.members)
-        self._touch(group.group_id)
+        self._touch(group.group_id, *group.members)
+        self._changed.group(group.group_id, patterns=group.patterns)
 
     def give_away(self, group_id: str) -> ModernGroup:
         """A group becomes a classic one."""
         group = self.groups.pop(group_id)
         self._members -= len(group.members)
-        self._touch(group_id)
+        self._touch(group_id, *group.members)
+        self._changed.group(group_id, patterns=group.patterns)
         return group
 
     def joined(self, command: commands.JoinGroup, now_ms: int) -> HeartbeatAnswer:
@@ -484,6 +491,7 @@ class ModernGroups:
         group.epoch += 1
         if not group.members:
             group.changed_ms = now_ms
+            self._changed.group(group.group_id, patterns=group.patterns)
             group.set_topics([], [])
 
     # --- targets -------------------------------------------------------------------------------
@@ -503,12 +511,15 @@ class ModernGroups:
             more += target_bytes(target) - (0 if before is None else target_bytes(before))
         if self._refusal(group, more) is not ErrorCode.NONE:
             return TargetsAssigned(is_current=True, has_room=False)
+        patterns = [*group.patterns, *(one.pattern for one in command.patterns)]
         group.set_topics(command.topics, command.patterns)
         for member_id, target in targets:
             group.set_target(member_id, target)
-        for member_id in group.members:
-            if member_id not in group.targets:
-                group.set_target(member_id, NO_PARTITIONS)
+        without = [member_id for member_id in group.members if member_id not in group.targets]
+        for member_id in without:
+            group.set_target(member_id, NO_PARTITIONS)
+        changed = [*(member_id for member_id, _ in targets), *without]
+        self._changed.group(group.group_id, changed, patterns)
         group.epoch = group.assignment_epoch = command.next_epoch
         return TargetsAssigned(is_current=True, events=[self._touch(group.group_id)])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import Any
 
 import pytest
@@ -10,9 +9,10 @@ import pytest
 from segments.api import NotInMemory, OffsetOutOfRange, Slices
 from tests.unit.kafka.fake_coordinator import FakeCoordinator
 from tests.unit.kafka.fake_host import WALL_MS, World, batch
+from tests.unit.kafka.views.coordinator_records import read_record
 from vdl.errors import ErrorCode
 from vdl.kafka.host import at_once
-from vdl.kafka.views import coordinator_view
+from vdl.kafka.views import coordinator_view, group_records
 from vdl.kafka.views.coordinator_view import OFFSETS_PER_ENTRY, RECORDS_PER_READ, CoordinatorView
 from vdl.kafka.views.offsets_topic import OFFSETS_TOPIC, OFFSETS_TOPIC_ID, commit_log
 from vdl.kafka.wire.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
@@ -29,10 +29,14 @@ from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicPr
 from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.records.batch import crc_matches, iter_records, read_header
 from vdl.state import commands
+from vdl.state.changed_parts import Part, PartKind
+from vdl.state.modern.member import ClassicSide, ModernMember
 
 CommitLog = CoordinatorView[Any, Any]
 Read = tuple[str, str, int, int]
 """Group, topic, partition, committed offset."""
+Told = tuple[str, dict[str, Any], Any]
+"""What a record is about, names, and what it says; None: that it is gone."""
 
 
 class Reader:
@@ -43,13 +47,17 @@ class Reader:
         self.position = position
 
     def poll(self, bytes_max: int = 1 << 20) -> list[Read]:
-        """What there is up to the end."""
-        found: list[Read] = []
+        """The positions there are up to the end."""
+        return positions(self.poll_all(bytes_max))
+
+    def poll_all(self, bytes_max: int = 1 << 20) -> list[Told]:
+        """All that there is up to the end."""
+        found: list[Told] = []
         while self.position < self.log.high_watermark:
             found += self.poll_once(bytes_max)
         return found
 
-    def poll_once(self, bytes_max: int) -> list[Read]:
+    def poll_once(self, bytes_max: int) -> list[Told]:
         try:
             slices = self.log.read(self.position, bytes_max)
         except NotInMemory:
@@ -58,7 +66,7 @@ class Reader:
             (slices,) = cold
         assert isinstance(slices, Slices)
         assert slices.end_offset > self.position, "a reader always moves on"
-        found: list[Read] = []
+        found: list[Told] = []
         for buffer in slices.buffers:
             header = read_header(buffer)
             assert crc_matches(buffer)
@@ -66,31 +74,27 @@ class Reader:
             for record in iter_records(buffer):
                 assert record.offset >= header.base_offset
                 if record.offset >= self.position:
-                    found.append(decoded(record.key, record.value))
+                    assert record.key is not None
+                    found.append(read_record(record.key, record.value))
             self.position = header.base_offset + header.last_offset_delta + 1
         assert self.position == slices.end_offset
         return found
 
 
-def decoded(key: bytes | None, value: bytes | None) -> Read:
-    """As Burrow does: OffsetCommitKey v1, OffsetCommitValue v3."""
-    assert key is not None
-    assert value is not None
+def positions(told: list[Told]) -> list[Read]:
+    """Those of them that are told of positions that stand."""
+    found: list[Read] = []
+    for kind, names, value in told:
+        if kind == "offset" and value is not None:
+            assert (value["epoch"], value["metadata"]) == (4, "m")
+            assert value["committed"] >= WALL_MS
+            found.append((names["group"], names["topic"], names["partition"], value["offset"]))
+    return found
 
-    def text(data: bytes, at: int) -> tuple[str, int]:
-        (length,) = Struct(">h").unpack_from(data, at)
-        return data[at + 2 : at + 2 + length].decode(), at + 2 + length
 
-    assert Struct(">h").unpack_from(key) == (1,)
-    group, at = text(key, 2)
-    topic, at = text(key, at)
-    (partition,) = Struct(">i").unpack(key[at:])
-    version, offset, epoch = Struct(">hqi").unpack_from(value)
-    metadata, at = text(value, 14)
-    (committed_ms,) = Struct(">q").unpack(value[at:])
-    assert (version, epoch, metadata) == (3, 4, "m")
-    assert committed_ms >= WALL_MS
-    return group, topic, partition, offset
+def gone(told: list[Told]) -> list[tuple[str, dict[str, Any]]]:
+    """What has a tombstone."""
+    return [(kind, names) for kind, names, value in told if value is None]
 
 
 @pytest.fixture
@@ -173,15 +177,185 @@ def test_positions_of_a_transaction_are_found_when_it_has_committed(
     assert sorted(reader.poll()) == [("a", "t", 0, 7), ("b", "t", 0, 8)]
 
 
-def test_position_that_is_deleted_is_not_there(world: World, coordinator: FakeCoordinator) -> None:
-    """Wherever it stood."""
+def test_what_is_deleted_or_expires_has_a_tombstone(
+    world: World, coordinator: FakeCoordinator
+) -> None:
+    """Wherever it stood, of several groups in one entry as well. A view that begins later has
+    nothing of it."""
     coordinator.commit("old", 1, 0)
     log = view(world, coordinator)
-    Reader(log).poll()
+    reader = Reader(log)
+    reader.poll()
     coordinator.commit("new", 2, 0, 1)
+    coordinator.commit("late", 3, 0)
     coordinator.apply(commands.DeleteOffsets("new", [("t", 0)]))
-    coordinator.apply(commands.DeleteGroups(["old"]))
-    assert Reader(log).poll() == [("new", "t", 1, 2)]
+    coordinator.apply(commands.DeleteGroups(["old", "late", "unknown"]))
+    told = reader.poll_all()
+    assert positions(told) == [("new", "t", 1, 2)]
+    assert sorted(gone(told), key=repr) == [
+        ("classic", {"group": "late"}),
+        ("classic", {"group": "old"}),
+        ("offset", {"group": "late", "topic": "t", "partition": 0}),
+        ("offset", {"group": "new", "topic": "t", "partition": 0}),
+        ("offset", {"group": "old", "topic": "t", "partition": 0}),
+    ]
+    coordinator.apply(commands.ExpireOffsets(1, [], WALL_MS + 10))
+    assert gone(reader.poll_all()) == [
+        ("offset", {"group": "new", "topic": "t", "partition": 1}),
+        ("classic", {"group": "new"}),
+    ]
+    coordinator.led_again()
+    assert Reader(log).poll_all() == []
+
+
+def join(group: str, member: str, *, instance_id: str | None = None) -> commands.JoinGroup:
+    return commands.JoinGroup(
+        group_id=group,
+        member_id="",
+        new_member_id=member,
+        group_instance_id=instance_id,
+        client_id="client",
+        client_host="/10.0.0.1",
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=60_000,
+        protocol_type="consumer",
+        protocols=[commands.Protocol("range", b"subscribes")],
+        known_member_id_required=False,
+        hold_first_rebalance=False,
+        members_max=100,
+    )
+
+
+def test_owners_of_a_classic_group_are_told_when_they_have_their_partitions(
+    world: World, coordinator: FakeCoordinator
+) -> None:
+    """GroupMetadata: nothing while it rebalances; empty when the last one has left."""
+    reader = Reader(view(world, coordinator))
+    coordinator.apply(join("g", "one", instance_id="i"))
+    assert reader.poll_all() == []
+    coordinator.apply(commands.SyncGroup("g", 1, "one", "i", None, None, [("one", b"has")]))
+    ((kind, names, value),) = reader.poll_all()
+    assert (kind, names) == ("classic", {"group": "g"})
+    assert (value["protocolType"], value["generation"]) == ("consumer", 1)
+    assert (value["protocol"], value["leader"], value["changed"]) == ("range", "one", WALL_MS)
+    assert value["members"] == [
+        {
+            "memberId": "one",
+            "groupInstanceId": "i",
+            "clientId": "client",
+            "clientHost": "/10.0.0.1",
+            "rebalanceTimeout": 60_000,
+            "sessionTimeout": 10_000,
+            "subscription": b"subscribes",
+            "assignment": b"has",
+        }
+    ]
+    again = Reader(reader.log)
+    assert [told[2] for told in again.poll_all()] == [value], "as it stands"
+    coordinator.apply(commands.LeaveGroup("g", [commands.LeavingMember("one", "i")]))
+    ((_, _, value),) = reader.poll_all()
+    assert (value["generation"], value["leader"], value["members"]) == (2, None, [])
+
+
+def beat(group: str, member: str, epoch: int, **fields: Any) -> commands.ConsumerHeartbeat:
+    return commands.ConsumerHeartbeat(
+        group_id=group,
+        member_id=member,
+        member_epoch=epoch,
+        instance_id=None,
+        rack_id="r",
+        client_id="client",
+        client_host="/10.0.0.1",
+        rebalance_timeout_ms=60_000,
+        assignor="uniform",
+        members_max=100,
+        **fields,
+    )
+
+
+def test_groups_of_the_newer_protocol_are_told_part_by_part(
+    world: World, coordinator: FakeCoordinator
+) -> None:
+    """KIP-848: epochs, members, targets and what each member has, patterns; and tombstones when a
+    member and the group go."""
+    topic_id = bytes(range(16))
+    reader = Reader(view(world, coordinator))
+    coordinator.apply(beat("g", "one", 0, topics=["t"], pattern="t.*", owned=None))
+    assert {kind: value for kind, _, value in reader.poll_all()} == {
+        "group": {"epoch": 1},
+        "target-epoch": {"epoch": 0},
+        "member": {
+            "instanceId": None,
+            "rackId": "r",
+            "clientId": "client",
+            "clientHost": "/10.0.0.1",
+            "topics": ["t"],
+            "regex": "t.*",
+            "rebalanceTimeout": 60_000,
+            "assignor": "uniform",
+            "classic": None,
+        },
+        "assignment": {"epoch": 0, "previous": 0, "state": 0, "assigned": [], "revoking": []},
+    }
+    coordinator.apply(
+        commands.AssignTargets(
+            "g",
+            1,
+            1,
+            [commands.SubscribedTopic("t", topic_id, 2, 9)],
+            [commands.ResolvedPattern("t.*", ["t"])],
+            [("one", ((topic_id, (0, 1)),))],
+        )
+    )
+    told = {kind: value for kind, _, value in reader.poll_all()}
+    has = [{"topicId": topic_id, "partitions": [0, 1]}]
+    assert told["target-epoch"] == {"epoch": 1}
+    assert told["target"] == {"partitions": has}
+    assert told["pattern"] == {"topics": ["t"], "version": 0, "timestamp": WALL_MS}
+    coordinator.apply(beat("g", "one", 0, topics=["t"], pattern="t.*", owned=None))
+    told = {kind: value for kind, _, value in reader.poll_all()}
+    assert told["assignment"] == {
+        "epoch": 1, "previous": 0, "state": 0, "assigned": has, "revoking": [],
+    }  # fmt: skip
+    standing = {kind for kind, _, _ in Reader(reader.log).poll_all()}
+    assert standing == {"group", "member", "target-epoch", "target", "assignment", "pattern"}
+    coordinator.apply(commands.LeaveConsumerGroup("g", "one", None, False))
+    assert sorted(gone(reader.poll_all()), key=repr) == [
+        ("assignment", {"group": "g", "member": "one"}),
+        ("member", {"group": "g", "member": "one"}),
+        ("pattern", {"group": "g", "pattern": "t.*"}),
+        ("target", {"group": "g", "member": "one"}),
+    ]
+    coordinator.apply(commands.DeleteGroups(["g"]))
+    assert sorted(gone(reader.poll_all()), key=repr) == [
+        ("group", {"group": "g"}),
+        ("target-epoch", {"group": "g"}),
+    ]
+
+
+def test_classic_member_of_a_newer_group_says_so() -> None:
+    """KIP-848: with what it would need in a classic group."""
+    classic = ClassicSide(9_000, [commands.Protocol("range", b"subscribes")])
+    member = ModernMember("one", "i", None, "c", "h", 7, ("t",), None, None, classic=classic)
+    key = group_records.key(Part(PartKind.MEMBER, "g", "one"))
+    _, _, value = read_record(key, group_records.member_value(member))
+    assert (value["instanceId"], value["assignor"]) == ("i", None)
+    assert value["classic"] == {
+        "sessionTimeout": 9_000,
+        "protocols": [{"name": "range", "metadata": b"subscribes"}],
+    }
+
+
+def test_what_changes_is_noted_only_while_somebody_reads(
+    world: World, coordinator: FakeCoordinator
+) -> None:
+    log = view(world, coordinator)
+    coordinator.commit("a", 1, 0)
+    assert coordinator.machine.changed.take() == []
+    Reader(log).poll()
+    coordinator.led_again()
+    coordinator.commit("a", 2, 0)
+    assert coordinator.machine.changed.take() == []
 
 
 def test_reader_that_goes_on_under_a_new_leader_misses_nothing(
@@ -253,7 +427,7 @@ def test_view_forgets_groups_that_have_come_and_gone(
         found += reader.poll()
         if number % 10:
             coordinator.apply(commands.DeleteGroups([f"g{number}"]))
-        assert len(log._order) <= 2 * 11 + 20
+        assert len(log._order) <= 2 * 22 + 20
     assert {one[3] for one in found} == set(range(100))
     assert {one[3] for one in behind.poll()} == set(range(0, 100, 10))
 
@@ -304,7 +478,8 @@ def test_consumers_fetch_and_list_it_like_any_topic(
         assert partition.error_code == ErrorCode.NONE
         assert partition.high_watermark == log.high_watermark
         (record,) = iter_records(memoryview(bytes(partition.records)))
-        assert decoded(record.key, record.value) == ("a", "t", 0, 5)
+        assert record.key is not None
+        assert positions([read_record(record.key, record.value)]) == [("a", "t", 0, 5)]
     ends: list[int] = []
     for timestamp in (-2, -1):
         asked = [ListOffsetsPartition(p, timestamp=timestamp) for p in (0, 1, 8)]

@@ -135,7 +135,7 @@ def read(log: CoordinatorView[str, Seen], offset: int = 0) -> list[State]:
             found += [
                 decoded(record.key, record.value)
                 for record in iter_records(buffer)
-                if record.offset >= offset
+                if record.offset >= offset and record.value is not None
             ]
         assert slices.end_offset > offset, "a reader always moves on"
         offset = slices.end_offset
@@ -208,7 +208,7 @@ def _open(coordinator: Transactional) -> list[TransactionalId]:
 def test_what_was_there_before_is_read_in_batches(
     world: World, coordinator: Transactional, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that changed since are found later, and those that expired nowhere."""
+    """Those that changed since are found later."""
     monkeypatch.setattr(transactions_topic, "IDS_PER_BATCH", 7)
     for n in range(30):
         coordinator.begin(f"id-{n}", n)
@@ -216,11 +216,22 @@ def test_what_was_there_before_is_read_in_batches(
     assert [state.producer_id for state in read(log)] == list(range(30))
     coordinator.begin("id-3", 99)
     assert [state.producer_id for state in read(log)] == [*range(3), *range(4, 30), 3]
-    coordinator.machine.transactions._forget("id-8")
-    found = [state.producer_id for state in read(log)]
-    assert found == [*range(3), *range(4, 8), *range(9, 30), 3]
     behind = OFFSETS_PER_ENTRY * coordinator.group.applied
     assert [state.producer_id for state in read(log, behind)] == [3]
+
+
+def test_transactional_id_that_expires_has_a_tombstone(
+    world: World, coordinator: Transactional
+) -> None:
+    for name in ("a", "b"):
+        coordinator.begin(name)
+    log = view(world, coordinator)
+    read(log)
+    coordinator.apply(commands.ExpireTransactionalIds(5, WALL_MS + 10, 1))
+    slices = log.read(OFFSETS_PER_ENTRY * coordinator.group.applied, 1 << 20)  # type: ignore[arg-type]
+    (record,) = [one for buffer in slices.buffers for one in iter_records(buffer)]
+    assert (record.key, record.value) == (b"\0\0\0\1a", None)
+    assert [state.transactional_id for state in read(log)] == ["b"]
 
 
 def test_producer_ids_that_follow_each_other_are_told() -> None:
