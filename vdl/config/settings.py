@@ -50,6 +50,7 @@ from vdl.config.values import (
     integer,
     link_encryption,
     milliseconds,
+    number_from,
     parse_address,
     path,
     path_or_off,
@@ -227,6 +228,9 @@ KEYS: dict[str, Key] = {
     ),
     "kafka.log.cleaner.max.compaction.lag.ms": Key(
         "kafka.max_compaction_lag_ms", milliseconds(1, INT64_MAX)
+    ),
+    "kafka.log.cleaner.io.max.bytes.per.second": Key(
+        "kafka.cleaner_bytes_per_second", number_from(1)
     ),
     "kafka.log.cleaner.min.cleanable.ratio": Key("kafka.min_dirty_ratio", ratio),
     "kafka.log.roll.jitter.ms": Key("kafka.roll_jitter_ms", milliseconds(0, INT64_MAX)),

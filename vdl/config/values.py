@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from sys import float_info
 
 from rpc.tls_context import LinkEncryption
 from vdl.kafka.security.principal import ANONYMOUS, Principal, parse_principal
@@ -143,6 +144,15 @@ def ratio(raw: Scalar) -> float:
     if isinstance(raw, bool | str) or not 0 <= raw <= 1:
         raise ValueError("a number from 0 to 1")
     return float(raw)
+
+
+def number_from(low: int) -> Parse:
+    def parse(raw: Scalar) -> float:
+        if isinstance(raw, bool | str) or not low <= raw <= float_info.max:
+            raise ValueError(f"a number from {low} on")
+        return float(raw)
+
+    return parse
 
 
 def milliseconds(low: int, high: int) -> Parse:

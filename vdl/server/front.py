@@ -54,9 +54,10 @@ class ClientFront:
         return None if topic is None else compaction_policy(topic.configs, context.config)
 
     def background_rate(self) -> int:
-        """As fast as a reader is fed while producers are at work."""
+        """As fast as a reader is fed while producers are at work, or as a setting says."""
         context = self._frontend.context
-        return context.read_throttle.background_rate(context.clock.now_ns())
+        rate = context.read_throttle.background_rate(context.clock.now_ns())
+        return max(1, min(rate, int(context.config.cleaner_bytes_per_second)))
 
 
 def _spread(stream: LogStream) -> int:

@@ -396,7 +396,7 @@ class Server:
             host=host,
             clock=self.clock,
             rng=self._rng,
-            config=config.kafka,
+            options=lambda: context.config,
             compute=context.compute,
             pattern_work=self._pattern_work,
             own_topics=(offsets_topic(host.catalog), transactions_topic(host.catalog)),

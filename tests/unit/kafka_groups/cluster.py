@@ -139,7 +139,7 @@ class FakeServer:
             host=self,
             clock=self.clock,
             rng=random.Random(server_id),
-            config=cluster.options,
+            options=lambda: cluster.options,
             pattern_work=self.pattern_work,
             own_topics=(offsets_topic(self.catalog), transactions_topic(self.catalog)),
         )

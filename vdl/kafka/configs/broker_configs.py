@@ -16,6 +16,7 @@ Must not know: requests, who may change what.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -68,11 +69,6 @@ READ_ONLY = tuple(
             "group_initial_rebalance_delay_ms",
         ),
         (
-            "group.consumer.assignment.interval.ms",
-            ConfigType.INT,
-            "group_consumer_assignment_interval_ms",
-        ),
-        (
             "group.consumer.heartbeat.interval.ms",
             ConfigType.INT,
             "group_consumer_heartbeat_interval_ms",
@@ -104,6 +100,24 @@ READ_ONLY = tuple(
 PER_IP_OVERRIDES = "max.connections.per.ip.overrides"
 
 _OWN = (
+    TopicConfig(
+        "group.consumer.assignment.interval.ms",
+        ConfigType.INT,
+        "",
+        "How long the targets of a consumer group stand at least, unless the group says so itself.",
+        low=0,
+        high=15_000,
+        option="group_consumer_assignment_interval_ms",
+    ),
+    TopicConfig(
+        "log.cleaner.io.max.bytes.per.second",
+        ConfigType.DOUBLE,
+        "",
+        "How fast compacted logs are read and written at most.",
+        low=1,
+        high=int(sys.float_info.max),
+        option="cleaner_bytes_per_second",
+    ),
     TopicConfig(
         "max.connections",
         ConfigType.INT,

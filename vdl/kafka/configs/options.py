@@ -5,6 +5,7 @@ Must not know: the file they come from, what can be changed at run time.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
 from rpc.tls_context import TlsOptions
@@ -71,6 +72,9 @@ class KafkaOptions:
     """`log.cleaner.max.compaction.lag.ms`: and at most."""
     min_dirty_ratio: float = 0.5
     """`log.cleaner.min.cleanable.ratio`: how much of a compacted topic may be uncompacted."""
+    cleaner_bytes_per_second: float = sys.float_info.max
+    """`log.cleaner.io.max.bytes.per.second`: how fast compaction is, at most. Producers slow it
+    down further."""
     compression_type: str = "producer"
     """`compression.type`: the codec that topics keep their batches in."""
     gzip_level: int = -1

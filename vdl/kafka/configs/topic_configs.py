@@ -112,7 +112,7 @@ class TopicConfig:
         elif self.type is ConfigType.BOOLEAN and value.lower() not in {"true", "false"}:
             raise InvalidConfig(f"{self.name} must be true or false, not {value!r}")
         elif self.type is ConfigType.DOUBLE:
-            self._check_ratio(value)
+            self._check_number(value)
         if self.pattern is not None:
             self._check_pattern(value)
         if self.standing is Standing.REFUSED and value.lower() != self.default:
@@ -141,13 +141,16 @@ class TopicConfig:
         if not low <= number <= high:
             raise InvalidConfig(f"{self.name} must be between {low} and {high}, not {number}")
 
-    def _check_ratio(self, value: str) -> None:
+    def _check_number(self, value: str) -> None:
+        """One that says nothing is a ratio."""
         try:
-            ratio = float(value)
+            number = float(value)
         except ValueError:
             raise InvalidConfig(f"{self.name} must be a number, not {value!r}") from None
-        if not 0.0 <= ratio <= 1.0:
-            raise InvalidConfig(f"{self.name} must be between 0 and 1, not {value}")
+        low = 0 if self.low is None else self.low
+        high = 1 if self.high is None else self.high
+        if not low <= number <= high:
+            raise InvalidConfig(f"{self.name} must be between {low} and {high}, not {value}")
 
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")

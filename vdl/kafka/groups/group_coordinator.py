@@ -69,20 +69,20 @@ class GroupCoordinator:
         host: CoordinatorHost,
         clock: Clock,
         rng: random.Random,
-        config: GroupOptions,
+        options: Callable[[], GroupOptions],
         compute: Compute = at_once,
         pattern_work: PatternWork | None = None,
         own_topics: Iterable[TopicInfo] = (),
     ) -> None:
-        """`compute`: where what takes long is computed. `pattern_work`: the server's. `own_topics`:
-        Kafka's own, which are views here."""
+        """`options`: as they are now. `compute`: where what takes long is computed. `pattern_work`:
+        the server's. `own_topics`: Kafka's own, which are views here."""
         self._host = host
         self._compute = compute
         self._pattern_work = pattern_work or PatternWork(compute, clock)
         self._own_topics = {topic.name: topic for topic in own_topics}
         self._clock = clock
         self._rng = rng
-        self._options = config
+        self._options = options
         self._led: dict[GroupId, LedCoordinator] = {}
 
     def attach(self, state_group: StateGroup) -> None:
@@ -149,7 +149,7 @@ class GroupCoordinator:
 
     def holds_first_rebalance(self) -> bool:
         """Whether the first rebalance of an empty group waits for more members."""
-        return self._options.group_initial_rebalance_delay_ms > 0
+        return self._options().group_initial_rebalance_delay_ms > 0
 
     # --- membership ------------------------------------------------------------------------
     def join(

@@ -374,21 +374,22 @@ class LedCoordinator:
         self,
         state_group: StateGroup,
         clock: Clock,
-        options: GroupOptions,
+        options: Callable[[], GroupOptions],
         catalog: Catalog,
         settled_ms: Callable[[], int],
         compute: Compute,
         pattern_work: PatternWork,
         own_topics: Mapping[str, TopicInfo],
     ) -> None:
-        """`settled_ms`: the time to delete by (`AgreedTime.settled_ms`). `compute`: where what
-        takes long is computed. `own_topics`: Kafka's own, by name, which are views here."""
+        """`options`: as they are now. `settled_ms`: the time to delete by, of `AgreedTime`.
+        `compute`: where what takes long is computed. `own_topics`: Kafka's own, by name, which are
+        views here."""
         machine = state_group.machine
         assert isinstance(machine, Coordinator), machine
         self.machine = machine
         self.state_group = state_group
         self.clock = clock
-        self.options = options
+        self._options = options
         self.catalog = catalog
         self.compute = compute
         self.pattern_work = pattern_work
@@ -403,6 +404,11 @@ class LedCoordinator:
         self.consumer = LedConsumerGroups(self)
         self.share = LedShareGroups(machine.share.groups, clock, catalog, self.propose)
         self._offsets_timer = self._check_offsets_later()
+
+    @property
+    def options(self) -> GroupOptions:
+        """As they are now."""
+        return self._options()
 
     def live(self, group_id: str) -> LiveGroup:
         live = self._live.get(group_id)

@@ -27,6 +27,7 @@ from vdl.kafka.answer import Gathering, Later
 from vdl.kafka.configs import broker_configs, group_configs, topic_configs
 from vdl.kafka.configs.broker_configs import ALL_SERVERS
 from vdl.kafka.configs.topic_configs import (
+    MIN_IN_SYNC_REPLICAS,
     ConfigType,
     InvalidConfig,
     TopicConfig,
@@ -363,8 +364,25 @@ def _check_name(ctx: RequestContext, resource_type: int, name: str) -> None:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, complaint)
 
 
+def _check_scope(asked: Asked) -> None:
+    """Raises KafkaError for what is a setting of all servers alone: whether a batch has enough
+    copies must not change with its leader. What was set before can be deleted."""
+    if asked.resource_type != ResourceType.BROKER or asked.resource_name == ALL_SERVERS:
+        return
+    if any(config.name == MIN_IN_SYNC_REPLICAS and _sets(config) for config in asked.configs):
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            "Broker-level min.insync.replicas cannot be altered: it is a setting of all servers.",
+        )
+
+
+def _sets(config: whole.AlterableConfig | incremental.AlterableConfig) -> bool:
+    return getattr(config, "config_operation", Operation.SET) != Operation.DELETE
+
+
 def _whole(asked: whole.AlterConfigsResource, kind: _Kind, *, refusal: Refusal) -> ConfigChange:
     """Raises KafkaError, InvalidConfig."""
+    _check_scope(asked)
     values: dict[str, str] = {}
     for config in asked.configs:
         if config.value is None:
@@ -377,6 +395,7 @@ def _incremental(
     asked: incremental.AlterConfigsResource, kind: _Kind, *, refusal: Refusal
 ) -> ConfigChange:
     """Raises KafkaError, InvalidConfig."""
+    _check_scope(asked)
     values: dict[str, str] = {}
     unset: list[str] = []
     lists: dict[str, ListChange] = {}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from tests.unit.kafka.fake_host import World, batch
@@ -23,6 +26,7 @@ from vdl.kafka.wire.list_config_resources import ListConfigResourcesRequest
 from vdl.logstream.group.state_group import OutcomeKind
 from vdl.records.batch import read_header
 from vdl.records.compression import Compression
+from vdl.server.front import ClientFront
 from vdl.state.commands import ConfigChange
 from vdl.state.resource_configs import CONFIGS_BYTES_MAX, ResourceConfigs, ResourceType
 
@@ -159,6 +163,31 @@ def test_another_servers_settings_change_nothing_here() -> None:
     assert effective(KafkaOptions(), resources, 2).message_max_bytes == 7
 
 
+def test_pace_of_compaction_and_of_assignments_can_be_changed_at_run_time() -> None:
+    """As in Kafka 4.3; a lower rate than producers leave is kept to."""
+    world = World()
+    frontend: Any = SimpleNamespace(
+        context=world.context, flush=None, start_budget=SimpleNamespace(oldest_ns=None)
+    )
+    front = ClientFront(frontend, lambda: None, lambda: None)
+    unlimited = front.background_rate()
+    assert unlimited > 2_000
+    settings = {
+        "log.cleaner.io.max.bytes.per.second": "1500.7",
+        "group.consumer.assignment.interval.ms": "0",
+    }
+    world.host.catalog.resources.alter(BROKER, ConfigChange("", settings))
+    world.context.follow_catalog()
+    assert front.background_rate() == 1_500
+    assert world.context.config.group_consumer_assignment_interval_ms == 0
+
+
+def test_broker_level_minimum_of_an_older_version_can_be_deleted() -> None:
+    world = World()
+    world.host.catalog.resources.alter(BROKER, ConfigChange("1", {"min.insync.replicas": "2"}))
+    assert alter(world, BROKER, "1", ("min.insync.replicas", DELETE, None)) == ErrorCode.NONE
+
+
 def test_setting_that_this_version_does_not_know_changes_nothing() -> None:
     """A newer one stored it; it must not stop this one."""
     resources = ResourceConfigs()
@@ -194,6 +223,10 @@ def test_setting_that_only_the_file_has_is_refused_by_name(name: str, server: st
         (BROKER, "", "message.max.bytes", "-1", ErrorCode.INVALID_REQUEST),
         (BROKER, "", "log.cleaner.threads", "many", ErrorCode.INVALID_REQUEST),
         (BROKER, "", "min.insync.replicas", "0", ErrorCode.INVALID_REQUEST),
+        (BROKER, "1", "min.insync.replicas", "1", ErrorCode.INVALID_CONFIG),
+        (BROKER, "", "group.consumer.assignment.interval.ms", "15001", ErrorCode.INVALID_REQUEST),
+        (BROKER, "", "log.cleaner.io.max.bytes.per.second", "0.5", ErrorCode.INVALID_REQUEST),
+        (BROKER, "", "log.cleaner.io.max.bytes.per.second", "fast", ErrorCode.INVALID_REQUEST),
         (BROKER, "", "compression.type", "best", ErrorCode.INVALID_REQUEST),
         (GROUP, "g", "consumer.session.timeout.ms", "44999", ErrorCode.INVALID_CONFIG),
         (GROUP, "g", "consumer.session.timeout.ms", "60001", ErrorCode.INVALID_CONFIG),
