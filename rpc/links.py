@@ -52,6 +52,7 @@ from rpc.errors import RemoteError
 from rpc.frames import message_count
 from rpc.hello import Hello, RejectReason
 from rpc.link_options import DEFAULT_OPTIONS, LinkOptions
+from rpc.newcomers import Newcomers
 from rpc.peer import (
     Event,
     FrameReceived,
@@ -311,8 +312,8 @@ class Links:
         self._refused = 0
         self._peers: dict[ServerId, _Peer] = {}
         self._open: dict[int, _Connection] = {}  # the links that are up, by server id
-        # Streams that have not said who they are: a set, but in the order they came.
-        self._inbound: dict[_Connection, None] = {}
+        self._inbound: Newcomers[_Connection] = Newcomers(options.inbound_max)
+        """Streams that have not said who they are."""
         self._is_closed = False
         self._swept_ns = clock.now_ns()
         self._sweep_timer = clock.call_later(options.heartbeat_ms * _MS, self._sweep)
@@ -410,10 +411,10 @@ class Links:
             if peer.link is not None:
                 peer.link.close(RejectReason.STOPPING, "")
         for connection in self._inbound:
+            self._inbound.remove(connection)
             connection.close()
         self._peers.clear()
         self._open.clear()
-        self._inbound.clear()
 
     # --- who there is ---------------------------------------------------------------------------
     def set_peer(self, server_id: ServerId, address: Address) -> None:
@@ -450,9 +451,9 @@ class Links:
         if local.server_id != self._local.server_id:
             raise ValueError("a server does not change its id")
         self._local = local
-        for connection in list(self._inbound):
+        for connection in self._inbound:
+            self._inbound.remove(connection)
             connection.close(RejectReason.IDENTITY_CHANGED, "")
-        self._inbound.clear()
         for server_id in sorted(self._peers):
             peer = self._peers[server_id]
             self._end_attempt(peer, RejectReason.IDENTITY_CHANGED)
@@ -469,24 +470,21 @@ class Links:
             else:
                 self._schedule_dial(peer, delay_ns=0)
 
-    def accepted(self, stream: Stream) -> None:
-        """A stream came in on the peer port: it must say HELLO in time. Beyond `inbound_max` the
-        one that has been silent longest is closed: a server says HELLO at once, so strangers
-        cannot keep it out."""
+    def accepted(self, stream: Stream, host: str = "") -> None:
+        """A stream came in on the peer port, from an address: it must say HELLO in time, and only
+        so many may be there that have not (`newcomers.py`)."""
         if self._is_closed:
             self._refused += 1
             stream.close()
             return
-        if len(self._inbound) >= self._options.inbound_max:
-            self._refused += 1
-            oldest = next(iter(self._inbound))
-            del self._inbound[oldest]
-            oldest.close()
         if self._security is not None:
             stream = self._security.wrap(stream, dialed=False)
         engine = PeerEngine(self._local, Role.ACCEPTOR, limits=self._options.limits)
         connection = _Connection(self, stream, engine, self._clock.now_ns())
-        self._inbound[connection] = None
+        displaced = self._inbound.add(connection, host)
+        if displaced is not None:
+            self._refused += 1
+            displaced.close()
         stream.start(connection)
 
     def _peer(self, server_id: ServerId) -> _Peer:
@@ -605,7 +603,7 @@ class Links:
 
     def _greeted(self, connection: _Connection, hello: Hello) -> None:
         """A peer dialled us and said who it is: take it, hold it or refuse it."""
-        self._inbound.pop(connection, None)
+        self._inbound.remove(connection)
         if not self._is_proved(connection, hello):
             return
         if hello.server_id not in self._peers and len(self._peers) >= self._options.peers_max:
@@ -771,7 +769,7 @@ class Links:
         assert connection.is_closed
         peer = connection.peer
         if peer is None:
-            self._inbound.pop(connection, None)
+            self._inbound.remove(connection)
         elif connection is peer.link:
             self._lost(peer, reason)
         elif connection is peer.attempt:
@@ -867,7 +865,7 @@ class Links:
             for inbound in self._inbound
             if now_ns - inbound.opened_ns > options.attempt_ms_max * _MS + stood_still_ns
         ]:
-            self._inbound.pop(connection, None)
+            self._inbound.remove(connection)
             self._refused += 1
             connection.close()
         for server_id in sorted(self._open):

@@ -316,6 +316,25 @@ class SocketDial:
             self._socket = None
 
 
+def listening_socket(address: Address, backlog: int) -> socket.socket:
+    """Bound, listening and not blocking; `backlog` streams may wait. Raises OSError."""
+    found = resolve(address)
+    if isinstance(found, str):
+        raise OSError(f"cannot listen on {address[0]}:{address[1]}: {found}")
+    family, target = found[0]
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # A restarted server must not wait for the old connections' TIME_WAIT.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setblocking(False)
+        listening.bind(target)
+        listening.listen(backlog)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
 class SocketListener:
     """The peer port: hands every inbound stream to `on_stream`."""
 
@@ -323,27 +342,15 @@ class SocketListener:
         self,
         loop: asyncio.AbstractEventLoop,
         address: Address,
-        on_stream: Callable[[Stream], None],
+        on_stream: Callable[[Stream, str], None],
     ) -> None:
-        """Bind and listen; `start` accepts. Raises OSError."""
+        """Bind and listen; `start` accepts. `on_stream`: told each stream, and the address it is
+        from. Raises OSError."""
         self._loop = loop
         self._on_stream = on_stream
         self._resume: asyncio.TimerHandle | None = None
         self._is_closed = False
-        found = resolve(address)
-        if isinstance(found, str):
-            raise OSError(f"cannot listen on {address[0]}:{address[1]}: {found}")
-        family, target = found[0]
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            # A restarted server must not wait for the old connections' TIME_WAIT.
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.setblocking(False)
-            self._socket.bind(target)
-            self._socket.listen(_BACKLOG)
-        except OSError:
-            self._socket.close()
-            raise
+        self._socket = listening_socket(address, _BACKLOG)
         self._fd = self._socket.fileno()
 
     @property
@@ -369,7 +376,7 @@ class SocketListener:
     def _acceptable(self) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
             try:
-                accepted, _peer = self._socket.accept()
+                accepted, peer = self._socket.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -380,7 +387,7 @@ class SocketListener:
                 self._resume = self._loop.call_later(_ACCEPT_PAUSE_S, self.start)
                 return
             accepted.setblocking(False)
-            self._on_stream(SocketStream(self._loop, accepted))
+            self._on_stream(SocketStream(self._loop, accepted), peer[0])
 
 
 class DialTroubles:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ids import GroupId
+from rpc.newcomers import network_of
 from vdl.clock import MS, Clock
 from vdl.kafka.configs.batch_rules import RulesByTopic
 from vdl.kafka.configs.broker_configs import Layer, effective
@@ -177,6 +178,8 @@ class ConnectionInfo:
     """This connection's part of the memory for answers."""
     principal: Principal = ANONYMOUS
     """Who the client is, as far as it has shown. May change once a login ends."""
+    counts_as: str = ""
+    """As whose it counts where the connections of an address are bounded."""
     login: Login | None = None
     """Where clients log in."""
     grants: Grants | None = field(default=None, repr=False)
@@ -195,9 +198,10 @@ class ConnectionInfo:
     @property
     def asker(self) -> str:
         """Whose turn it is where work is shared out, and whose share where a budget is: the
-        principal, or the address of a client that has not shown who it is."""
+        principal, or the address (of IPv6 the network) of a client that has not shown who it
+        is."""
         principal = self.principal
-        return self.peer_host if principal == ANONYMOUS else str(principal)
+        return network_of(self.peer_host) if principal == ANONYMOUS else str(principal)
 
 
 @dataclass(slots=True)

@@ -2,8 +2,8 @@
 
 One request a connection, answered from memory and closed. GET and HEAD only, no body is read, and
 everything is bounded: a request head of 8 KiB, 5 seconds, 32 connections, and 32 more that wait.
-One more connection ends the oldest: idle ones cannot keep a scraper out. It listens on loopback
-unless configured otherwise, because it asks nobody who they are.
+One more ends another (`rpc/newcomers.py`), so that idle ones cannot keep a scraper out. It listens
+on loopback unless configured otherwise, because it asks nobody who they are.
 
 Must not know: what the routes tell. They are plain functions that return at once.
 """
@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from rpc.newcomers import Newcomers
 from vdl.listening import listening_socket
 from vdl.log import Log
 
@@ -90,8 +91,7 @@ class HttpServer:
         self._routes = routes
         self._log = log
         self._listening: socket.socket | None = None
-        self._connections: dict[_Connection, None] = {}
-        """The oldest first."""
+        self._connections: Newcomers[_Connection] = Newcomers(CONNECTIONS_MAX)
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port that was bound. Raises OSError."""
@@ -107,7 +107,7 @@ class HttpServer:
             asyncio.get_running_loop().remove_reader(self._listening)
             self._listening.close()
             self._listening = None
-        for connection in list(self._connections):
+        for connection in self._connections:
             connection.abort()
 
     def _accept_again(self) -> None:
@@ -119,7 +119,7 @@ class HttpServer:
         assert listening is not None, "closed"
         for _ in range(CONNECTIONS_MAX):
             try:
-                accepted, _address = listening.accept()
+                accepted, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -127,10 +127,12 @@ class HttpServer:
                     self._cannot_accept(listening, error)
                     return
                 continue  # an error of the connection that was about to be accepted
-            if len(self._connections) >= CONNECTIONS_MAX:
-                next(iter(self._connections)).abort()
             accepted.setblocking(False)
-            _Connection(accepted, self._routes, self._log, self._connections).begin()
+            connection = _Connection(accepted, self._routes, self._log, self._connections)
+            displaced = self._connections.add(connection, address[0])
+            if displaced is not None:
+                displaced.abort()
+            connection.begin()
 
     def _cannot_accept(self, listening: socket.socket, error: OSError) -> None:
         """As asyncio's own servers: it is told, and tried again later."""
@@ -150,7 +152,7 @@ class _Connection:
         accepted: socket.socket,
         routes: Mapping[str, Route],
         log: Log,
-        peers: dict[_Connection, None],
+        peers: Newcomers[_Connection],
     ) -> None:
         self._socket = accepted
         self._routes = routes
@@ -162,7 +164,6 @@ class _Connection:
 
     def begin(self) -> None:
         """Read, and answer if the request is there."""
-        self._peers[self] = None
         self._deadline = self._loop.call_later(REQUEST_SECONDS_MAX, self.abort)
         self._loop.add_reader(self._socket, self._read)
         self._read()
@@ -202,4 +203,4 @@ class _Connection:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        self._peers.pop(self, None)
+        self._peers.remove(self)

@@ -300,7 +300,9 @@ class Handshakes(Protocol):
     done: int
     failed: int
     timed_out: int
-    displaced: int
+
+    @property
+    def displaced(self) -> int: ...
 
     def __len__(self) -> int: ...
 

@@ -3,11 +3,13 @@
 `Frontend.accept` makes a `ClientSession` for a connection (`client_session.py`: what holds within
 one connection). Rules for all of them together:
 
+* Where all connections are taken, one more costs the address that has most of them the one that is
+  silent for longest; nobody gets more than that address by it.
 * Every bound is a setting: connections, connections of one address, idle time, time for an arriving
   request to make progress. Connections that are idle or stand still are found once a second, and
   those that stand still while others wait for their memory are closed one by one.
 * Who has to log in and has not gets little: one request at a time, of `login_bytes_max`, for
-  `LOGIN_SECONDS_MAX`; and so many such connections are open (`unproved.py`).
+  `LOGIN_SECONDS_MAX`; and so many such connections are open (`rpc/newcomers.py`).
 * While a connection waits for memory, long polls that hold some are answered early.
 * A turn of the loop has a budget for requests (`turn_budget`), so the loop is never
   theirs for long. The rest starts in later turns, in fair order of the connections, and no more is
@@ -26,6 +28,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
+from rpc.newcomers import Newcomers, network_of
 from vdl.clock import MS, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Reply
@@ -34,7 +37,6 @@ from vdl.kafka.configs.ip_limits import ip_limits
 from vdl.kafka.connections.client_session import ClientSession, Exchange, Transport
 from vdl.kafka.connections.logins import begin_login
 from vdl.kafka.connections.turn_budget import ReceiveBudget, SendBudget, StartBudget
-from vdl.kafka.connections.unproved import UnprovedSessions
 from vdl.kafka.context import ConnectionInfo, Context
 from vdl.kafka.security.peer_address import canonical_host
 from vdl.kafka.security.principal import ANONYMOUS, Principal
@@ -45,6 +47,8 @@ _CUT_NS = 4 * MS
 _ANSWER_EARLY_NS = 20 * MS
 """How long a poll may go on that holds memory which others wait for."""
 _QUIET_NS = 60_000 * MS
+LOGINS_MAX = 1_024
+"""Connections that are open and have not logged in, where that is asked for."""
 _ORDINARY_ENDS = frozenset({"idle", "stopping"})
 
 
@@ -82,8 +86,10 @@ class Frontend:
         self.waiting_to_start: dict[ClientSession, None] = {}
         """Sessions that wait for memory for a decoded request."""
         self._sessions: dict[int, ClientSession] = {}
-        self._by_host: Counter[str] = Counter()
-        self.unproved = UnprovedSessions()
+        self._by_network: dict[str, dict[ClientSession, None]] = {}
+        """The same, by what bounds of an address count. Invariant: none is empty."""
+        self.unproved: Newcomers[ClientSession] = Newcomers(LOGINS_MAX)
+        """Connections that have to log in and have not."""
         self._marked: list[ClientSession] = []
         self._deferred: list[Callable[[], None]] = []
         context.defer = self.defer
@@ -120,12 +126,38 @@ class Frontend:
 
     def _has_room_for(self, host: str) -> bool:
         config = self.context.config
-        of_host = ip_limits(config.connections_of_ips_max).get(host, config.connections_per_ip_max)
+        network, of_host = self._bound_of(host)
         return (
             not self._stopping
-            and len(self._sessions) < config.connections_max
-            and self._by_host[host] < of_host
+            and len(self._by_network.get(network, ())) < of_host
+            and (
+                len(self._sessions) < config.connections_max or self._greedier(network) is not None
+            )
         )
+
+    def _bound_of(self, host: str) -> tuple[str, int]:
+        """As whose a connection counts, and how many those may be."""
+        config = self.context.config
+        own = ip_limits(config.connections_of_ips_max).get(host)
+        if own is not None:
+            return host, own
+        return network_of(host), config.connections_per_ip_max
+
+    def _greedier(self, network: str) -> dict[ClientSession, None] | None:
+        """The connections of the address that has most of all, if one of them may go for one of
+        another address. Work: O(addresses)."""
+        if not self._by_network:
+            return None
+        greedy = max(self._by_network.values(), key=len)
+        return greedy if len(greedy) > len(self._by_network.get(network, ())) + 1 else None
+
+    def _displace_for(self, network: str) -> None:
+        """All connections are taken, and another one may come in: of the address that has most the
+        one that has said nothing for longest goes, as in Kafka."""
+        greedy = self._greedier(network)
+        assert greedy is not None, "no room"
+        silent = min(greedy, key=lambda session: session.last_active_ns)
+        silent.abort("displaced: too many connections, most of them of its address")
 
     def accept(
         self,
@@ -147,17 +179,24 @@ class Frontend:
         elif not self._has_room_for(host):
             self.connections_refused += 1
             return None
+        network, _ = self._bound_of(host)
+        if len(self._sessions) >= self.context.config.connections_max:
+            self._displace_for(network)
         answers = self.context.answers.account()
-        info = ConnectionInfo(self._next_id, listener, host, peer[1], answers, principal)
+        info = ConnectionInfo(
+            self._next_id, listener, host, peer[1], answers, principal, counts_as=network
+        )
         if mechanisms:
             info.login = begin_login(self.context, mechanisms)
         self._next_id += 1
         self.connections_accepted += 1
-        self._by_host[info.peer_host] += 1
         session = ClientSession(self, transport, info, self.context.clock.now_ns())
         self._sessions[info.id] = session
+        self._by_network.setdefault(network, {})[session] = None
         if mechanisms:
-            self.unproved.add(session)
+            displaced = self.unproved.add(session, host)
+            if displaced is not None:
+                displaced.abort("displaced: too many logins are under way")
         if self._sweep_timer is None:
             self._sweep_timer = self.context.clock.call_later(_SWEEP_NS, self._sweep)
         return session
@@ -171,9 +210,10 @@ class Frontend:
         self.unproved.remove(session)
         info = session.info
         del self._sessions[info.id]
-        self._by_host[info.peer_host] -= 1
-        if not self._by_host[info.peer_host]:
-            del self._by_host[info.peer_host]
+        of_network = self._by_network[info.counts_as]
+        del of_network[session]
+        if not of_network:
+            del self._by_network[info.counts_as]
         if session.ending:
             self._log_end(info, session.ending)
 

@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rpc.errors import TlsFailed
+from rpc.newcomers import Newcomers
 from rpc.tls_context import TlsContext
 from rpc.tls_engine import TlsEngine, after
 from rpc.tls_stream import Offload
 from segments.api import Buffer
 from vdl.kafka.connections.socket_writes import LINGERING_BYTES_MAX, Lingering, write_some
-from vdl.kafka.security.peer_address import canonical_host
 
 if TYPE_CHECKING:
     from vdl.kafka.connections.client_session import ClientSession
@@ -73,10 +72,10 @@ class TlsPort:
         self.done = 0
         self.failed = 0
         self.timed_out = 0
-        self.displaced = 0
         self._log = log
-        self._under_way: dict[TlsProtocol, tuple[str, asyncio.TimerHandle]] = {}
-        self._by_host: Counter[str] = Counter()
+        self._under_way: Newcomers[TlsProtocol] = Newcomers(HANDSHAKES_MAX)
+        self._deadlines: dict[TlsProtocol, asyncio.TimerHandle] = {}
+        """Of those under way."""
         self._quiet_until: dict[str, float] = {}
         self._certified: dict[TlsProtocol, int] = {}
         """Open connections whose client has shown a certificate, by its serial number. Only where
@@ -86,32 +85,28 @@ class TlsPort:
         """Handshakes under way."""
         return len(self._under_way)
 
+    @property
+    def displaced(self) -> int:
+        """Handshakes that had to go for others."""
+        return self._under_way.displaced
+
     def protocol(self) -> TlsProtocol:
         """For a connection that was accepted."""
         return TlsProtocol(self)
 
     def begin(self, protocol: TlsProtocol, host: str) -> None:
         """A handshake begins; another one may have to go for it."""
-        if len(self._under_way) >= HANDSHAKES_MAX:
-            greedy = self._by_host.most_common(1)[0][0]
-            oldest = next(one for one, (who, _) in self._under_way.items() if who == greedy)
-            self.displaced += 1
-            self.end(oldest)
-            oldest.abort()
+        displaced = self._under_way.add(protocol, host)
+        if displaced is not None:
+            self._deadlines.pop(displaced).cancel()
+            displaced.abort()
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(HANDSHAKE_SECONDS_MAX, self._too_late, protocol)
-        self._under_way[protocol] = host, timer
-        self._by_host[host] += 1
+        self._deadlines[protocol] = loop.call_later(HANDSHAKE_SECONDS_MAX, self._too_late, protocol)
 
     def end(self, protocol: TlsProtocol) -> None:
         """It is over, for whatever reason."""
-        found = self._under_way.pop(protocol, None)
-        if found is not None:
-            host, timer = found
-            timer.cancel()
-            self._by_host[host] -= 1
-            if not self._by_host[host]:
-                del self._by_host[host]
+        if self._under_way.remove(protocol):
+            self._deadlines.pop(protocol).cancel()
 
     def refuse(self, peer: Peer, reason: str) -> None:
         """Count a handshake that failed; tell the first of a kind in a while."""
@@ -197,7 +192,7 @@ class TlsProtocol(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername") or ("unknown", 0)
         self._peer: Peer = str(peer[0]), int(peer[1])
         if self._port.admits(self._peer[0]):
-            self._port.begin(self, canonical_host(self._peer[0]))
+            self._port.begin(self, self._peer[0])
         else:
             transport.abort()
 

@@ -29,6 +29,7 @@ from collections import OrderedDict
 from enum import Enum
 from hashlib import blake2b
 
+from rpc.newcomers import network_of
 from vdl.clock import MS
 from vdl.state.quotas import (
     CLIENT_ID,
@@ -232,8 +233,8 @@ def _levels(quota: Quota, user: str, client_id: str) -> list[tuple[Entity, _Buck
     """The entities whose quota may count, the strongest first, and whose bucket that would be."""
     kept_user, kept_id = _kept(user), _kept(client_id)
     if quota is Quota.CONNECTION:
-        key = quota, kept_user, ""
-        return [(((IP, user),), key), (((IP, None),), key)]
+        of_all = quota, _kept(network_of(user)), ""
+        return [(((IP, user),), (quota, kept_user, "")), (((IP, None),), of_all)]
     pair, shared = (quota, kept_user, kept_id), (quota, kept_user, "")
     anybody = quota, "", kept_id
     return [

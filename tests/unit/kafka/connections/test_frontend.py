@@ -276,16 +276,42 @@ def test_answers_to_requests_that_came_together_are_bounded() -> None:
 
 def test_connections_above_the_limits_are_refused() -> None:
     """In all, and from one address: at the limit and one past it."""
-    world = World(KafkaOptions(connections_max=3, connections_per_ip_max=2))
+    world = World(KafkaOptions(connections_max=2, connections_per_ip_max=1))
     frontend = world.frontend
     first = world.client(("10.0.0.1", 1))
-    world.client(("10.0.0.1", 2))
-    assert frontend.accept(first, LISTENER, ("10.0.0.1", 3)) is None
+    assert frontend.accept(first, LISTENER, ("10.0.0.1", 2)) is None
     world.client(("10.0.0.2", 1))
     assert frontend.accept(first, LISTENER, ("10.0.0.3", 1)) is None
     first.session.connection_lost()
     world.client(("10.0.0.3", 1))
-    assert (frontend.connections_refused, len(frontend)) == (2, 3)
+    assert (frontend.connections_refused, len(frontend)) == (2, 2)
+
+
+def test_address_that_takes_all_connections_gives_way_to_others() -> None:
+    """The one that is silent for longest goes, and the address does not displace others."""
+    world = World(KafkaOptions(connections_max=4))
+    crowd = []
+    for number in range(4):
+        crowd.append(world.client(("10.0.0.1", number)))
+        world.run(1)
+    crowd[0].ask(API_VERSIONS, 0, ApiVersionsRequest())
+    other = world.client(("10.0.0.2", 1))
+    assert [client.closed for client in crowd] == [False, True, False, False]
+    assert world.frontend.accept(crowd[0], LISTENER, ("10.0.0.1", 9)) is None
+    world.client(("10.0.0.3", 1))
+    assert [client.closed for client in crowd] == [False, True, True, False]
+    # Two, one and one: whoever comes now would have as many as the first.
+    assert world.frontend.accept(crowd[0], LISTENER, ("10.0.0.2", 2)) is None
+    assert not other.closed
+    assert len(world.frontend) == 4
+
+
+def test_addresses_of_one_network_of_ipv6_count_as_one() -> None:
+    world = World(KafkaOptions(connections_per_ip_max=2))
+    first = world.client(("2001:db8::1", 1))
+    world.client(("2001:db8::2", 1))
+    assert world.frontend.accept(first, LISTENER, ("2001:db8::3", 1)) is None
+    world.client(("2001:db8:0:1::1", 1))
 
 
 def test_single_addresses_have_limits_of_their_own() -> None:

@@ -17,7 +17,7 @@ import pytest
 from tests.unit.kafka.fake_host import LISTENER, Client, World
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
-from vdl.kafka.connections import unproved
+from vdl.kafka.connections import frontend
 from vdl.kafka.connections.logins import _scram
 from vdl.kafka.handlers.sasl import REFUSAL_DELAY_MS
 from vdl.kafka.security.audit import AuditLog
@@ -633,7 +633,7 @@ def test_connections_that_do_not_log_in_are_few_and_cost_their_own_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One more displaces the oldest of the address with most; who has logged in is not counted."""
-    monkeypatch.setattr(unproved, "LOGINS_MAX", 3)
+    monkeypatch.setattr(frontend, "LOGINS_MAX", 3)
     place = Place()
 
     def visit(host: str) -> Client:
