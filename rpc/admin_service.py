@@ -11,6 +11,7 @@ Must not know: what answers mean.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from grpc import aio
 
 from ids import GroupId, ServerId
 from rpc.admin import AdminBackend, GroupStatus, ServerStatus, TransferResult
+from rpc.admin_gate import CONNECTIONS_MAX, AdminGate
 from rpc.admin_security import AdminSecurity
 from rpc.proto import admin_pb2
 from rpc.streams import Address
@@ -30,10 +32,9 @@ SERVICE = "vdl.admin.v1.Admin"
 
 _MESSAGE_BYTES_MAX = 64 << 20
 _CALLS_MAX = 64
-CONNECTIONS_MAX = 64
-"""More are closed as they come: a socket must not take a descriptor that the store needs."""
 HANDSHAKE_SECONDS = 5.0
-"""From a connection to the end of its handshakes, of TLS and of HTTP/2. Silent ones end by then."""
+"""Until somebody says something at first, and again to the end of the handshakes, of TLS and of
+HTTP/2."""
 _IDLE_SECONDS = 60
 """Without a call."""
 _AGE_SECONDS, _AGE_GRACE_SECONDS = 3_600, 60
@@ -44,8 +45,6 @@ an overloaded server with thousands of groups would answer after the caller has 
 
 def _options(handshake_s: float) -> tuple[tuple[str, int], ...]:
     return (
-        # Without this a second server could take the same port, and calls would go to either.
-        ("grpc.so_reuseport", 0),
         ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
         ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
         ("grpc.server_handshake_timeout_ms", round(handshake_s * 1_000)),
@@ -73,6 +72,10 @@ class AdminService:
         self._security = security
         self._now = now
         self._telling = asyncio.Lock()
+        # Abstract: nothing is left of it in any folder. Who guesses the name meets what is asked of
+        # everybody: a certificate, where there are some.
+        self._inner = f"vdl-admin-{secrets.token_hex(16)}"
+        self._gate = AdminGate("\0" + self._inner, handshake_s)
         self._server = aio.server(options=_options(handshake_s), maximum_concurrent_rpcs=_CALLS_MAX)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, self._methods()),)
@@ -80,22 +83,21 @@ class AdminService:
 
     async def start(self, address: Address) -> int:
         """Serve on `address`; returns the port bound. Raises OSError if it cannot."""
-        host, port = address
-        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        inner = f"unix-abstract:{self._inner}"
         try:
             if self._security is None:
-                bound = self._server.add_insecure_port(target)
+                self._server.add_insecure_port(inner)
             else:
-                credentials = self._security.server_credentials()
-                bound = self._server.add_secure_port(target, credentials)
+                self._server.add_secure_port(inner, self._security.server_credentials())
         except RuntimeError as error:
-            raise OSError(f"admin plane cannot listen on {target}: {error}") from error
+            raise OSError(f"admin plane cannot listen on {inner}: {error}") from error
         await self._server.start()
-        return bound
+        return await self._gate.open(address)
 
     async def stop(self, grace_s: float = 0.1) -> None:
         """Answer what is under way for `grace_s`, then end."""
         await self._server.stop(grace_s)
+        self._gate.close()
 
     def _methods(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         def method(

@@ -92,6 +92,7 @@ IMPURE_MODULES = {
 }  # fmt: skip
 
 ASYNCIO_EDGES = {
+    "rpc/admin_gate.py",
     "rpc/admin_service.py",
     "rpc/transport.py",
     "vdl/server/http.py",
