@@ -12,6 +12,7 @@
 #                       FAILOVERS=10, BRIDGES=10, CHURN=300, LISTS=600 one kind only
 #   make bad-night      some thirty faults on real servers, what they say of each, and the runbook's cure;
 #                       ONLY=one_dead,bridge, RECORD=1 to put the table into deploy/runbook.md
+#   make hostile        10,000 silent connections on each port of a secured set, beside its users
 #   make eos            exactly once at length: Kafka Streams, Connect and Flink over kills, lists of
 #                       transactions under faults; ONLY=streams, connect, flink or lists
 #   make examples       properties, tried with examples that no run has had before; TIMES=10
@@ -72,7 +73,7 @@ export PEER_COMMAND ?=
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --editable
 PIP := PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL)
 
-.PHONY: help setup setup-spark setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen conformance sim chaos bad-night examples mutants planted fuzz cost price \
+.PHONY: help setup setup-spark setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen conformance sim chaos bad-night hostile examples mutants planted fuzz cost price \
   suites differential bench bench-limit clean test-pipeline cdc violence pipeline-env audit-large pipeline-demo
 
 help:
@@ -161,6 +162,10 @@ chaos: $(DEV)
 
 bad-night: $(DEV)
 	@exec $(BIN)/python -m tests.chaos.bad_night $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
+
+hostile: $(DEV)
+	@exec env SILENT=10000 $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 \
+	  tests/chaos/test_silent_ports.py
 
 # The tests of properties, TIMES times. What fails is printed with the line that tries it again. The
 # pipeline's are left out where Spark's libraries are missing (`make setup-spark`).

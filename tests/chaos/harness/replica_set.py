@@ -85,8 +85,10 @@ def _is_free(port: int) -> bool:
 class ReplicaSet:
     """Servers with ids 1..nodes below one folder. Built stopped; `up` starts it."""
 
-    def __init__(self, nodes: int = 3, *, directory: Path | None = None) -> None:
+    def __init__(self, nodes: int = 3, *, directory: Path | None = None, files: int = 0) -> None:
+        """`files`: how many descriptors a server that `up` starts may have; 0: as many as we."""
         self.nodes = nodes
+        self._files = files
         self._is_temporary = directory is None
         self.directory = directory or Path(tempfile.mkdtemp(prefix="vdl-test-"))
         self.base_port = free_base_port(nodes, random.Random())
@@ -127,8 +129,11 @@ class ReplicaSet:
         self._vdl("down")
 
     def _vdl(self, command: str, *arguments: str) -> None:
+        words = [sys.executable, "-m", "vdl.cli", command, "--data", str(self.directory)]
+        if self._files:
+            words = ["sh", "-c", f'ulimit -n {self._files}; exec "$0" "$@"', *words]
         done = subprocess.run(
-            [sys.executable, "-m", "vdl.cli", command, "--data", str(self.directory), *arguments],
+            [*words, *arguments],
             cwd=ROOT,
             capture_output=True,
             text=True,
