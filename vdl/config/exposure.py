@@ -20,6 +20,7 @@ from vdl.kafka.security.protocol import SecurityProtocol
 
 ALL = "may do everything: security.authorizer is off"
 BY_LISTS = "may do what access control lists allow"
+NO_AUTHORIZER = "clients show who they are and may do everything: set security.authorizer"
 
 
 def lacks_authorizer(config: Config) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 
 from ids import ServerId
 from vdl.clock import MS
+from vdl.config.exposure import NO_AUTHORIZER, lacks_authorizer
 from vdl.logstream.group.group import Group
 from vdl.logstream.host import Host
 from vdl.logstream.peers.changes import lacks_quorum, waiting
@@ -28,6 +29,8 @@ def problems_of(server: Server) -> list[Problem]:
     found = [*problems_of_server(server), *problems_of_links(server)]
     if host is not None:
         found += _problems_of_partitions(server, host)
+    if lacks_authorizer(server.config):
+        found.append(Problem("no_authorizer", NO_AUTHORIZER))
     return found
 
 

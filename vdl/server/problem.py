@@ -33,9 +33,10 @@ CLUSTER_KINDS: Final = {
     "under_min_isr": "partitions led here with fewer replicas in sync than min.insync.replicas",
     "replica_replaced": "replicas that are being replaced",
     "replica_moved": "replicas that are being moved: not wrong",
+    "no_authorizer": "clients show who they are and may do everything: as it was set",
 }
 """And of problems that other servers see as well."""
-NOT_WRONG: Final = frozenset({"replica_moved"})
+NOT_WRONG: Final = frozenset({"no_authorizer", "replica_moved"})
 
 
 def counted(count: int, what: str) -> str:

@@ -39,7 +39,7 @@ from segments.api import DataMissing, ForeignDirectory, ForeignFile, StorageErro
 from segments.io.fs import RealFileSystem
 from segments.io.workers import ThreadWorkers
 from segments.store import DiskStore
-from vdl.config.exposure import lacks_authorizer
+from vdl.config.exposure import NO_AUTHORIZER, lacks_authorizer
 from vdl.config.settings import Config, ConfigError
 from vdl.config.values import ADMIN_LISTENER
 from vdl.kafka.api import load as load_apis
@@ -191,10 +191,7 @@ class Process:
                 meaning="no C compiler was there at the set-up: to check a record costs 2 µs",
             )
         if lacks_authorizer(config):
-            self._log.warning(
-                "no_authorizer",
-                meaning="clients show who they are and may do everything: set security.authorizer",
-            )
+            self._log.warning("no_authorizer", meaning=NO_AUTHORIZER)
         self._on_open()
         self._open_audit()
         recovery.ended(len(store.logs))

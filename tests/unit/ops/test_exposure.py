@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,9 @@ from vdl.commands.replica_set import config_text, make_replica_set
 from vdl.commands.serve import serve
 from vdl.config.exposure import ALL, BY_LISTS, exposure, lacks_authorizer
 from vdl.config.settings import Config, parse_config
+from vdl.server.diagnosis import problems_of
+from vdl.server.problem import NOT_WRONG
+from vdl.server.server import ServerState
 
 ROOT = Path(__file__).resolve().parents[3]
 TLS = """
@@ -42,6 +46,21 @@ def test_secured_listener_without_an_authorizer_is_told_of(listener: str, expect
     assert next(exposure(with_one)) == f"{name} 127.0.0.1:9092: {expected} {BY_LISTS}"
     assert lacks_authorizer(without)
     assert not lacks_authorizer(with_one)
+
+
+@pytest.mark.parametrize(("more", "kinds"), [("", ["no_authorizer"]), (AUTHORIZER, [])])
+def test_status_and_health_tell_of_it_and_are_well(more: str, kinds: list[str]) -> None:
+    text = f'[[listeners]]\nname = "SSL"\nlisten = "127.0.0.1:9092"\n{TLS}{more}'
+    server = SimpleNamespace(
+        config=parsed(text),
+        host=None,
+        state=ServerState.SERVING,
+        store=SimpleNamespace(accepts_appends=True),
+        links=SimpleNamespace(links=list),
+    )
+    found = problems_of(server)  # type: ignore[arg-type]
+    assert [problem.kind for problem in found] == kinds
+    assert {problem.kind for problem in found} <= NOT_WRONG
 
 
 def test_open_broker_is_no_mistake_and_says_that_it_is_open() -> None:
