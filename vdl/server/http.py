@@ -3,7 +3,9 @@
 One request a connection, answered from memory and closed. GET and HEAD only, no body is read, and
 everything is bounded: a request head of 8 KiB, 5 seconds, 32 connections, and 32 more that wait.
 One more ends another (`rpc/newcomers.py`), so that idle ones cannot keep a scraper out. It listens
-on loopback unless configured otherwise, because it asks nobody who they are.
+on loopback unless configured otherwise, because it asks nobody who they are. There a request names
+an address or `localhost` as its host: a page in somebody's browser may have a name of its own stand
+for 127.0.0.1 (DNS rebinding), and would read the answers.
 
 Must not know: what the routes tell. They are plain functions that return at once.
 """
@@ -14,8 +16,9 @@ import asyncio
 import errno
 import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from rpc.newcomers import Newcomers
 from vdl.listening import listening_socket
@@ -30,6 +33,7 @@ ACCEPT_RETRY_SECONDS = 1.0
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _REASONS = {
     200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
+    421: "Misdirected Request",
     500: "Internal Server Error", 503: "Service Unavailable",
 }  # fmt: skip
 
@@ -46,9 +50,12 @@ class Response:
 Route = Callable[[], Response]
 
 
-def answer(request_head: bytes, routes: Mapping[str, Route], log: Log) -> bytes:
-    """The bytes that answer a request head (all up to the empty line)."""
-    method, response = _respond(request_head, routes, log)
+def answer(
+    request_head: bytes, routes: Mapping[str, Route], log: Log, *, is_local: bool = False
+) -> bytes:
+    """The bytes that answer a request head (all up to the empty line). `is_local`: at a port for
+    this machine only."""
+    method, response = _respond(request_head, routes, log, is_local=is_local)
     head = (
         f"HTTP/1.1 {response.status} {_REASONS[response.status]}\r\n"
         f"Content-Type: {response.content_type}\r\n"
@@ -59,11 +66,16 @@ def answer(request_head: bytes, routes: Mapping[str, Route], log: Log) -> bytes:
     return head if method == "HEAD" else head + response.body
 
 
-def _respond(request_head: bytes, routes: Mapping[str, Route], log: Log) -> tuple[str, Response]:
-    words = request_head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+def _respond(
+    request_head: bytes, routes: Mapping[str, Route], log: Log, *, is_local: bool
+) -> tuple[str, Response]:
+    first, *headers = request_head.decode("latin-1").split("\r\n")
+    words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
         return "", _text(400, "not an HTTP request")
     method, target, _ = words
+    if is_local and not all(map(is_of_this_machine, _hosts(headers))):
+        return method, _text(421, "ask for this machine as localhost or by its address")
     route = routes.get(target.partition("?")[0])
     if route is None:
         return method, _text(404, "there is " + " and ".join(routes))
@@ -74,6 +86,26 @@ def _respond(request_head: bytes, routes: Mapping[str, Route], log: Log) -> tupl
     except Exception:  # noqa: BLE001 - an edge: a scrape must not end the server
         log.error("operations_route_failed", route=target, traceback=traceback.format_exc())
         return method, _text(500, "failed; see the server's log")
+
+
+def _hosts(headers: Iterable[str]) -> Iterator[str]:
+    """What Host says, without the port."""
+    for header in headers:
+        name, _, value = header.partition(":")
+        if name.strip().lower() == "host":
+            host, port_follows, _ = value.strip().rpartition(":")
+            yield host if port_follows and not host.endswith(":") else value.strip()
+
+
+def is_of_this_machine(host: str) -> bool:
+    """Whether this is an address, or the name that always stands for this machine."""
+    if host.lower() in ("", "localhost"):
+        return True
+    try:
+        ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _text(status: int, text: str) -> Response:
@@ -91,12 +123,14 @@ class HttpServer:
         self._routes = routes
         self._log = log
         self._listening: socket.socket | None = None
+        self._is_local = False
         self._connections: Newcomers[_Connection] = Newcomers(CONNECTIONS_MAX)
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port that was bound. Raises OSError."""
         self._listening = listening = listening_socket(host, port, CONNECTIONS_MAX)
         listening.setblocking(False)
+        self._is_local = ip_address(listening.getsockname()[0]).is_loopback
         bound: int = listening.getsockname()[1]
         self._accept_again()
         return bound
@@ -128,11 +162,14 @@ class HttpServer:
                     return
                 continue  # an error of the connection that was about to be accepted
             accepted.setblocking(False)
-            connection = _Connection(accepted, self._routes, self._log, self._connections)
+            connection = _Connection(accepted, self._answer, self._connections)
             displaced = self._connections.add(connection, address[0])
             if displaced is not None:
                 displaced.abort()
             connection.begin()
+
+    def _answer(self, request_head: bytes) -> bytes:
+        return answer(request_head, self._routes, self._log, is_local=self._is_local)
 
     def _cannot_accept(self, listening: socket.socket, error: OSError) -> None:
         """As asyncio's own servers: it is told, and tried again later."""
@@ -150,13 +187,11 @@ class _Connection:
     def __init__(
         self,
         accepted: socket.socket,
-        routes: Mapping[str, Route],
-        log: Log,
+        answer: Callable[[bytes], bytes],
         peers: Newcomers[_Connection],
     ) -> None:
         self._socket = accepted
-        self._routes = routes
-        self._log = log
+        self._answer = answer
         self._peers = peers
         self._loop = asyncio.get_running_loop()
         self._head = bytearray()
@@ -179,8 +214,7 @@ class _Connection:
         end = self._head.find(b"\r\n\r\n")
         if data and end >= 0:
             self._loop.remove_reader(self._socket)
-            answered = answer(bytes(self._head[:end]), self._routes, self._log)
-            self._unsent = memoryview(answered)
+            self._unsent = memoryview(self._answer(bytes(self._head[:end])))
             self._send()
         elif not data or len(self._head) > REQUEST_BYTES_MAX:
             self.abort()

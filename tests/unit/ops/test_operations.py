@@ -175,6 +175,23 @@ def test_http_other_requests_get_the_right_status(method, target, status):
     assert get(routes_with(), target, method)[0] == status
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9122", b"200"), ("localhost:9122", b"200"), ("LocalHost", b"200"),
+        ("[::1]:9122", b"200"), ("[::1]", b"200"), ("10.0.0.7", b"200"), ("", b"200"),
+        ("rebound.example.org", b"421"), ("rebound.example.org:9122", b"421"),
+        ("localhost.example.org:9122", b"421"),
+    ],
+)  # fmt: skip
+def test_http_page_of_another_name_reads_nothing_on_loopback(host, status):
+    """A browser was told that its name stands for 127.0.0.1. Elsewhere names are usual."""
+    head = f"GET /x HTTP/1.1\r\nhost: {host}".encode()
+    routes = {"/x": lambda: Response(200, "text/plain", b"hello")}
+    assert answer(head, routes, LOG, is_local=True).split(b" ")[1] == status
+    assert answer(head, routes, LOG).split(b" ")[1] == b"200"
+
+
 def test_http_head_has_no_body():
     """HEAD tells the length and sends nothing."""
     _, head, body = get(routes_with(), "/health", "HEAD")
