@@ -11,6 +11,7 @@ command has few of them.
 from __future__ import annotations
 
 from functools import partial
+from ipaddress import ip_address
 
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later, Unbuilt
@@ -34,7 +35,7 @@ from vdl.kafka.wire.describe_acls import (
     DescribeAclsResponse,
 )
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
-from vdl.state.acls import complaint_about, filter_complaint, is_scan
+from vdl.state.acls import ANY_NAME, AclPermission, complaint_about, filter_complaint, is_scan
 from vdl.state.commands import AclBinding, AclFilter, CreateAcls, DeleteAcls
 
 _TIMEOUT_MS = 30_000
@@ -102,7 +103,7 @@ def handle_create_acls(
             asked.operation,
             asked.permission_type,
         )
-        if complaint := complaint_about(binding):
+        if complaint := complaint_about(binding) or _complaint_about_host(binding):
             result.error_code, result.error_message = ErrorCode.INVALID_REQUEST, complaint
         else:
             wanted.append((binding, result))
@@ -115,6 +116,19 @@ def handle_create_acls(
             done=partial(_created, parts, [result for _, result in some]),
         )
     return parts.result()
+
+
+def _complaint_about_host(binding: AclBinding) -> str:
+    """Why a host would be nobody's, where that lets in who is to be kept out; empty if it is all
+    right. Hosts are compared as addresses: nobody comes from a name or a network. What allows
+    nobody is taken, as Kafka takes it."""
+    if binding.permission != AclPermission.DENY or binding.host == ANY_NAME:
+        return ""
+    try:
+        ip_address(binding.host)
+    except ValueError:
+        return "the host of what is denied is one address or *: networks and names are not compared"
+    return ""
 
 
 def _created(

@@ -872,6 +872,16 @@ def test_bindings_are_created_described_and_deleted(version: int) -> None:
     assert set(codes(refused)) == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
 
 
+def test_what_is_denied_is_denied_to_an_address() -> None:
+    """A network or a name would keep nobody out. What allows nobody is taken, as Kafka takes it."""
+    root = client(secured(), Principal("root"))
+    hosts = ["*", "10.0.0.7", "2001:DB8::1", "10.0.0.0/8", "mallory.example.org"]
+    wanted = [AclCreation(2, "t", 3, "User:a", host, 3, kind) for kind in (2, 3) for host in hosts]
+    answer = root.ask(30, 3, CreateAclsRequest(wanted))
+    refused = ErrorCode.INVALID_REQUEST
+    assert [one.error_code for one in answer.results] == [0, 0, 0, refused, refused] + [0] * 5
+
+
 def test_without_an_authorizer_bindings_are_refused_by_name() -> None:
     """SECURITY_DISABLED, as in Kafka: what nobody looks at would promise what is not so."""
     world = World()
