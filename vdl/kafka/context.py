@@ -34,6 +34,7 @@ from vdl.kafka.partitions.read_throttle import ReadThrottle
 from vdl.kafka.partitions.record_checks import RecordChecks
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.authorizer import Authorizer, Grants
+from vdl.kafka.security.login_failures import LoginFailures
 from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.share.live_partitions import LivePartitions
 from vdl.kafka.share.sessions import ShareSessions
@@ -109,6 +110,7 @@ class Context:
     """Where patterns that clients choose are matched. None: in `compute`."""
     login_compute: Compute = at_once
     """Where a password is checked."""
+    login_failures: LoginFailures = field(init=False)
     authorizer: Authorizer | None = field(init=False)
     """Who decides what clients may do; None: everybody may do everything."""
     audit: AuditLog | None = None
@@ -156,6 +158,7 @@ class Context:
             self.config.cold_read_bytes_per_second, lambda _: self.host.agreed_ms() * MS
         )
         self.log_sizes = LogSizes(self.host)
+        self.login_failures = LoginFailures(self.clock)
         self.share_partitions = LivePartitions(self)
         self.authorizer = None
         if config.authorizer:

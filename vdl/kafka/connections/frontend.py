@@ -187,7 +187,7 @@ class Frontend:
             self._next_id, listener, host, peer[1], answers, principal, counts_as=network
         )
         if mechanisms:
-            info.login = begin_login(self.context, mechanisms)
+            info.login = begin_login(self.context, mechanisms, network_of(host))
         self._next_id += 1
         self.connections_accepted += 1
         session = ClientSession(self, transport, info, self.context.clock.now_ns())

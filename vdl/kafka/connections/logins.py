@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from vdl.state.commands import ScramUpsert
 
 
-def begin_login(context: Context, mechanisms: tuple[str, ...]) -> Login:
-    """The login of a new connection to a listener that offers these mechanisms."""
+def begin_login(context: Context, mechanisms: tuple[str, ...], address: str) -> Login:
+    """The login of a new connection from an address (of IPv6: a network) to a listener that offers
+    these mechanisms."""
     return Login(
         mechanisms,
         lambda name: _MAKERS[name](context, name),
@@ -30,6 +31,8 @@ def begin_login(context: Context, mechanisms: tuple[str, ...]) -> Login:
         context.host.agreed_ms,
         context.config.session_ms_max,
         context.config.login_bytes_max,
+        context.login_failures,
+        address,
     )
 
 

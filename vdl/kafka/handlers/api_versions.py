@@ -33,6 +33,9 @@ _ANY_NODE = -1
 _SOFTWARE_FROM = 3
 """KIP-511: the version from which clients say what they are."""
 
+SOFTWARE_CHARS_MAX = 100
+"""Of what a client says it is, the rest is forgotten."""
+
 _LEVEL_0_FROM = 4
 """Older clients refuse a feature whose lowest level is 0, and are not told of it."""
 
@@ -46,8 +49,9 @@ def handle_api_versions(ctx: RequestContext, request: ApiVersionsRequest) -> Api
         name, version = request.client_software_name, request.client_software_version
         if not _SOFTWARE.fullmatch(name) or not _SOFTWARE.fullmatch(version):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-        ctx.connection.client_software_name = name
-        ctx.connection.client_software_version = version
+        # Kept as long as the connection, and told in metrics and the log.
+        ctx.connection.client_software_name = name[:SOFTWARE_CHARS_MAX]
+        ctx.connection.client_software_version = version[:SOFTWARE_CHARS_MAX]
     host = ctx.server.host
     if request.cluster_id not in (None, host.cluster_id) or (
         request.node_id not in (_ANY_NODE, host.server_id)

@@ -3,6 +3,8 @@
 Handshake v0: tokens follow bare, without requests around them (KIP-43); v1: as SaslAuthenticate
 (KIP-152). Authenticate v1: how long the session lasts (KIP-368); v2 is flexible.
 
+Who failed too often from one address is refused for a while (`login_failures.py`).
+
 A refusal is answered after `REFUSAL_DELAY_MS`, so that guessing takes time, and says nothing about
 why, also not by how long it took: it comes a whole number of delays after its request. Then the
 connection is closed.
@@ -74,6 +76,7 @@ def _note(ctx: RequestContext, login: Login, answer: LoginAnswer) -> None:
     fields = {"mechanism": login.mechanism_name, "client": ctx.client_id[:NAME_CHARS_MAX]}
     if answer.error is not ErrorCode.NONE:
         fields["reason"] = login.failure
+        fields["user"] = login.user[:NAME_CHARS_MAX]
     audit.note(
         "logged_in" if answer.error is ErrorCode.NONE else "login_refused",
         str(login.principal),

@@ -25,6 +25,7 @@ from enum import Enum
 
 from vdl.clock import MS, Clock
 from vdl.errors import ErrorCode
+from vdl.kafka.security.login_failures import LoginFailures
 from vdl.kafka.security.mechanism import Accepted, Challenge, Mechanism, Refused, Step
 from vdl.kafka.security.principal import ANONYMOUS, Principal
 
@@ -65,7 +66,9 @@ class Login:
     """See the module."""
 
     __slots__ = (
+        "_address",
         "_clock",
+        "_failures",
         "_make",
         "_mechanism",
         "_now_ms",
@@ -81,6 +84,7 @@ class Login:
         "principal",
         "since_ns",
         "state",
+        "user",
     )
 
     def __init__(
@@ -91,10 +95,17 @@ class Login:
         now_ms: Callable[[], int],
         session_ms_max: int,
         token_bytes_max: int,
+        failures: LoginFailures,
+        address: str,
     ) -> None:
         """`make`: one login by a mechanism. `now_ms`: what time it is, by which credentials end.
         `session_ms_max`: of a session; 0: it does not end. `token_bytes_max`: also of a client that
-        logs in again, whose other requests may be larger."""
+        logs in again, whose other requests may be larger. `failures`: of all logins. `address`:
+        as whose this one counts there."""
+        self._failures = failures
+        self._address = address
+        self.user = ""
+        """Whom the client said it was; empty where it did not get so far."""
         self.mechanisms = mechanisms
         self.state = LoginState.CHOOSING
         self.principal: Principal = ANONYMOUS
@@ -171,6 +182,8 @@ class Login:
         mechanism.step(token, lambda step: done(self._stepped(step)))
 
     def _stepped(self, step: Step) -> LoginAnswer:
+        assert self._mechanism is not None
+        self.user = self._mechanism.user
         if isinstance(step, Challenge):
             return LoginAnswer(token=step.token)
         if isinstance(step, Accepted):
@@ -183,12 +196,15 @@ class Login:
             return self._refused(Refused("the credential was removed", is_credential=True))
         if self.was_done and step.principal != self.principal:
             return self._refused(Refused("another principal than that of the session"))
+        if self._failures.is_locked(self.user, self._address):
+            return self._refused(Refused("too many failures before", is_credential=True))
         lifetime_ms = self._session_ms_max
         if step.expires_ms >= 0:
             left_ms = step.expires_ms - self._now_ms()
             if left_ms <= 0:
                 return self._refused(Refused("the credential has expired", is_credential=True))
             lifetime_ms = min(lifetime_ms or left_ms, left_ms)
+        self._failures.done(self.user, self._address)
         self.principal = step.principal
         self.holds = step.holds
         self.by_token = step.by_token
@@ -200,6 +216,8 @@ class Login:
 
     def _refused(self, step: Refused) -> LoginAnswer:
         name = self.mechanism_name
+        if step.is_credential and self.user:
+            self._failures.failed(self.user, self._address)
         self._fail(f"{name}: {step.reason}")
         message = step.message or (
             "Authentication failed during authentication due to invalid credentials with SASL"

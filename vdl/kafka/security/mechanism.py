@@ -56,6 +56,11 @@ Step = Challenge | Accepted | Refused
 class Mechanism(Protocol):
     """One login by one mechanism."""
 
+    @property
+    def user(self) -> str:
+        """Whom the client says it is, by a name that its next tokens are to prove; empty where
+        nobody has said so yet, or a signed token says it all."""
+
     def step(self, token: bytes, done: Callable[[Step], None]) -> None:
         """Take the client's next token. `done` is called once, perhaps within this call, perhaps
         later. No further call follows one that ended in anything but a Challenge."""

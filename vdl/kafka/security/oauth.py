@@ -202,6 +202,7 @@ class OauthLogin:
         self._now_ms = now_ms
         self._compute = compute
         self._refusal = ""
+        self.user = ""
 
     def step(self, token: bytes, done: Callable[[Step], None]) -> None:
         """See `Mechanism.step`."""

@@ -29,6 +29,7 @@ class PlainLogin:
         self._decoy_mechanism = decoy_mechanism
         self._decoy = decoy
         self._compute = compute
+        self.user = ""
 
     def step(self, token: bytes, done: Callable[[Step], None]) -> None:
         """See `Mechanism.step`."""
@@ -37,6 +38,7 @@ class PlainLogin:
         except ValueError:  # also of decoding
             done(Refused("malformed token"))
             return
+        self.user = name
         if not name or not password:
             done(Refused("no user or no password", is_credential=True))
             return

@@ -175,6 +175,7 @@ class ScramLogin:
         self._lookup = lookup
         self._decoy = decoy
         self._random_bytes = random_bytes
+        self.user = ""
         self._first: ClientFirst | None = None
         self._found: Found | None = None
         self._verifier: Verifier | None = None
@@ -190,6 +191,7 @@ class ScramLogin:
 
     def _begin(self, token: bytes) -> Step:
         first = parse_client_first(token)
+        self.user = first.name
         if first.authzid not in ("", first.name):
             return Refused("to act for somebody else is not supported")
         found = self._lookup(self._mechanism, first)

@@ -22,6 +22,7 @@ from vdl.kafka.connections.logins import _scram
 from vdl.kafka.handlers.sasl import REFUSAL_DELAY_MS
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.login import LOGIN_SECONDS_MAX, LoginState
+from vdl.kafka.security.login_failures import FREE
 from vdl.kafka.security.oauth import Validator
 from vdl.kafka.security.oauth_options import OauthOptions
 from vdl.kafka.security.principal import ANONYMOUS, Principal
@@ -525,7 +526,36 @@ def test_logins_are_in_the_audit_log_with_what_came_of_them() -> None:
     ]
     assert {line["host"] for line in found} == {"10.0.0.1"}
     assert "wrong user or password" in found[1]["reason"]
+    assert found[1]["user"] == "alice"
     assert WRONG.encode() not in b"".join(lines)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("user", ["alice", "nobody"])
+def test_user_whose_password_is_guessed_is_locked_for_that_address(
+    mechanism: str, user: str
+) -> None:
+    """Also for the right password, for longer each time; it is answered like any other refusal."""
+    place = Place()
+
+    def refused(password: str) -> bool:
+        client = place.visitor()
+        answer = place.log_in(client, mechanism, user, password)
+        assert answer.error_code in (ErrorCode.NONE, ErrorCode.SASL_AUTHENTICATION_FAILED)
+        return bool(answer.error_code)
+
+    failures = place.context.login_failures
+    for _ in range(FREE):
+        assert refused(WRONG)
+    assert refused(PASSWORD) is (user == "nobody")
+    while not failures.is_locked(user, "10.0.0.1"):
+        assert refused(WRONG)
+    assert refused(PASSWORD)
+    assert failures.refused == 1
+    assert not failures.is_locked(user, "10.0.0.2")
+    assert not failures.is_locked("=,", "10.0.0.1")
+    place.run(1_000)
+    assert refused(PASSWORD) is (user == "nobody")
 
 
 @pytest.mark.parametrize("mechanism", [PLAIN, OAUTHBEARER])
