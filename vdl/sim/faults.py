@@ -47,7 +47,10 @@ HOLE_KILL_CHANCE = 0.5
 AFTER_PLACE_NS_MAX = 500 * MS
 PARTS = ("identity", "identity", "journal", "logs", "meta")
 """What may be missing of a data directory."""
+PASSES_CHANCE, PASSES_NS_MAX = 0.5, 1 * S
+"""That a page can be read again soon, and within what time."""
 STOPPED_CHANCE = 0.7
+SWAPPED_CHANCE = 0.5
 DEAF_NS = 3 * S
 """Longer than a leader that hears nobody takes to notice, and an election timeout."""
 STRIKE_MS = (20, 120)
@@ -495,14 +498,26 @@ class BadBlock:
 
 
 class BadPage:
-    """A page of a segment or of its index cannot be read any more, while its server runs. What lay
-    in it is whole elsewhere, so nothing may be lost."""
+    """A page of a segment or of its index cannot be read any more, while its server runs: until it
+    is written again, or for a moment only. What lay in it is whole elsewhere, so nothing may be
+    lost."""
 
     def begin(self, world: Target, rng: Random) -> bool:
-        return not world.why_no_loss() and rng.choice(world.machines).spoil_segment(rng)
+        if world.why_no_loss():
+            return False
+        machine = rng.choice(world.machines)
+        bad_pages = machine.disk.bad_pages
+        before = set(bad_pages)
+        if not machine.spoil_segment(rng):
+            return False
+        if rng.random() < PASSES_CHANCE:
+            pages = bad_pages - before
+            delay_ns = int(rng.random() ** 4 * PASSES_NS_MAX)
+            world.time.after(delay_ns, lambda: bad_pages.difference_update(pages))
+        return True
 
     def end(self, world: Target) -> None:
-        """It stays so until it is written again."""
+        """It ends by itself."""
 
 
 class Missing:
@@ -526,6 +541,34 @@ class Missing:
     def end(self, world: Target) -> None:
         self.machine.put_back()
         self.machine.start()
+
+
+class OtherDirectory:
+    """A machine comes back with a copy of another one's directory in place of its own, or two with
+    each other's. Neither starts until each has its own again."""
+
+    def begin(self, world: Target, rng: Random) -> bool:
+        self.machines: list[Machine] = []
+        if len(world.machines) < 2:
+            return False
+        one, other = rng.sample(world.machines, 2)
+        chosen = [(one, other)]
+        if rng.random() < SWAPPED_CHANCE:
+            chosen.append((other, one))
+        if any(machine.life is None or machine.hidden for machine, _ in chosen):
+            return False
+        for machine, _ in chosen:
+            machine.kill()
+        for machine, owner in chosen:
+            if machine.give_directory_of(owner):
+                self.machines.append(machine)
+            machine.start()
+        return True
+
+    def end(self, world: Target) -> None:
+        for machine in self.machines:
+            machine.put_back()
+            machine.start()
 
 
 class BadHeader:
@@ -765,6 +808,7 @@ FAULTS = (
     Row(Sleep, lambda o: o.sleeps, 1),
     Row(Deaf, lambda o: o.deafness, 1),
     Row(Missing, lambda o: o.missing, 4_000),
+    Row(OtherDirectory, lambda o: o.other_directories, 3_000),
     Row(BadHeader, lambda o: o.bad_headers, 4_000),
     Row(SecondOpener, lambda o: o.second_openers, 2_000),
     Row(DamagedEntries, lambda o: o.damaged_entries, 4_000, waits=True),

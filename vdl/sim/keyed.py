@@ -45,7 +45,6 @@ CONFIGS = {
     "min.cleanable.dirty.ratio": "0.0",
     "delete.retention.ms": "0",
 }
-KEYS = 12
 VALUE_BYTES = 4_000
 """Some fifteen batches fill a segment."""
 _DELETED = 0.4
@@ -69,12 +68,14 @@ class KeyedTopic:
         client: KafkaClient,
         rng: Random,
         on_group: Callable[[GroupId], None],
+        keys: int,
     ) -> None:
         self._machines = machines
         self._time = time
         self._client = client
         self._rng = rng
         self._on_group = on_group
+        self._keys = keys
         self._is_running = False
         self._count = 0
         self._acknowledged: Newest = {}
@@ -133,7 +134,9 @@ class KeyedTopic:
             self._count += 1
             value = b"%d " % self._count + bytes(rng.randrange(VALUE_BYTES))
             is_deletion = rng.random() < _DELETED
-            records.append(Record(b"k%d" % rng.randrange(KEYS), None if is_deletion else value))
+            records.append(
+                Record(b"k%d" % rng.randrange(self._keys), None if is_deletion else value)
+            )
         codec = rng.choice((Compression.NONE, Compression.LZ4))
         fields = PLAIN if codec is Compression.NONE else BatchFields(compression=codec)
         batch = memoryview(build_batch(records, fields))

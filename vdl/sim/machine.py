@@ -27,7 +27,15 @@ from rpc.links import Links
 from rpc.peer import FrameType
 from rpc.streams import Address, PeerHandler, Stream
 from rpc.tls_context import LinkEncryption
-from segments.api import Buffer, DataMissing, DirectoryInUse, ForeignFile, StorageError, Workers
+from segments.api import (
+    Buffer,
+    DataMissing,
+    DirectoryInUse,
+    ForeignDirectory,
+    ForeignFile,
+    StorageError,
+    Workers,
+)
 from segments.directory.identity import decode as decode_identity
 from segments.log.log import DiskLog
 from segments.log.segment import LogFiles
@@ -54,7 +62,7 @@ from vdl.sim.disk import Directory, Inode, Node, SimDisk
 from vdl.sim.filesystem import SimFileSystem
 from vdl.sim.frame_faults import FrameFaults, FrameWeather
 from vdl.sim.network import Network, SimDialer, SimStream
-from vdl.sim.old_disk import OldDisk
+from vdl.sim.old_disk import OldDisk, copy_of
 from vdl.sim.trace import Trace
 from vdl.sim.turn_cost import TurnCost
 from vdl.sim.unsent import write_unsent
@@ -310,6 +318,8 @@ class Machine:
         """What stands before the handler of a process's links."""
         self.hidden: dict[str, tuple[Directory, Node]] = {}
         """Parts of the data directory that were taken away, by name, with where they belong."""
+        self.foreign: tuple[str, Directory] | None = None
+        """Another machine, and what was put into the place of this one's disk: a copy of its."""
         self.warnings: list[str] = []
         self.bereft = False
         self.old_disk: OldDisk | None = None
@@ -357,6 +367,9 @@ class Machine:
             return
         if self.hidden:
             self._try_without()
+            return
+        if self.foreign is not None:
+            self._try_foreign(*self.foreign)
             return
         if self.cuts_in_start and self.start_rng.random() < self.cuts_in_start:
             self.start_and_cut(self.start_rng.choice(tuple(StartCut)))
@@ -453,6 +466,9 @@ class Machine:
                 self.note(f"{part} is there again")
                 data.entries[part] = data.durable[part] = node
         self.hidden.clear()
+        if self.foreign is not None:
+            self.note("has its own directory again")
+            self.foreign = None
 
     def _try_without(self) -> None:
         """Start although a part is missing: that must be refused, and change nothing."""
@@ -475,6 +491,27 @@ class Machine:
         data.entries["journal"] = data.durable["journal"] = copy
         self._try_in_vain(f"with the journal of {other.name}", ForeignFile, Random(0))
         del data.entries["journal"], data.durable["journal"]
+
+    def give_directory_of(self, other: Machine) -> bool:
+        """Put a copy of another machine's disk in the place of this one's, until `put_back`; False
+        when that has no directory yet. No process may be using this one's."""
+        assert self.life is None, f"{self.name} runs"
+        copy = copy_of(other.disk)
+        if self.hidden or self.foreign or copy is None:
+            return False
+        self.note(f"has the directory of {other.name}")
+        disk = SimDisk(Random(0), self.disk.profile)
+        disk.put_back(copy.root)
+        self.foreign = other.name, disk.root
+        return True
+
+    def _try_foreign(self, owner: str, root: Directory) -> None:
+        """Start with another machine's directory: that must be refused, and change nothing."""
+        self._begin_start()
+        store_rng = Random(self.start_rng.getrandbits(64))
+        own, self.disk.root = self.disk.root, root
+        self._try_in_vain(f"in the directory of {owner}", ForeignDirectory, store_rng)
+        self.disk.root = own
 
     def _try_in_vain(self, how: str, refusal: type[StorageError], rng: Random) -> None:
         opened, steps, _ = self.disk.run_job(lambda: self.open_store(NoWorkers(), rng))
@@ -530,6 +567,7 @@ class Machine:
         self.power_cut()
         self.note("gets an empty disk")
         self.hidden.clear()
+        self.foreign = None
         # Of the disk that is gone: on the new one the same numbers are those of other logs.
         self.damaged_entries.clear()
         self.untold.clear()
@@ -547,6 +585,7 @@ class Machine:
         self.power_cut()
         self.note("gets an older copy of its disk")
         self.hidden.clear()
+        self.foreign = None
         self.damaged_entries.clear()
         self.untold.clear()
         self.bereft = True

@@ -1,7 +1,8 @@
 """An operator who moves partitions: reassigns them, thinks better of it, and takes it back.
 
-Targets are drawn among all servers, whether they run or not, never fewer than three: what else goes
-wrong may take a disk away, and is made good from the others. Nothing here waits for a move to end:
+Targets are drawn among all servers, whether they run or not, never fewer than
+`Options.replicas_min`: three where something else may take a disk away, which is made good from the
+others. Nothing here waits for a move to end:
 the next command may come at any point of the last one.
 
 Must not know: faults, how replicas move.
@@ -17,7 +18,6 @@ from vdl.kafka.wire import alter_partition_reassignments as alter
 from vdl.sim.client import Failure, Message
 from vdl.sim.workload import Env
 
-REPLICAS_MIN = 3
 CANCELS = 0.2
 """Chance that a command cancels."""
 SOON = 0.3
@@ -61,9 +61,9 @@ class Mover:
         if rng.random() < CANCELS:
             self._ask(partition, None)
         else:
-            count = REPLICAS_MIN
+            least = count = self._env.options.replicas_min
             if rng.random() < ANOTHER_COUNT:
-                count = rng.randint(REPLICAS_MIN, len(self._servers))
+                count = rng.randint(least, len(self._servers))
             self._ask(partition, rng.sample(self._servers, count))
 
     def _ask(self, partition: int, replicas: list[int] | None) -> None:

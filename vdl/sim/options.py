@@ -52,6 +52,8 @@ LAGGING_INDEX_ENTRIES = 4 << 10
 
 ROLLED_BACK = 0.25
 """Chance that machines come back with older copies of their disks."""
+MISPLACED = 0.15
+"""Chance that machines are started in the directories of others."""
 
 SLOWLY_FED = 0.3
 """Chance that followers far behind are fed slowly."""
@@ -200,6 +202,8 @@ class Options:
     """A machine's process starts again and serves no clients for a while (`closed_server.py`)."""
     old_copies: float = 0.0
     """A machine comes back with an older copy of its disk."""
+    other_directories: float = 0.0
+    """A machine is started in another one's directory."""
     held_snapshots: bool = False
     """Snapshots arrive just when a checkpoint's notes are on their way to the journal."""
     majority_first: bool = False
@@ -281,8 +285,12 @@ class Options:
 
     moves: float = 0.0
     """Partitions are moved between servers, of which there are more than a partition needs."""
+    replicas_min: int = 3
+    """To so many at least; fewer than three only where no disk is taken away."""
     keyed: bool = False
     """A compacted partition is written to beside the others (`keyed.py`)."""
+    keys: int = 12
+    """Of that partition. Of few keys the newest records soon lie behind all that is compacted."""
 
     transactional_producers: int = 0
     """Producers of transactions, and readers of what they commit, in a topic of their own
@@ -447,7 +455,7 @@ def draw(rng: Random) -> Options:
     if rng.random() < GROWS:
         world = replace(world, growth=rng.randint(1, 3))
     if rng.random() < MOVING and not (world.quiet_groups or world.link_kib):
-        world = _moving(world, rng)
+        world = moving(world, rng)
     # A small memory and full links have no room for what it writes besides.
     is_roomy = not (world.link_kib or world.behind_kib or world.small_cache_kib)
     if rng.random() < COMPACTED and is_roomy and not world.quiet_groups:
@@ -467,7 +475,7 @@ def draw(rng: Random) -> Options:
     if rng.random() < FILLS and is_roomy and not world.quiet_groups:
         world = replace(world, fills_disks=True)
     if rng.random() < ANSWERED_LATE and world.transactional_producers and world.servers > 2:
-        world = _answered_late(world, rng)
+        world = answered_late(world, rng)
     if world.servers > 2 and rng.random() < BRIDGING:
         world = replace(
             world, bridges=round(rng.uniform(*BRIDGES), 3), bridged=rng.random() < BRIDGED
@@ -480,11 +488,13 @@ def draw(rng: Random) -> Options:
     if rng.random() < LAGS and is_even and not world.quiet_groups:
         world = _lagging(world, spread(*LEARNER_SYNC_MS))
     if rng.random() < ROLLED_BACK and world.servers > 2 and not world.fills_disks:
-        world = _rolled_back(world, rng)
+        world = rolled_back(world, rng)
+    if world.servers > 1 and rng.random() < MISPLACED:
+        world = replace(world, other_directories=fault(0.1, 0.5))
     return world
 
 
-def _rolled_back(drawn: Options, rng: Random) -> Options:
+def rolled_back(drawn: Options, rng: Random) -> Options:
     """The same world with old copies of disks. It takes a while until all others have noted how far
     a directory is; nothing else is lost meanwhile, or there would seldom be a moment for it."""
     return replace(
@@ -504,7 +514,7 @@ def intruded(drawn: Options, rng: Random) -> Options:
     return replace(drawn, encrypted=rng.random() < ENCRYPTED, intruders=rng.randint(1, 3))
 
 
-def _answered_late(drawn: Options, rng: Random) -> Options:
+def answered_late(drawn: Options, rng: Random) -> Options:
     """The same world with many transactions and restarts of their coordinators. Its disks and links
     are quick enough for a server that runs again at once to lead on."""
     return replace(
@@ -538,7 +548,7 @@ def _lagging(drawn: Options, sync_ms: int) -> Options:
     )
 
 
-def _moving(drawn: Options, rng: Random) -> Options:
+def moving(drawn: Options, rng: Random) -> Options:
     """The same world, with partitions that move. What a failover may take, and who must elect, was
     worked out for members that stay."""
     return replace(

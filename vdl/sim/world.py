@@ -673,7 +673,8 @@ class World:
 
         rng = Random(self._rng["keyed"].getrandbits(64))
         client = self.fresh_client("keyed")
-        self._keyed = KeyedTopic(self.machines, self.time, client, rng, written)
+        keys = self.options.keys
+        self._keyed = KeyedTopic(self.machines, self.time, client, rng, written, keys)
         self._keyed.begin()
 
     def _keyed_settles(self, keyed: KeyedTopic) -> bool:
