@@ -822,8 +822,8 @@ FAULTS = (
 )
 
 
-SPELL_MS = (500, 4_000)
-"""How long a spell of faults lasts."""
+SPELL_MS_MIN = 500
+"""How long a spell of faults lasts at least."""
 
 CALM_MS = (500, 3_500)
 """How long it is calm between two. What takes a few seconds, as a consumer group does to form,
@@ -849,7 +849,7 @@ class Nemesis:
         self._world.frames.active = True
         for row in FAULTS:
             self._schedule(row)
-        self._world.time.after(self._rng.randint(*SPELL_MS) * MS, self._calm_down)
+        self._world.time.after(self._spell_ns(), self._calm_down)
 
     def _calm_down(self) -> None:
         """The spell is over."""
@@ -859,9 +859,12 @@ class Nemesis:
             self._over(number)
         self._world.note("calm")
         calm_ns = self._rng.randint(*CALM_MS) * MS
-        spell_ns = self._rng.randint(*SPELL_MS) * MS
+        spell_ns = self._spell_ns()
         self._calm_end_ns = self._world.time.now_ns + calm_ns
         self._world.time.after(calm_ns + spell_ns, self._calm_down)
+
+    def _spell_ns(self) -> int:
+        return self._rng.randint(SPELL_MS_MIN, self._options.spell_ms_max) * MS
 
     def _schedule(self, row: Row) -> None:
         rate = row.rate(self._options)

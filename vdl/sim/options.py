@@ -144,6 +144,9 @@ class Options:
     """By how much the servers' monotonic clocks may run too fast or too slow."""
 
     # Faults.
+    spell_ms_max: int = 4_000
+    """Faults come in spells of so long at most: a few seconds, or they would all be under way at
+    one time. What shows only once a fault has lasted needs longer ones."""
     kills: float = 0.0
     power_cuts: float = 0.0
     cuts_in_write: float = 0.0
