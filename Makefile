@@ -7,7 +7,7 @@
 #   make check          format, lint, types, tidy, generated code; writes nothing
 #   make fix            format and repair what can be repaired
 #   make gen            regenerate the Kafka codec and the gRPC modules
-#   make sim SEEDS=100 FIRST=1 [MINUTES=8]
+#   make sim SEEDS=100 FIRST=1 [MINUTES=8] [KIND=power]
 #   make chaos          real servers and disks, mistreated at length; CUTS=200, FLIPS=300, SYNCS=20,
 #                       FAILOVERS=10, BRIDGES=10, CHURN=300, LISTS=600 one kind only
 #   make bad-night      some thirty faults on real servers, what they say of each, and the runbook's cure;
@@ -146,7 +146,7 @@ conformance: $(DEV)
 	@exec $(BIN)/python -m tests.conformance.run $(DIR)
 
 sim: $(DEV)
-	@exec $(BIN)/vdl sim --seeds $(SEEDS) --first $(FIRST) --minutes $(MINUTES)
+	@exec $(BIN)/vdl sim --seeds $(SEEDS) --first $(FIRST) --minutes $(MINUTES) $(if $(KIND),--kind $(KIND))
 
 # CUTS, FLIPS, SYNCS, FAILOVERS, BRIDGES, CHURN and LISTS choose a test each and say how much of it; without any
 # of them everything runs in its full form, more than an hour. SEED draws the same again.

@@ -11,9 +11,11 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import pytest
 
 from tests.sim.passed import note
-from vdl.sim.run import Summary, run_seeds, summarize
+from vdl.sim.kinds import KINDS
+from vdl.sim.run import Summary, again, run_seeds, summarize
 
 SEEDS = 60
+OF_EACH_KIND = 2
 PROCESSES = 2
 AGAIN = (7, 21)
 ONCE_FAILED = (
@@ -64,6 +66,14 @@ def test_seeds_that_once_failed_do_not_any_more(results: list[Summary]) -> None:
     assert not bad, "\n".join(bad)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_world_of_a_kind_violates_anything(kind: str) -> None:
+    """What is turned up there must do no harm either."""
+    found = list(run_seeds(1, OF_EACH_KIND, kind=kind, processes=1))
+    bad = [complaint(result) for result in found if not result.ok]
+    assert not bad, "\n".join(bad)
+
+
 def test_same_seed_gives_the_same_trace_whatever_the_hash_seed(results: list[Summary]) -> None:
     """A seed is the whole world: nothing depends on Python's hash seed or on what ran before."""
     work = [(seed, hash_seed) for seed in AGAIN for hash_seed in ("1", "2")]
@@ -77,7 +87,7 @@ def test_same_seed_gives_the_same_trace_whatever_the_hash_seed(results: list[Sum
 def complaint(result: Summary) -> str:
     return (
         f"{result.line()}\n  " + "\n  ".join(result.violations[:5])
-        + f"\n  again: vdl sim --seed {result.seed}"
+        + f"\n  again: {again(result.seed, result.kind)}"
     )  # fmt: skip
 
 

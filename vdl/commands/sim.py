@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from vdl.sim.kinds import KINDS
 from vdl.sim.run import main as run
 
 
@@ -17,18 +18,29 @@ from vdl.sim.run import main as run
     default=0.0,
     help="Then go on with fresh seeds for so long; the first of them is printed.",
 )
+@click.option(
+    "--kind", type=click.Choice(list(KINDS)), help="Worlds of one kind only: it is turned up."
+)
 @click.option("--echo", is_flag=True, help="Print every event as it happens (one seed).")
 @click.option(
     "--history", default="", metavar="FILE",
     help="Write what the clients did and saw, for `vdl check` (one seed).",
 )  # fmt: skip
 def sim(
-    *, seed: int | None, seeds: int, first: int, minutes: float, echo: bool, history: str
+    *,
+    seed: int | None,
+    seeds: int,
+    first: int,
+    minutes: float,
+    kind: str | None,
+    echo: bool,
+    history: str,
 ) -> int:
     """Simulate whole clusters from seeds: crashes, pauses, partitions, and clients that remember.
 
     Exits with 1 when anything that must hold did not; prints the command that does it again.
     """
     return run(
-        seed=seed, seeds=seeds, first=first, minutes=minutes, echo=echo, history_path=history
-    )
+        seed=seed, seeds=seeds, first=first, minutes=minutes, kind=kind or "", echo=echo,
+        history_path=history,
+    )  # fmt: skip

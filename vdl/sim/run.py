@@ -3,6 +3,7 @@
     vdl sim --seed 7                 one seed, with its options and its trace hash
     vdl sim --seeds 100 --first 1    many, over all processors
     vdl sim --seeds 200 --minutes 8  these, then fresh ones for as long
+    vdl sim --kind power --seeds 40  worlds of one kind (`kinds.py`)
 
 A failing seed prints the one command that runs it again; the same seed gives the same hash, on any
 machine, whatever Python's own hash seed is.
@@ -23,15 +24,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 from random import Random
 
 from vdl.check import history
-from vdl.sim.options import Options, draw
+from vdl.sim.kinds import draw_of
+from vdl.sim.options import Options
 from vdl.sim.world import ACKNOWLEDGEMENTS_MIN, CRASHES_MIN, ELECTIONS_MIN, Outcome, World
 
 VIOLATIONS_SHOWN = 10
@@ -48,6 +51,7 @@ class Summary:
     """An outcome without its history: what travels between processes."""
 
     seed: int
+    kind: str
     options: str
     violations: tuple[str, ...]
     tail: tuple[str, ...]
@@ -78,16 +82,21 @@ class Summary:
         )
 
 
-def run_seed(seed: int, *, echo: bool = False, options: Options | None = None) -> Outcome:
-    """The world of a seed, lived to its end. `options` overrides what the seed would draw."""
-    return World(seed, options or draw(Random(f"options {seed}")), echo=echo).run()
+def run_seed(
+    seed: int, *, kind: str = "", echo: bool = False, options: Options | None = None
+) -> Outcome:
+    """The world of a seed, lived to its end. `kind`: see `kinds`; `options` overrides what the seed
+    would draw. Raises KeyError when there is no such kind."""
+    name = f"{kind} {seed}" if kind else str(seed)
+    drawn = options or draw_of(kind, Random(f"options {name}"))
+    return World(seed, drawn, echo=echo).run()
 
 
-def summarize(seed: int) -> Summary:
+def summarize(seed: int, *, kind: str = "") -> Summary:
     """Run a seed and keep what is worth telling. Top level, so that a process pool can call it."""
     began = time.process_time()
-    outcome = run_seed(seed)
-    found = summary(outcome, time.process_time() - began)
+    outcome = run_seed(seed, kind=kind)
+    found = summary(outcome, time.process_time() - began, kind)
     # A world is one circle. Left to itself the collector waits for hundreds of them: gigabytes, in
     # which the next worlds take five times as long.
     del outcome
@@ -95,9 +104,10 @@ def summarize(seed: int) -> Summary:
     return found
 
 
-def summary(outcome: Outcome, cpu_s: float) -> Summary:
+def summary(outcome: Outcome, cpu_s: float, kind: str) -> Summary:
     return Summary(
         seed=outcome.seed,
+        kind=kind,
         options=outcome.options.describe(),
         violations=tuple(map(str, outcome.violations)),
         tail=tuple(outcome.trace.tail)[-TAIL_SHOWN:] if outcome.violations else (),
@@ -114,14 +124,14 @@ def summary(outcome: Outcome, cpu_s: float) -> Summary:
     )
 
 
-def run_seeds(first: int, count: int, *, processes: int = 0) -> Iterator[Summary]:
+def run_seeds(first: int, count: int, *, kind: str = "", processes: int = 0) -> Iterator[Summary]:
     """Run seeds from `first` on until `count` of them count, in order of completion.
 
     Which ones are run depends on nothing but the seeds: what is missing after a round is the size
     of the next.
     """
     end, runs_left = first, RUNS_PER_SEED_MAX * count
-    with _Pool(processes) as pool:
+    with _Pool(processes, kind) as pool:
         while count > 0 and runs_left > 0:
             begin, end = end, end + min(count, runs_left)
             runs_left -= end - begin
@@ -130,13 +140,15 @@ def run_seeds(first: int, count: int, *, processes: int = 0) -> Iterator[Summary
                 yield result
 
 
-def run_fresh(minutes: float, *, first: int = 0, processes: int = 0) -> Iterator[Summary]:
+def run_fresh(
+    minutes: float, *, first: int = 0, kind: str = "", processes: int = 0
+) -> Iterator[Summary]:
     """Run seeds that nobody has run before, until the time is over; from `first` on, if given."""
     first = first or FRESH_SEEDS + time.time_ns() // 1_000_000
     sys.stdout.write(f"fresh seeds from {first}\n")
     sys.stdout.flush()
     until = time.monotonic() + minutes * 60
-    with _Pool(processes) as pool:
+    with _Pool(processes, kind) as pool:
         yield from pool.run(takewhile(lambda _: time.monotonic() < until, itertools.count(first)))
 
 
@@ -159,7 +171,8 @@ class _Pool:
     """Interpreters that run seeds, each a fresh one: a world must not depend on what its parent had
     loaded. One process runs them here instead."""
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, kind: str) -> None:
+        self._live: Callable[[int], Summary] = partial(summarize, kind=kind)
         self._processes = processes or os.cpu_count() or 1
         self._executor: ProcessPoolExecutor | None = None
 
@@ -178,13 +191,13 @@ class _Pool:
     def run(self, seeds: Iterable[int]) -> Iterator[Summary]:
         """Each seed's outcome, as it comes; the next seed is taken when there is room for it."""
         if self._executor is None:
-            yield from map(summarize, seeds)
+            yield from map(self._live, seeds)
             return
         left = iter(seeds)
         running: set[Future[Summary]] = set()
         while True:
             room = 2 * self._processes - len(running)
-            running |= {self._executor.submit(summarize, seed) for seed in islice(left, room)}
+            running |= {self._executor.submit(self._live, seed) for seed in islice(left, room)}
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -233,15 +246,16 @@ def main(
     seeds: int = 1,
     first: int = 1,
     minutes: float = 0.0,
+    kind: str = "",
     echo: bool = False,
     history_path: str = "",
 ) -> int:
     """The command; 0 when nothing was violated and as many seeds counted as were asked for."""
     if seed is not None:
-        return _one(seed, echo=echo, history_path=history_path)
+        return _one(seed, kind=kind, echo=echo, history_path=history_path)
     totals = Totals()
-    fresh = run_fresh(minutes) if minutes else ()
-    for result in itertools.chain(run_seeds(first, seeds), fresh):
+    fresh = run_fresh(minutes, kind=kind) if minutes else ()
+    for result in itertools.chain(run_seeds(first, seeds, kind=kind), fresh):
         totals.add(result)
         sys.stdout.write(result.line() + "\n")
         if not result.ok:
@@ -251,10 +265,10 @@ def main(
     return 1 if totals.violations or totals.counted < seeds else 0
 
 
-def _one(seed: int, *, echo: bool, history_path: str) -> int:
+def _one(seed: int, *, kind: str, echo: bool, history_path: str) -> int:
     began = time.process_time()
-    outcome = run_seed(seed, echo=echo)
-    result = summary(outcome, time.process_time() - began)
+    outcome = run_seed(seed, kind=kind, echo=echo)
+    result = summary(outcome, time.process_time() - began, kind)
     sys.stdout.write(f"options: {result.options}\n{result.line()}\n")
     if history_path:
         with Path(history_path).open("w") as file:
@@ -272,4 +286,9 @@ def _show(result: Summary) -> None:
         sys.stdout.write(f"  {violation}\n")
     if len(result.violations) > VIOLATIONS_SHOWN:
         sys.stdout.write(f"  … and {len(result.violations) - VIOLATIONS_SHOWN} more\n")
-    sys.stdout.write(f"  again: vdl sim --seed {result.seed}\n")
+    sys.stdout.write(f"  again: {again(result.seed, result.kind)}\n")
+
+
+def again(seed: int, kind: str) -> str:
+    """The command that lives a world again."""
+    return f"vdl sim --seed {seed}" + (f" --kind {kind}" if kind else "")

@@ -13,9 +13,9 @@ from vdl.sim.run import FRESH_SEEDS, RUNS_PER_SEED_MAX, Summary, run_fresh, run_
 
 def lived(seed: int, *, counts: bool, violations: tuple[str, ...] = ()) -> Summary:
     return Summary(
-        seed=seed, options="", violations=violations, tail=(), events=1_000, faults=10, crashes=5,
-        elections=20, acknowledgements=200, polled=300, virtual_s=10.0, cpu_s=0.5, hash="",
-        counts=counts,
+        seed=seed, kind="", options="", violations=violations, tail=(), events=1_000, faults=10,
+        crashes=5, elections=20, acknowledgements=200, polled=300, virtual_s=10.0, cpu_s=0.5,
+        hash="", counts=counts,
     )  # fmt: skip
 
 
@@ -24,7 +24,11 @@ def worlds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], Summary
     """Replaces worlds by what they come to, in this process."""
 
     def replace(summarize: Callable[[int], Summary]) -> None:
-        monkeypatch.setattr(run, "summarize", summarize)
+        def live(seed: int, *, kind: str) -> Summary:
+            assert kind == ""
+            return summarize(seed)
+
+        monkeypatch.setattr(run, "summarize", live)
         monkeypatch.setattr("os.cpu_count", lambda: 1)
 
     return replace

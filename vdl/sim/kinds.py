@@ -1,0 +1,221 @@
+"""Kinds of worlds: one thing turned up, most of the others left out.
+
+`options.draw` makes worlds with a little of everything. What needs several of the same faults in
+one place is rare there, and each world is heavy. So a kind draws the same weather, disks and
+clients, keeps few of the faults, and adds those that it is about. A swarm of such worlds meets more
+than one that has all of it: what one fault needs, another one hinders (Groce and others, *Swarm
+testing*, 2012).
+
+Nothing here is a script: what happens, when and to whom is drawn as ever, and code without a bug
+lives every world of every kind without a violation.
+
+Must not know: how any of it is done, bugs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from vdl.sim.options import (
+    PRODUCER_EXPIRY_MS,
+    SHARE_LIMITS,
+    Options,
+    answered_late,
+    draw,
+    intruded,
+    moving,
+    rolled_back,
+)
+
+WORLD = (
+    "coordinators", "partitions", "delay_us", "jitter_us", "loss", "split", "raft_loss",
+    "raft_duplicates", "raft_delays", "turn_us", "sync_us", "drift_ppm", "segment_kib",
+    "journal_kib", "checkpoint_kib", "command_entries", "min_in_sync", "idempotent_producers",
+    "plain_producers", "readers", "sends_per_second", "records_max", "record_bytes_max",
+    "place_bytes", "fetch_sessions", "old_clients",
+)  # fmt: skip
+"""What a world of a kind has as one of all kinds has it."""
+FAULTS = (
+    "kills", "power_cuts", "cuts_in_write", "stops", "pauses", "partitions_cut", "one_way_cuts",
+    "resets", "clogs", "slow_disks", "sync_failures", "outages", "brownouts", "cuts_in_start",
+    "cuts_at_places", "deafness", "flush_starves",
+)  # fmt: skip
+"""Of these it has a few."""
+KEPT = 0.3
+SERVERS = (2, 3, 3, 3, 3, 4, 5)
+SECONDS = (6, 9)
+LONG_SPELL_MS = 9_000
+SLOW_US = (2_000, 30_000)
+"""Delays of links on which what is asked in two steps is often half done."""
+
+Turn = Callable[[Options, Random], Options]
+
+
+def _rate(rng: Random, low: float, high: float) -> float:
+    return round(rng.uniform(low, high), 3)
+
+
+def _elections(world: Options, rng: Random) -> Options:
+    """Servers that hear some of the others, or are heard by some, for as long as it takes to depose
+    a leader and to notice that it goes on."""
+    return replace(
+        _of_three(world),
+        spell_ms_max=LONG_SPELL_MS,
+        partitions_cut=_rate(rng, 0.1, 0.6),
+        one_way_cuts=_rate(rng, 0.1, 0.6),
+        bridges=_rate(rng, 0.0, 0.4),
+        deafness=_rate(rng, 0.0, 0.4),
+        pauses=_rate(rng, 0.0, 0.4),
+        lone_leaders=_rate(rng, 0.2, 0.8),
+        held_snapshots=rng.random() < 0.5,
+        members=rng.randint(0, 2),
+    )
+
+
+def _power(world: Options, rng: Random) -> Options:
+    """Power that fails at every place of small stores, and in starts."""
+    return replace(
+        world,
+        power_cuts=_rate(rng, 0.2, 0.6),
+        cuts_in_write=_rate(rng, 0.0, 0.4),
+        cuts_at_places=_rate(rng, 0.3, 0.9),
+        brownouts=_rate(rng, 0.0, 0.3),
+        outages=_rate(rng, 0.0, 0.2),
+        cuts_in_start=_rate(rng, 0.0, 0.5),
+        segment_kib=rng.choice((4, 8, 16, 32)),
+        journal_kib=rng.choice((32, 48, 64)),
+        checkpoint_kib=rng.choice((16, 32, 64)),
+        index_entries=rng.choice((16, 64, 256)),
+    )
+
+
+def _damage(world: Options, rng: Random) -> Options:
+    """Disks that flip bits and lose pages and parts: two sorts of it, or each would wait for what
+    the others leave to be made good."""
+    often = rng.choice(("damaged_entries", "bad_pages"))
+    seldom = rng.choice(("bad_blocks", "damage", "missing", "bad_headers", "second_openers"))
+    rates: dict[str, Any] = {often: _rate(rng, 0.5, 1.2), seldom: _rate(rng, 0.1, 0.4)}
+    return replace(
+        _of_three(world),
+        kills=_rate(rng, 0.1, 0.4),
+        segment_kib=rng.choice((4, 8, 16, 32)),
+        checkpoint_kib=rng.choice((16, 32, 64)),
+        keyed=rng.random() < 0.3,
+        **rates,
+    )
+
+
+def _groups(world: Options, rng: Random) -> Options:
+    """Members of groups of all sorts, and coordinators that fail."""
+    return replace(
+        world,
+        members=rng.randint(2, 4),
+        share_members=rng.choice((0, 0, 2)),
+        share_limit=rng.choice(SHARE_LIMITS),
+        epoch_members=rng.randint(0, 3),
+        late_commits=rng.random() < 0.5,
+        lone_leaders=_rate(rng, 0.0, 0.3),
+        kills=_rate(rng, 0.2, 0.6),
+        delay_us=rng.choice((world.delay_us, rng.randint(*SLOW_US))),
+        checkpoint_kib=rng.choice((2, 4, 16, 64)),
+        command_entries=rng.choice((3, 20, 100)),
+        growth=rng.choice((0, 0, 1)),
+    )
+
+
+def _compacted(world: Options, rng: Random) -> Options:
+    """A compacted partition, and crashes in its compaction."""
+    return replace(
+        world,
+        keyed=True,
+        keys=rng.randint(12, 200),
+        kills=_rate(rng, 0.1, 0.4),
+        cuts_at_places=_rate(rng, 0.1, 0.6),
+        bad_pages=_rate(rng, 0.0, 0.3),
+        segment_kib=rng.choice((4, 8, 16)),
+    )
+
+
+def _transactions(world: Options, rng: Random) -> Options:
+    """Many transactions, and coordinators that start again while commands of theirs are on their
+    way."""
+    return replace(
+        answered_late(_of_three(world), rng),
+        kills=_rate(rng, 0.1, 0.5),
+        lone_leaders=_rate(rng, 0.0, 0.3),
+        checkpoint_kib=rng.choice((16, 64, 256)),
+    )
+
+
+def _directories(world: Options, rng: Random) -> Options:
+    """Servers that come back with directories that are not what they were."""
+    world = replace(
+        _of_three(world), kills=_rate(rng, 0.0, 0.3), other_directories=_rate(rng, 0.2, 0.8)
+    )
+    return rolled_back(world, rng)
+
+
+def _moves(world: Options, rng: Random) -> Options:
+    """Partitions that move, with more servers than replicas, also to two and to one."""
+    least = rng.randint(1, 3)
+    return replace(
+        moving(world, rng),
+        replicas_min=least,
+        min_in_sync=min(world.min_in_sync, least),
+        kills=_rate(rng, 0.1, 0.4),
+        topic_churn=_rate(rng, 0.0, 0.3),
+        growth=rng.choice((0, 0, 1)),
+    )
+
+
+def _intruders(world: Options, rng: Random) -> Options:
+    """Somebody says to be a server and is none."""
+    return replace(intruded(_of_three(world), rng), encrypted=True, kills=_rate(rng, 0.1, 0.4))
+
+
+def _clocks(world: Options, rng: Random) -> Options:
+    """Clocks that are wrong by days and decades, and machines that sleep."""
+    return replace(
+        _of_three(world),
+        wrong_clocks=_rate(rng, 0.2, 0.6),
+        clock_steps=_rate(rng, 0.2, 0.6),
+        sleeps=_rate(rng, 0.0, 0.2),
+        clock_jumps=_rate(rng, 0.0, 0.3),
+        producer_expiry_ms=rng.choice((0, rng.randint(*PRODUCER_EXPIRY_MS))),
+        members=rng.randint(0, 2),
+    )
+
+
+def _of_three(world: Options) -> Options:
+    """The same world with servers enough for a majority without one of them."""
+    return replace(world, servers=max(3, world.servers))
+
+
+KINDS: dict[str, Turn] = {
+    "elections": _elections,
+    "power": _power,
+    "damage": _damage,
+    "groups": _groups,
+    "compacted": _compacted,
+    "transactions": _transactions,
+    "directories": _directories,
+    "moves": _moves,
+    "intruders": _intruders,
+    "clocks": _clocks,
+}
+"""By name: what it turns up."""
+
+
+def draw_of(kind: str, rng: Random) -> Options:
+    """A world of a kind; "": one of all kinds. Raises KeyError."""
+    if not kind:
+        return draw(rng)
+    turn = KINDS[kind]
+    drawn = draw(rng)
+    kept = {name: getattr(drawn, name) for name in WORLD}
+    kept |= {name: getattr(drawn, name) for name in FAULTS if rng.random() < KEPT}
+    world = Options(servers=rng.choice(SERVERS), seconds=rng.randint(*SECONDS), members=0, **kept)
+    return turn(world, rng)
