@@ -1,6 +1,7 @@
 """The search for planted bugs: which worlds show one, and how many had to be looked at.
 
-A mutation is looked for in two ways. *Full*: seeds 1, 2, 3, … up to a limit. *Recorded*: first the
+A mutation is looked for in worlds of the kind that its patch names, or of all kinds, in two ways.
+*Full*: seeds 1, 2, 3, … up to a limit. *Recorded*: first the
 seeds of `seeds.toml`, which found it before; what a seed does changes with the production code, so
 when those miss, a bounded search from seed 1 follows. The full search begins with one world without
 faults, where clients must notice nothing: a bug that any happy path meets proves nothing about
@@ -29,6 +30,7 @@ from threading import Lock
 from typing import Any, Protocol
 
 from tests.mutants.patches import HERE, ROOT, Mutation, PatchError, apply, copy_packages, touched
+from vdl.sim.run import again
 
 WORKER = HERE / "worker.py"
 # As it was: pytest changes it in one thread while others start processes.
@@ -98,11 +100,11 @@ class Hunt:
 
 
 class Live(Protocol):
-    """Lives worlds with some code. `quiet`: without faults; `first`: up to the first violation
-    only. Yields them as they end. Raises WorkerError."""
+    """Lives worlds with some code. `kind`: of that kind; `quiet`: without faults; `first`: up to
+    the first violation only. Yields them as they end. Raises WorkerError."""
 
     def __call__(
-        self, seeds: Sequence[int], *, quiet: bool = False, first: bool = False
+        self, seeds: Sequence[int], *, kind: str = "", quiet: bool = False, first: bool = False
     ) -> Generator[World, None, None]: ...
 
 
@@ -110,27 +112,29 @@ class Copies:
     """Copies of the production code as it was when the search began. Close it at the end."""
 
     def __init__(self, directory: Path, *, passed: Iterable[int] = ()) -> None:
-        """`passed`: seeds that this code is known to pass."""
+        """`passed`: seeds of worlds of all kinds that this code is known to pass."""
         self.clean = directory / "clean"
         self._directory = directory
         copy_packages(ROOT, self.clean)
         (self.calm,) = live(self.clean, [QUIET_SEED], quiet=True)
         """Its world without faults. What that compiled is copied with the code from now on."""
-        self._passes = dict.fromkeys(passed, True)
+        self._passes = {("", seed): True for seed in passed}
         self._lock = Lock()
         self._idle: SimpleQueue[Warm] = SimpleQueue()
 
-    def passes(self, seed: int) -> bool:
+    def passes(self, seed: int, kind: str) -> bool:
         """Whether the unmutated code passes the seed; lived once."""
         with self._lock:
-            if seed not in self._passes:
-                (world,) = live(self.clean, [seed])
-                self._passes[seed] = world.ended and not world.violations
-            return self._passes[seed]
+            if (kind, seed) not in self._passes:
+                (world,) = live(self.clean, [seed], kind=kind)
+                self._passes[kind, seed] = world.ended and not world.violations
+            return self._passes[kind, seed]
 
-    def failing(self) -> list[int]:
-        """Seeds that the unmutated code was seen to violate something in."""
-        return sorted(seed for seed, passed in self._passes.items() if not passed)
+    def failing(self) -> list[str]:
+        """Commands that show what the unmutated code was seen to violate."""
+        return sorted(
+            again(seed, kind) for (kind, seed), passed in self._passes.items() if not passed
+        )
 
     @contextmanager
     def mutated(self, mutation: Mutation) -> Iterator[Live]:
@@ -185,7 +189,7 @@ class Warm:
 
     def takes(self, sources: Mapping[str, str]) -> bool:
         """Whether the files differ from the modules in bodies of functions only."""
-        takes: bool = self._ask({"sources": sources, "quiet": False, "first": False})["planted"]
+        takes: bool = self._ask(asked(sources))["planted"]
         if takes:
             self._say("")
         return takes
@@ -195,12 +199,13 @@ class Warm:
         sources: Mapping[str, str],
         seeds: Sequence[int],
         *,
+        kind: str = "",
         quiet: bool = False,
         first: bool = False,
     ) -> Generator[World, None, None]:
         """See `Live`; `sources`: by module, the files to take the functions from."""
-        asked = {"sources": sources, "quiet": quiet, "first": first}
-        assert self._ask(asked)["planted"], "it took them before"
+        question = asked(sources, kind=kind, quiet=quiet, first=first)
+        assert self._ask(question)["planted"], "it took them before"
         try:
             for seed in seeds:
                 yield _world(self._ask(seed))
@@ -235,12 +240,24 @@ class Warm:
         return self._errors.read()[-2_000:]
 
 
+def asked(
+    sources: Mapping[str, str], *, kind: str = "", quiet: bool = False, first: bool = False
+) -> dict[str, object]:
+    """What a warm process is told to live worlds: see `worker`."""
+    return {"sources": sources, "kind": kind, "quiet": quiet, "first": first}
+
+
 def live(
-    tree: Path, seeds: Sequence[int], *, quiet: bool = False, first: bool = False
+    tree: Path,
+    seeds: Sequence[int],
+    *,
+    kind: str = "",
+    quiet: bool = False,
+    first: bool = False,
 ) -> Generator[World, None, None]:
     """See `Live`; with the code in `tree`, which is loaded anew."""
     command = [sys.executable, "-P", str(WORKER), str(tree)]
-    command += ["--quiet"] * quiet + ["--first"] * first
+    command += ["--kind", kind, *["--quiet"] * quiet, *["--first"] * first]
     environment = {**ENVIRONMENT, "PYTHONPATH": str(tree)}
     with (
         tempfile.TemporaryFile("w+") as errors,
@@ -285,7 +302,7 @@ def hunt(
         with copies.mutated(mutation) as live_mutated:
             if calm:
                 (result.calm,) = live_mutated([QUIET_SEED], quiet=True)
-            with closing(live_mutated(seeds, first=first)) as worlds:
+            with closing(live_mutated(seeds, kind=mutation.worlds, first=first)) as worlds:
                 _look_at(worlds, copies, result, enough)
     except (PatchError, WorkerError) as error:
         result.problem = str(error)
@@ -300,7 +317,7 @@ def _look_at(worlds: Iterator[World], copies: Copies, result: Hunt, enough: int)
         else:
             result.tried += 1
         result.unended += not world.ended
-        if world.violations and copies.passes(world.seed):
+        if world.violations and copies.passes(world.seed, result.mutation.worlds):
             result.found.append(world)
         if len(result.found) >= enough or behind >= BEHIND_MAX:
             return
@@ -317,7 +334,7 @@ def hunt_all(
     """Every search, several at a time, in the order given."""
     with ThreadPoolExecutor(processes or os.cpu_count() or 1) as pool:
         futures = [
-            pool.submit(hunt, copies, mutation, seeds, enough=enough, calm=calm)
+            pool.submit(hunt, copies, mutation, seeds, enough=enough, calm=calm, first=True)
             for mutation, seeds in work
         ]
         try:

@@ -6,7 +6,10 @@ in a temporary directory, never to the tree it came from.
 
 A planted bug must leave the happy path alone: in a world where nothing goes wrong, clients produce
 and consume as ever. Where the simulator sees it even there, because it looks at the disks and at
-every replica and not only at what clients are told, a second line says so: `Quiet: why`.
+every replica and not only at what clients are told, a line below says so: `Quiet: why`.
+
+Most bugs show in worlds of all kinds. One that needs several of the same faults is looked for in
+worlds of one kind (`vdl/sim/kinds.py`), which a line names: `Worlds: power`.
 
 Must not know: how a mutated copy is run, what finds it.
 """
@@ -19,6 +22,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from vdl.sim.kinds import KINDS
+
 HERE = Path(__file__).resolve().parent
 UNSEEN = HERE / "unseen"
 """Mutations that nothing has found yet: what the simulator is still blind to."""
@@ -29,7 +34,7 @@ PACKAGES = ("ids", "raft", "rpc", "segments", "vdl")
 
 FILE_NAME = re.compile(r"(\d{2,3})-([a-z0-9-]+)\.patch")
 CITATION = re.compile(r"§|Figure 2|RELIABILITY|segments/README|KIP-\d|KAFKA-\d")
-QUIET = "Quiet: "
+WORLDS, QUIET = "Worlds: ", "Quiet: "
 
 
 class PatchError(Exception):
@@ -38,11 +43,13 @@ class PatchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One planted bug. `quiet`: why a world without faults shows it, empty when none does."""
+    """One planted bug. `worlds`: the kind of worlds it is looked for in, empty for all kinds;
+    `quiet`: why a world without faults shows it, empty when none does."""
 
     number: int
     name: str
     sentence: str
+    worlds: str
     quiet: str
     path: Path
 
@@ -54,14 +61,17 @@ def load(path: Path) -> Mutation:
         raise PatchError(f"{path.name}: not NN-name.patch")
     head, separator, _ = path.read_text(encoding="utf-8").partition("--- a/")
     lines = head.splitlines()
-    if not separator or not 1 <= len(lines) <= 2:
-        raise PatchError(f"{path.name}: one sentence, perhaps a `Quiet:` line, then the diff")
-    quiet = ""
-    if len(lines) == 2:
-        if not lines[1].startswith(QUIET):
-            raise PatchError(f"{path.name}: the second line does not begin with `{QUIET}`")
-        quiet = lines[1].removeprefix(QUIET)
-    return Mutation(int(match[1]), match[2], lines[0], quiet, path)
+    if not separator or not lines:
+        raise PatchError(f"{path.name}: a sentence, then the diff")
+    told = {WORLDS: "", QUIET: ""}
+    for line in lines[1:]:
+        key = next((key for key in told if line.startswith(key) and not told[key]), None)
+        if key is None:
+            raise PatchError(f"{path.name}: below the sentence, only `{WORLDS}` and `{QUIET}`")
+        told[key] = line.removeprefix(key)
+    if told[WORLDS] and told[WORLDS] not in KINDS:
+        raise PatchError(f"{path.name}: there are no worlds of kind {told[WORLDS]}")
+    return Mutation(int(match[1]), match[2], lines[0], told[WORLDS], told[QUIET], path)
 
 
 def load_all(directory: Path = HERE) -> list[Mutation]:

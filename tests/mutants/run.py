@@ -69,8 +69,8 @@ def main() -> int:
             hunts.append(one)
             print(row(one), flush=True)
         failing = copies.failing()
-    for seed in failing:
-        print(f"seed {seed} fails without any mutation: vdl sim --seed {seed}")
+    for command in failing:
+        print(f"fails without any mutation: {command}")
     if arguments.record:
         record(hunts)
     print(last_line(hunts))

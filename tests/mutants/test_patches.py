@@ -10,6 +10,7 @@ from tests.mutants.patches import (
     CITATION,
     HERE,
     PACKAGES,
+    PatchError,
     apply,
     copy_packages,
     load,
@@ -63,6 +64,18 @@ def test_patch_says_its_rule_and_applies(path, clean, tmp_path):
     apply(mutation, tmp_path)
     for name in changed:
         ast.parse((tmp_path / name).read_text(encoding="utf-8"))
+
+
+def test_head_may_name_worlds_of_a_kind_that_there_is(tmp_path):
+    """And say why a world without faults shows the bug; nothing else."""
+    path = tmp_path / "07-some-bug.patch"
+    path.write_text("A bug (§5).\nWorlds: power\nQuiet: why\n--- a/raft/log.py\n")
+    mutation = load(path)
+    assert (mutation.worlds, mutation.quiet) == ("power", "why")
+    for head in ("Worlds: nowhere", "Worlds: power\nWorlds: damage", "Seeds: 1"):
+        path.write_text(f"A bug (§5).\n{head}\n--- a/raft/log.py\n")
+        with pytest.raises(PatchError):
+            load(path)
 
 
 def test_note_of_passed_seeds_is_of_this_code_alone(clean, tmp_path):

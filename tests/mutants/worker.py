@@ -1,20 +1,20 @@
 """Runs worlds with the code of one copy: a process of its own, so that nothing is shared.
 
-    echo 1 2 3 | PYTHONPATH=COPY python -P worker.py COPY [--quiet] [--first]
+    echo 1 2 3 | PYTHONPATH=COPY python -P worker.py COPY [--kind KIND] [--quiet] [--first]
     PYTHONPATH=COPY python -P worker.py COPY --warm
 
 Reads seeds and prints one line of JSON for each, until whoever reads those has seen enough and ends
-it. With `--quiet` the worlds are without faults and have fixed options. With `--first` a world ends
-at its first violation: what follows one takes long and tells nothing new. `cpu_s` is what the world
-took up to there, in processor time. A world that does not end within its processor time is reported
-as such; it is no finding. A world is `happy` when clients wrote, everything could be read at the
-end, and the history has no anomaly.
+it. With `--kind` the worlds are of that kind (`vdl/sim/kinds.py`). With `--quiet` they are without
+faults and have fixed options. With `--first` a world ends at its first violation: what follows one
+takes long and tells nothing new. `cpu_s` is what the world took up to there, in processor time. A
+world that does not end within its processor time is reported as such; it is no finding. A world is
+`happy` when clients wrote, everything could be read at the end, and the history has no anomaly.
 
 With `--warm` it loads the code once, which takes as long as a world, and reads lines. One of JSON,
-`{"sources": {module: file}, "quiet": bool, "first": bool}`, makes a child that goes on with the
-functions of those files in place of the modules' own; `{"planted": bool}` answers whether it could:
-where more than bodies of functions differs, the code has to be loaded. The child then reads seeds,
-one a line, each answered as above, until an empty line ends it.
+`{"sources": {module: file}, "kind": str, "quiet": bool, "first": bool}`, makes a child that goes on
+with the functions of those files in place of the modules' own; `{"planted": bool}` answers whether
+it could: where more than bodies of functions differs, the code has to be loaded. The child then
+reads seeds, one a line, each answered as above, until an empty line ends it.
 
 Must not know: what is planted in the copy.
 """
@@ -52,6 +52,7 @@ class _Violated(BaseException):
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("copy", type=Path)
+    parser.add_argument("--kind", default="")
     parser.add_argument("--quiet", action="store_true")
     parser.add_argument("--first", action="store_true")
     parser.add_argument("--warm", action="store_true")
@@ -68,7 +69,8 @@ def main() -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     if functions is not None:
         return serve(functions)
-    return live(map(int, sys.stdin.read().split()), quiet=arguments.quiet, first=arguments.first)
+    seeds = map(int, sys.stdin.read().split())
+    return live(seeds, kind=arguments.kind, quiet=arguments.quiet, first=arguments.first)
 
 
 def serve(functions: Functions) -> int:
@@ -77,10 +79,10 @@ def serve(functions: Functions) -> int:
         child = os.fork()
         if not child:
             asked = json.loads(line)
-            is_planted = functions.replace(asked["sources"])
+            is_planted = functions.replace(asked.pop("sources"))
             tell({"planted": is_planted})
             seeds = map(int, lines()) if is_planted else ()
-            os._exit(live(seeds, quiet=asked["quiet"], first=asked["first"]))
+            os._exit(live(seeds, **asked))
         # It reads what comes until it ends.
         _, status = os.waitpid(child, 0)
         if status:
@@ -88,7 +90,7 @@ def serve(functions: Functions) -> int:
     return 0
 
 
-def live(seeds: Iterable[int], *, quiet: bool, first: bool) -> int:
+def live(seeds: Iterable[int], *, kind: str, quiet: bool, first: bool) -> int:
     """The worlds of seeds, each told when it ends."""
     from vdl.check import report
     from vdl.sim.options import Options
@@ -103,7 +105,7 @@ def live(seeds: Iterable[int], *, quiet: bool, first: bool) -> int:
         began = time.process_time()
         signal.setitimer(signal.ITIMER_VIRTUAL, WORLD_CPU_S)
         try:
-            outcome = run_seed(seed, options=options)
+            outcome = run_seed(seed, kind=kind, options=options)
             history = outcome.history
             line["violations"] = [str(violation) for violation in outcome.violations]
             line["happy"] = (
