@@ -2,7 +2,8 @@
 
 A `FrameFaults` is between the links of a simulated machine and its server. It may drop a RAFT
 frame, deliver it twice, or delay it past later ones; a deaf machine gets none for a while although
-its links are up, and of a group that stands still no message arrives. Raft promises to survive all
+its links are up, of a group that stands still no message arrives, and of one that is reserved for a
+server no other's request for a vote. Raft promises to survive all
 of that, and streams alone would never test it. Heartbeats, leader lists and forwarded proposals
 rely on the order of their stream and are never touched.
 
@@ -19,6 +20,7 @@ from random import Random
 from zlib import crc32
 
 from ids import GroupId, ServerId
+from raft.messages import MsgPreVote, MsgVote
 from rpc.frames import decode_messages, encode_messages
 from rpc.hello import Hello, RejectReason
 from rpc.peer import FrameType
@@ -47,6 +49,8 @@ class FrameWeather:
     """Whether groups may stand still at all."""
     still: set[GroupId] = field(default_factory=set)
     """Groups of which no message arrives now, `active` or not."""
+    reserved: dict[GroupId, ServerId] = field(default_factory=dict)
+    """Groups that nobody but this server is elected for now, `active` or not."""
     holds_snapshots: bool = False
     """Whether snapshots arrive just when a checkpoint's notes are on their way to the journal."""
     snapshots: set[int] = field(default_factory=set)
@@ -91,8 +95,8 @@ class FrameFaults:
     def frame(self, server_id: ServerId, frame_type: FrameType, payload: memoryview) -> None:
         """See `PeerHandler.frame`."""
         weather = self._weather
-        if frame_type is FrameType.RAFT and weather.still:
-            payload = _without(payload, weather.still)
+        if frame_type is FrameType.RAFT and (weather.still or weather.reserved):
+            payload = _passing(payload, server_id, weather)
             if not len(payload):
                 return
         if frame_type is not FrameType.RAFT or not weather.active:
@@ -166,10 +170,18 @@ class FrameFaults:
         self._handler.beat()
 
 
-def _without(payload: memoryview, groups: set[GroupId]) -> memoryview:
-    """The frame without what it has of these groups; empty if nothing is left."""
+def _passing(payload: memoryview, from_server: ServerId, weather: FrameWeather) -> memoryview:
+    """The frame without what does not arrive of it; empty if nothing is left."""
     messages = decode_messages(payload)
-    kept = [(group_id, message) for group_id, message in messages if group_id not in groups]
+    kept = [
+        (group_id, message)
+        for group_id, message in messages
+        if group_id not in weather.still
+        and (
+            weather.reserved.get(group_id, from_server) == from_server
+            or not isinstance(message, MsgVote | MsgPreVote)
+        )
+    ]
     if len(kept) == len(messages):
         return payload
     return memoryview(b"".join(encode_messages(kept)) if kept else b"")

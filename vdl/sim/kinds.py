@@ -48,6 +48,7 @@ KEPT = 0.3
 SERVERS = (2, 3, 3, 3, 3, 4, 5)
 SECONDS = (6, 9)
 LONG_SPELL_MS = 9_000
+LATE_CHANCE = 0.5
 SLOW_US = (2_000, 30_000)
 """Delays of links on which what is asked in two steps is often half done."""
 
@@ -60,18 +61,16 @@ def _rate(rng: Random, low: float, high: float) -> float:
 
 def _elections(world: Options, rng: Random) -> Options:
     """Servers that hear some of the others, or are heard by some, for as long as it takes to depose
-    a leader and to notice that it goes on."""
+    a leader and to notice that it goes on. Two sorts of it: more would heal one another's cuts."""
+    sorts = ("partitions_cut", "one_way_cuts", "bridges", "deafness", "lone_leaders")
+    rates: dict[str, Any] = dict.fromkeys(sorts, 0.0)
+    rates |= {sort: _rate(rng, 0.1, 0.4) for sort in rng.sample(sorts, 2)}
     return replace(
         _of_three(world),
         spell_ms_max=LONG_SPELL_MS,
-        partitions_cut=_rate(rng, 0.1, 0.6),
-        one_way_cuts=_rate(rng, 0.1, 0.6),
-        bridges=_rate(rng, 0.0, 0.4),
-        deafness=_rate(rng, 0.0, 0.4),
-        pauses=_rate(rng, 0.0, 0.4),
-        lone_leaders=_rate(rng, 0.2, 0.8),
         held_snapshots=rng.random() < 0.5,
         members=rng.randint(0, 2),
+        **rates,
     )
 
 
@@ -140,14 +139,22 @@ def _compacted(world: Options, rng: Random) -> Options:
 
 
 def _transactions(world: Options, rng: Random) -> Options:
-    """Many transactions, and coordinators that start again while commands of theirs are on their
-    way."""
-    return replace(
-        answered_late(_of_three(world), rng),
+    """Many transactions and little else; in half of the worlds coordinators start again while
+    commands of theirs are on their way, and in the others all sorts of servers."""
+    world = replace(
+        world,
+        servers=3,
+        idempotent_producers=1,
+        plain_producers=0,
+        readers=0,
         kills=_rate(rng, 0.1, 0.5),
         lone_leaders=_rate(rng, 0.0, 0.3),
         checkpoint_kib=rng.choice((16, 64, 256)),
     )
+    if rng.random() < LATE_CHANCE:
+        # Share groups ask other servers, too, and number what they ask.
+        return replace(answered_late(world, rng), seconds=1, share_members=rng.choice((0, 2)))
+    return replace(world, transactional_producers=rng.randint(2, 5))
 
 
 def _directories(world: Options, rng: Random) -> Options:

@@ -3,10 +3,11 @@
 A server that leads a coordinator tells partitions how transactions ended. One of them is led
 elsewhere and stands still: its leader keeps what it is sent, and answers when it goes on. Another
 one is led by that server itself, stands still, and so has no leader once the server is killed.
-The server is killed a few times and runs again at once each time: the first time because a process
-that is old has numbered many requests, then as soon as the new one waits for the first partition.
-At last that one goes on. What its leader answers was asked by processes that have ended, and their
-successor waits for the other partition, under numbers of its own.
+The server is killed a few times and runs again at once each time, and nobody else is elected for
+its coordinators: the first time because a process that is old has numbered many requests, then as
+soon as the new one waits for the first partition. At last that one goes on. What its leader answers
+was asked by processes that have ended, and their successor waits for the other partition, under
+numbers of its own.
 
 Nothing else goes wrong meanwhile: who leads what must stay as it was.
 
@@ -51,6 +52,7 @@ class LateAnswers:
         self._machine, self._awaited, unled = rng.choice(plans)
         self._still = {self._awaited, unled}
         world.frames.still |= self._still
+        world.frames.reserved |= dict.fromkeys(_led(self._machine), self._machine.server_id)
         world.note(f"{self._machine.name} is to miss answers of {self._awaited}, not of {unled}")
         self._strike(world, rng)
         return True
@@ -89,6 +91,7 @@ class LateAnswers:
         """See `Fault`."""
         for group_id in sorted(self._still):
             self._go_on(world, group_id)
+        world.frames.reserved.clear()
         self._machine.start()
 
 
@@ -113,6 +116,17 @@ def _plans(machines: list[Machine]) -> list[tuple[Machine, GroupId, GroupId]]:
                 if host.groups[other].node.is_leader
             ]
     return plans
+
+
+def _led(machine: Machine) -> list[GroupId]:
+    """The coordinators that a machine leads."""
+    host = _host(machine)
+    groups = {} if host is None else host.state.state_groups
+    return [
+        group_id
+        for group_id, state_group in groups.items()
+        if isinstance(state_group.machine, Coordinator) and state_group.serving
+    ]
 
 
 def _participants(host: Host) -> set[GroupId]:

@@ -19,11 +19,10 @@ def drawn(kind: str) -> list[Options]:
 @pytest.mark.parametrize(
     ("kind", "option"),
     [
-        ("elections", "lone_leaders"),
         ("power", "cuts_at_places"),
         ("groups", "members"),
         ("compacted", "keyed"),
-        ("transactions", "late_answers"),
+        ("transactions", "transactional_producers"),
         ("directories", "old_copies"),
         ("moves", "moves"),
         ("intruders", "intruders"),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ids import GroupId
-from raft.messages import MsgCommit, MsgHeartbeat
+from ids import GroupId, ServerId
+from raft.messages import MsgCommit, MsgHeartbeat, MsgVote
 from rpc.frames import decode_messages, encode_messages
 from rpc.peer import FrameType
 from vdl.clock import MS
@@ -47,6 +47,7 @@ def test_answers_come_late_and_nothing_is_violated(monkeypatch: pytest.MonkeyPat
         crashes.append(world.crashes)
         fault.end(world)
         assert not world.frames.still
+        assert not world.frames.reserved
         world.run_for(1 * S)
 
     outcome = world.live(story)
@@ -84,3 +85,24 @@ def test_of_a_group_that_stands_still_no_message_arrives() -> None:
         arrived.append([group for frame in frames for group, _ in decode_messages(frame)])
         frames.clear()
     assert arrived == [[7, 8], [8], []]
+
+
+def test_for_a_reserved_group_only_one_server_gets_votes() -> None:
+    """It is asked for its own; what others send besides arrives."""
+    arrived: list[tuple[int, type]] = []
+
+    class Sink:
+        def frame(self, server_id: int, _kind: FrameType, payload: memoryview) -> None:
+            arrived.extend((server_id, type(m)) for _, m in decode_messages(payload))
+
+    weather = FrameWeather(stillness=True, reserved={GroupId(7): ServerId(2)})
+    handler: Any = Sink()
+    faults = FrameFaults(handler, weather, NodeClock(VirtualTime()), Random(1), lambda: False)
+    for server_id in (2, 3):
+        messages = [
+            (GroupId(7), MsgVote(1 << 16 | 1, server_id << 16 | 1, 3, 4, 2)),
+            (GroupId(7), MsgCommit(1 << 16 | 1, server_id << 16 | 1, 3, 4)),
+        ]
+        payload = memoryview(b"".join(encode_messages(messages)))
+        faults.frame(ServerId(server_id), FrameType.RAFT, payload)
+    assert arrived == [(2, MsgVote), (2, MsgCommit), (3, MsgCommit)]
