@@ -37,10 +37,11 @@ class Row:
     def of(cls, text: str) -> Row:
         """What a worker printed: an object of JSON."""
         price: dict[str, Any] = json.loads(text)
+        is_tiny = price["asked_bytes"] < _KIB
         return cls(
             API[price["key"]].name, price["who"], price["version"], round(price["turn_ms"], 1),
             round(price["loop_ms"]), round(price["threads_ms"]), price["asked_bytes"] // _KIB,
-            round(price["held_per_byte"], 1), price["answered_bytes"] // _KIB,
+            0.0 if is_tiny else round(price["held_per_byte"], 1), price["answered_bytes"] // _KIB,
             price["replicated_bytes"] // _KIB, price["elements"], price["wish"],
         )  # fmt: skip
 
