@@ -8,7 +8,7 @@ may do nothing; who that is, is told by the address that it comes from.
 The search climbs: from a request with one long list it tries one other choice after the other
 (`wishes.steps`), and keeps what made the longest turn of the loop. It does so with small requests;
 the best one of each version is then tried, and the worst of these with all that a request may have,
-that is decoded on the loop, and that is done at once.
+that is decoded on the loop, and that is done at once; and as long a list of each other kind.
 
 Prints an object of JSON a line: a `Price`.
 """
@@ -212,8 +212,13 @@ def find(server: Server, key: int, who: str) -> Price:
         reading, _, _ = ask(version, write(key, version, wish).body, CLIMB_SECONDS)
         return reading.turn_ms
 
+    rows = PARTS.get(key)
+    wholes = [
+        row for row in (rows if isinstance(rows, tuple) else (rows,)) if isinstance(row, Whole)
+    ]
+    elements = min([CLIMB_ELEMENTS, *(row.at_once for row in wholes)])
     first = next(paths(key, newest), ())
-    best = Wish(first, elements=CLIMB_ELEMENTS, bytes=CLIMB_BYTES)
+    best = Wish(first, elements=elements, bytes=CLIMB_BYTES)
     turn_ms(newest, replace(best, elements=10))  # what is loaded at first use is
     most = turn_ms(newest, best)
     for step in steps(key, newest):
@@ -226,14 +231,12 @@ def find(server: Server, key: int, who: str) -> Price:
         wish = replace(best, path=path)
         worst = max(worst, (turn_ms(version, wish), version, wish), key=lambda one: one[0])
     _, version, wish = worst
-    rows = PARTS.get(key)
-    wholes = [
-        row for row in (rows if isinstance(rows, tuple) else (rows,)) if isinstance(row, Whole)
-    ]
     full = [
         replace(wish, elements=ELEMENTS, bytes=BYTES),
         replace(wish, elements=ELEMENTS, bytes=FEW_BYTES),
         *(replace(wish, elements=row.at_once, bytes=BYTES) for row in wholes),
+        # What is cut costs the more, the smaller it is; a list that is not shows when it is long.
+        *(Wish(path) for path in paths(key, version) if len(path) > 1),
     ]
     price = max(
         (_price(server, key, who, version, one) for one in full), key=lambda one: one.turn_ms

@@ -53,6 +53,9 @@ class Parts:
     """The list, and the lists in its elements that are cut as well, each behind a dot."""
     answered: str
     """The same of the response."""
+    held: tuple[str, ...] = ()
+    """Other lists of an element, which are not cut: with one that has more than `WHOLE_ELEMENTS` in
+    them the request is refused."""
     named: Callable[[Any], Hashable] | None = None
     """What an element is about. Those about the same are done in one part. None: it makes no
     difference what was named before."""
@@ -140,7 +143,8 @@ def _too_many_added(ctx: RequestContext, request: Any) -> ErrorCode:
     return ErrorCode.POLICY_VIOLATION if is_too_much else ErrorCode.NONE
 
 
-_PARTITIONS = Parts("topics.partitions", "topics.partitions", attrgetter("name"))
+_PARTITIONS = Parts("topics.partitions", "topics.partitions", named=attrgetter("name"))
+_RESOURCE = attrgetter("resource_type", "resource_name")
 
 _ONE_COMMAND = "one command of its coordinator: all of it is done, or nothing"
 _FILTER = "a filter: each element costs a comparison, and none is judged or answered"
@@ -170,7 +174,13 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
     ),
     2: (_PARTITIONS,),
     3: (
-        Parts("topics", "topics", attrgetter("name", "topic_id"), kept=FIRST, join=_join_metadata),
+        Parts(
+            "topics",
+            "topics",
+            named=attrgetter("name", "topic_id"),
+            kept=FIRST,
+            join=_join_metadata,
+        ),
     ),
     8: (Parts("topics.partitions", "topics.partitions"),),
     9: (
@@ -183,10 +193,19 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
     14: _whole(_ONE_COMMAND, "assignments"),
     15: (Parts("groups", "groups"),),
     16: _whole(_FILTER, "states_filter", "types_filter"),
-    19: (Parts("topics", "topics", attrgetter("name"), kept=TWO, refusal=_too_many_partitions),),
+    19: (
+        Parts(
+            "topics",
+            "topics",
+            ("assignments.broker_ids", "configs"),
+            attrgetter("name"),
+            kept=TWO,
+            refusal=_too_many_partitions,
+        ),
+    ),
     20: (
-        Parts("topics", "responses", attrgetter("name", "topic_id"), kept=TWO),
-        Parts("topic_names", "responses", str, kept=TWO),
+        Parts("topics", "responses", named=attrgetter("name", "topic_id"), kept=TWO),
+        Parts("topic_names", "responses", named=str, kept=TWO),
     ),
     21: (_PARTITIONS,),
     23: (Parts("topics.partitions", "topics.partitions"),),
@@ -206,29 +225,38 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
             at_once=WHOLE_ELEMENTS // 5,
         ),
     ),
-    27: (Parts("markers", "markers"),),
+    27: (Parts("markers.topics.partition_indexes", "markers.topics.partitions"),),
     28: (Parts("topics.partitions", "topics.partitions"),),
     30: (Parts("creations", "results"),),
     31: (Parts("filters", "filter_results"),),
-    32: (Parts("resources", "results", attrgetter("resource_type", "resource_name"), kept=FIRST),),
-    33: (Parts("resources", "responses", attrgetter("resource_type", "resource_name"), kept=TWO),),
+    32: (Parts("resources", "results", ("configuration_keys",), _RESOURCE, kept=FIRST),),
+    33: (Parts("resources", "responses", ("configs",), _RESOURCE, kept=TWO),),
     34: Whole(
         "there is one directory, and what is named twice has one answer",
         (Parts("dirs.topics.partitions", "results.partitions"),),
     ),
     35: _whole(_FILTER, "topics.partitions"),
-    37: (Parts("topics", "results", attrgetter("name"), kept=TWO, refusal=_too_many_added),),
+    37: (
+        Parts(
+            "topics",
+            "results",
+            ("assignments.broker_ids",),
+            attrgetter("name"),
+            kept=TWO,
+            refusal=_too_many_added,
+        ),
+    ),
     38: _whole("one token: those who may renew it are a field of it", "renewers"),
     41: _whole(_FILTER, "owners"),
     42: (Parts("groups_names", "results"),),
     43: (Parts("topic_partitions.partitions", "replica_election_results.partition_result"),),
-    44: (Parts("resources", "responses", attrgetter("resource_type", "resource_name"), kept=TWO),),
+    44: (Parts("resources", "responses", ("configs",), _RESOURCE, kept=TWO),),
     45: _whole("an error of the catalog is one for all of it", "topics.partitions.replicas"),
     46: _whole(_FILTER, "topics.partition_indexes"),
     47: (Parts("topics.partitions", "topics.partitions"),),
     48: _whole(_FILTER, "components"),
-    49: (Parts("entries", "entries", _entity),),
-    50: (Parts("users", "results", attrgetter("name"), kept=TWO),),
+    49: (Parts("entries", "entries", ("entity", "ops"), _entity),),
+    50: (Parts("users", "results", named=attrgetter("name"), kept=TWO),),
     51: Whole(
         "all credentials are changed by one command",
         (Parts("deletions", "results"), Parts("upsertions", "results")),

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Reply
 from vdl.kafka.limits.memory import partitions_bytes
-from vdl.kafka.parts import PART_ELEMENTS, PARTS, Page, Parts, Whole
+from vdl.kafka.parts import PART_ELEMENTS, PARTS, WHOLE_ELEMENTS, Page, Parts, Whole
 from vdl.kafka.wire.runtime import Buffer, WireError, write_uvarint
 
 if TYPE_CHECKING:
@@ -66,10 +66,23 @@ def has_more(rows: Iterable[Parts], request: Any, most: int) -> bool:
     count = 0
     for row in rows:
         first, *inner = row.asked.split(".")
-        count += _weight(getattr(request, first) or (), inner, most - count)
+        items = getattr(request, first) or ()
+        count += _weight(items, inner, most - count) + _held(row, items, most - count)
         if count > most:
             return True
     return False
+
+
+def _held(row: Parts, items: Sequence[Any], enough: int) -> int:
+    """The elements of those lists of some elements that are not cut; as `_weight`."""
+    count = 0
+    for path in row.held:
+        names = path.split(".")
+        for item in items:
+            if count > enough:
+                return count
+            count += _weight((item,), names, enough - count + 1) - 1
+    return count
 
 
 def _weight(items: Sequence[Any], inner: Sequence[str], enough: int) -> int:
@@ -106,38 +119,41 @@ def parts_of(
 ) -> Iterator[tuple[Place, Any]]:
     """Cut a request, whose elements are `arranged`."""
     first, *inner = row.asked.split(".")
-    for place, items in _slices(groups, inner):
+    for place, items in _slices(row, groups, inner):
         yield place, replace(request, **{first: items})
 
 
 def _slices(
-    groups: Iterable[Sequence[Any]], inner: Sequence[str]
+    row: Parts, groups: Iterable[Sequence[Any]], inner: Sequence[str]
 ) -> Iterator[tuple[Place, list[Any]]]:
     part: list[Any] = []
     left = PART_ELEMENTS
     position = 0
-    for group in _divided(groups, inner):
-        weight = _weight(group, inner, PART_ELEMENTS)
+    for group in _divided(row, groups, inner):
+        weight = _weight(group, inner, PART_ELEMENTS) + _held(row, group, PART_ELEMENTS)
         if weight > left and part:
             yield (), part
             part, left = [], PART_ELEMENTS
-        if weight <= left:
+        if weight <= left or not inner:
             part += group
             left -= weight
         else:
             (item,) = group
             name, *deeper = inner
-            for place, some in _slices([[one] for one in getattr(item, name)], deeper):
+            for place, some in _slices(row, [[one] for one in getattr(item, name)], deeper):
                 yield (position, *place), [replace(item, **{name: some})]
         position += len(group)
     if part:
         yield (), part
 
 
-def _divided(groups: Iterable[Sequence[Any]], inner: Sequence[str]) -> Iterator[Sequence[Any]]:
+def _divided(
+    row: Parts, groups: Iterable[Sequence[Any]], inner: Sequence[str]
+) -> Iterator[Sequence[Any]]:
     """Groups as they are, but for those that are too large for a part."""
     for group in groups:
-        if len(group) > 1 and _weight(group, inner, PART_ELEMENTS) > PART_ELEMENTS:
+        weight = _weight(group, inner, PART_ELEMENTS) + _held(row, group, PART_ELEMENTS)
+        if len(group) > 1 and weight > PART_ELEMENTS:
             for item in group:
                 yield [item]
         else:
@@ -203,8 +219,11 @@ def in_parts(api: Api, version: int, message: Any) -> Decoded:
         return Decoded(message, WideRequest(api, by, version, message, parts, is_refused=True))
     if row is None or not has_more((row,), message, PART_ELEMENTS):
         return Decoded(message, None)
-    groups = arranged(row, getattr(message, row.asked.partition(".")[0]))
-    parts = parts_of(row, message, groups)
+    items = getattr(message, row.asked.partition(".")[0])
+    if row.held and any(_held(row, (item,), WHOLE_ELEMENTS) > WHOLE_ELEMENTS for item in items):
+        _, parts = refusals_of(Whole("", (row,)), message)
+        return Decoded(message, WideRequest(api, row, version, message, parts, is_refused=True))
+    parts = parts_of(row, message, arranged(row, items))
     return Decoded(message, WideRequest(api, row, version, message, parts))
 
 

@@ -20,7 +20,15 @@ from vdl.kafka.codegen.schema import load_all
 from vdl.kafka.connections import wide_request
 from vdl.kafka.connections.wide_request import JoinedAnswer, arranged, parts_of
 from vdl.kafka.limits.decoding import LOOP_BYTES, Decoding
-from vdl.kafka.parts import LOOP_ELEMENTS, PART_ELEMENTS, PARTS, Page, Parts, Whole
+from vdl.kafka.parts import (
+    LOOP_ELEMENTS,
+    PART_ELEMENTS,
+    PARTS,
+    WHOLE_ELEMENTS,
+    Page,
+    Parts,
+    Whole,
+)
 from vdl.kafka.security.principal import Principal
 from vdl.kafka.wire import (
     create_topics,
@@ -236,6 +244,61 @@ def errors_in(answer: Any) -> Iterator[int]:
             for item in value:
                 if is_dataclass(item):
                     yield from errors_in(item)
+
+
+HELD = [
+    pytest.param(API[key], row, held, id=f"{API[key].name}-{held}")
+    for key, rows in PARTS.items()
+    if isinstance(rows, tuple)
+    for row in rows
+    if isinstance(row, Parts)
+    for held in row.held
+]
+
+
+@pytest.mark.parametrize(("api", "row", "held"), HELD)
+def test_element_with_a_list_that_is_too_long_is_refused(api: Any, row: Parts, held: str) -> None:
+    """It cannot be cut. With as much as is done at once it is done, and has a part for itself."""
+    path = f"{row.asked}.{held}".split(".")
+    version = api.max_version
+    camel = next(
+        one
+        for one in wishes.paths(api.key, version)
+        if [name.lower() for name in one] == ["".join(name.split("_")) for name in path]
+    )
+    for more, is_refused in ((-100, False), (500, True)):
+        wish = wishes.Wish(camel, elements=WHOLE_ELEMENTS + more)
+        body = wishes.write(api.key, version, wish).body
+        found = wide_request.decoded(api, version, memoryview(body))
+        assert isinstance(found, wide_request.Decoded)
+        assert found.wide is not None
+        assert found.wide._is_refused is is_refused
+        if not is_refused:
+            found.wide.next_part()
+            assert found.wide.is_done
+
+
+@pytest.mark.parametrize(("api", "row", "held"), HELD)
+def test_lists_that_are_not_cut_count_where_an_element_belongs(
+    api: Any, row: Parts, held: str
+) -> None:
+    """Many elements that have much each do not come into one part."""
+    wire = api.wire
+    path = f"{row.asked}.{held}".split(".")
+    camel = next(
+        one
+        for one in wishes.paths(api.key, api.max_version)
+        if [name.lower() for name in one] == ["".join(name.split("_")) for name in path]
+    )
+    body = wishes.write(api.key, api.max_version, wishes.Wish(camel, "even", elements=20_000)).body
+    message = wire.decode_request(memoryview(body), api.max_version)
+    items = getattr(message, row.asked)
+    parts = [part for _, part in parts_of(row, message, arranged(Parts("", ""), items))]
+    assert [one for part in parts for one in getattr(part, row.asked)] == items
+    heaviest = max(weight([item], held.split(".")) for item in items)
+    for part in parts:
+        some = getattr(part, row.asked)
+        assert len(some) == 1 or weight(some, held.split(".")) <= PART_ELEMENTS + heaviest
 
 
 @pytest.mark.parametrize(("key", "version"), [(34, 2), (51, 0), (24, 3), (1, 6)])
