@@ -219,12 +219,22 @@ def in_parts(api: Api, version: int, message: Any) -> Decoded:
         return Decoded(message, WideRequest(api, by, version, message, parts, is_refused=True))
     if row is None or not has_more((row,), message, PART_ELEMENTS):
         return Decoded(message, None)
-    items = getattr(message, row.asked.partition(".")[0])
-    if row.held and any(_held(row, (item,), WHOLE_ELEMENTS) > WHOLE_ELEMENTS for item in items):
-        _, parts = refusals_of(Whole("", (row,)), message)
+    first = row.asked.partition(".")[0]
+    items = getattr(message, first)
+    bare = [_bare(row, item) for item in items] if row.held else items
+    if any(one is not item for one, item in zip(bare, items, strict=True)):
+        _, parts = refusals_of(Whole("", (row,)), replace(message, **{first: bare}))
         return Decoded(message, WideRequest(api, row, version, message, parts, is_refused=True))
     parts = parts_of(row, message, arranged(row, items))
     return Decoded(message, WideRequest(api, row, version, message, parts))
+
+
+def _bare(row: Parts, item: Any) -> Any:
+    """An element, without its lists if they have more than is done at once: what refuses it may
+    name them."""
+    if _held(row, (item,), WHOLE_ELEMENTS) <= WHOLE_ELEMENTS:
+        return item
+    return replace(item, **{path.partition(".")[0]: [] for path in row.held})
 
 
 class WideRequest:
