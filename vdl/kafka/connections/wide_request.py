@@ -286,8 +286,10 @@ class WideRequest:
         the rules of permission."""
         self.context = ctx
         refusal = self._row.refusal
-        code = ErrorCode.INVALID_REQUEST if self._is_refused else ErrorCode.NONE
-        if refusal is not None:
+        code = ErrorCode.NONE
+        if self._is_refused:
+            code = ErrorCode.INVALID_REQUEST
+        elif refusal is not None:
             code = refusal(ctx, self.message)
         if code is not ErrorCode.NONE:
             self.handler = lambda ctx, part: self._api.failure(part, ctx.api_version, code)

@@ -281,6 +281,26 @@ def test_element_with_a_list_that_is_too_long_is_refused(api: Any, row: Parts, h
 
 
 @pytest.mark.parametrize(("api", "row", "held"), HELD)
+def test_no_handler_sees_an_element_with_a_list_that_is_too_long(
+    api: Any, row: Parts, held: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the others of its request."""
+    seen: list[Any] = []
+    monkeypatch.setattr(api, "_handler", lambda ctx, request: seen.append(request))
+    path = f"{row.asked}.{held}".replace("_", "").lower()
+    version = api.max_version
+    (camel,) = [one for one in wishes.paths(api.key, version) if ".".join(one).lower() == path]
+    body = wishes.write(api.key, version, wishes.Wish(camel, elements=WHOLE_ELEMENTS + 500)).body
+    world = secured()
+    asker = client(world, Principal("root"))
+    asker.session.receive(asker.frame(api.key, version, body))
+    world.run(1_000)
+    (answer,) = asker.answers()
+    assert {*errors_in(answer)} - {ErrorCode.NONE} == {ErrorCode.INVALID_REQUEST}
+    assert not seen
+
+
+@pytest.mark.parametrize(("api", "row", "held"), HELD)
 def test_lists_that_are_not_cut_count_where_an_element_belongs(
     api: Any, row: Parts, held: str
 ) -> None:
