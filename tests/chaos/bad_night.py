@@ -52,7 +52,7 @@ WELL_SECONDS_MAX = 180.0
 GIVE_UP_SECONDS = 60.0
 TOPIC, STRICT, DAMAGED = "orders", "strict", "damaged"
 PARTITIONS = 6
-DISK_BYTES = 64 * MIB
+DISK_BYTES = 128 * MIB
 RECORD_BYTES = 100_000
 INTRUDER_PORT_STEP = 45
 
@@ -75,6 +75,8 @@ class Fault:
     """Kinds that `vdl status` must name."""
     events: frozenset[str]
     """That the servers' logs must have, together."""
+    metrics: frozenset[str]
+    """Kinds that some server's metric must have."""
     states: Mapping[int, str]
     """What the table of servers must say of some."""
     not_ready: Collection[int]
@@ -90,6 +92,7 @@ def fault(
     *,
     problems: Iterable[str] = (),
     events: Iterable[str] = (),
+    metrics: Iterable[str] = (),
     states: Mapping[int, str] | None = None,
     not_ready: Collection[int] = (),
     kind: str = "plain",
@@ -98,7 +101,8 @@ def fault(
     def add(make: Make) -> Make:
         name = make.__name__
         found = Fault(
-            name, title, make, kind, frozenset(problems), frozenset(events), states or {},
+            name, title, make, kind, frozenset(problems), frozenset(events),
+            frozenset(metrics or problems), states or {},
             not_ready, seconds_max,
         )  # fmt: skip
         FAULTS.append(found)
@@ -252,7 +256,7 @@ def links_cut(servers: ReplicaSet) -> Steps:
 @fault(
     "two servers do not hear each other, and the third hears both",
     problems=["peer_unreachable"],
-    events=["dial_failed"],
+    events=["out_of_sync"],
     kind="wired",
 )
 def bridge(servers: ReplicaSet) -> Steps:
@@ -376,13 +380,13 @@ def from_the_past(servers: ReplicaSet) -> Steps:
     events=["replica_lost"],
 )
 def damaged_journal(servers: ReplicaSet) -> Steps:
-    for _ in range(100):  # each a block, that no segment has yet
-        produce(servers, 6, size=100)
+    marks = [b"mark-%08d" % n for n in range(300)]  # each a block, that no segment has yet
+    producer = producer_of(servers, 30_000)
+    for n, mark in enumerate(marks):
+        producer.produce(TOPIC, mark, partition=n % PARTITIONS)
+        assert producer.flush(60) == 0
     servers.kill(3)
-    newest = max(
-        store_of(servers, 3).glob("journal/*.journal"), key=lambda one: one.stat().st_mtime
-    )
-    flip(newest, at=0.95)
+    flip_in_journal(store_of(servers, 3), marks[-100])
     servers.start(3)
     yield MADE  # what was lost is replaced by itself
 
@@ -465,6 +469,7 @@ def late_for_long(servers: ReplicaSet) -> Steps:
 @fault(
     "a server has no file descriptors left",
     events=["out_of_file_descriptors"],
+    metrics=["out_of_file_descriptors"],
 )
 def no_descriptors(servers: ReplicaSet) -> Steps:
     pid = servers.pid(3)
@@ -472,7 +477,7 @@ def no_descriptors(servers: ReplicaSet) -> Steps:
     in_use = len(list(Path(f"/proc/{pid}/fd").iterdir()))
     with ExitStack() as stack:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (in_use + 3, limits[1]))
-        for _ in range(40):
+        for _ in range(60):
             stack.enter_context(socket.create_connection(("127.0.0.1", servers.base_port + 2)))
         time.sleep(1)
         yield MADE
@@ -668,9 +673,12 @@ def written_bytes(path: Path) -> int:
     return len(path.read_bytes().rstrip(b"\0"))
 
 
-def flip(path: Path, at: float = 0.5) -> None:
-    """One bit in the middle of what is written, or elsewhere."""
-    position = int(written_bytes(path) * at)
+def flip(path: Path, at: float) -> None:
+    """One bit somewhere in what is written."""
+    flip_at(path, int(written_bytes(path) * at))
+
+
+def flip_at(path: Path, position: int) -> None:
     with path.open("r+b") as file:
         file.seek(position)
         (byte,) = file.read(1)
@@ -684,6 +692,16 @@ def end_certificate(servers: ReplicaSet, server_id: int) -> None:
     authority = open_authority(folder, cluster)
     write_server(folder, authority, cluster, server_id, ["127.0.0.1"], days=0)
     time.sleep(1.5)
+
+
+def flip_in_journal(store: Path, mark: bytes) -> None:
+    """One bit of a record."""
+    for path in store.glob("journal/*"):
+        position = path.read_bytes().find(mark)
+        if position >= 0:
+            flip_at(path, position)
+            return
+    raise AssertionError(f"{mark!r} is nowhere in the journal")
 
 
 SPOIL = """
@@ -755,7 +773,7 @@ def filled(servers: ReplicaSet, full: list[int]) -> Steps:
         with file.open("wb") as opened:
             os.posix_fallocate(opened.fileno(), 0, max(0, room.free - 4 * MIB))
         files.append(file)
-    try_to_produce(servers, 300)
+    try_to_produce(servers, 120)
     yield MADE
     for file in files:
         file.unlink()
@@ -770,14 +788,14 @@ def producer_of(servers: ReplicaSet, give_up_ms: int) -> Producer:
     )  # fmt: skip
 
 
-def produce(servers: ReplicaSet, count: int, size: int = RECORD_BYTES, topic: str = "") -> None:
-    """So many records, to all partitions of the topic that is always there in turn, or to the first
-    one of another; each acknowledged."""
+def produce(servers: ReplicaSet, count: int, topic: str = "") -> None:
+    """So many large records, each acknowledged: to all partitions of the first topic in turn, or to
+    the one of another."""
     producer = producer_of(servers, 30_000)
     failed: list[object] = []
     for n in range(count):
         producer.produce(
-            topic or TOPIC, os.urandom(size), partition=0 if topic else n % PARTITIONS,
+            topic or TOPIC, os.urandom(RECORD_BYTES), partition=0 if topic else n % PARTITIONS,
             on_delivery=lambda error, _: failed.append(error) if error else None,
         )  # fmt: skip
         producer.poll(0)
@@ -877,7 +895,7 @@ def lacks(fault: Fault, seen: Seen) -> list[str]:
     if fault.problems:
         found += [] if seen.exit_code == 1 else [f"exit code {seen.exit_code}"]
         found += [] if "200 wrong" in seen.health.values() else ["no /health says ok: false"]
-    found += [f"no metric says {kind}" for kind in fault.problems - seen.metrics]
+    found += [f"no metric says {kind}" for kind in fault.metrics - seen.metrics]
     for server_id, text in fault.states.items():
         if text not in seen.states.get(server_id, ""):
             found.append(f"server {server_id} is said to be {seen.states.get(server_id, 'up')}")

@@ -62,6 +62,10 @@ def test_full_disk_is_a_problem_of_its_server_until_there_is_room() -> None:
         follower.fill_disk(0)
         assert world.wait(15 * S, lambda: "disk_full" in kinds(follower))
         assert not any("disk_full" in kinds(other) for other in others(world, follower))
+        # It may not be able to say so itself: without descriptors nobody can ask it.
+        assert world.wait(
+            1 * S, lambda: all("peer_full" in kinds(other) for other in others(world, follower))
+        )
         follower.disk.room = None
         assert world.wait(15 * S, lambda: "disk_full" not in kinds(follower))
 

@@ -26,7 +26,7 @@ from vdl.kafka.security.client_settings import ClientSettings
 from vdl.kafka.wire.describe_cluster import DescribeClusterBroker, DescribeClusterRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from vdl.kafka.wire.metadata import MetadataRequest
-from vdl.server.problem import NOT_WRONG, SERVER_KINDS, Problem
+from vdl.server.problem import NO_LEADER, NOT_WRONG, SERVER_KINDS, Problem
 
 if TYPE_CHECKING:
     from rpc.admin_client import AdminClient
@@ -139,11 +139,19 @@ class ClusterStatus:
 
     @property
     def problems(self) -> dict[str, list[str]]:
-        """Kind → what the servers say about it, without repetitions."""
+        """Kind → what the servers say about it, without repetitions. Who is cut off knows of no
+        leaders; what others know counts."""
+        led = {
+            group.name
+            for group in (*self.groups, *self.partitions)
+            if any(replica.role == "leader" for replica in group.replicas)
+        }
         found: dict[str, dict[str, None]] = {}
         for server in self.servers:
             for problem in map(Problem.parse, server.notes):
                 text = problem.text
+                if problem.kind == "no_leader" and text.removesuffix(NO_LEADER) in led:
+                    continue
                 if problem.kind in SERVER_KINDS:
                     text = f"server {server.id}: {text}"
                 found.setdefault(problem.kind, {})[text] = None

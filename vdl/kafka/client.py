@@ -198,7 +198,9 @@ class KafkaClient:
 
     def _misunderstood(self, problem: str) -> Unreachable:
         """What the server did to the first bytes of a connection, and the likeliest cause."""
-        hint = f"is its listener one for {self._settings.protocol.value}?"
+        hint = (
+            f"is its listener one for {self._settings.protocol.value}, and has it descriptors left?"
+        )
         return Unreachable(self._address, f"{problem}; {hint}")
 
     def _words(self, error: OSError) -> str:

@@ -31,6 +31,7 @@ from vdl.server.diagnosis import (
     problems_of_links,
     problems_of_server,
 )
+from vdl.server.problem import NO_LEADER
 from vdl.server.server import Server
 
 TRANSFER_PATIENCE_MS = 2_000
@@ -100,7 +101,7 @@ class Administration:
             elif is_being_replaced(group):
                 part.problems.append(f"replica_replaced: a replica of {name} is being replaced")
             if host.leader_of(group_id)[0] < 0:
-                part.problems.append(f"no_leader: {name} has no leader")
+                part.problems.append(f"no_leader: {name}{NO_LEADER}")
             if not wanted or group_id in wanted:
                 part.groups.append(self._group_status(group))
         return part

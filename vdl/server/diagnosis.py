@@ -43,6 +43,8 @@ def problems_of_server(server: Server) -> Iterator[Problem]:
         yield Problem("starting", f"server is {state.value}")
     for name, ends in server.certificates_ending().items():
         yield Problem("certificate_ends", f"that of {name} ends at {ends:%F %R}Z")
+    if server.lacks_descriptors():
+        yield Problem("out_of_file_descriptors", "clients are turned away")
     if not server.store.accepts_appends:
         yield Problem("disk_full", "the disk has no room for new records")
     if host is None:
@@ -71,11 +73,15 @@ def problems_of_links(server: Server) -> Iterator[Problem]:
     another one."""
     for link in server.links.links():
         if not link.is_up:
-            yield Problem("peer_unreachable", f"server {link.server_id} is not reachable")
+            both = _both(server, link.server_id)
+            yield Problem("peer_unreachable", f"servers {both} are not linked")
     for server_id, why in server.refused_links().items():
         yield Problem("link_refused", f"between servers {_both(server, server_id)}: {why}")
-    for server_id in waiting(server.host.state) if server.host is not None else ():
-        yield Problem("directory_new", f"server {server_id} waits to be replaced")
+    if server.host is not None:
+        for server_id in waiting(server.host.state):
+            yield Problem("directory_new", f"server {server_id} waits to be replaced")
+        for server_id in sorted(server.host.state.full):
+            yield Problem("peer_full", f"server {server_id} takes no new records")
     for text in server.peer_addresses.differences.values():
         yield Problem("seeds_differ", text)
 

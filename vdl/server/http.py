@@ -2,9 +2,10 @@
 
 One request a connection, answered from memory and closed. GET and HEAD only, no body is read, and
 everything is bounded: a request head of 8 KiB, 5 seconds, 32 connections, and 32 more that wait.
-One more ends another (`rpc/newcomers.py`), so that idle ones cannot keep a scraper out. It listens
-on loopback unless configured otherwise, because it asks nobody who they are. There a request names
-an address or `localhost` as its host: a page in somebody's browser may have a name of its own stand
+One more ends another (`rpc/newcomers.py`), so that idle ones cannot keep a scraper out. A spare
+descriptor is kept for it: a server without any left can still be asked what is wrong. It listens on
+loopback unless configured otherwise, because it asks nobody who they are. There a request names an
+address or `localhost` as its host: a page in somebody's browser may have a name of its own stand
 for 127.0.0.1 (DNS rebinding), and would read the answers.
 
 Must not know: what the routes tell. They are plain functions that return at once.
@@ -13,7 +14,9 @@ Must not know: what the routes tell. They are plain functions that return at onc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import os
 import socket
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -125,6 +128,8 @@ class HttpServer:
         self._listening: socket.socket | None = None
         self._is_local = False
         self._connections: Newcomers[_Connection] = Newcomers(CONNECTIONS_MAX)
+        self._spare = -1
+        """A descriptor that is given up to accept with; -1 while it is in use so."""
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port that was bound. Raises OSError."""
@@ -132,6 +137,7 @@ class HttpServer:
         listening.setblocking(False)
         self._is_local = ip_address(listening.getsockname()[0]).is_loopback
         bound: int = listening.getsockname()[1]
+        self._take_spare()
         self._accept_again()
         return bound
 
@@ -143,12 +149,32 @@ class HttpServer:
             self._listening = None
         for connection in self._connections:
             connection.abort()
+        self._give_up_spare()
 
     def _accept_again(self) -> None:
         if self._listening is not None:
             asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
+    def _take_spare(self) -> None:
+        if self._spare < 0 and self._listening is not None:
+            with contextlib.suppress(OSError):  # another connection's end brings it back
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _give_up_spare(self) -> bool:
+        if self._spare < 0:
+            return False
+        os.close(self._spare)
+        self._spare = -1
+        return True
+
     def _accept(self) -> None:
+        try:
+            self._accept_some()
+        finally:
+            if not self._connections:
+                self._take_spare()
+
+    def _accept_some(self) -> None:
         listening = self._listening
         assert listening is not None, "closed"
         for _ in range(CONNECTIONS_MAX):
@@ -158,11 +184,13 @@ class HttpServer:
                 return
             except OSError as error:
                 if error.errno in _NO_DESCRIPTORS:
+                    if self._give_up_spare():
+                        continue
                     self._cannot_accept(listening, error)
                     return
                 continue  # an error of the connection that was about to be accepted
             accepted.setblocking(False)
-            connection = _Connection(accepted, self._answer, self._connections)
+            connection = _Connection(accepted, self._answer, self._connections, self._take_spare)
             displaced = self._connections.add(connection, address[0])
             if displaced is not None:
                 displaced.abort()
@@ -189,10 +217,12 @@ class _Connection:
         accepted: socket.socket,
         answer: Callable[[bytes], bytes],
         peers: Newcomers[_Connection],
+        on_closed: Callable[[], None],
     ) -> None:
         self._socket = accepted
         self._answer = answer
         self._peers = peers
+        self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._head = bytearray()
         self._unsent = memoryview(b"")
@@ -238,3 +268,4 @@ class _Connection:
         self._loop.remove_writer(self._socket)
         self._socket.close()
         self._peers.remove(self)
+        self._on_closed()

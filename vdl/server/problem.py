@@ -14,6 +14,7 @@ SERVER_KINDS: Final = {
     "stopping": "the server stops",
     "no_quorum": "the server is linked to no majority of the servers",
     "disk_full": "the disk has no room: the server takes no new records",
+    "out_of_file_descriptors": "clients are turned away for want of file descriptors",
     "flush_stalled": "the disk writes the journal and hangs over a segment",
     "overloaded": "the server has more to do than it can",
     "late_for_long": "the loop has been late for a minute: leaderships go elsewhere",
@@ -26,6 +27,7 @@ SERVER_KINDS: Final = {
 CLUSTER_KINDS: Final = {
     "peer_unreachable": "a server is not linked to this one",
     "link_refused": "servers reach each other, and are not to be linked",
+    "peer_full": "another server takes no new records: it has no room, or no descriptors",
     "directory_new": "a server with a directory unknown to the cluster waits to be replaced",
     "seeds_differ": "the files of two servers have other addresses of servers",
     "no_leader": "partitions without a leader",
@@ -36,6 +38,8 @@ CLUSTER_KINDS: Final = {
     "no_authorizer": "clients show who they are and may do everything: as it was set",
 }
 """And of problems that other servers see as well."""
+NO_LEADER: Final = " has no leader"
+"""Behind a partition's name."""
 NOT_WRONG: Final = frozenset({"no_authorizer", "replica_moved"})
 
 

@@ -224,6 +224,7 @@ class Process:
             audit=self._audit,
             tokens=tokens,
         )
+        server.lacks_descriptors = self._lacks_descriptors
         server.certificates_ending = self._tls.ending
         server.on_second = self._is_second
         server.on_serving = self._open_listeners
@@ -479,6 +480,11 @@ class Process:
         if now >= self._next_refusal_warning:
             self._next_refusal_warning = now + _WARNING_SECONDS
             self._log.warning("read_refused", error=str(error))
+
+    def _lacks_descriptors(self) -> bool:
+        """Whether clients were turned away for want of a descriptor, lately."""
+        since = self._loop.time() - _WARNING_SECONDS
+        return any(listener.refused_s > since for listener in self._listeners)
 
     def _cannot_accept(self) -> None:
         """Nobody is served on the metrics port for lack of a descriptor; the server is all right.

@@ -149,6 +149,8 @@ class Server:
         """Called once, when clients may be let in."""
         self.on_closing: Callable[[], None] = _nothing
         """Called once, when no more clients are to be let in."""
+        self.lacks_descriptors: Callable[[], bool] = bool
+        """Whether clients are turned away for want of descriptors."""
         self.certificates_ending: Callable[[], Mapping[str, datetime]] = dict
         """By port: when a certificate ends, of those that end soon."""
         self.on_second: Callable[[], None] = partial(self.stop, _nothing, transfer=False)

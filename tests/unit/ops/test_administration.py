@@ -33,7 +33,11 @@ class Host:
             servers={1: None},
         )
         self.state = SimpleNamespace(
-            server_id=1, alive={}, catalog=self.catalog, system_groups=range(FIRST_PARTITION)
+            server_id=1,
+            alive={},
+            full=set(),
+            catalog=self.catalog,
+            system_groups=range(FIRST_PARTITION),
         )
         self.state.groups = {}
         self.state.name_of = partial(HostState.name_of, self.state)  # type: ignore[arg-type]
@@ -74,6 +78,7 @@ def administration_of(host: Host | None, under_min: int = 0) -> Administration:
         links=SimpleNamespace(links=lambda: [LinkStatus(2, False, False, 0, -1, 5, 1)]),
         store=SimpleNamespace(directory_id=b"d" * 16, accepts_appends=True),
         certificates_ending=dict,
+        lacks_descriptors=bool,
         refused_links=dict,
         peer_addresses=SimpleNamespace(differences={}),
         in_sync_counts=lambda _: InSyncCounts(under_min=under_min),
@@ -108,7 +113,7 @@ def test_administration_status_tells_what_is_wrong_with_servers_and_groups():
     parts = list(administration_of(host, under_min=4).status([0]))
     assert [problem for part in parts for problem in part.problems] == [
         "replica_lost: 2 replicas",
-        "peer_unreachable: server 2 is not reachable",
+        "peer_unreachable: servers 1 and 2 are not linked",
         "under_min_isr: 4 partitions led by server 1",
         "no_leader: coordinator-1 has no leader",
         "replica_replaced: a replica of orders-0 is being replaced",
@@ -141,7 +146,7 @@ def test_administration_status_before_birth_has_no_groups():
     assert (only.cluster_id, only.groups) == ("", [])
     assert only.problems == [
         "starting: server is waiting",
-        "peer_unreachable: server 2 is not reachable",
+        "peer_unreachable: servers 1 and 2 are not linked",
     ]
 
 
@@ -149,7 +154,7 @@ def test_administration_status_says_that_the_server_is_overloaded():
     """First of what is wrong with it, because the rest may come of that."""
     host = Host(1)
     (first, *_) = administration_of(host).status(())
-    unreachable = "peer_unreachable: server 2 is not reachable"
+    unreachable = "peer_unreachable: servers 1 and 2 are not linked"
     assert first.problems == [unreachable]
     host.overloaded = "its loop was late"
     (first, *_) = administration_of(host).status(())

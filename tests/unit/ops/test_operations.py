@@ -1,6 +1,7 @@
 """The operations port: metrics read at the scrape, health as a status code, everything bounded."""
 
 import asyncio
+import errno
 import json
 import logging
 import socket
@@ -382,3 +383,41 @@ def test_health_says_whether_the_server_is_overloaded_and_serves_all_the_same():
     assert facts["request_wait_ms"] == 2_400
     server.host = None
     assert not Server.health(server)["overloaded"]
+
+
+def test_http_server_without_descriptors_answers_from_its_spare_one():
+    """Who has run out of them must be able to say so."""
+
+    class Starved:
+        """A listening socket of a process that has no descriptor but the spare one."""
+
+        def __init__(self, server):
+            self.server, self.real = server, server._listening
+
+        def __getattr__(self, name):
+            return getattr(self.real, name)
+
+        def fileno(self):
+            return self.real.fileno()
+
+        def accept(self):
+            if self.server._spare >= 0:
+                raise OSError(errno.EMFILE, "too many open files")
+            return self.real.accept()
+
+    async def run():
+        server = HttpServer({"/health": lambda: Response(200, "text/plain", b"alive")}, LOG)
+        port = await server.start("127.0.0.1", 0)
+        server._listening = Starved(server)
+        answers = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /health HTTP/1.1\r\n\r\n")
+            answers.append(await reader.read())
+            writer.close()
+        assert server._spare >= 0
+        server.close()
+        assert server._spare < 0
+        return answers
+
+    assert [b"alive" in answer for answer in asyncio.run(run())] == [True] * 3

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from vdl.commands.app import run_app
-from vdl.commands.cluster_status import ClusterStatus, Partition, Server, Topic
+from vdl.commands.cluster_status import ClusterStatus, Partition, Replica, Server, Topic
 from vdl.commands.status import PARTITIONS_MAX, PROBLEMS_MAX, Shown, print_tables
 from vdl.kafka.client import KafkaClient, Unreachable
 
@@ -90,6 +90,15 @@ def test_what_is_wrong_is_said_once_and_decides_the_exit_code(
     assert state in lines[2].split()
     assert sum(one.startswith(line) for one in lines) == 1
     assert cluster.is_healthy is is_healthy
+
+
+def test_server_that_is_cut_off_does_not_make_partitions_leaderless(capsys):
+    """It knows of no leaders; another server says that it leads."""
+    cluster = cluster_of(2, notes=["no_leader: orders-0 has no leader"])
+    cluster.topics[0].partitions[0].replicas = [Replica(2, "leader"), Replica(1, "follower")]
+    print_tables(cluster, Shown())
+    assert "no_leader" not in capsys.readouterr().out
+    assert cluster.is_healthy
 
 
 def test_of_many_problems_of_a_kind_the_first_are_shown(capsys):

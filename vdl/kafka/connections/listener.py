@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import os
 import socket
 from collections import deque
@@ -198,6 +199,8 @@ class Listener:
         self._lingering = Lingering()
         self._retry: asyncio.TimerHandle | None = None
         self.refused_without_descriptor = 0
+        self.refused_s = -math.inf
+        """When that was last, on the loop's clock."""
         self._next_warning_s = 0.0
 
     def open(self) -> int:
@@ -303,7 +306,7 @@ class Listener:
         """No descriptor is left: close the connection that waits longest, then rest a little."""
         assert self._socket is not None, "not open"
         self.refused_without_descriptor += 1
-        now_s = self._loop.time()
+        self.refused_s = now_s = self._loop.time()
         if now_s >= self._next_warning_s:
             self._next_warning_s = now_s + _WARNING_S
             fields = {"listener": self.options.name, "refused": self.refused_without_descriptor}
