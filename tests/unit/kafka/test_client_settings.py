@@ -5,6 +5,8 @@ import inspect
 
 import pytest
 
+from vdl.commands.replica_set import make_replica_set
+from vdl.commands.secure_set import secure_replica_set
 from vdl.kafka.security import client_settings
 from vdl.kafka.security.client_settings import KNOWN, ClientSettingsError, read_client_settings
 from vdl.kafka.security.protocol import SecurityProtocol
@@ -20,7 +22,7 @@ def read(tmp_path, *lines):
     "line",
     [
         "security.protocl=SSL",
-        "ssl.truststore.location=/a",
+        "ssl.ca.locaton=/a",
         "sasl.user=a",
         "vdl.admin.certificate=a",
     ],
@@ -32,7 +34,7 @@ def test_setting_of_security_that_is_unknown_is_refused_by_name(tmp_path, line):
 
 
 def test_settings_of_other_clients_are_passed_over(tmp_path):
-    found = read(tmp_path, "security.protocol=SSL", "acks=all", "group.id=g")
+    found = read(tmp_path, "security.protocol=SSL", "acks=all", "group.id=g", "sasl.jaas.config=x")
     assert found.protocol is SecurityProtocol.SSL
 
 
@@ -44,3 +46,10 @@ def test_names_that_are_read_are_the_known_ones():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "get"
     }
     assert asked == KNOWN
+
+
+def test_settings_that_a_secure_set_writes_are_taken(tmp_path):
+    """`vdl status --config` takes the file that `vdl up --secure` wrote."""
+    made = make_replica_set(tmp_path / "set", count=1, base_port=21_000, is_secure=True)
+    secure_replica_set(made)
+    assert read_client_settings(made.client_file).protocol is SecurityProtocol.SASL_SSL

@@ -44,6 +44,23 @@ KNOWN = frozenset(
     }
 )
 """Of the names that begin so, those that are read from a file."""
+OF_JAVA_CLIENTS = frozenset(
+    {
+        "sasl.jaas.config",
+        "ssl.key.password",
+        "ssl.keystore.certificate.chain",
+        "ssl.keystore.key",
+        "ssl.keystore.location",
+        "ssl.keystore.password",
+        "ssl.keystore.type",
+        "ssl.truststore.certificates",
+        "ssl.truststore.location",
+        "ssl.truststore.password",
+        "ssl.truststore.type",
+    }
+)
+"""Those that stand beside them in a file for clients of both kinds. Without the ones above the
+system's authorities count, and a server that they do not know is refused."""
 
 
 class ClientSettingsError(Exception):
@@ -123,9 +140,9 @@ def read_client_settings(path: Path) -> ClientSettings:
             )
         properties[name.strip()] = value.strip()
     for name in properties:
-        # One that is misspelt, or a Java client's, would leave the connection less secure than the
-        # file says. Others are of clients that do more than these programs.
-        if name.startswith(SECURING) and name not in KNOWN:
+        # One that is misspelt would leave the connection less secure than the file says. Others are
+        # of clients that do more than these programs.
+        if name.startswith(SECURING) and name not in KNOWN | OF_JAVA_CLIENTS:
             raise ClientSettingsError(
                 path, f"{name}: unknown; known are {', '.join(sorted(KNOWN))}"
             )
