@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import resource
 import shutil
 import socket
@@ -554,7 +555,7 @@ def disk_fails(servers: ReplicaSet) -> Steps:
 # --- certificates ---------------------------------------------------------------------------------
 @fault(
     "a server's certificate is not there",
-    problems=["peer_unreachable", "under_replicated"],
+    problems=["peer_unreachable"],
     events=["cannot_start"],
     not_ready=[3],
     kind="secure",
@@ -572,19 +573,56 @@ def certificate_missing(servers: ReplicaSet) -> Steps:
 
 @fault(
     "a server's certificate has ended",
-    problems=["certificate_ends", "peer_unreachable", "under_replicated"],
+    problems=["peer_unreachable"],
     events=["certificate_ends", "dial_failed"],
+    metrics=["certificate_ends", "peer_unreachable"],
+    not_ready=[3],
     kind="secure",
 )
 def certificate_ended(servers: ReplicaSet) -> Steps:
     folder = servers.directory / "tls"
     kept = {path: path.read_bytes() for path in folder.glob("server-3*")}
+    stop(servers, 3)
     end_certificate(servers, 3)
-    restart(servers, 3)
+    servers.start(3)
     yield MADE
-    for path, content in kept.items():
+    for path, content in kept.items():  # without a restart
         path.write_bytes(content)
-    restart(servers, 3)
+
+
+PAGES = {
+    "one_dead": "peer_unreachable",
+    "two_dead": "no_quorum",
+    "one_hangs": "peer_unreachable",
+    "below_min_isr": "under_min_isr",
+    "waits_to_be_replaced": "directory_new",
+    "address_in_one_file": "seeds_differ",
+    "wrong_configuration": "cannot_start",
+    "port_for_clients_taken": "cannot_start",
+    "port_for_peers_taken": "cannot_start",
+    "links_cut": "peer_unreachable",
+    "bridge": "peer_unreachable",
+    "second_process_in_a_copy": "second_process",
+    "second_process_in_the_directory": "cannot_start",
+    "foreign_directory": "foreign_directory",
+    "another_cluster": "link_refused",
+    "from_the_past": "directory_from_the_past",
+    "damaged_journal": "replica_lost",
+    "damaged_segment": "entries_damaged",
+    "meta_missing": "data_missing",
+    "clock_wrong": "clock_wrong",
+    "overloaded": "overloaded",
+    "late_for_long": "late_for_long",
+    "no_descriptors": "out_of_file_descriptors",
+    "contradiction": "peer_contradicts",
+    "one_disk_full": "disk_full",
+    "all_disks_full": "disk_full",
+    "disk_fails": "disk_failed",
+    "certificate_missing": "cannot_start",
+    "certificate_ended": "certificate_ends",
+}
+"""By fault: the page of the runbook that is followed."""
+PAGE_CELL = re.compile(r" \[[a-z_]+\]\(#[a-z_]+\) \|$")
 
 
 # --- how faults are made --------------------------------------------------------------------------
@@ -949,14 +987,17 @@ def record(rows: Mapping[str, str]) -> None:
     text = RUNBOOK.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     table, _, after = rest.partition(END)
-    known = {row.split(" | ")[0].removeprefix("| "): row for row in table.strip().splitlines()[2:]}
+    known = {
+        row.split(" | ")[0].removeprefix("| "): PAGE_CELL.sub("", row)
+        for row in table.strip().splitlines()[2:]
+    }
     lines = [
-        "| fault | `vdl status` (exit code) | `/health` | `/ready` | metric | the log |",
-        "|---|---|---|---|---|---|",
+        "| fault | `vdl status` (exit code) | `/health` | `/ready` | metric | the log | page |",
+        "|---|---|---|---|---|---|---|",
     ]
     for one in FAULTS:
         row = rows.get(one.name) or known.get(one.title)
-        lines += [row] if row else []
+        lines += [f"{row} [{PAGES[one.name]}](#{PAGES[one.name]}) |"] if row else []
     table = "\n".join(lines)
     RUNBOOK.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
 
@@ -999,12 +1040,12 @@ def night(
             rows[one.name] = row_of(one, seen)
             print(f"--- {one.name}: {time.monotonic() - began:.0f} s\n{seen.status}")
             print(rows[one.name], flush=True)
+            if is_recorded:
+                record(rows)
             if wrong:
                 print("\n".join(f"WRONG {one.name}: {text}" for text in wrong), flush=True)
                 failed.append(one.name)
                 return faults[number + 1 :]
-            if is_recorded:
-                record(rows)
     return []
 
 
