@@ -27,7 +27,13 @@ from vdl.kafka.wire.describe_share_group_offsets import (
     DescribeShareGroupOffsetsRequestGroup,
     DescribeShareGroupOffsetsRequestTopic,
 )
+from vdl.kafka.wire.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 from vdl.kafka.wire.share_acknowledge import (
+    AcknowledgementBatch,
     AcknowledgePartition,
     AcknowledgeTopic,
     ShareAcknowledgeRequest,
@@ -40,6 +46,8 @@ MEMBER = "AAAAAAAAAAAAAAAAAAAAAQ"
 OTHER = "AAAAAAAAAAAAAAAAAAAAAg"
 REBALANCE_MS = 60_000
 LEAVE, LEAVE_FOR_A_WHILE = -1, -2
+GROUP = 32
+"""The type of a resource."""
 
 
 def _heartbeat(group: str, **fields: Any) -> ConsumerGroupHeartbeatRequest:
@@ -295,6 +303,54 @@ def share_sessions(side: Side) -> None:
     acknowledge("closes no session", share_session_epoch=LEAVE)
 
 
+def share_session_closed(side: Side) -> None:
+    """What the last request of a session acknowledges is answered row by row."""
+    if not side.versions(78):
+        return
+    topic = side.topic("shared")
+    side.produce(topic, batch([b"a", b"b", b"c"]))
+    for label, last in (("what it has", 2), ("what it has and what it has not", 9)):
+        group = f"{side.prefix}.c{last}"
+        _open_share_session(side, group, topic)
+        one = AcknowledgementBatch(0, last, [1])
+        part = AcknowledgeTopic(side.topic_id(topic), [AcknowledgePartition(0, [one])])
+        request = ShareAcknowledgeRequest(group, MEMBER, LEAVE, topics=[part])
+        version, leader = side.versions(79)[-1], side.leader(topic)
+        side.ask(f"closes, of {label}", request, version=version, to=leader)
+        side.ask(f"closes again, of {label}", request, version=version, to=leader)
+
+
+def _open_share_session(side: Side, group: str, topic: str) -> None:
+    """Return when the member of the group has records of the topic."""
+    begins = AlterableConfig("share.auto.offset.reset", 0, "earliest")
+    side.quiet(IncrementalAlterConfigsRequest([AlterConfigsResource(GROUP, group, [begins])]))
+    at, joined = side.coordinator(group), [0]
+
+    def has_partition() -> bool:
+        names = None if joined[0] else [topic]
+        beat = ShareGroupHeartbeatRequest(group, MEMBER, joined[0], None, names)
+        answer = side.quiet(beat, version=side.versions(76)[-1], to=at)
+        joined[0] = max(joined[0], answer.member_epoch)
+        return answer.assignment is not None and bool(answer.assignment.topic_partitions)
+
+    side.settle(has_partition, "the member is given the partition")
+    epochs = itertools.count()
+    topics = [FetchTopic(side.topic_id(topic), [FetchPartition(0)])]
+
+    def has_records() -> bool:
+        epoch = next(epochs)
+        request = ShareFetchRequest(
+            group, MEMBER, epoch, max_wait_ms=200, min_bytes=1, max_bytes=1 << 20,
+            max_records=10, batch_size=10, topics=[] if epoch else topics,
+        )  # fmt: skip
+        answer = side.quiet(request, version=side.versions(78)[-1], to=side.leader(topic))
+        assert answer.error_code == 0, answer
+        rows = [part for row in answer.responses for part in row.partitions]
+        return any(row.acquired_records for row in rows)
+
+    side.settle(has_records, "the member is given records")
+
+
 SCENARIOS = (
     heartbeat_refused,
     one_member,
@@ -302,4 +358,5 @@ SCENARIOS = (
     share_heartbeat,
     share_offsets,
     share_sessions,
+    share_session_closed,
 )
