@@ -136,6 +136,7 @@ class Config:
     """See `vdl/server/first_users.py`."""
     delegation_key: Path | None = None
     """See `vdl/server/delegation_key.py`. None: there are no delegation tokens."""
+    other_delegation_key: Path | None = None
     audit: AuditOptions = field(default_factory=AuditOptions)
 
 
@@ -399,6 +400,7 @@ KEYS: dict[str, Key] = {
     "security.jwks_ca": Key("oauth.ca", text),
     "security.first_users": Key("first_users", path),
     "security.delegation_token_key": Key("delegation_key", path),
+    "security.delegation_token_other_key": Key("other_delegation_key", path),
     # --- the server's own log
     "log.format": Key("log.format", choice("logfmt", "json")),
     "log.level": Key("log.level", choice("debug", "info", "warning", "error")),
@@ -465,7 +467,7 @@ def _build(
         assert options in _OPTIONS, options
         changes[options] = replace(getattr(base, options), **settings)
     changes["data_dir"] = folder / Path(str(changes.get("data_dir", base.data_dir)))
-    for name in ("first_users", "delegation_key"):
+    for name in ("first_users", "delegation_key", "other_delegation_key"):
         if name in changes:
             changes[name] = folder / Path(str(changes[name]))
     files = changes.get("tls", base.tls)

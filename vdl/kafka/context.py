@@ -34,6 +34,7 @@ from vdl.kafka.partitions.read_throttle import ReadThrottle
 from vdl.kafka.partitions.record_checks import RecordChecks
 from vdl.kafka.security.audit import AuditLog
 from vdl.kafka.security.authorizer import Authorizer, Grants
+from vdl.kafka.security.delegation_keys import DelegationKeys
 from vdl.kafka.security.login_failures import LoginFailures
 from vdl.kafka.security.principal import ANONYMOUS, Principal
 from vdl.kafka.share.live_partitions import LivePartitions
@@ -121,8 +122,8 @@ class Context:
     """Who judges tokens of OAUTHBEARER; None: nobody can log in by one."""
     token_bytes_asked: Counter[str] = field(default_factory=Counter)
     """What delegation tokens will take that are being made, by who asked."""
-    delegation_key: bytes = field(default=b"", repr=False)
-    """What secrets of delegation tokens are made of; empty: there are none."""
+    delegation_keys: DelegationKeys = field(default_factory=DelegationKeys)
+    """What secrets of delegation tokens are made of."""
 
     def stream(self, group_id: GroupId, topic: str) -> LogStream | None:
         """The partition replica here, or the view of a coordinator that the topic has."""

@@ -1,4 +1,4 @@
-"""The key that delegation tokens' secrets are made of: a file, the same on every server.
+"""The keys that delegation tokens' secrets are made of: files, the same on every server.
 
 Must not know: tokens.
 """
@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vdl.config.settings import ConfigError
+from vdl.config.settings import Config, ConfigError
+from vdl.kafka.security.delegation_keys import DelegationKeys
 
 KEY_BYTES_MIN = 16
 KEY_BYTES_MAX = 4 << 10
 
 
-def read_delegation_key(path: Path) -> bytes:
+def read_delegation_keys(config: Config) -> DelegationKeys:
+    """Those that the configuration names. Raises ConfigError."""
+    current, other = config.delegation_key, config.other_delegation_key
+    if current is None:
+        return DelegationKeys()
+    return DelegationKeys(_read(current), _read(other) if other is not None else b"")
+
+
+def _read(path: Path) -> bytes:
     """The file without space around what is in it. Raises ConfigError, which has nothing of the
     file in it."""
     try:

@@ -51,7 +51,7 @@ from vdl.log import EventLog, Loggers, start_logging
 from vdl.records.walk import IS_NATIVE
 from vdl.server.administration import Administration
 from vdl.server.audit_file import AuditFile
-from vdl.server.delegation_key import read_delegation_key
+from vdl.server.delegation_key import read_delegation_keys
 from vdl.server.diagnosis import problems_of
 from vdl.server.first_users import read_first_users
 from vdl.server.http import HttpServer
@@ -163,9 +163,6 @@ class Process:
         config = self._config
         self._tls.load()
         users = read_first_users(config.first_users) if config.first_users is not None else ()
-        delegation_key = (
-            read_delegation_key(config.delegation_key) if config.delegation_key is not None else b""
-        )
         tokens = Validator(config.oauth) if config.oauth.is_complete else None
         if tokens is not None:
             fetching = SideThread("jwks", self._doorbell.ring)
@@ -220,7 +217,7 @@ class Process:
             pattern_compute=self._patterns.run,
             cpu_ns=time.thread_time_ns,
             first_users=users,
-            delegation_key=delegation_key,
+            delegation_keys=read_delegation_keys(config),
             audit=self._audit,
             tokens=tokens,
         )

@@ -42,6 +42,7 @@ from vdl.kafka.groups.group_coordinator import GroupCoordinator
 from vdl.kafka.host import Compute, at_once
 from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.kafka.security.audit import AuditLog
+from vdl.kafka.security.delegation_keys import DelegationKeys
 from vdl.kafka.security.oauth import Validator
 from vdl.kafka.transactions.transaction_coordinator import TransactionCoordinator
 from vdl.kafka.views.offsets_topic import OFFSETS_TOPIC, commit_log, offsets_topic
@@ -125,7 +126,7 @@ class Server:
         pattern_compute: Compute | None = None,
         cpu_ns: Callable[[], int] = lambda: 0,
         first_users: Sequence[ScramUpsert] = (),
-        delegation_key: bytes = b"",
+        delegation_keys: DelegationKeys = DelegationKeys(),  # noqa: B008 - cannot change
         audit: AuditLog | None = None,
         tokens: Validator | None = None,
     ) -> None:
@@ -136,7 +137,7 @@ class Server:
         passwords are checked. `pattern_compute`: where patterns are matched, one after the other;
         None: where everything is computed. `cpu_ns`: processor time of a thread. `first_users`:
         those of a cluster that never had any. `tokens`: who judges those of OAUTHBEARER.
-        `delegation_key`: what secrets of delegation tokens are made of."""
+        `delegation_keys`: what secrets of delegation tokens are made of."""
         self.config = config
         self.store = store
         self.clock = clock
@@ -162,7 +163,7 @@ class Server:
         self._login_compute = login_compute
         self._pattern_work = PatternWork(pattern_compute or store.workers.compute, clock, cpu_ns)
         self._first_users = first_users
-        self._delegation_key = delegation_key
+        self._delegation_keys = delegation_keys
         self._tokens = tokens
         self._log = log
         self._repeats = Repeats()
@@ -392,7 +393,7 @@ class Server:
             login_compute=self._login_compute,
             audit=self._audit,
             tokens=self._tokens,
-            delegation_key=self._delegation_key,
+            delegation_keys=self._delegation_keys,
         )
         context.groups = GroupCoordinator(
             host=host,

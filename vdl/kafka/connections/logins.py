@@ -63,7 +63,7 @@ def _token(context: Context, mechanism: str, token_id: str) -> Found | None:
     """Who logs in with a delegation token is its owner, until the token ends (KIP-48)."""
     token = context.host.catalog.tokens.valid(token_id, context.host.agreed_ms())
     credential = None if token is None else token.verifier(mechanism)
-    if token is None or credential is None or not context.delegation_key:
+    if token is None or credential is None or not context.delegation_keys.of(token_id):
         return None
     owner = parse_principal(token.owner)
     return Found(owner, _verifier(credential), token.expires_ms, by_token=True)

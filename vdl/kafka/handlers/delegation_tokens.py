@@ -83,7 +83,7 @@ def _problem(ctx: RequestContext) -> ErrorCode:
     login = ctx.connection.login
     if ctx.principal == ANONYMOUS or (login is not None and login.by_token):
         return ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
-    if not ctx.server.delegation_key:
+    if not ctx.server.delegation_keys:
         return ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED
     return ErrorCode.NONE
 
@@ -115,8 +115,10 @@ def handle_create_delegation_token(
     lifetime_ms = config.token_lifetime_ms
     if request.max_lifetime_ms > 0:
         lifetime_ms = min(lifetime_ms, request.max_lifetime_ms)
-    token_id = base64.urlsafe_b64encode(random_bytes(_ID_BYTES)).decode().rstrip("=")
-    secret = token_hmac(ctx.server.delegation_key, token_id)
+    keys = ctx.server.delegation_keys
+    drawn = base64.urlsafe_b64encode(random_bytes(_ID_BYTES)).decode().rstrip("=")
+    token_id = keys.marked(drawn)
+    secret = token_hmac(keys.current, token_id)
     salts = [random_bytes(_SALT_BYTES) for _ in HASHES]
     renewers = list(
         dict.fromkeys(_text(one.principal_type, one.principal_name) for one in request.renewers)
@@ -250,11 +252,12 @@ def _altered(
 
 def _find(ctx: RequestContext, secret: bytes) -> DelegationToken | None:
     """The token with this secret. There are 2,000 at most."""
-    key = ctx.server.delegation_key
+    keys = ctx.server.delegation_keys
     found = None
     for token in ctx.server.host.catalog.tokens.tokens.values():
-        if hmac.compare_digest(token_hmac(key, token.token_id), secret):
-            found = token
+        for key in keys.of(token.token_id):
+            if hmac.compare_digest(token_hmac(key, token.token_id), secret):
+                found = token
     return found
 
 
@@ -276,8 +279,9 @@ def handle_describe_delegation_token(
     response = DescribeDelegationTokenResponse()
     for token in ctx.server.host.catalog.tokens.tokens.values():
         is_wanted = wanted is None or any(map(token.belongs_to, wanted))
-        if is_wanted and now_ms < token.expires_ms:
-            told = _described(ctx.server.delegation_key, token)
+        keys = ctx.server.delegation_keys.of(token.token_id)
+        if is_wanted and keys and now_ms < token.expires_ms:
+            told = _described(keys[0], token)
             if ctx.api_version < _REQUESTER_FROM:
                 told.token_requester_principal_type = told.token_requester_principal_name = ""
             response.tokens.append(told)

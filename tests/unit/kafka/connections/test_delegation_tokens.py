@@ -13,6 +13,7 @@ from tests.unit.kafka.fake_host import Client
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.handlers.delegation_tokens import token_hmac
+from vdl.kafka.security.delegation_keys import DelegationKeys
 from vdl.kafka.security.principal import Principal
 from vdl.kafka.security.protocol import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
 from vdl.kafka.security.scram_client import ScramConversation
@@ -52,7 +53,7 @@ class Tokens(Place):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(KafkaOptions(**options))
-        self.context.delegation_key = KEY
+        self.context.delegation_keys = DelegationKeys(KEY)
 
     def user(self, name: str = "alice") -> Client:
         client = self.visitor()
@@ -241,9 +242,33 @@ def test_who_is_nobody_or_came_with_a_token_cannot_ask_about_tokens() -> None:
         ):
             answer = client.ask(key, version, request)
             assert answer.error_code == refused
-    place.context.delegation_key = b""
+    place.context.delegation_keys = DelegationKeys()
     assert place.make(place.user()).error_code == ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED
     assert place.come_with(token)[1].error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
+def test_tokens_end_with_their_key() -> None:
+    """As long as it is one of two they are good; then they log in no more, and nobody is told of
+    them. One whose id says nothing, from before ids did, holds until it ends by itself."""
+    place = Tokens()
+    user = place.user()
+    before = place.make(user)
+    next_key = b"a key that comes after it"
+    refused = ErrorCode.SASL_AUTHENTICATION_FAILED
+    place.context.delegation_keys = DelegationKeys(next_key, KEY)
+    after = place.make(user)
+    for token in (before, after):
+        assert place.come_with(token)[1].error_code == ErrorCode.NONE
+        assert user.ask(RENEW, 2, RenewDelegationTokenRequest(token.hmac, 9_000)).error_code == 0
+    assert len(names(place, user)) == 2
+    place.context.delegation_keys = DelegationKeys(next_key)
+    assert names(place, user) == [after.token_id]
+    assert place.come_with(before)[1].error_code == refused
+    assert place.come_with(after)[1].error_code == ErrorCode.NONE
+    answer = user.ask(RENEW, 2, RenewDelegationTokenRequest(before.hmac, 9_000))
+    assert answer.error_code == ErrorCode.DELEGATION_TOKEN_NOT_FOUND
+    assert DelegationKeys(next_key, KEY).of("an-id_of_before") == (next_key, KEY)
+    assert DelegationKeys().of(after.token_id) == ()
 
 
 def test_token_for_somebody_else_needs_permission() -> None:
