@@ -12,7 +12,8 @@
 #                       FAILOVERS=10, BRIDGES=10, CHURN=300, LISTS=600 one kind only
 #   make bad-night      some thirty faults on real servers, what they say of each, and the runbook's cure;
 #                       ONLY=one_dead,bridge, RECORD=1 to put the table into deploy/runbook.md
-#   make hostile        10,000 silent connections on each port of a secured set, beside its users
+#   make hostile        10,000 silent connections on each port of a secured set, and forty clients
+#                       who want to stop the others, beside its users
 #   make eos            exactly once at length: Kafka Streams, Connect and Flink over kills, lists of
 #                       transactions under faults; ONLY=streams, connect, flink or lists
 #   make examples       properties, tried with examples that no run has had before; TIMES=10
@@ -38,6 +39,8 @@
 #   make audit-large    an audit of three copies of 1.1 GB each, damaged in three ways
 #   make pipeline-demo  336,776 flights through topics and Spark to tables and a picture
 #   make setup          only the set-up, into .venv; setup-spark the pipeline's, into .venv-spark
+#   make lock           what the image installs, with hashes: deploy/*.lock
+#   make sbom           what is in the image, as CycloneDX: build/sbom.json
 #   make clean          remove builds, caches and both; never data
 
 SHELL := /bin/bash
@@ -73,7 +76,7 @@ export PEER_COMMAND ?=
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --editable
 PIP := PYTHONWARNINGS=ignore $(BIN)/python $(PIP_INSTALL)
 
-.PHONY: help setup setup-spark setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen conformance sim chaos bad-night hostile examples mutants planted fuzz cost price \
+.PHONY: help setup setup-spark setup-clients setup-codec setup-ecosystem setup-pipeline up down test newcomer check fix gen lock sbom conformance sim chaos bad-night hostile examples mutants planted fuzz cost price \
   suites differential bench bench-limit clean test-pipeline cdc violence pipeline-env audit-large pipeline-demo
 
 help:
@@ -164,8 +167,8 @@ bad-night: $(DEV)
 	@exec $(BIN)/python -m tests.chaos.bad_night $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
 
 hostile: $(DEV)
-	@exec env SILENT=10000 $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 \
-	  tests/chaos/test_silent_ports.py
+	@exec env SILENT=10000 HOSTILE_SECONDS=300 $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 \
+	  tests/chaos/test_silent_ports.py tests/chaos/test_hostile_clients.py
 
 # The tests of properties, TIMES times. What fails is printed with the line that tries it again. The
 # pipeline's are left out where Spark's libraries are missing (`make setup-spark`).
@@ -265,6 +268,21 @@ gen: $(DEV)
 	$(BIN)/python -m vdl.kafka.codegen
 	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. \
 	  rpc/proto/admin.proto
+
+# In environments of their own: these tools are nobody's dependency. `lock` asks the package index.
+LOCK_OPTIONS := --quiet --universal --generate-hashes --python-version 3.11 --no-header --no-annotate
+
+lock: $(BIN)/python
+	@$(BIN)/python -m venv build/lock && build/lock/bin/pip install --quiet --disable-pip-version-check uv
+	@build/lock/bin/uv pip compile $(LOCK_OPTIONS) pyproject.toml --output-file deploy/requirements.lock
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+	  | build/lock/bin/uv pip compile $(LOCK_OPTIONS) - --output-file deploy/build.lock
+
+sbom: $(BIN)/python
+	@$(BIN)/python -m venv build/sbom && build/sbom/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom==7.*
+	@build/sbom/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-file build/sbom.json \
+	  deploy/requirements.lock
+	@echo "sbom: build/sbom.json"
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info $(VENV) \

@@ -86,7 +86,7 @@ def test_documented_defaults_are_the_real_defaults():
     assert without == {
         "peer.listen", "peer.advertise", "admin.advertise",
         "tls.certificate", "tls.key", "tls.ca", "tls.crl", "security.first_users",
-        "security.delegation_token_key",
+        "security.delegation_token_key", "security.delegation_token_other_key",
     }  # fmt: skip
 
 
@@ -97,6 +97,12 @@ def test_stop_is_not_given_up_before_its_leaderships_may_have_moved(transfer_sto
     config = parse_config(text, source="test", folder=Path.cwd())
     waited_seconds = config.host.transfer_stop_ms / 1_000
     assert stop_seconds_max(config) >= max(2, waited_seconds + 1)
+
+
+def test_deploy_containers_have_no_right_that_they_do_not_need():
+    compose = (ROOT / "deploy" / "compose.yaml").read_text()
+    for line in ("read_only: true", 'cap_drop: ["ALL"]', "no-new-privileges:true"):
+        assert line in compose
 
 
 def test_deploy_supervisors_wait_until_a_stop_is_given_up():

@@ -7,6 +7,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCKERFILES = sorted((ROOT / "deploy").rglob("Dockerfile"))
@@ -62,6 +64,24 @@ def test_image_copies_all_that_is_installed(dockerfile):
     packages = {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]}
     read = {project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml"}
     assert packages | read <= set(copied(dockerfile))
+
+
+def test_what_is_locked_is_what_is_asked_for():
+    """`make lock` was run since a dependency changed; pip takes no file without a hash."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for name, asked in (
+        ("requirements.lock", project["project"]["dependencies"]),
+        ("build.lock", project["build-system"]["requires"]),
+    ):
+        locked = {}
+        for row in re.findall(
+            r"^\S.*(?:\n +.*)*", (ROOT / "deploy" / name).read_text(), re.MULTILINE
+        ):
+            assert "--hash=sha256:" in row, row
+            found = Requirement(row.partition("\\")[0])
+            locked[canonicalize_name(found.name)] = str(found.specifier).removeprefix("==")
+        for one in map(Requirement, asked):
+            assert one.specifier.contains(locked[canonicalize_name(one.name)]), one
 
 
 def test_image_context_has_nothing_that_is_not_copied():
