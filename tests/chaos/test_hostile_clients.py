@@ -267,7 +267,6 @@ def test_hostile_clients_stop_nobody(who: str, servers: ReplicaSet, figure: Figu
         mallory if who == "mallory" else ClientSettings(),
         logins,
         mallory,
-        TOPIC,
     )
     users = Users(settings("alice", PASSWORD), admin)
     users.start()
@@ -278,7 +277,6 @@ def test_hostile_clients_stop_nobody(who: str, servers: ReplicaSet, figure: Figu
         assigned = users.assignments
         rss = max(servers.rss_bytes(server_id) for server_id in servers.server_ids)
         most = rss
-        acts, lines = 0, 0
         for seen in (calm, struck, calm):
             users.seen = seen
             if seen is calm:

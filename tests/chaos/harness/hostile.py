@@ -22,6 +22,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -71,8 +72,6 @@ class Target:
     logins: tuple[int, ...]
     """Ports that ask who one is."""
     login_settings: ClientSettings
-    topic: str
-    """That others use."""
 
 
 class _Client(KafkaClient):
@@ -98,12 +97,11 @@ def _made(module: Any, message: Any, client_id: str = CLIENT_ID) -> Sent:
     return module, version, b"".join(module.encode_request(message, version)), client_id
 
 
-def _again(sent: Sent) -> Iterator[Sent]:
-    return itertools.repeat(sent)
+_again = itertools.repeat
 
 
 # --- what they send -------------------------------------------------------------------------------
-def _patterns(target: Target) -> Iterator[Sent]:
+def _patterns() -> Iterator[Sent]:
     """Subscriptions by patterns that are large once compiled, each another one."""
     for number in itertools.count():
         yield _made(
@@ -118,14 +116,14 @@ def _patterns(target: Target) -> Iterator[Sent]:
         )
 
 
-def _transactions(target: Target) -> Iterator[Sent]:
+def _transactions() -> Iterator[Sent]:
     for number in itertools.count():
         pattern = f"(.*a){{1,200}}{number}"
         request = list_transactions.ListTransactionsRequest(transactional_id_pattern=pattern)
         yield _made(list_transactions, request)
 
 
-def _telemetry(target: Target) -> Iterator[Sent]:
+def _telemetry() -> Iterator[Sent]:
     metrics = zlib.compress(b"\x0a\x02\x12\x00" * 4_000_000)[: 1 << 20]
     for _ in itertools.count():
         yield _made(
@@ -136,22 +134,25 @@ def _telemetry(target: Target) -> Iterator[Sent]:
         )
 
 
-def _wide_metadata(target: Target) -> Iterator[Sent]:
+@cache
+def _wide_metadata() -> Iterator[Sent]:
     topics = [metadata.MetadataRequestTopic(name=f"x{number}") for number in range(NAMES)]
     return _again(_made(metadata, metadata.MetadataRequest(topics)))
 
 
-def _wide_configs(target: Target) -> Iterator[Sent]:
+@cache
+def _wide_configs() -> Iterator[Sent]:
     rows = [describe_configs.DescribeConfigsResource(2, f"x{number}") for number in range(NAMES)]
     return _again(_made(describe_configs, describe_configs.DescribeConfigsRequest(rows)))
 
 
-def _wide_deletions(target: Target) -> Iterator[Sent]:
+@cache
+def _wide_deletions() -> Iterator[Sent]:
     rows = [delete_topics.DeleteTopicState(name=f"x{number}") for number in range(NAMES)]
     return _again(_made(delete_topics, delete_topics.DeleteTopicsRequest(rows, timeout_ms=1_000)))
 
 
-def _groups(target: Target) -> Iterator[Sent]:
+def _groups() -> Iterator[Sent]:
     """Members with much to say, each in a group of its own."""
     protocols = [join_group.JoinGroupRequestProtocol("range", bytes(100_000))]
     for _ in itertools.count():
@@ -168,7 +169,7 @@ def _groups(target: Target) -> Iterator[Sent]:
         )
 
 
-def _positions(target: Target) -> Iterator[Sent]:
+def _positions() -> Iterator[Sent]:
     """The largest positions there may be, in new groups."""
     rows = [
         offset_commit.OffsetCommitRequestPartition(0, 1, committed_metadata="x" * POSITION_CHARS)
@@ -182,7 +183,7 @@ def _positions(target: Target) -> Iterator[Sent]:
         yield offset_commit, 9, body, CLIENT_ID
 
 
-def _tokens(target: Target) -> Iterator[Sent]:
+def _tokens() -> Iterator[Sent]:
     renewers = [create_delegation_token.CreatableRenewers("User", "x" * 200) for _ in range(50)]
     request = create_delegation_token.CreateDelegationTokenRequest(
         owner_principal_type=None, owner_principal_name=None, renewers=renewers, max_lifetime_ms=-1
@@ -190,7 +191,7 @@ def _tokens(target: Target) -> Iterator[Sent]:
     return _again(_made(create_delegation_token, request))
 
 
-def _sessions(target: Target) -> Iterator[Sent]:
+def _sessions() -> Iterator[Sent]:
     """A new fetch session each time, of many partitions."""
     rows = [fetch.FetchPartition(number, partition_max_bytes=1) for number in range(1_000)]
     topics = [fetch.FetchTopic(topic=f"{PREFIX}topic", partitions=rows)]
@@ -198,7 +199,7 @@ def _sessions(target: Target) -> Iterator[Sent]:
     return _again((fetch, 12, b"".join(fetch.encode_request(request, 12)), CLIENT_ID))
 
 
-def _client_ids(target: Target) -> Iterator[Sent]:
+def _client_ids() -> Iterator[Sent]:
     """Each of another name, as long as it may be."""
     for number in itertools.count():
         yield _made(
@@ -206,14 +207,14 @@ def _client_ids(target: Target) -> Iterator[Sent]:
         )
 
 
-def _audit(target: Target) -> Iterator[Sent]:
+def _audit() -> Iterator[Sent]:
     """Refusals to be noted, each of another thing."""
     for _ in itertools.count():
         topic = create_topics.CreatableTopic(f"denied-{uuid.uuid4()}", 1, 1)
         yield _made(create_topics, create_topics.CreateTopicsRequest([topic]))
 
 
-SENDERS: dict[str, Callable[[Target], Iterator[Sent]]] = {
+SENDERS: dict[str, Callable[[], Iterator[Sent]]] = {
     "patterns": _patterns,
     "transactions": _transactions,
     "telemetry": _telemetry,
@@ -241,7 +242,7 @@ class _Mob:
     def send(self, kind: str) -> None:
         """One client, until all are to stop."""
         rng = random.Random(kind)
-        requests = SENDERS[kind](self.target)
+        requests = SENDERS[kind]()
         while not self.stop.is_set():
             try:
                 with _Client(
@@ -329,6 +330,8 @@ def _be_hostile(pipe: Pipe, target: Target) -> None:
     os.nice(NICENESS)
     registry.module(metadata.API_KEY)
     mob = _Mob(target)
+    for wide in (_wide_metadata, _wide_configs, _wide_deletions):
+        wide()
     kinds = itertools.islice(itertools.cycle((*SENDERS, *CONNECTORS)), CLIENTS)
     for kind in kinds:
         act = mob.send if kind in SENDERS else mob.connect
