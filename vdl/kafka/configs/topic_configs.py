@@ -180,6 +180,9 @@ COMPRESSION_TYPE = "compression.type"
 GZIP_LEVEL = "compression.gzip.level"
 LZ4_LEVEL = "compression.lz4.level"
 ZSTD_LEVEL = "compression.zstd.level"
+ZSTD_LEVEL_USED_MAX = 12
+"""Of a level beyond it this one is used. A MiB takes 7 ms at level 3, 50 at 12 and 830 at 22, in
+threads that check the batches of all: whoever may set up a topic could keep them busy."""
 DELETE_RETENTION_MS = "delete.retention.ms"
 MAX_COMPACTION_LAG_MS = "max.compaction.lag.ms"
 MAX_MESSAGE_BYTES = "max.message.bytes"
@@ -238,7 +241,7 @@ KNOWN = (
         ZSTD_LEVEL,
         ConfigType.INT,
         "3",
-        "The level of compression.type=zstd.",
+        f"The level of compression.type=zstd; beyond {ZSTD_LEVEL_USED_MAX}, as that one.",
         ZSTD_LEVEL,
         low=-131_072,
         high=22,
@@ -534,7 +537,7 @@ def codec_of(
     if codec is Compression.LZ4:
         return codec, int(configs.get(LZ4_LEVEL, options.lz4_level))
     if codec is Compression.ZSTD:
-        return codec, int(configs.get(ZSTD_LEVEL, options.zstd_level))
+        return codec, min(int(configs.get(ZSTD_LEVEL, options.zstd_level)), ZSTD_LEVEL_USED_MAX)
     return codec, None
 
 

@@ -46,6 +46,14 @@ def test_rules_of_a_topic_are_its_settings() -> None:
     assert rules.any_time == (*ANY_TIME, True)
 
 
+@pytest.mark.parametrize(("asked", "used"), [("12", 12), ("13", 12), ("22", 12), ("-7", -7)])
+def test_level_that_takes_a_thread_for_long_is_used_as_a_lower_one(asked: str, used: int) -> None:
+    settings = {"compression.type": "zstd", "compression.zstd.level": asked}
+    rules = BatchRules(msgspec.structs.replace(TOPIC, configs=settings), OPTIONS)
+    assert rules.codec is not None
+    assert rules.codec.level == used
+
+
 def test_no_time_is_beyond_what_a_record_can_have() -> None:
     settings = {"message.timestamp.after.max.ms": str((1 << 63) - 1)}
     rules = BatchRules(msgspec.structs.replace(TOPIC, configs=settings), OPTIONS)
