@@ -19,6 +19,7 @@ LAYERS: list[tuple[str, ...]] = [
     (
         "vdl.server.delegation_key",
         "vdl.server.first_users",
+        "vdl.server.secret_files",
         "vdl.server.server_tls",
         "vdl.server.side_thread",
         "vdl.server.token_keys",

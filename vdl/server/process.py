@@ -69,6 +69,7 @@ from vdl.server.metrics import (
 )
 from vdl.server.problem import NOT_WRONG
 from vdl.server.recovery_progress import RecoveryProgress
+from vdl.server.secret_files import readable_by_others
 from vdl.server.server import Server, ServerState
 from vdl.server.server_tls import Refreshed, ServerTls
 from vdl.server.side_thread import SideThread
@@ -189,6 +190,12 @@ class Process:
             )
         if lacks_authorizer(config):
             self._log.warning("no_authorizer", meaning=NO_AUTHORIZER)
+        if exposed := readable_by_others(config):
+            self._log.warning(
+                "secrets_readable_by_others",
+                files=", ".join(map(str, exposed)),
+                meaning="every user of this machine may read them: chmod o= them",
+            )
         self._on_open()
         self._open_audit()
         recovery.ended(len(store.logs))
