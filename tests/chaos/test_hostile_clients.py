@@ -2,7 +2,8 @@
 
 HOSTILE_SECONDS sets how long each phase is: 4 s without it, 300 for the full form (`make hostile`),
 which is for a machine that does nothing else, and bounds what others notice. Calm phases
-lie between those with hostile clients, so that both are measured on the same machine.
+lie between those with hostile clients, so that both are measured on the same machine. HOSTILE_KINDS
+has them do only some of what they can (`harness/hostile.py`).
 """
 
 from __future__ import annotations

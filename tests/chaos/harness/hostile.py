@@ -330,10 +330,11 @@ def _be_hostile(pipe: Pipe, target: Target) -> None:
     os.nice(NICENESS)
     registry.module(metadata.API_KEY)
     mob = _Mob(target)
-    for wide in (_wide_metadata, _wide_configs, _wide_deletions):
-        wide()
-    kinds = itertools.islice(itertools.cycle((*SENDERS, *CONNECTORS)), CLIENTS)
+    kinds = os.environ.get("HOSTILE_KINDS", "").split() or [*SENDERS, *CONNECTORS]
     for kind in kinds:
+        if kind.startswith("wide"):
+            SENDERS[kind]()  # which takes a while
+    for kind in itertools.islice(itertools.cycle(kinds), CLIENTS):
         act = mob.send if kind in SENDERS else mob.connect
         threading.Thread(target=act, args=(kind,), daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):
