@@ -157,7 +157,7 @@ class Frontend:
         greedy = self._greedier(network)
         assert greedy is not None, "no room"
         silent = min(greedy, key=lambda session: session.last_active_ns)
-        silent.abort("displaced: too many connections, most of them of its address")
+        silent.abort("crowded: too many connections, most of them of its address")
 
     def accept(
         self,
