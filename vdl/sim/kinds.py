@@ -49,6 +49,7 @@ SERVERS = (2, 3, 3, 3, 3, 4, 5)
 SECONDS = (6, 9)
 LONG_SPELL_MS = 9_000
 LATE_CHANCE = 0.5
+VERY_MANY_PRODUCERS, VERY_MANY_PARTITIONS = (10, 14), 14
 SLOW_US = (2_000, 30_000)
 """Delays of links on which what is asked in two steps is often half done."""
 
@@ -152,8 +153,15 @@ def _transactions(world: Options, rng: Random) -> Options:
         checkpoint_kib=rng.choice((16, 64, 256)),
     )
     if rng.random() < LATE_CHANCE:
-        # Share groups ask other servers, too, and number what they ask.
-        return replace(answered_late(world, rng), seconds=1, share_members=rng.choice((0, 2)))
+        # Of many transactions some end between two starts, so that what is asked again has other
+        # numbers; and share groups ask other servers, too.
+        return replace(
+            answered_late(world, rng),
+            seconds=1,
+            share_members=rng.choice((0, 2)),
+            transactional_producers=rng.randint(*VERY_MANY_PRODUCERS),
+            transactional_partitions=VERY_MANY_PARTITIONS,
+        )
     return replace(world, transactional_producers=rng.randint(2, 5))
 
 
