@@ -682,6 +682,11 @@ class ClientSession:
             self._held_back = True
             self._frontend.hold_back(self)
 
+    @property
+    def asker(self) -> str:
+        """See `Starter`."""
+        return self.info.asker
+
     def _is_its_turn(self, since_ns: int, *, is_small: bool = False) -> bool:
         """Whether the turn's budget allows a request to start or an answer to be built. If not,
         the session queues, as one that has waited since `since_ns`."""

@@ -15,8 +15,9 @@ for later turns, behind a poll of all sockets and timers: an overloaded server s
 and its own clock. Waiting connections take turns of `SHARE_NS`. One that sends more meanwhile is
 not read, so the backlog is bounded and TCP slows the client down. A turn has a fixed cost: shorter
 ones halve what an overloaded server can do. Who is next is decided by fair queueing (Demers, Keshav
-and Shenker, 1989): each connection has the same share of the time, and one that uses less than its
-own, or is new, does not wait for those that use all of theirs. Before that, requests of a few bytes
+and Shenker, 1989): each principal has the same share of the time, however many connections it has,
+and each of its connections the same part of that. One that uses less than its own, or is new, does
+not wait for those that use all of theirs. Before that, requests of a few bytes
 have `SMALL_NS` of each turn: who looks after a server, or begins a connection, is not to wait for a
 crowd of which nobody knows yet what it will use.
 
@@ -28,7 +29,7 @@ Must not know: requests, answers, sockets.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import islice
@@ -67,6 +68,10 @@ class Starter(Protocol):
     shared_until_ns: int
     share_ns: int
     """The budget's own: see `StartBudget`."""
+
+    @property
+    def asker(self) -> str:
+        """Whose share it uses."""
 
     def resume_starting(self) -> None:
         """It is this one's turn to have requests started."""
@@ -131,9 +136,11 @@ class StartBudget:
     been served. `shared_until_ns` of a connection: up to when, by that clock, it has used its
     share; whoever was away has nothing in hand. `share_ns`: what it used when it was served last,
     and is expected to use again, but for what was more than `SHARE_NS`. Who is expected to be done
-    first, by that clock, is served next."""
+    first, by that clock, is served next. The weight of a connection is one part of its asker's
+    connections that wait: it is charged as many times what it used."""
 
     __slots__ = (
+        "_askers",
         "_clock",
         "_end_ns",
         "_fair_ns",
@@ -142,6 +149,7 @@ class StartBudget:
         "_number",
         "_queue",
         "_served",
+        "_served_asker",
         "_served_from_ns",
         "_small",
         "_turn_has_ended",
@@ -152,9 +160,11 @@ class StartBudget:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waiting: dict[Starter, tuple[int, int]] = {}
-        """The number of each one's place in the queue, and since when its first request is
-        there."""
+        self._waiting: dict[Starter, tuple[int, int, str]] = {}
+        """The number of each one's place in the queue, since when its first request is there, and
+        its asker."""
+        self._askers: Counter[str] = Counter()
+        """How many of each asker's wait."""
         self._queue: list[tuple[int, int, Starter]] = []
         """A heap of (when its share is expected to end, number, who). Some have left."""
         self._small: deque[tuple[int, Starter]] = deque()
@@ -165,6 +175,7 @@ class StartBudget:
         self._latest_ns = 0
         """The latest `shared_until_ns`."""
         self._served: Starter | None = None
+        self._served_asker = ""
         self._served_from_ns = 0
         self._is_armed = False
         """Whether `_next_turn` will be called."""
@@ -186,7 +197,7 @@ class StartBudget:
         """The longest wait of a queued request (ns); 0: none waits. Not cheap: for checks."""
         if not self._waiting:
             return 0
-        return self._clock.now_ns() - min(since_ns for _, since_ns in self._waiting.values())
+        return self._clock.now_ns() - min(since_ns for _, since_ns, _ in self._waiting.values())
 
     def may_start(self, starter: Starter, since_ns: int, *, is_small: bool = False) -> bool:
         """Whether its next request, which arrived at `since_ns`, may start; if not,
@@ -204,11 +215,13 @@ class StartBudget:
             self._count(self._clock.now_ns())
         starter.shared_until_ns = max(starter.shared_until_ns, self._fair_ns)
         self._number += 1
-        self._waiting[starter] = self._number, since_ns
+        asker = starter.asker
+        self._waiting[starter] = self._number, since_ns, asker
+        self._askers[asker] += 1
         if is_small:
             self._small.append((self._number, starter))
         # If it had more than a share, a request was long, or the process stood still. That is over.
-        expected_ns = min(starter.share_ns, SHARE_NS)
+        expected_ns = min(starter.share_ns, SHARE_NS) * self._askers[asker]
         heappush(self._queue, (starter.shared_until_ns + expected_ns, self._number, starter))
         if not self._end_ns:
             self.until_ns = 0  # who comes now waits behind this one
@@ -217,7 +230,13 @@ class StartBudget:
 
     def leave(self, starter: Starter) -> None:
         """It waits no more."""
-        self._waiting.pop(starter, None)
+        place = self._waiting.pop(starter, None)
+        if place is None:
+            return
+        _, _, asker = place
+        self._askers[asker] -= 1
+        if not self._askers[asker]:
+            del self._askers[asker]
 
     def _end_turn(self) -> None:
         self._turn_has_ended = True
@@ -262,11 +281,12 @@ class StartBudget:
 
     def _is_in_line(self, starter: Starter, number: int) -> bool:
         """Whether it still has this place: it was not served, and has not left."""
-        return self._waiting.get(starter, (0, 0))[0] == number
+        return starter in self._waiting and self._waiting[starter][0] == number
 
     def _serve(self, starter: Starter, now_ns: int, until_ns: int) -> int:
         """It is its turn. The time when that is over."""
-        del self._waiting[starter]
+        _, _, self._served_asker = self._waiting[starter]
+        self.leave(starter)
         self.started_ns, self.until_ns = now_ns, until_ns
         self._served, self._served_from_ns, starter.share_ns = starter, now_ns, 0
         starter.resume_starting()
@@ -282,9 +302,10 @@ class StartBudget:
         used_ns = now_ns - self._served_from_ns
         self._served_from_ns = now_ns
         starter.share_ns += used_ns
-        starter.shared_until_ns += used_ns
+        asker, askers = self._served_asker, self._askers
+        starter.shared_until_ns += used_ns * (askers[asker] + (starter not in self._waiting))
         self._latest_ns = max(self._latest_ns, starter.shared_until_ns)
-        self._fair_ns += used_ns // (1 + len(self._waiting))
+        self._fair_ns += used_ns // (len(askers) + (asker not in askers))
 
 
 class SendBudget:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -163,6 +164,7 @@ def test_a_client_that_goes_away_waits_no_more() -> None:
 
 class Nobody:
     shared_until_ns = share_ns = 0
+    asker = "nobody"
 
     def resume_receiving(self) -> None: ...
 
@@ -391,10 +393,20 @@ def test_who_has_used_less_than_its_share_is_served_first(costly: CostlyWorld) -
 
 
 class _Backlog:
-    """A connection that uses its whole share whenever it is served."""
+    """A connection that uses its whole share whenever it is served, and waits again if it has a
+    `budget` to wait for."""
 
-    def __init__(self, name: str, time: VirtualTime, served: list[str], *, share_ns: int) -> None:
-        self._name = name
+    def __init__(
+        self,
+        name: str,
+        time: VirtualTime,
+        served: list[str],
+        *,
+        share_ns: int,
+        budget: StartBudget | None = None,
+    ) -> None:
+        self._name = self.asker = name
+        self._budget = budget
         self._time = time
         self._served = served
         self.shared_until_ns = 0
@@ -403,6 +415,8 @@ class _Backlog:
     def resume_starting(self) -> None:
         self._served.append(self._name)
         self._time.now_ns += SHARE_NS
+        if self._budget is not None:
+            assert not self._budget.may_start(self, 0)
 
 
 def test_who_once_took_longer_than_a_share_is_not_served_last(costly: CostlyWorld) -> None:
@@ -418,6 +432,37 @@ def test_who_once_took_longer_than_a_share_is_not_served_last(costly: CostlyWorl
     costly.run(1_000)
     assert len(served) == 21
     assert served[0] == "unlucky"
+
+
+def test_forty_connections_of_one_user_have_one_share(costly: CostlyWorld) -> None:
+    """Who has one connection gets as much of the time as all of them, and each of the forty gets
+    as much as another one of them."""
+    budget = StartBudget(costly.clock)
+    served: list[str] = []
+    crowd = [
+        _Backlog("crowd", costly.time, served, share_ns=SHARE_NS, budget=budget) for _ in range(40)
+    ]
+    numbers = {id(starter): 0 for starter in crowd}
+    for starter in crowd:
+        resume = starter.resume_starting
+
+        def counted(key: int = id(starter), resume: Callable[[], None] = resume) -> None:
+            numbers[key] += 1
+            resume()
+
+        starter.resume_starting = counted  # type: ignore[method-assign]
+    other = _Backlog("other", costly.time, served, share_ns=SHARE_NS, budget=budget)
+    assert budget.may_start(other, 0)  # this turn has begun
+    for waiting in (*crowd, other):
+        assert not budget.may_start(waiting, 0)
+    while len(served) < 400:
+        costly.time.step()
+    assert 0.45 < served.count("other") / len(served) < 0.55
+    assert 4 <= min(numbers.values()) <= max(numbers.values()) <= 6
+    assert len(budget) == 41
+    for waiting in (*crowd, other):
+        budget.leave(waiting)
+    assert not budget
 
 
 def test_small_requests_do_not_wait_for_a_crowd_that_is_as_new(
