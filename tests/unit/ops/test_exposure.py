@@ -57,6 +57,10 @@ def test_status_and_health_tell_of_it_and_are_well(more: str, kinds: list[str]) 
         state=ServerState.SERVING,
         store=SimpleNamespace(accepts_appends=True),
         links=SimpleNamespace(links=list),
+        certificates_ending=dict,
+        lacks_descriptors=bool,
+        refused_links=dict,
+        peer_addresses=SimpleNamespace(differences={}),
     )
     found = problems_of(server)  # type: ignore[arg-type]
     assert [problem.kind for problem in found] == kinds
