@@ -17,8 +17,6 @@ import pytest
 from vdl.commands.serve import within_files
 from vdl.config.settings import parse_config
 from vdl.kafka.client import KafkaClient, Unreachable
-from vdl.kafka.security.client_settings import ClientSettings
-from vdl.kafka.security.protocol import SecurityProtocol
 from vdl.kafka.wire import metadata
 
 METADATA = 3
@@ -286,65 +284,3 @@ def test_part_of_the_data_directory_that_is_missing_is_named(tmp_path):
         assert "Put it back and start again" in words
         aside.rename(part)
     live()
-
-
-OWN_USERS = """
-[[listeners]]
-name = "SASL_PLAINTEXT"
-listen = "127.0.0.1:{port}"
-[admin]
-listen = "off"
-[http]
-listen = "off"
-[security]
-authorizer = true
-[kafka]
-super.users = "User:admin"
-"""
-
-
-def test_lost_administrator_is_made_anew_on_the_servers_machine(tmp_path):
-    """Nobody knows a password: the command needs none, and the server says what it did. Once."""
-    port = free_port()
-    settings = tmp_path / "server.toml"
-    settings.write_text(OWN_USERS.format(port=port), encoding="utf-8")
-    command = [sys.executable, "-m", "vdl.cli", "serve", "--config", str(settings)]
-    login = ClientSettings(SecurityProtocol.SASL_PLAINTEXT, user="admin", password="a-new-one")
-
-    def serving(*, knows_user):
-        log = tmp_path / "log"
-        with log.open("wb") as output:
-            server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            deadline = time.monotonic() + 60
-            while "event=serving" not in log.read_text():
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            while True:
-                problem = ""
-                try:
-                    with KafkaClient("127.0.0.1", port, settings=login):
-                        pass
-                except Unreachable as error:
-                    problem = str(error)
-                if bool(problem) != knows_user:
-                    assert knows_user or "credentials" in problem
-                    return log.read_text()
-                assert time.monotonic() < deadline, problem
-                time.sleep(0.05)
-        finally:
-            server.kill()
-            server.wait(30)
-
-    assert "users_restored" not in serving(knows_user=False)
-    added = subprocess.run(
-        [sys.executable, "-m", "vdl.cli", "user", "add", "admin", "--offline", str(settings)],
-        input="a-new-one\n", capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert added.returncode == 0, added.stderr
-    (path,) = tmp_path.glob("*.restored_users")
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert "a-new-one" not in path.read_text()
-    assert "users_restored" in serving(knows_user=True)
-    assert not path.exists()
-    assert "users_restored" not in serving(knows_user=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import click
 
 from vdl.commands.admin_requests import check, connection_options, with_client
-from vdl.commands.certificates import CertificateError, write_private
 from vdl.kafka.client import KafkaClient
 from vdl.kafka.security.protocol import SCRAM_SHA_256, SCRAM_SHA_512
 from vdl.kafka.security.scram import ITERATIONS_MIN, salted_password
@@ -38,19 +36,10 @@ def user() -> None:
 
 @user.command()
 @click.argument("name")
-@click.option(
-    "--offline", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
-    help="Without a login: FILE is the configuration of a server on this machine, which adds the"
-    " user when it starts the next time.",
-)  # fmt: skip
-@connection_options()
-def add(*, name: str, offline: Path | None, bootstrap: str, config: Path | None) -> None:
+@connection_options(config_required=True)
+def add(*, name: str, bootstrap: str, config: Path) -> None:
     """Add a user, or give one another password: the first line of the input, or a random one that
-    is printed, if the input is a terminal.
-
-    Where nobody can log in any more who may do this, use --offline."""
-    if config is None and offline is None:
-        raise click.UsageError("needs --config, or --offline")
+    is printed, if the input is a terminal."""
     if sys.stdin.isatty():
         password = secrets.token_urlsafe(_PASSWORD_BYTES)
         click.echo(password)
@@ -58,32 +47,12 @@ def add(*, name: str, offline: Path | None, bootstrap: str, config: Path | None)
         password = sys.stdin.readline().rstrip("\r\n")
     if not password:
         raise click.UsageError("the password is empty")
-    if offline is not None:
-        _add_offline(offline, name, password)
-        return
     upserts = []
     for mechanism, number in NUMBERS.items():
         salt = secrets.token_bytes(_SALT_BYTES)
         salted = salted_password(mechanism, password.encode(), salt, ITERATIONS_MIN)
         upserts.append(ScramCredentialUpsertion(name, number, ITERATIONS_MIN, salt, salted))
-    assert config is not None
     _alter(bootstrap, config, AlterUserScramCredentialsRequest(upsertions=upserts))
-
-
-def _add_offline(file: Path, name: str, password: str) -> None:
-    from vdl.config.settings import ConfigError, load_config
-    from vdl.server.first_users import first_users_text, restored_users_path
-
-    try:
-        server = load_config(file)
-        path = restored_users_path(server)
-        owner = server.data_dir.stat()
-        write_private(path, first_users_text([(name, password)]).encode())
-        # The server reads it, as whoever it runs.
-        os.chown(path, owner.st_uid, owner.st_gid)
-    except (ConfigError, CertificateError, OSError) as error:
-        raise click.ClickException(str(error)) from error
-    click.echo(f"{path}: the server adds {name} when it starts the next time", err=True)
 
 
 @user.command()

@@ -9,10 +9,6 @@ with the last three in base64 and the user's name quoted as in a URL. No passwor
 It counts once: a cluster that ever had a user takes none of it, so that a user who was removed does
 not come back.
 
-Where nobody can log in any more who may add a user, `vdl user add --offline` writes such a file
-beside the data directory of one server (`restored_users_path`). That server has the catalog take it
-when it serves the next time, says so in its log, and removes the file.
-
 Must not know: how credentials are checked.
 """
 
@@ -25,7 +21,7 @@ import urllib.parse
 from collections.abc import Iterable
 from pathlib import Path
 
-from vdl.config.settings import Config, ConfigError
+from vdl.config.settings import ConfigError
 from vdl.kafka.security.scram import HASHES, ITERATIONS_MIN, salted_password, verifier_of
 from vdl.state.commands import ScramUpsert
 
@@ -61,17 +57,6 @@ def _parse(fields: list[str]) -> ScramUpsert:
     salt, stored_key, server_key = (base64.b64decode(key, validate=True) for key in keys)
     name = urllib.parse.unquote(user, errors="strict")
     return ScramUpsert(name, mechanism, int(iterations), salt, stored_key, server_key)
-
-
-def restored_users_path(config: Config) -> Path:
-    """Where a server looks for users to be added when it starts."""
-    return config.data_dir.with_name(f"{config.data_dir.name}.restored_users")
-
-
-def read_restored_users(config: Config) -> list[ScramUpsert]:
-    """Those that are there; usually none. Raises ConfigError."""
-    path = restored_users_path(config)
-    return read_first_users(path) if path.exists() else []
 
 
 def first_users_text(users: Iterable[tuple[str, str]]) -> str:

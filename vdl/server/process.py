@@ -53,11 +53,7 @@ from vdl.server.administration import Administration
 from vdl.server.audit_file import AuditFile
 from vdl.server.delegation_key import read_delegation_keys
 from vdl.server.diagnosis import problems_of
-from vdl.server.first_users import (
-    read_first_users,
-    read_restored_users,
-    restored_users_path,
-)
+from vdl.server.first_users import read_first_users
 from vdl.server.http import HttpServer
 from vdl.server.loop import Doorbell, LoopClock, TurnLoop
 from vdl.server.metrics import (
@@ -228,7 +224,6 @@ class Process:
             pattern_compute=self._patterns.run,
             cpu_ns=time.thread_time_ns,
             first_users=users,
-            restored_users=read_restored_users(config),
             delegation_keys=read_delegation_keys(config),
             audit=self._audit,
             tokens=tokens,
@@ -236,7 +231,6 @@ class Process:
         server.lacks_descriptors = self._lacks_descriptors
         server.certificates_ending = self._tls.ending
         server.on_second = self._is_second
-        server.on_users_restored = restored_users_path(config).unlink
         server.on_serving = self._open_listeners
         server.on_closing = self._close_listeners
         for number, transfer in ((signal.SIGTERM, True), (signal.SIGINT, False)):

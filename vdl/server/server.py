@@ -126,7 +126,6 @@ class Server:
         pattern_compute: Compute | None = None,
         cpu_ns: Callable[[], int] = lambda: 0,
         first_users: Sequence[ScramUpsert] = (),
-        restored_users: Sequence[ScramUpsert] = (),
         delegation_keys: DelegationKeys = DelegationKeys(),  # noqa: B008 - cannot change
         audit: AuditLog | None = None,
         tokens: Validator | None = None,
@@ -137,8 +136,7 @@ class Server:
         of the server. `loggers`: those whose levels may be changed. `login_compute`: where
         passwords are checked. `pattern_compute`: where patterns are matched, one after the other;
         None: where everything is computed. `cpu_ns`: processor time of a thread. `first_users`:
-        those of a cluster that never had any. `restored_users`: those that an operator of this
-        server adds, whoever there is. `tokens`: who judges those of OAUTHBEARER.
+        those of a cluster that never had any. `tokens`: who judges those of OAUTHBEARER.
         `delegation_keys`: what secrets of delegation tokens are made of."""
         self.config = config
         self.store = store
@@ -165,9 +163,6 @@ class Server:
         self._login_compute = login_compute
         self._pattern_work = PatternWork(pattern_compute or store.workers.compute, clock, cpu_ns)
         self._first_users = first_users
-        self._restored_users = restored_users
-        self.on_users_restored: Callable[[], None] = _nothing
-        """Called once they are in the catalog."""
         self._delegation_keys = delegation_keys
         self._tokens = tokens
         self._log = log
@@ -505,7 +500,6 @@ class Server:
             self.state = ServerState.SERVING
             self._log.info("serving", server=self.config.server_id)
             self._add_first_users()
-            self._restore_users()
             self.on_serving()
             # Behind the listeners: who leads can be reached.
             self.host.begin_serving()
@@ -528,29 +522,6 @@ class Server:
     def _first_users_decided(self, outcome: Outcome) -> None:
         if outcome.kind is not OutcomeKind.APPLIED:
             self.clock.call_later(_REGISTER_RETRY_NS, self._add_first_users)
-
-    def _restore_users(self) -> None:
-        """Those that somebody without a login has added on this machine."""
-        host = self.host
-        if host is None or not self._restored_users or self.state is not ServerState.SERVING:
-            return
-        host.propose_catalog(
-            AlterScramCredentials(
-                [], list(self._restored_users), self._random_bytes(_DECOY_KEY_BYTES)
-            ),
-            deadline_ns=self.clock.now_ns() + _REGISTER_DEADLINE_NS,
-            done=self._users_restored,
-        )
-
-    def _users_restored(self, outcome: Outcome) -> None:
-        if outcome.kind is not OutcomeKind.APPLIED:
-            # Twice does no harm: it is the same credential.
-            self.clock.call_later(_REGISTER_RETRY_NS, self._restore_users)
-            return
-        names = dict.fromkeys(one.user for one in self._restored_users)
-        self._restored_users = ()
-        self._log.warning("users_restored", names=", ".join(names))
-        self.on_users_restored()
 
     # --- stopping --------------------------------------------------------------------------------
     def stop(self, done: Callable[[], None], *, transfer: bool = True) -> None:
