@@ -129,8 +129,13 @@ def forbid_leading(raft: Raft) -> None:
 
 def _withhold(raft: Raft) -> None:
     """A candidate was refused that lacks entries which are here. If nobody wins within the election
-    timeout that begins now, this replica has to, although its host does not let it lead."""
-    if raft.may_lead or raft.withholds or raft.state is not FOLLOWER:
+    timeout that begins now, this replica has to, although its host does not let it lead. Not while
+    a leader is heard, or an election may still come to an end that this replica has a vote in."""
+    if raft.may_lead or raft.withholds or raft.state is not FOLLOWER or not raft.is_voter:
+        return
+    if raft.lead != NONE and raft.election_elapsed < raft.election_ticks:
+        return
+    if raft.vote_pending or raft.vote_wait:
         return
     raft.withholds = True
     raft.lead = NONE  # it was not heard for an election timeout, and must not seem to be heard now

@@ -407,6 +407,32 @@ def test_replica_that_may_not_lead_leaves_it_to_another_that_can() -> None:
     assert network.node(2).state is StateType.FOLLOWER
 
 
+@pytest.mark.parametrize("ask", [MsgPreVote, MsgVote])
+def test_replica_that_may_not_lead_keeps_the_leader_that_it_hears(ask: Any) -> None:
+    """A candidate that has missed the election of this term asks for a vote in it."""
+    network = Network(3, **QUIET)
+    network.elect(1)
+    network.propose(b"x")
+    network.settle()
+    node = network.node(2)
+    node.allow_leading(allowed=False)
+    node.step(ask(2, 3, node.term, NO_TERM, NO_INDEX))
+    assert node.lead == 1
+    assert node.raft.has_leader_lease
+    assert node.ticks_until_due() == NEVER_DUE
+
+
+def test_replica_that_may_not_lead_waits_for_the_disk_of_the_one_it_voted_for() -> None:
+    """A worse candidate that asks meanwhile does not end that election."""
+    network = withholding()
+    node = network.node(2)
+    log = node.raft.log
+    node.step(MsgVote(2, 3, node.term + 1, log.last_term, log.last_index))
+    node.raft.vote_wait = 5 * ELECTION_TICKS
+    node.step(MsgPreVote(2, 1, node.term + 1, NO_TERM, NO_INDEX))
+    assert node.ticks_until_due() == NEVER_DUE
+
+
 def test_vote_of_a_replica_that_may_not_lead_ends_its_own_wish_to() -> None:
     """Whoever it votes for has all that is here."""
     network = withholding()
