@@ -155,14 +155,11 @@ class BatchCleaner:
     def __init__(self, *, keys_max: int = KEYS_MAX, aborted: Iterable[Aborted] = ()) -> None:
         """`aborted`: all that the partition's state lists."""
         self._keys_max = keys_max
+        self._listed: Iterable[Aborted] | None = aborted
+        """Not sorted by producer yet: that takes long for a long list, and is left to the thread
+        that cleans."""
         self._aborted: dict[int, tuple[array[int], array[int]]] = {}
         """By producer id: the first offsets and the last ones, rising."""
-        for one in aborted:
-            known = self._aborted.get(one.producer_id)
-            if known is None:
-                known = self._aborted[one.producer_id] = array("q"), array("q")
-            known[0].append(one.first_offset)
-            known[1].append(one.last_offset)
         self._written: set[int] = set()
         """Producers of whose transaction something stays, as far as entries were cleaned."""
         self._cleaned = 0
@@ -281,10 +278,21 @@ class BatchCleaner:
             self._kept = self._last_batches.indexes()
         return index in self._kept or index == self._last
 
+    def _sort(self, aborted: Iterable[Aborted]) -> None:
+        for one in aborted:
+            known = self._aborted.get(one.producer_id)
+            if known is None:
+                known = self._aborted[one.producer_id] = array("q"), array("q")
+            known[0].append(one.first_offset)
+            known[1].append(one.last_offset)
+
     def _aborted_from(self, header: BatchHeader) -> int:
         """The first offset of the aborted transaction that a batch belongs to; -1 for none."""
         if not header.is_transactional:
             return -1
+        if self._listed is not None:
+            self._sort(self._listed)
+            self._listed = None
         known = self._aborted.get(header.producer_id)
         if known is None:
             return -1

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from segments.api import StoredEntry
+from segments.api import Compaction, StoredEntry
 from tests.unit.logstream.test_log_compaction import ALWAYS, FOREVER_KEPT, Topic
 from vdl.errors import ErrorCode
+from vdl.logstream.cleanup.compaction import is_due
 from vdl.records.batch import BatchFields, Record, build_batch, iter_records, read_header
 from vdl.records.compaction import BatchCleaner
 from vdl.records.markers import Marker, build_marker
 from vdl.state.aborted import AbortedRange
-from vdl.state.partition import EndTransactionMarker
+from vdl.state.partition import Compact, EndTransactionMarker, PartitionState, encode_command
 
 
 class Producer:
@@ -319,3 +321,24 @@ def test_marker_stays_with_what_is_kept_of_its_transaction() -> None:
         log.end(1, commit=True)
     left = log.left(1 << 40)
     assert left == {index: 0 if index in (7, 9, 11, 13) else 1 for index in range(7, 17)}
+
+
+def test_log_is_not_compacted_before_all_aborted_ones_are_listed() -> None:
+    """The decision is part of a snapshot's state: it is known before the marker has come that says
+    which of the records are aborted."""
+    state = PartitionState()
+    state.producers.apply(7, 0, 0, 1, 1, 2, 5, is_transactional=True)
+    state.apply_marker(7, 0, 1, commit=False, offset=3, index=4, timestamp=6)
+    state.apply(encode_command(Compact(3, 0)), end_offset=4)
+    replica = PartitionState()
+    replica.load(state.snapshot_items(0))
+    log = SimpleNamespace(
+        applied_index=3, installed_state=b"", compaction=Compaction(0, 0), first_index=1
+    )
+    stream: Any = SimpleNamespace(state=replica, group=SimpleNamespace(log=log))
+    replica.pass_batch(7, 1)
+    assert not is_due(stream)
+    replica.pass_marker(7, commit=False, offset=3, index=4)
+    replica.passed_all()
+    assert list(replica.aborted) == list(state.aborted)
+    assert is_due(stream)

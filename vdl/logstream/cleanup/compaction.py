@@ -355,8 +355,9 @@ class LogCompaction:
 
 
 def is_due(stream: LogStream) -> bool:
-    """Whether a decision that is applied here is to be done to the log here."""
-    has_stored = stream.state.compact_upto <= _applied(stream)
+    """Whether a decision that is applied here is to be done to the log here. Not before all aborted
+    transactions are listed: records of one that is not would count as committed."""
+    has_stored = stream.state.compact_upto <= _applied(stream) and stream.state.lists_all
     return has_stored and not stream.group.log.installed_state and not _is_done(stream)
 
 
