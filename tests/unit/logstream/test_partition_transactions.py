@@ -684,6 +684,17 @@ def test_snapshot_has_the_list_for_servers_that_take_it_from_there(cluster: Any)
         assert state.lists_all == has_list
 
 
+@pytest.mark.parametrize("is_short", [True, False])
+def test_replica_that_does_not_list_all_yet_gives_no_snapshot(cluster: Any, is_short: bool) -> None:
+    """Neither to one that takes the list from there, nor to one that makes it itself."""
+    stream = led(cluster)
+    assert stream.snapshot_items(0, is_short=is_short) is not None
+    state = PartitionState()
+    state.load(stream.state.snapshot_items(0))
+    stream.state = state
+    assert stream.snapshot_items(0, is_short=is_short) is None
+
+
 def test_state_is_the_same_after_restarts_at_any_checkpoint(cluster: Any) -> None:
     """What a checkpoint has and what is applied again behind it make one state."""
     group_id = cluster.create_topic()

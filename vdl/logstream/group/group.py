@@ -106,9 +106,10 @@ class Owner(Protocol):
     def items(self) -> Items:
         """The whole applied state, in key order."""
 
-    def snapshot_items(self, start: Offset) -> Items | None:
+    def snapshot_items(self, start: Offset, *, is_short: bool) -> Items | None:
         """What a replica needs of it to which the entries behind those of the snapshot are sent as
-        well; the first of these begins at `start`. None: it cannot be told now."""
+        well; the first of these begins at `start`. `is_short`: without what follows from those.
+        None: it cannot be told now."""
 
     @property
     def snapshots_are_short(self) -> bool:
@@ -694,7 +695,7 @@ class Group:
             raise SnapshotTemporarilyUnavailable from None
         conf_state = self.node.membership.conf_state()
         is_shortened = is_short and index < reflects
-        items = owner.snapshot_items(next_offset) if is_shortened else owner.items()
+        items = owner.snapshot_items(next_offset, is_short=is_shortened)
         if items is None:
             raise SnapshotTemporarilyUnavailable
         data = self._encode(conf_state, reflects, items)

@@ -81,6 +81,8 @@ from vdl.state.producers import ActiveProducer, Duplicate, Overlay
 DELETIONS_MAX = 100
 """Deletions of one partition that may wait to be applied."""
 COMMANDS_MAX = 10_000
+UNSHORTENED_MAX = 100_000
+"""Aborted transactions that a snapshot for an older version may list: as many as that one takes."""
 """Commands of other groups that may wait to be applied to one partition."""
 
 _PRODUCER = Struct(">qhi")
@@ -836,8 +838,13 @@ class LogStream:
     def items(self) -> Items:
         return self.state.items()
 
-    def snapshot_items(self, start: Offset) -> Items | None:
-        return self.state.snapshot_items(start) if self.state.lists_all else None
+    def snapshot_items(self, start: Offset, *, is_short: bool) -> Items | None:
+        state = self.state
+        if not state.lists_all:
+            return None
+        if is_short:
+            return state.snapshot_items(start)
+        return state.items() if len(state.aborted) <= UNSHORTENED_MAX else None
 
     @property
     def snapshots_are_short(self) -> bool:

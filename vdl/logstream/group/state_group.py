@@ -268,7 +268,7 @@ class StateGroup:
     def items(self) -> Items:
         return self.machine.items()
 
-    def snapshot_items(self, start: Offset) -> Items:
+    def snapshot_items(self, start: Offset, *, is_short: bool) -> Items:
         return self.machine.items()
 
     @property
