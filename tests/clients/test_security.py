@@ -159,7 +159,7 @@ def secured() -> Iterator[Secured]:
     (tls / "delegation").write_text("only-servers-have-this-key-9Rx")
     elsewhere = [x509.DNSName("elsewhere.example.org")]
     usage = [ExtendedKeyUsageOID.SERVER_AUTH]
-    _write_signed(tls / "elsewhere.pem", authority, "elsewhere", elsewhere, usage, 1)
+    _write_signed(tls / "elsewhere.pem", authority, "elsewhere", elsewhere, usage, 30)
     open_authority(tls / "strangers", "vdl")
     key = jwk.ECKey.generate_key("P-256", {"kid": "k1", "use": "sig"})
     (tls / "keys.json").write_text(json.dumps({"keys": [key.as_dict(private=False)]}))
