@@ -35,6 +35,8 @@ KILL_IN_MS = (0, 200)
 """How long after a process waits for an answer it is killed."""
 GO_ON_IN_MS = (100, 1_500)
 """How long after its last start the partition that others lead goes on."""
+RESERVED_MS = 5_000
+"""A round takes three seconds where the server starts when it is to."""
 
 
 class LateAnswers:
@@ -53,6 +55,8 @@ class LateAnswers:
         self._still = {self._awaited, unled}
         world.frames.still |= self._still
         world.frames.reserved |= dict.fromkeys(_led(self._machine), self._machine.server_id)
+        # A server that does not come back must not hold up what waits for a leader.
+        world.time.after(RESERVED_MS * MS, world.frames.reserved.clear)
         world.note(f"{self._machine.name} is to miss answers of {self._awaited}, not of {unled}")
         self._strike(world, rng)
         return True
