@@ -257,6 +257,7 @@ class ClientSession:
         "info",
         "last_active_ns",
         "share_ns",
+        "shared_by",
         "shared_until_ns",
         "stuck_since_ns",
     )
@@ -271,7 +272,8 @@ class ClientSession:
         self.last_active_ns = now_ns
         """When bytes last arrived, or an answer was given."""
         self.shared_until_ns = self.share_ns = 0
-        """See `StartBudget`."""
+        self.shared_by: object = None
+        """See `Starter`."""
         self.frame_since_ns = 0
         """When the arriving request began, or reading resumed in the middle of it. 0: no request
         arrives, or nothing is read, which is no fault of the client."""

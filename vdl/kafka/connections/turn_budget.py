@@ -15,9 +15,9 @@ for later turns, behind a poll of all sockets and timers: an overloaded server s
 and its own clock. Waiting connections take turns of `SHARE_NS`. One that sends more meanwhile is
 not read, so the backlog is bounded and TCP slows the client down. A turn has a fixed cost: shorter
 ones halve what an overloaded server can do. Who is next is decided by fair queueing (Demers, Keshav
-and Shenker, 1989): each principal has the same share of the time, however many connections it has,
-and each of its connections the same part of that. One that uses less than its own, or is new, does
-not wait for those that use all of theirs. Before that, requests of a few bytes
+and Shenker, 1989) on two levels: each principal has the same share of the time, however many
+connections it has, and each of its connections the same part of that. One that uses less than its
+own, or is new, does not wait for those that use all of theirs. Before that, requests of a few bytes
 have `SMALL_NS` of each turn: who looks after a server, or begins a connection, is not to wait for a
 crowd of which nobody knows yet what it will use.
 
@@ -29,11 +29,11 @@ Must not know: requests, answers, sockets.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from vdl.clock import MS, Clock
 
@@ -62,12 +62,16 @@ SHARE_NS = 25 * MS
 SMALL_NS = 10 * MS
 """For those whose request is small, all together, before the others."""
 SMALL_REQUEST_BYTES = 256
+LEFT_MAX = 64
+"""Places in a line whose owners have left, beside twice as many as wait."""
 
 
 class Starter(Protocol):
     shared_until_ns: int
     share_ns: int
-    """The budget's own: see `StartBudget`."""
+    """The budget's own: see `_Line`."""
+    shared_by: object
+    """The budget's own, too: in whose line."""
 
     @property
     def asker(self) -> str:
@@ -129,25 +133,97 @@ class ReceiveBudget:
             sender.resume_receiving()
 
 
+class _Member(Protocol):
+    shared_until_ns: int
+    share_ns: int
+
+
+M = TypeVar("M", bound=_Member)
+
+
+class _Line(Generic[M]):
+    """Those that wait, in fair order.
+
+    A line has a clock of its own that goes on as much as each of those that wait has been served.
+    `shared_until_ns` of a member: up to when, by that clock, it has used its share; whoever was
+    away has nothing in hand. `share_ns`: what it used when it was served last, and is expected to
+    use again, but for what was more than `SHARE_NS`. Who is expected to be done first, by that
+    clock, is next."""
+
+    __slots__ = ("_number", "_queue", "fair_ns", "places")
+
+    def __init__(self) -> None:
+        self.places: dict[M, int] = {}
+        """The number of each one's place."""
+        self._queue: list[tuple[int, int, M]] = []
+        """A heap of (when its share is expected to end, number, who). Some have left."""
+        self._number = 0
+        self.fair_ns = 0
+        """The clock by which they take turns."""
+
+    def join(self, one: M) -> None:
+        """It waits from now on."""
+        one.shared_until_ns = max(one.shared_until_ns, self.fair_ns)
+        self._number += 1
+        self.places[one] = self._number
+        # If it had more than a share, a request was long, or the process stood still. That is over.
+        expected_ns = min(one.share_ns, SHARE_NS)
+        heappush(self._queue, (one.shared_until_ns + expected_ns, self._number, one))
+        if len(self._queue) > 2 * len(self.places) + LEFT_MAX:
+            self._queue = [place for place in self._queue if self._is_taken(place)]
+            heapify(self._queue)
+
+    def leave(self, one: M) -> None:
+        """It waits no more."""
+        del self.places[one]
+        if not self.places:
+            self._queue.clear()
+
+    def first(self) -> M:
+        """Who is next. Somebody waits."""
+        while not self._is_taken(self._queue[0]):
+            heappop(self._queue)
+        return self._queue[0][2]
+
+    def charge(self, one: M, used_ns: int) -> None:
+        """It has been served for so long."""
+        one.share_ns += used_ns
+        one.shared_until_ns += used_ns
+        self.fair_ns += used_ns // (len(self.places) + (one not in self.places))
+
+    def _is_taken(self, place: tuple[int, int, M]) -> bool:
+        _, number, one = place
+        return self.places.get(one) == number
+
+
+class _Asker:
+    """A principal: a member of the line of principals, with the line of its connections."""
+
+    def __init__(self) -> None:
+        self.shared_until_ns = self.share_ns = 0
+        self.line = _Line[Starter]()
+
+
+class _Place(NamedTuple):
+    asker: _Asker
+    """Whose share its turn is part of: after a login, still the one as which it began to wait."""
+    since_ns: int
+    """Since when its first request is there."""
+
+
 class StartBudget:
     """The pace of one server's requests.
 
-    Turns are given out by a clock of its own that goes on as much as each of those that wait has
-    been served. `shared_until_ns` of a connection: up to when, by that clock, it has used its
-    share; whoever was away has nothing in hand. `share_ns`: what it used when it was served last,
-    and is expected to use again, but for what was more than `SHARE_NS`. Who is expected to be done
-    first, by that clock, is served next. The weight of a connection is one part of its asker's
-    connections that wait: it is charged as many times what it used."""
+    The principal that is first in its line is served, and of its connections the one that is first
+    in theirs. Both are charged what was used. A principal that does not wait is remembered until
+    the clock of its line has passed what it has used, or nobody waits."""
 
     __slots__ = (
         "_askers",
         "_clock",
         "_end_ns",
-        "_fair_ns",
         "_is_armed",
-        "_latest_ns",
-        "_number",
-        "_queue",
+        "_line",
         "_served",
         "_served_asker",
         "_served_from_ns",
@@ -160,22 +236,15 @@ class StartBudget:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waiting: dict[Starter, tuple[int, int, str]] = {}
-        """The number of each one's place in the queue, since when its first request is there, and
-        its asker."""
-        self._askers: Counter[str] = Counter()
-        """How many of each asker's wait."""
-        self._queue: list[tuple[int, int, Starter]] = []
-        """A heap of (when its share is expected to end, number, who). Some have left."""
-        self._small: deque[tuple[int, Starter]] = deque()
-        """Those of them whose request is small, in the order of their arrival."""
-        self._number = 0
-        self._fair_ns = 0
-        """The clock by which they take turns."""
-        self._latest_ns = 0
-        """The latest `shared_until_ns`."""
+        self._waiting: dict[Starter, _Place] = {}
+        self._line = _Line[_Asker]()
+        """Those with connections that wait."""
+        self._askers: dict[str, _Asker] = {}
+        """Those that wait, or have used more than their share, by name."""
+        self._small: deque[tuple[_Place, Starter]] = deque()
+        """Those that wait whose request is small, in the order of their arrival. Some have left."""
         self._served: Starter | None = None
-        self._served_asker = ""
+        self._served_asker: _Asker | None = None
         self._served_from_ns = 0
         self._is_armed = False
         """Whether `_next_turn` will be called."""
@@ -197,7 +266,7 @@ class StartBudget:
         """The longest wait of a queued request (ns); 0: none waits. Not cheap: for checks."""
         if not self._waiting:
             return 0
-        return self._clock.now_ns() - min(since_ns for _, since_ns, _ in self._waiting.values())
+        return self._clock.now_ns() - min(place.since_ns for place in self._waiting.values())
 
     def may_start(self, starter: Starter, since_ns: int, *, is_small: bool = False) -> bool:
         """Whether its next request, which arrived at `since_ns`, may start; if not,
@@ -213,16 +282,18 @@ class StartBudget:
                 return True
         if starter is self._served:
             self._count(self._clock.now_ns())
-        starter.shared_until_ns = max(starter.shared_until_ns, self._fair_ns)
-        self._number += 1
-        asker = starter.asker
-        self._waiting[starter] = self._number, since_ns, asker
-        self._askers[asker] += 1
+        asker = self._askers.get(starter.asker)
+        if asker is None:
+            asker = self._askers[starter.asker] = _Asker()
+        if starter.shared_by is not asker:
+            # Lines have clocks of their own: what it used in another one says nothing here.
+            starter.shared_by, starter.shared_until_ns = asker, 0
+        asker.line.join(starter)
+        if asker not in self._line.places:
+            self._line.join(asker)
+        place = self._waiting[starter] = _Place(asker, since_ns)
         if is_small:
-            self._small.append((self._number, starter))
-        # If it had more than a share, a request was long, or the process stood still. That is over.
-        expected_ns = min(starter.share_ns, SHARE_NS) * self._askers[asker]
-        heappush(self._queue, (starter.shared_until_ns + expected_ns, self._number, starter))
+            self._small.append((place, starter))
         if not self._end_ns:
             self.until_ns = 0  # who comes now waits behind this one
             self._arm()
@@ -233,10 +304,10 @@ class StartBudget:
         place = self._waiting.pop(starter, None)
         if place is None:
             return
-        _, _, asker = place
-        self._askers[asker] -= 1
-        if not self._askers[asker]:
-            del self._askers[asker]
+        asker = place.asker
+        asker.line.leave(starter)
+        if not asker.line.places and asker in self._line.places:
+            self._line.leave(asker)
 
     def _end_turn(self) -> None:
         self._turn_has_ended = True
@@ -264,48 +335,51 @@ class StartBudget:
         for _ in range(len(small)):  # not those that come meanwhile
             if now_ns >= small_end_ns:
                 break
-            number, starter = small.popleft()
-            if self._is_in_line(starter, number):
+            place, starter = small.popleft()
+            if self._waiting.get(starter) is place:
                 now_ns = self._serve(starter, now_ns, small_end_ns)
         while self._waiting and now_ns < end_ns:
-            _, number, starter = heappop(self._queue)
-            if self._is_in_line(starter, number):
-                now_ns = self._serve(starter, now_ns, min(now_ns + SHARE_NS, end_ns))
+            starter = self._line.first().line.first()
+            now_ns = self._serve(starter, now_ns, min(now_ns + SHARE_NS, end_ns))
         self._end_ns = self.until_ns = 0
         if self._waiting:
             self._arm()
+            fair_ns = self._line.fair_ns
+            self._askers = {
+                name: asker
+                for name, asker in self._askers.items()
+                if asker.line.places or asker.shared_until_ns > fair_ns
+            }
         else:
-            self._queue.clear()
             small.clear()
-            self._fair_ns = self._latest_ns  # nobody begins with a debt
-
-    def _is_in_line(self, starter: Starter, number: int) -> bool:
-        """Whether it still has this place: it was not served, and has not left."""
-        return starter in self._waiting and self._waiting[starter][0] == number
+            self._askers.clear()  # nobody begins with a debt
 
     def _serve(self, starter: Starter, now_ns: int, until_ns: int) -> int:
         """It is its turn. The time when that is over."""
-        _, _, self._served_asker = self._waiting[starter]
+        asker = self._waiting[starter].asker
         self.leave(starter)
+        if asker in self._line.places:
+            self._line.leave(asker)
         self.started_ns, self.until_ns = now_ns, until_ns
-        self._served, self._served_from_ns, starter.share_ns = starter, now_ns, 0
+        self._served, self._served_asker, self._served_from_ns = starter, asker, now_ns
+        starter.share_ns = asker.share_ns = 0
         starter.resume_starting()
         now_ns = self._clock.now_ns()
         self._count(now_ns)
-        self._served = None
+        self._served = self._served_asker = None
+        if asker.line.places:
+            self._line.join(asker)  # perhaps anew: now it is known what was used
         return now_ns
 
     def _count(self, now_ns: int) -> None:
         """The one that is served has been, until now."""
-        starter = self._served
+        starter, asker = self._served, self._served_asker
         assert starter is not None, "nobody is served"
+        assert asker is not None, "it is served as somebody's"
         used_ns = now_ns - self._served_from_ns
         self._served_from_ns = now_ns
-        starter.share_ns += used_ns
-        asker, askers = self._served_asker, self._askers
-        starter.shared_until_ns += used_ns * (askers[asker] + (starter not in self._waiting))
-        self._latest_ns = max(self._latest_ns, starter.shared_until_ns)
-        self._fair_ns += used_ns // (len(askers) + (asker not in askers))
+        asker.line.charge(starter, used_ns)
+        self._line.charge(asker, used_ns)
 
 
 class SendBudget:

@@ -7,6 +7,7 @@ from functools import cache
 from heapq import heappop, heappush
 from itertools import pairwise
 from struct import pack
+from weakref import ref
 
 import pytest
 
@@ -20,6 +21,7 @@ from vdl.kafka.connections.turn_budget import (
     ANSWER_BYTES,
     FEW_BYTES,
     FRAME_BYTES,
+    LEFT_MAX,
     READ_BYTES_MIN,
     SHARE_NS,
     SHORT_BYTES,
@@ -164,6 +166,7 @@ def test_a_client_that_goes_away_waits_no_more() -> None:
 
 class Nobody:
     shared_until_ns = share_ns = 0
+    shared_by: object = None
     asker = "nobody"
 
     def resume_receiving(self) -> None: ...
@@ -411,6 +414,7 @@ class _Backlog:
         self._served = served
         self.shared_until_ns = 0
         self.share_ns = share_ns
+        self.shared_by: object = None
 
     def resume_starting(self) -> None:
         self._served.append(self._name)
@@ -457,12 +461,193 @@ def test_forty_connections_of_one_user_have_one_share(costly: CostlyWorld) -> No
         assert not budget.may_start(waiting, 0)
     while len(served) < 400:
         costly.time.step()
-    assert 0.45 < served.count("other") / len(served) < 0.55
+    assert 199 <= served.count("other") <= 201
     assert 4 <= min(numbers.values()) <= max(numbers.values()) <= 6
     assert len(budget) == 41
     for waiting in (*crowd, other):
         budget.leave(waiting)
     assert not budget
+
+
+class _Asking:
+    """A connection whose requests take `cost_ns` each; it has `left` of them."""
+
+    def __init__(
+        self, budget: StartBudget, time: VirtualTime, asker: str, cost_ns: int, left: int = 1
+    ) -> None:
+        self._budget = budget
+        self._time = time
+        self.asker = asker
+        self._cost_ns = cost_ns
+        self.left = left
+        self.started = 0
+        self.shared_until_ns = self.share_ns = 0
+        self.shared_by: object = None
+
+    def resume_starting(self) -> None:
+        budget = self._budget
+        while self.left:
+            if budget.started_ns >= budget.until_ns and not budget.may_start(
+                self, self._time.now_ns
+            ):
+                return
+            budget.started_ns = self._time.now_ns
+            self._time.now_ns += self._cost_ns
+            self.left -= 1
+            self.started += 1
+
+    def ask(self, left: int = 1) -> None:
+        """It has more requests, and none of them waits yet."""
+        assert not self.left
+        self.left = left
+        self.resume_starting()
+
+
+MANY = 1_000_000
+
+
+def spend(time: VirtualTime, span_ns: int) -> None:
+    end_ns = time.now_ns + span_ns
+    while time.now_ns < end_ns:
+        assert time.step()
+
+
+def wait_for(time: VirtualTime, asking: _Asking) -> int:
+    """How long it takes until it waits no more (ns)."""
+    from_ns = time.now_ns
+    while asking.left:
+        assert time.step()
+    return time.now_ns - from_ns
+
+
+def crowd_of(costly: CostlyWorld, budget: StartBudget, count: int) -> list[_Asking]:
+    """So many principals, each with a connection that always has requests."""
+    crowd = [_Asking(budget, costly.time, f"crowd {n}", COST_NS, MANY) for n in range(count)]
+    for one in crowd:
+        one.resume_starting()
+    spend(costly.time, 2 * count * SHARE_NS)
+    return crowd
+
+
+def test_nobody_waits_for_the_new_connections_of_another(costly: CostlyWorld) -> None:
+    """However many they are, they have one share together."""
+    budget, time = StartBudget(costly.clock), costly.time
+    crowd_of(costly, budget, 1)
+    honest = _Asking(budget, time, "honest", COST_NS)
+    honest.resume_starting()
+    wait_for(time, honest)
+    burst = [_Asking(budget, time, "burst", SHARE_NS) for _ in range(1000)]
+    for one in burst:
+        one.resume_starting()
+    honest.ask()
+    assert wait_for(time, honest) <= 2 * START_NS
+    spend(time, 1000 * SHARE_NS)
+    assert 450 <= sum(one.started for one in burst) <= 550
+
+
+def test_what_is_used_while_others_of_a_user_wait_costs_no_more(costly: CostlyWorld) -> None:
+    """They have gone since: the next request of the one that is left does not pay for them."""
+    budget, time = StartBudget(costly.clock), costly.time
+    crowd_of(costly, budget, 9)
+    large = _Asking(budget, time, "user", SHARE_NS)
+    small = [_Asking(budget, time, "user", MS // 10) for _ in range(500)]
+    for one in (large, *small):
+        one.resume_starting()
+    for one in (large, *small):
+        wait_for(time, one)
+    large.ask()
+    assert wait_for(time, large) <= 3 * START_NS
+
+
+def test_a_user_that_comes_with_new_connections_has_one_share(costly: CostlyWorld) -> None:
+    """What it has used is remembered when none of its connections waits."""
+    budget, time = StartBudget(costly.clock), costly.time
+    crowd = crowd_of(costly, budget, 9)
+    before = sum(one.started for one in crowd)
+    served = 0
+    for _ in range(100):
+        guest = _Asking(budget, time, "guest", SHARE_NS)
+        guest.resume_starting()
+        wait_for(time, guest)
+        served += SHARE_NS
+    others = (sum(one.started for one in crowd) - before) * COST_NS
+    assert served * 9 <= others * 1.2
+
+
+def test_a_user_that_was_away_has_nothing_in_hand(costly: CostlyWorld) -> None:
+    budget, time = StartBudget(costly.clock), costly.time
+    (other,) = crowd_of(costly, budget, 1)
+    user = _Asking(budget, time, "user", COST_NS)
+    user.resume_starting()
+    wait_for(time, user)
+    spend(time, 100 * START_NS)
+    before = other.started
+    user.started = 0
+    user.ask(MANY)
+    spend(time, 10 * START_NS)
+    assert user.started * COST_NS <= (other.started - before) * COST_NS + 2 * SHARE_NS
+
+
+def test_users_that_came_once_are_forgotten(costly: CostlyWorld) -> None:
+    """While others wait all the time."""
+    budget, time = StartBudget(costly.clock), costly.time
+    crowd = crowd_of(costly, budget, 2)
+    guests = [_Asking(budget, time, f"guest {n}", SHARE_NS) for n in range(100)]
+    for guest in guests:
+        guest.resume_starting()
+    known = [ref(guest.shared_by) for guest in guests]
+    for guest in guests:
+        wait_for(time, guest)
+    guests.clear()
+    del guest
+    spend(time, 10 * START_NS)
+    assert len(budget) == len(crowd)
+    assert not any(asker() for asker in known)
+
+
+def test_connections_that_have_left_are_forgotten(costly: CostlyWorld) -> None:
+    """While another one of their user waits, and is not served meanwhile."""
+    budget = StartBudget(costly.clock)
+    crowd_of(costly, budget, 1)
+    known = []
+    for _ in range(1000):
+        one = _Asking(budget, costly.time, "crowd 0", COST_NS)
+        one.resume_starting()
+        budget.leave(one)
+        known.append(ref(one))
+    assert len(budget) == 1
+    assert sum(one() is not None for one in known) <= LEFT_MAX + 3
+
+
+def test_a_connection_that_logs_in_while_it_waits_takes_turns_with_its_user(
+    costly: CostlyWorld,
+) -> None:
+    """It waits as who it was. From then on it has the same part as the others of its user, whatever
+    it had used before."""
+    budget, time = StartBudget(costly.clock), costly.time
+    crowd_of(costly, budget, 1)
+    users = [_Asking(budget, time, "user", COST_NS, MANY) for _ in range(4)]
+    late = _Asking(budget, time, "10.0.0.1", COST_NS, MANY)
+    for one in (*users, late):
+        one.resume_starting()
+    spend(time, 40 * START_NS)
+    assert late.started > 2 * max(one.started for one in users)
+    late.asker = "user"
+    spend(time, 5 * START_NS)
+    for one in (*users, late):
+        one.started = 0
+    spend(time, 40 * START_NS)
+    assert min(one.started for one in users) > 0
+    assert late.started >= min(one.started for one in users) - 2 * SHARE_NS // COST_NS
+    assert late.started <= max(one.started for one in users) + 2 * SHARE_NS // COST_NS
+    late.asker = "another"  # again, and it goes away before it is served
+    waiting = len(budget)
+    budget.leave(late)
+    assert len(budget) == waiting - 1
+    for one in users:
+        budget.leave(one)
+    assert len(budget) == 1
+    spend(time, START_NS)
 
 
 def test_small_requests_do_not_wait_for_a_crowd_that_is_as_new(
