@@ -76,7 +76,6 @@ from vdl.kafka.limits.memory import (
     UNCOUNTED_BYTES,
     decoded_bytes,
     partitions_bytes,
-    partitions_bytes_max,
     passed_on_bytes,
 )
 from vdl.kafka.parts import LOOP_ELEMENTS
@@ -817,21 +816,21 @@ class ClientSession:
 
     def _decode_later(self, exchange: Exchange, ctx: RequestContext, request: Request) -> None:
         """Have a long request decoded in a thread. Of a Produce it was found out by beginning to
-        decode it; until then it holds what it takes at most for its partitions."""
+        decode it. What it takes for its partitions is counted once it is known: one request of all
+        connections is decoded at a time."""
         exchange.is_decoding = True
         exchange.answer = later = Later()
-        counted = partitions_bytes_max(request.bytes) if exchange.api.pipelined else 0
-        self._count_partitions(exchange, counted)
 
         def begin(outcome: Decoded | BaseException) -> None:
             exchange.is_decoding = False
             if isinstance(outcome, BaseException):
                 self._is_malformed(exchange, outcome)
                 return
-            self._count_partitions(exchange, outcome.partitions_bytes - counted)
             self._begin(exchange, ctx, outcome)
 
         def done(outcome: Decoded | BaseException) -> None:
+            if not self.closed and isinstance(outcome, Decoded):
+                self._count_partitions(exchange, outcome.partitions_bytes)
             later.complete(_InTurn(partial(begin, outcome)))
 
         job = partial(decoded, exchange.api, exchange.version, request.body)

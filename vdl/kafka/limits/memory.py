@@ -65,8 +65,6 @@ _PASSED_ON_ELEMENT_BYTES = 256
 PARTITIONS_FROM_BYTES = 4 << 10
 """A Produce below that has not many partitions."""
 _PARTITION_BYTES = 320
-_TOPIC_BYTES_MIN = 3
-"""Of a topic without a name and partitions, in a Produce."""
 
 
 def decoded_bytes(count: int, *, passed_on: bool) -> int:
@@ -85,11 +83,6 @@ def passed_on_bytes(elements: Sized) -> int:
     small."""
     decoded = _PASSED_ON_ELEMENT_BYTES * len(elements)
     return decoded if decoded > SMALL_BYTES else 0
-
-
-def partitions_bytes_max(count: int) -> int:
-    """What a Produce of `count` bytes takes at most for its topics and partitions."""
-    return min(count // _TOPIC_BYTES_MIN, ELEMENTS_MAX) * _PARTITION_BYTES
 
 
 def partitions_bytes(produce: ProduceRequest) -> int:

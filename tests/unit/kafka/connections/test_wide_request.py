@@ -20,6 +20,7 @@ from vdl.kafka.codegen.schema import load_all
 from vdl.kafka.connections import wide_request
 from vdl.kafka.connections.wide_request import JoinedAnswer, arranged, parts_of
 from vdl.kafka.limits.decoding import LOOP_BYTES, Decoding
+from vdl.kafka.limits.memory import partitions_bytes
 from vdl.kafka.parts import (
     LOOP_ELEMENTS,
     PART_ELEMENTS,
@@ -676,6 +677,31 @@ def test_produce_of_many_partitions_is_decoded_in_a_thread_and_keeps_its_place()
     assert (len(sizes), sizes) == (3, sorted(sizes))
     assert len(asker.answers()) == 2
     assert (world.context.requests.used, world.context.answers.used) == (0, 0)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_produce_is_charged_for_its_partitions_once_they_are_known(*, is_gone: bool) -> None:
+    """While it waits to be decoded it holds its frame: others have the rest of the memory. A client
+    that goes away holds nothing more."""
+    world = World()
+    world.topic("last")
+    jobs: list[tuple[Any, Any]] = []
+    world.context.decoding = Decoding(lambda job, done: jobs.append((job, done)))
+    memory = world.context.requests
+    asker = world.client()
+    request = produced([*NAMES[:LOOP_ELEMENTS], "last"], 20)
+    asker.request(0, 9, request)
+    world.run(100)
+    waiting = memory.used
+    assert 0 < waiting <= 2 * len(b"".join(produce.encode_request(request, 9)))
+    if is_gone:
+        asker.session.connection_lost()
+    ((job, done),) = jobs
+    done(job())
+    known = 0 if is_gone else waiting + partitions_bytes(request)
+    assert memory.used == known
+    world.run(1_000)
+    assert (memory.used, world.context.answers.used) == (0, 0)
 
 
 def test_produce_of_one_large_batch_is_decoded_on_the_loop() -> None:
