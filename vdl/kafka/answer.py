@@ -99,10 +99,11 @@ class Later:
         if self._notify is not None:
             self._notify(self)
 
-    def run(self, step: Callable[[], None]) -> None:
+    def run(self, step: Callable[[], None], *, without_client: bool = False) -> None:
         """Run one step towards the answer, outside the handler. An exception becomes the answer,
-        and does not reach the caller. Nothing runs once there is an answer, or no client."""
-        if self.done or self.cancelled:
+        and does not reach the caller. Nothing runs once there is an answer, or no client.
+        `without_client`: also when the client is gone, because the step does more than answer."""
+        if self.done or (self.cancelled and not without_client):
             return
         try:
             step()

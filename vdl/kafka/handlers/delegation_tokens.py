@@ -154,17 +154,20 @@ def handle_create_delegation_token(
         if isinstance(verifiers, BaseException):
             settle()
             raise verifiers
+        if later.cancelled:
+            settle()
+            return
         ctx.server.host.propose_catalog(
             CreateDelegationToken(
                 token_id, owner, requester, renewers, lifetime_ms, config.token_period_ms, verifiers
             ),
             deadline_ns=ctx.deadline_ns(_TIMEOUT_MS),
-            done=lambda outcome: later.run(lambda: decided(outcome)),
+            done=lambda outcome: later.run(lambda: decided(outcome), without_client=True),
         )
 
     ctx.server.login_compute(
         lambda: token_verifiers(token_id, secret, salts),
-        lambda result: later.run(lambda: computed(result)),
+        lambda result: later.run(lambda: computed(result), without_client=True),
     )
     return later
 

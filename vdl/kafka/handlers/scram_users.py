@@ -112,8 +112,8 @@ def handle_alter_user_scram_credentials(
             later.complete(_response(names, problems))
 
     def end_tokens() -> None:
-        """End a token of a user who has no credential left, and then the next. What fails here is
-        done by removing the user once more."""
+        """End a token of a user who has no credential left, and then the next, also when who
+        removed the user is gone. What fails here is done by removing the user once more."""
         catalog = ctx.server.host.catalog
         gone = {f"{USER}:{user}" for user, _ in deletions if not catalog.scram.of(user)}
         token = next((one for one in catalog.tokens.tokens.values() if one.lets_in(gone)), None)
@@ -123,7 +123,7 @@ def handle_alter_user_scram_credentials(
         ctx.server.host.propose_catalog(
             AlterDelegationToken(token.token_id, token.owner, _AT_ONCE),
             deadline_ns=deadline_ns,
-            done=lambda outcome: later.run(lambda: token_ended(outcome)),
+            done=lambda outcome: later.run(lambda: token_ended(outcome), without_client=True),
         )
 
     def token_ended(outcome: Outcome) -> None:
@@ -136,7 +136,7 @@ def handle_alter_user_scram_credentials(
     ctx.server.host.propose_catalog(
         AlterScramCredentials(deletions, upserts, ctx.server.random_bytes(_DECOY_KEY_BYTES)),
         deadline_ns=deadline_ns,
-        done=lambda outcome: later.run(lambda: decided(outcome)),
+        done=lambda outcome: later.run(lambda: decided(outcome), without_client=True),
     )
     return later
 

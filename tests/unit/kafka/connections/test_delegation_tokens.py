@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -182,6 +183,40 @@ def test_tokens_of_a_removed_user_end_with_its_last_credential() -> None:
     answer = other.ask(ALTER_USERS, 0, AlterUserScramCredentialsRequest(both[:1]))
     assert answer.results[0].error_code == ErrorCode.RESOURCE_NOT_FOUND
     assert list(place.host.catalog.tokens.tokens) == [of_other.token_id]
+
+
+@pytest.mark.parametrize("is_proposed", [False, True])
+def test_room_for_a_token_is_given_back_when_its_client_goes_away(*, is_proposed: bool) -> None:
+    """While its secret is computed, or the catalog is asked."""
+    place = Tokens()
+    user = place.user()
+    jobs: list[Callable[[], None]] = []
+    place.context.login_compute = lambda job, done: jobs.append(lambda: done(job()))
+    user.request(CREATE, 3, CreateDelegationTokenRequest(renewers=[], max_lifetime_ms=-1))
+    place.time.step()
+    (compute,) = jobs
+    assert place.context.token_bytes_asked
+    if is_proposed:
+        compute()
+    user.session.connection_lost()
+    if not is_proposed:
+        compute()
+    place.run()
+    assert not place.context.token_bytes_asked
+    assert len(place.host.catalog.tokens.tokens) == is_proposed
+
+
+def test_tokens_of_a_removed_user_end_also_when_who_removed_it_goes_away() -> None:
+    place = Tokens()
+    user, other = place.user(), place.user("=,")
+    for _ in range(3):
+        place.make(user)
+    both = [ScramCredentialDeletion("alice", number) for number in (1, 2)]
+    other.request(ALTER_USERS, 0, AlterUserScramCredentialsRequest(both))
+    other.session.connection_lost()
+    place.run()
+    assert not place.host.catalog.scram.of("alice")
+    assert not place.host.catalog.tokens.tokens
 
 
 def test_token_and_user_that_are_removed_within_a_minute_are_both_told() -> None:
