@@ -131,6 +131,7 @@ class Fuzz:
             SCRAM_SHA_256,
             lambda name: decoy(SCRAM_SHA_256, name, b"key"),
             lambda job, done: done(job()),
+            lambda name: False,
         )
         assert isinstance(taken(login, self.damaged(b"\0alice\0secret")), Refused)
 

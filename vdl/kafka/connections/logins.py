@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 def begin_login(context: Context, mechanisms: tuple[str, ...], address: str) -> Login:
     """The login of a new connection from an address (of IPv6: a network) to a listener that offers
     these mechanisms."""
-    return Login(
+
+    def make(name: str) -> Mechanism:
+        return _plain(context, login.is_locked) if name == PLAIN else _MAKERS[name](context, name)
+
+    login = Login(
         mechanisms,
-        lambda name: _MAKERS[name](context, name),
+        make,
         context.clock,
         context.host.agreed_ms,
         context.config.session_ms_max,
@@ -34,6 +38,7 @@ def begin_login(context: Context, mechanisms: tuple[str, ...], address: str) -> 
         context.login_failures,
         address,
     )
+    return login
 
 
 def _verifier(credential: ScramUpsert) -> Verifier:
@@ -69,9 +74,7 @@ def _token(context: Context, mechanism: str, token_id: str) -> Found | None:
     return Found(owner, _verifier(credential), token.expires_ms, by_token=True)
 
 
-def _plain(context: Context, mechanism: str) -> Mechanism:
-    del mechanism
-
+def _plain(context: Context, is_locked: Callable[[str], bool]) -> Mechanism:
     def find(name: str) -> tuple[str, Verifier] | None:
         credentials = context.host.catalog.scram.of(name)
         for kind in (SCRAM_SHA_512, SCRAM_SHA_256):
@@ -82,7 +85,7 @@ def _plain(context: Context, mechanism: str) -> Mechanism:
     def stranger(name: str) -> Verifier:
         return _decoy(context, SCRAM_SHA_512, name)
 
-    return PlainLogin(find, SCRAM_SHA_512, stranger, context.login_compute)
+    return PlainLogin(find, SCRAM_SHA_512, stranger, context.login_compute, is_locked)
 
 
 def _decoy(context: Context, mechanism: str, name: str, *, is_token: bool = False) -> Verifier:
@@ -101,6 +104,5 @@ def _oauth(context: Context, mechanism: str) -> Mechanism:
 _MAKERS: Mapping[str, Callable[[Context, str], Mechanism]] = {
     SCRAM_SHA_256: _scram,
     SCRAM_SHA_512: _scram,
-    PLAIN: _plain,
     OAUTHBEARER: _oauth,
 }

@@ -3,7 +3,8 @@
 Handshake v0: tokens follow bare, without requests around them (KIP-43); v1: as SaslAuthenticate
 (KIP-152). Authenticate v1: how long the session lasts (KIP-368); v2 is flexible.
 
-Who failed too often from one address is refused for a while (`login_failures.py`).
+Who failed too often from one address is refused for a while (`login_failures.py`): its connection
+is closed without an answer, because clients take SASL_AUTHENTICATION_FAILED for final.
 
 A refusal is answered after `REFUSAL_DELAY_MS`, so that guessing takes time, and says nothing about
 why, also not by how long it took: it comes a whole number of delays after its request. Then the
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from vdl.clock import MS
 from vdl.errors import ErrorCode
-from vdl.kafka.answer import Later
+from vdl.kafka.answer import Later, Reply
 from vdl.kafka.context import RequestContext
 from vdl.kafka.security.audit import NAME_CHARS_MAX
 from vdl.kafka.security.login import Login, LoginAnswer, LoginState
@@ -61,7 +62,8 @@ def handle_sasl_authenticate(
         else:
             took_ns = ctx.server.clock.now_ns() - ctx.received_ns
             wait_ns = _DELAY_NS - took_ns % _DELAY_NS
-            ctx.server.clock.call_later(wait_ns, lambda: later.complete(response))
+            refusal = Reply.CLOSE if answer.is_locked else response
+            ctx.server.clock.call_later(wait_ns, lambda: later.complete(refusal))
 
     login.take(request.auth_bytes, lambda answer: later.run(lambda: answered(answer)))
     return later

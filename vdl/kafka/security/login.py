@@ -60,6 +60,8 @@ class LoginAnswer:
     token: bytes = b""
     lifetime_ms: int = 0
     """Of the session that began; 0: it does not end."""
+    is_locked: bool = False
+    """It is to have no answer: what it tried was not judged, and its client may try again."""
 
 
 class Login:
@@ -146,6 +148,11 @@ class Login:
             return not ended or api_key == SASL_HANDSHAKE
         return api_key in _ALLOWED[self.state]
 
+    def is_locked(self, user: str) -> bool:
+        """Whether nobody may log in as this user from there now. Who was in has shown who it is,
+        and may go on."""
+        return not self.was_done and self._failures.is_locked(user, self._address)
+
     # --- SaslHandshake -------------------------------------------------------------------------
     def choose(self, name: str, version: int) -> ErrorCode:
         """The client chooses a mechanism."""
@@ -184,6 +191,11 @@ class Login:
     def _stepped(self, step: Step) -> LoginAnswer:
         assert self._mechanism is not None
         self.user = self._mechanism.user
+        if self.is_locked(self.user):
+            # Whatever came of it, so that nobody learns that.
+            answer = self._refused(Refused("too many failures before", is_credential=True))
+            answer.is_locked = True
+            return answer
         if isinstance(step, Challenge):
             return LoginAnswer(token=step.token)
         if isinstance(step, Accepted):
@@ -196,8 +208,6 @@ class Login:
             return self._refused(Refused("the credential was removed", is_credential=True))
         if self.was_done and step.principal != self.principal:
             return self._refused(Refused("another principal than that of the session"))
-        if self._failures.is_locked(self.user, self._address):
-            return self._refused(Refused("too many failures before", is_credential=True))
         lifetime_ms = self._session_ms_max
         if step.expires_ms >= 0:
             left_ms = step.expires_ms - self._now_ms()

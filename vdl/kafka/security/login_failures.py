@@ -3,8 +3,8 @@
 After `FREE` failures of one name from one address (of IPv6 one network) each further one locks that
 name for that address: for a second, then twice as long each time, `LOCK_SECONDS_MAX` at the most.
 While it is locked nobody logs in by it from there, also not with the right password, and nothing is
-counted. Others, and the same user from elsewhere, notice nothing. A login that is done, or
-`FORGET_SECONDS` without a failure, begins anew.
+counted. Others, the same user from elsewhere, and who is in and logs in again, notice nothing. A
+login that is done, or `FORGET_SECONDS` without a failure, begins anew.
 
 Whether there is such a user makes no difference. Bounded: of more than `KNOWN_MAX` the one that
 failed longest ago is forgotten.

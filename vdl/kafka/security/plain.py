@@ -23,12 +23,19 @@ class PlainLogin:
     """One login."""
 
     def __init__(
-        self, find: Find, decoy_mechanism: str, decoy: Callable[[str], Verifier], compute: Compute
+        self,
+        find: Find,
+        decoy_mechanism: str,
+        decoy: Callable[[str], Verifier],
+        compute: Compute,
+        is_locked: Callable[[str], bool],
     ) -> None:
+        """`is_locked`: whether this user's passwords are not to be checked now."""
         self._find = find
         self._decoy_mechanism = decoy_mechanism
         self._decoy = decoy
         self._compute = compute
+        self._is_locked = is_locked
         self.user = ""
 
     def step(self, token: bytes, done: Callable[[Step], None]) -> None:
@@ -44,6 +51,9 @@ class PlainLogin:
             return
         if authzid not in ("", name):
             done(Refused("to act for somebody else is not supported"))
+            return
+        if self._is_locked(name):
+            done(Refused("locked", is_credential=True))
             return
         found = self._find(name)
         if found is None:

@@ -535,8 +535,16 @@ def test_logins_are_in_the_audit_log_with_what_came_of_them() -> None:
 def test_user_whose_password_is_guessed_is_locked_for_that_address(
     mechanism: str, user: str
 ) -> None:
-    """Also for the right password, for longer each time; it is answered like any other refusal."""
+    """Also for the right password, for longer each time. Neither is told that it is wrong, which
+    clients take for final: the connection closes, and they try again. No password is computed."""
     place = Place()
+    computed: list[Any] = []
+
+    def compute(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        computed.append(job)
+        done(job())
+
+    place.context.login_compute = compute
 
     def refused(password: str) -> bool:
         client = place.visitor()
@@ -544,18 +552,73 @@ def test_user_whose_password_is_guessed_is_locked_for_that_address(
         assert answer.error_code in (ErrorCode.NONE, ErrorCode.SASL_AUTHENTICATION_FAILED)
         return bool(answer.error_code)
 
+    def closes(password: str) -> bool:
+        client = place.visitor()
+        client.ask(HANDSHAKE, 1, SaslHandshakeRequest(mechanism))
+        token = f"\0{user}\0{password}".encode()
+        if mechanism != PLAIN:
+            token = ScramConversation(mechanism, user, password, "n").first()
+        client.request(AUTHENTICATE, 2, SaslAuthenticateRequest(token))
+        place.run(2 * REFUSAL_DELAY_MS)
+        return client.closed and not client.received
+
     failures = place.context.login_failures
     for _ in range(FREE):
         assert refused(WRONG)
     assert refused(PASSWORD) is (user == "nobody")
     while not failures.is_locked(user, "10.0.0.1"):
         assert refused(WRONG)
-    assert refused(PASSWORD)
-    assert failures.refused == 1
+    computed.clear()
+    assert closes(PASSWORD)
+    assert closes(WRONG)
+    assert not computed
+    assert failures.refused == 2
     assert not failures.is_locked(user, "10.0.0.2")
     assert not failures.is_locked("=,", "10.0.0.1")
     place.run(1_000)
     assert refused(PASSWORD) is (user == "nobody")
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_guesses_that_end_while_it_is_locked_are_not_told_apart(mechanism: str) -> None:
+    """Those that began before: the right one among them closes as the wrong ones do."""
+    place = Place()
+    failures = place.context.login_failures
+    pending: list[Callable[[], None]] = []
+    place.context.login_compute = lambda job, done: pending.append(lambda: done(job()))
+    clients = []
+    for password in (PASSWORD, WRONG):
+        client = place.visitor()
+        client.ask(HANDSHAKE, 1, SaslHandshakeRequest(mechanism))
+        token = f"\0alice\0{password}".encode()
+        if mechanism != PLAIN:
+            scram = ScramConversation(mechanism, "alice", password, "n")
+            token = scram.final(place.prove(client, scram.first()).auth_bytes)
+        else:
+            client.request(AUTHENTICATE, 2, SaslAuthenticateRequest(token))
+        clients.append((client, token))
+    while not failures.is_locked("alice", "10.0.0.1"):
+        failures.failed("alice", "10.0.0.1")
+    for client, token in clients:
+        if mechanism == PLAIN:
+            pending.pop(0)()
+        else:
+            client.request(AUTHENTICATE, 2, SaslAuthenticateRequest(token))
+    place.run(2 * REFUSAL_DELAY_MS)
+    assert [(client.closed, bytes(client.received)) for client, _ in clients] == 2 * [(True, b"")]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_session_goes_on_while_somebody_guesses_its_password(mechanism: str) -> None:
+    """KIP-368: who is in has shown who it is."""
+    place = Place(KafkaOptions(session_ms_max=10_000))
+    client = place.visitor()
+    assert place.log_in(client, mechanism).error_code == ErrorCode.NONE
+    failures = place.context.login_failures
+    while not failures.is_locked("alice", "10.0.0.1"):
+        failures.failed("alice", "10.0.0.1")
+    assert place.log_in(client, mechanism).error_code == ErrorCode.NONE
+    assert not client.closed
 
 
 @pytest.mark.parametrize("mechanism", [PLAIN, OAUTHBEARER])
