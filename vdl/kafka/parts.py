@@ -29,6 +29,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from vdl.errors import ErrorCode
+from vdl.kafka.configs.options import KafkaOptions
 
 if TYPE_CHECKING:
     from vdl.kafka.context import RequestContext
@@ -39,8 +40,11 @@ PART_ELEMENTS = 1_000
 """Elements of all cut lists together that are done in a turn: some 20 ms."""
 WHOLE_ELEMENTS = 10_000
 """Elements of a request that is not cut: some 40 ms, and more than a server has partitions."""
-FETCH_ELEMENTS = 12_000
-"""The same of a Fetch, whose partitions may each be alone in a topic."""
+TOPICS_ELEMENTS = 3 * KafkaOptions().replicas_per_server_max
+"""The same where partitions may each be alone in a topic: of a Fetch, and of a heartbeat, which
+also says what it subscribes to."""
+REPLICAS_ELEMENTS = 6 * KafkaOptions().replicas_per_server_max
+"""The same with the replicas of each, which are mere numbers: some milliseconds."""
 FIRST = 1
 TWO = 2
 
@@ -87,6 +91,9 @@ class Whole:
     """All that is counted. With the list of the response that a refusal fills, element by element;
     empty where the answer has one error for all of them."""
     at_once: int = WHOLE_ELEMENTS
+    numbers: tuple[Parts, ...] = ()
+    """Lists of mere numbers in those lists, which cost less. With all of `lists` they may be
+    `REPLICAS_ELEMENTS`."""
 
 
 def _sort_topics(request: Any) -> None:
@@ -170,7 +177,7 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
             Parts("topics.partitions", "responses.partitions"),
             Parts("forgotten_topics_data.partitions", ""),
         ),
-        at_once=FETCH_ELEMENTS,
+        at_once=TOPICS_ELEMENTS,
     ),
     2: (_PARTITIONS,),
     3: (
@@ -251,7 +258,11 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
     42: (Parts("groups_names", "results"),),
     43: (Parts("topic_partitions.partitions", "replica_election_results.partition_result"),),
     44: (Parts("resources", "responses", ("configs",), _RESOURCE, kept=TWO),),
-    45: _whole("an error of the catalog is one for all of it", "topics.partitions.replicas"),
+    45: Whole(
+        "an error of the catalog is one for all of it",
+        (Parts("topics.partitions", ""),),
+        numbers=(Parts("topics.partitions.replicas", ""),),
+    ),
     46: _whole(_FILTER, "topics.partition_indexes"),
     47: (Parts("topics.partitions", "topics.partitions"),),
     48: _whole(_FILTER, "components"),
@@ -267,7 +278,12 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
     61: (Parts("topics.partition_indexes", "topics.partitions"),),
     65: (Parts("transactional_ids", "transaction_states"),),
     66: _whole(_FILTER, "state_filters", "producer_id_filters"),
-    68: _whole(_ONE_COMMAND, "subscribed_topic_names", "topic_partitions.partitions"),
+    68: _whole(
+        _ONE_COMMAND,
+        "subscribed_topic_names",
+        "topic_partitions.partitions",
+        at_once=TOPICS_ELEMENTS,
+    ),
     69: (Parts("group_ids", "groups"),),
     74: _whole(_FILTER, "resource_types"),
     75: Page(_sort_topics),

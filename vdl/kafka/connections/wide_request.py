@@ -30,7 +30,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Reply
 from vdl.kafka.limits.memory import partitions_bytes
-from vdl.kafka.parts import PART_ELEMENTS, PARTS, WHOLE_ELEMENTS, Page, Parts, Whole
+from vdl.kafka.parts import (
+    PART_ELEMENTS,
+    PARTS,
+    REPLICAS_ELEMENTS,
+    WHOLE_ELEMENTS,
+    Page,
+    Parts,
+    Whole,
+)
 from vdl.kafka.wire.runtime import Buffer, WireError, write_uvarint
 
 if TYPE_CHECKING:
@@ -213,7 +221,10 @@ def in_parts(api: Api, version: int, message: Any) -> Decoded:
         rows.arrange(message)
     row = row_of(rows, message)
     if isinstance(row, Whole):
-        if not has_more(row.lists, message, row.at_once):
+        if not (
+            has_more(row.lists, message, row.at_once)
+            or has_more(row.numbers, message, REPLICAS_ELEMENTS)
+        ):
             return Decoded(message, None)
         by, parts = refusals_of(row, message)
         return Decoded(message, WideRequest(api, by, version, message, parts, is_refused=True))

@@ -17,6 +17,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.api import API, ROWS
 from vdl.kafka.codegen.samples import Sampler
 from vdl.kafka.codegen.schema import load_all
+from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections import wide_request
 from vdl.kafka.connections.wide_request import JoinedAnswer, arranged, parts_of
 from vdl.kafka.limits.decoding import LOOP_BYTES, Decoding
@@ -32,6 +33,8 @@ from vdl.kafka.parts import (
 )
 from vdl.kafka.security.principal import Principal
 from vdl.kafka.wire import (
+    alter_partition_reassignments,
+    consumer_group_heartbeat,
     create_topics,
     delete_topics,
     describe_configs,
@@ -55,6 +58,9 @@ CUT = [
     for row in rows
     if isinstance(row, Parts)
 ]
+MANY = 20 * PART_ELEMENTS
+NAMES = [f"n{number}" for number in range(MANY)]
+"""Of nothing that there is."""
 SMALL = 7
 """Elements of a part in these tests, where many parts are to come of few elements."""
 
@@ -213,6 +219,7 @@ def test_what_is_not_cut_is_refused_when_it_is_too_much(
     monkeypatch.setattr(api, "_handler", lambda ctx, request: seen.append(request))
     small = tuple(replace(row, at_once=SMALL) for row in WHOLES[key])
     monkeypatch.setitem(PARTS, key, small)  # type: ignore[arg-type]
+    monkeypatch.setattr(wide_request, "REPLICAS_ELEMENTS", SMALL)
     for who in ("root", "alice"):
         world = secured()
         for version in range(api.min_version, api.max_version + 1):
@@ -245,6 +252,33 @@ def errors_in(answer: Any) -> Iterator[int]:
             for item in value:
                 if is_dataclass(item):
                     yield from errors_in(item)
+
+
+def largest_that_are_usual() -> dict[str, tuple[int, int, Any]]:
+    """API key, version, and a request about as many partitions as a set of three servers may have,
+    each alone in its topic."""
+    count = KafkaOptions().replicas_per_server_max
+    heartbeat, reassign = consumer_group_heartbeat, alter_partition_reassignments
+    return {
+        "heartbeat": (68, 1, heartbeat.ConsumerGroupHeartbeatRequest(
+            "g", "m", 1, None, None, 1_000, NAMES[:count], None, None,
+            [heartbeat.TopicPartitions(bytes(16), [0])] * count,
+        )),
+        "reassignments": (45, 1, reassign.AlterPartitionReassignmentsRequest(1_000, True, [
+            reassign.ReassignableTopic(name, [reassign.ReassignablePartition(0, [1, 2, 3])])
+            for name in NAMES[:count]
+        ])),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["heartbeat", "reassignments"])
+def test_what_names_all_that_a_set_may_have_is_done(name: str) -> None:
+    """INVALID_REQUEST is final to clients."""
+    key, version, request = largest_that_are_usual()[name]
+    body = b"".join(API[key].wire.encode_request(request, version))
+    found = wide_request.decoded(API[key], version, memoryview(body))
+    assert isinstance(found, wide_request.Decoded)
+    assert found.wide is None
 
 
 HELD = [
@@ -351,9 +385,6 @@ def test_each_element_of_what_is_refused_has_its_answer(key: int, version: int) 
 
 # --- on a connection -----------------------------------------------------------------------------
 
-MANY = 20 * PART_ELEMENTS
-NAMES = [f"n{number}" for number in range(MANY)]
-"""Of nothing that there is."""
 BRANCHES = 9
 """Questions to the authorizer that an element costs at most: whether it may be seen, and what else
 may be done with it."""
