@@ -18,6 +18,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 QUEUE_BYTES = 8 << 20
@@ -94,13 +95,16 @@ class AuditFile:
                 lost, self._lost = self._lost, 0
                 self._lines.clear()
                 self._queued = 0
-            data = b"".join(line for line, _ in lines)
-            if lost:
-                data = b'{"event": "lost", "count": %d}\n' % lost + data
             try:
+                data = b"".join(line for line, _ in lines)
+                if lost:
+                    data = b'{"event": "lost", "count": %d}\n' % lost + data
                 self._append(data)
-            except OSError as error:
-                self._on_loss(f"{type(error).__name__}: {error.strerror or error}")
+            except Exception as error:  # noqa: BLE001 - acts wait for this thread, whatever failed
+                # What cannot be told is no reason to stop either.
+                with suppress(Exception):
+                    cause = getattr(error, "strerror", None) or error
+                    self._on_loss(f"{type(error).__name__}: {cause}")
                 self._refused(lines, lost)
                 if is_last:
                     break
@@ -123,7 +127,7 @@ class AuditFile:
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
-        except OSError:
+        except Exception:
             if len(rest) < len(data):
                 os.ftruncate(self._file, self._size)
             raise

@@ -123,6 +123,33 @@ def test_acts_that_the_disk_refuses_are_written_when_it_takes_lines_again(tmp_pa
     assert path.read_bytes() == b'{"event": "lost", "count": 1}\nact 1\nact 2\n'
 
 
+def test_thread_outlives_an_error_that_no_disk_makes(tmp_path: Path) -> None:
+    """Want of memory, or the server's own log that fails: acts would wait for ever, in silence."""
+    path = tmp_path / "audit.log"
+    losses: list[str] = []
+
+    def told(cause: str) -> None:
+        losses.append(cause)
+        raise RuntimeError("the log fails as well")
+
+    file = AuditFile(path, bytes_max=1 << 20, files_max=3, on_loss=told)
+    append, tries = file._append, iter([MemoryError()])
+
+    def failing(data: bytes) -> None:
+        for error in tries:
+            raise error
+        append(data)
+
+    file._append = failing  # type: ignore[method-assign]
+    file.write(b"act\n", is_act=True)
+    while not losses and file._thread.is_alive():
+        pass
+    file.write(b"next\n", is_act=True)
+    file.close(HANG_SECONDS)
+    assert path.read_bytes() == b"act\nnext\n"
+    assert losses == ["MemoryError: "]
+
+
 def test_line_that_a_full_disk_took_half_of_is_taken_back(tmp_path: Path) -> None:
     """The next line begins a line: nobody's words are lost behind the stump of another's. The disk
     is full in truth: a limit on the size of files, in a process of its own."""
