@@ -82,6 +82,7 @@ from vdl.kafka.parts import LOOP_ELEMENTS
 from vdl.kafka.permissions.mutation_quota import STRICT_FROM, take
 from vdl.kafka.permissions.rules import Finish, Refused
 from vdl.kafka.permissions.table import CHANGES, check_request, finished
+from vdl.kafka.security.audit import FULL_RETRY_MS
 from vdl.kafka.security.login import LOGIN_APIS, LoginState
 from vdl.kafka.wire.runtime import EncodeError, TooManyElements, WireError
 
@@ -201,9 +202,9 @@ class Sessions(Protocol):
     def answer_early(self) -> None:
         """This one waits for memory: long polls that hold much are answered soon."""
 
-    def hold_back(self, session: ClientSession) -> None:
+    def hold_back(self, session: ClientSession, for_ms: int) -> None:
         """A Produce waits for the host to have room, or what changes something for the audit log:
-        `release` follows."""
+        `release` follows, after `for_ms`."""
 
     def finished(self, exchange: Exchange, size: int) -> int:
         """One request is answered with `size` bytes. The time it is now."""
@@ -656,7 +657,7 @@ class ClientSession:
                 return False
             audit = self._frontend.context.audit
             if audit is not None and api.key in CHANGES and audit.is_full():
-                self._hold_back()
+                self._hold_back(FULL_RETRY_MS)
                 return False
             return request.bytes <= DECODED_FROM_BYTES or self._may_decode(api, request)
         if self._started:
@@ -673,15 +674,15 @@ class ClientSession:
         context = self._frontend.context
         checks = context.record_checks
         if context.host.overloaded or (checks.is_short and checks.has_its_share(self.info.asker)):
-            self._hold_back()
+            self._hold_back(context.config.overload_retry_ms)
             return False
         return True
 
-    def _hold_back(self) -> None:
+    def _hold_back(self, for_ms: int) -> None:
         """Wait a while with the next request: `release` follows."""
         if not self._held_back:
             self._held_back = True
-            self._frontend.hold_back(self)
+            self._frontend.hold_back(self, for_ms)
 
     @property
     def asker(self) -> str:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rpc.newcomers import Newcomers, network_of
@@ -94,11 +95,11 @@ class Frontend:
         self._deferred: list[Callable[[], None]] = []
         context.defer = self.defer
         context.read_throttle.pace.watch(self.stats["Produce"])
-        self._held_back: list[ClientSession] = []
+        self._held_back: dict[int, list[ClientSession]] = {}
+        """By for how many ms. Invariant: none is empty, and each has a timer."""
         self._told: set[tuple[str, str]] = set()
         self._quiet_until_ns: dict[str, int] = {}
         self._flush_scheduled = False
-        self._hold_timer: Timer | None = None
         self._sweep_timer: Timer | None = None
         self._stalled: deque[ClientSession] = deque()
         """Found by a sweep, and to be cut one by one."""
@@ -331,17 +332,15 @@ class Frontend:
             for session in list(self.large_requests):
                 session.answer_early()
 
-    def hold_back(self, session: ClientSession) -> None:
+    def hold_back(self, session: ClientSession, for_ms: int) -> None:
         """For sessions: a request waits for the host, or the audit log, to have room."""
-        self._held_back.append(session)
-        if self._hold_timer is None:
-            delay_ns = self.context.config.overload_retry_ms * MS
-            self._hold_timer = self.context.clock.call_later(delay_ns, self._release_held)
+        if for_ms not in self._held_back:
+            self._held_back[for_ms] = []
+            self.context.clock.call_later(for_ms * MS, partial(self._release_held, for_ms))
+        self._held_back[for_ms].append(session)
 
-    def _release_held(self) -> None:
-        self._hold_timer = None
-        held, self._held_back = self._held_back, []
-        for session in held:
+    def _release_held(self, for_ms: int) -> None:
+        for session in self._held_back.pop(for_ms):
             session.release()
 
     # --- bookkeeping -----------------------------------------------------------------------------

@@ -49,6 +49,9 @@ LINES_OF_ONE_MAX = 20
 """Of them, of one principal, or of strangers on one host, and of one kind."""
 LEFT_OUT_MAX = 500
 """So many are named of those whose lines were left out in a second."""
+FULL_RETRY_MS = 1_000
+"""What waits because too much waits to be written looks again after this: a disk that refused is
+not tried sooner."""
 NAME_CHARS_MAX = 300
 """Of a name that a client chose."""
 NAMES_MAX = 10

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.kafka.fake_host import World
 from tests.unit.kafka.permissions.test_permissions import Do, bind, client, requests, secured
 from vdl.kafka.security.audit import (
+    FULL_RETRY_MS,
     LEFT_OUT_MAX,
     LINES_MAX,
     LINES_OF_ONE_MAX,
@@ -217,6 +218,30 @@ def test_what_changes_something_waits_while_it_cannot_be_noted() -> None:
     world.run(1_000)
     assert len(root.answers()) == 1
     assert "CreateTopics" in {line["api"] for line in lines}
+
+
+def test_those_that_wait_for_the_audit_log_ask_seldom() -> None:
+    """Once in the time after which the disk is tried again, however many they are."""
+    world = secured()
+    audited(world)
+    audit = world.context.audit
+    assert audit is not None
+    asked = 0
+
+    def is_full() -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    audit.is_full = is_full
+    roots = [client(world, Principal("root")) for _ in range(10)]
+    for root in roots:
+        root.request(19, 2, requests(2)[19])
+    world.run(10 * FULL_RETRY_MS + 10)
+    assert asked == 11 * len(roots)
+    audit.is_full = lambda: False
+    world.run(FULL_RETRY_MS)
+    assert [len(root.answers()) for root in roots] == [1] * len(roots)
 
 
 def test_a_request_that_names_many_things_has_one_line() -> None:
