@@ -154,10 +154,11 @@ class Frontend:
 
     def _displace_for(self, network: str) -> None:
         """All connections are taken, and another one may come in: of the address that has most the
-        one that has said nothing for longest goes, as in Kafka."""
+        one that has said nothing for longest goes, as in Kafka. Those that wait for their answer,
+        or as they were told to, are the last."""
         greedy = self._greedier(network)
         assert greedy is not None, "no room"
-        silent = min(greedy, key=lambda session: session.last_active_ns)
+        silent = min(greedy, key=lambda session: (session.busy, session.last_active_ns))
         silent.abort("crowded: too many connections, most of them of its address")
 
     def accept(

@@ -306,6 +306,24 @@ def test_address_that_takes_all_connections_gives_way_to_others() -> None:
     assert len(world.frontend) == 4
 
 
+def test_connection_that_waits_for_its_answer_does_not_give_way_to_others() -> None:
+    """It is silent because the server is. Where all wait, the one that has for longest goes."""
+    world = World(KafkaOptions(connections_max=3))
+    world.topic()
+    crowd = []
+    for number in range(3):
+        crowd.append(world.client(("10.0.0.1", number)))
+        world.run(1)
+    for client in crowd[:2]:
+        client.request(FETCH, 11, poll(max_wait_ms=300_000))
+        world.run(1)
+    crowd[2].ask(API_VERSIONS, 0, ApiVersionsRequest())
+    world.client(("10.0.0.2", 1))
+    assert [client.closed for client in crowd] == [False, False, True]
+    world.client(("10.0.0.3", 1))
+    assert [client.closed for client in crowd] == [True, False, True]
+
+
 def test_addresses_of_one_network_of_ipv6_count_as_one() -> None:
     world = World(KafkaOptions(connections_per_ip_max=2))
     first = world.client(("2001:db8::1", 1))
