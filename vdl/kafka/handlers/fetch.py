@@ -952,7 +952,10 @@ def handle_fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse | 
         ctx.server.fetch_sessions.remove(request.session_id)
     poll = _Poll(ctx, request, session)
     if session is None:
-        poll.opens_session = request.session_epoch == _FIRST_EPOCH and bool(poll.targets)
+        count = len(poll.targets)
+        poll.opens_session = (
+            request.session_epoch == _FIRST_EPOCH and 0 < count <= SESSION_PARTITIONS_MAX
+        )
     else:
         session.read_by(poll)
     if ctx.api_version <= LAST_FETCH_VERSION:

@@ -13,7 +13,7 @@ are `ready`, in the order in which they are served. One that got records goes to
 none starves when an answer is full.
 
 A session that grows beyond `SESSION_PARTITIONS_MAX` ends: one request may name as many, and should
-cost no more because others came before it.
+cost no more because others came before it. One that would begin so is not opened.
 
 Sessions are bounded in number (`max.incremental.fetch.session.cache.slots`) and by the partitions
 in all of them. A new one evicts one that was not used for `EVICT_AFTER_NS`, else the smallest of

@@ -369,6 +369,20 @@ def test_partitions_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert world.context.fetch_sessions.partitions == 0
 
 
+@pytest.mark.parametrize("count", [4, 5])
+def test_session_that_would_be_too_large_is_not_opened(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would end with the next request, and every second fetch would be an error."""
+    monkeypatch.setattr(handler, "SESSION_PARTITIONS_MAX", 4)
+    world = World()
+    fill(world.topic(partitions=5)[0])
+    session = Session(world, count)
+    assert session.ask(session.request())[0] == 1
+    assert (session.id > 0) is (count == 4)
+    assert len(world.context.fetch_sessions) == (count == 4)
+
+
 def create(sessions: FetchSessions, partitions: int, now_ns: int, asker: str = "") -> int:
     """The id of a session of so many partitions, 0 without a place."""
     session = sessions.create(partitions, now_ns, uses_topic_ids=False, asker=asker)
