@@ -40,9 +40,10 @@ class Chain:
         """Use: each block says it, and so proves those before it; the next block begins here.
         Invariant: the LSN behind the last block that is known to be on disk."""
         self.recorded_lsn = 0
-        """Use: peers may remember it. A block that only proves the one before is left out: nothing
-        is lost with it, so a start that finds it damaged is not behind.
-        Invariant: the LSN behind the last block on disk that has records."""
+        """Use: peers may remember it. A block that only proves the one before, or carries commit
+        indexes alone, is left out: nothing is lost with it that peers do not tell again, so a start
+        that finds it damaged is not behind.
+        Invariant: the LSN behind the last block on disk that needs a proof."""
         self.crc = 0
         """Use: the CRC of the next block is seeded with it.
         Invariant: the CRC of the block that was built last and not taken back."""

@@ -210,7 +210,7 @@ class Journal:
         if end > file.capacity:
             file.file.allocate(end)
         file.file.pwrite(buffers, 0, durable=True)
-        self._advance(file, end, has_records=bool(carried.records))
+        self._advance(file, end, is_missed=bool(carried.records))
         allocation.pieces_left = allocation.files.reserve.pieces()
         if chain.replaced or carried.records:
             self._unproved = True
@@ -437,7 +437,7 @@ class Journal:
         stats.write_ns_max = max(stats.write_ns_max, elapsed)
         self._become(WriterState.IDLE)
         self._under_way_bytes = 0
-        self._advance(write.file, write.end, has_records=bool(write.part.records))
+        self._advance(write.file, write.end, is_missed=write.part.needs_proof)
         queue.proved_token = queue.durable_token
         if batch is not None:
             batch.note_placed()
@@ -452,8 +452,9 @@ class Journal:
             self._arm_idle()
         self._owner.journal_written(batch)
 
-    def _advance(self, file: JournalFile, end: int, *, has_records: bool) -> None:
-        """Bytes of `file` up to `end` are durable: one more block."""
+    def _advance(self, file: JournalFile, end: int, *, is_missed: bool) -> None:
+        """Bytes of `file` up to `end` are durable: one more block. `is_missed`: what is
+        lost with it shows in no other way."""
         chain, stats = self.chain, self.stats
         if file is not self._current:
             if self._current is not None:
@@ -470,7 +471,7 @@ class Journal:
         stats.bytes += end - file.position
         file.position = end
         chain.durable_lsn = file.start_lsn + end
-        if has_records:
+        if is_missed:
             chain.recorded_lsn = chain.durable_lsn
 
     def _fail(self, error: BaseException) -> None:

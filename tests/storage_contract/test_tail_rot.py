@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from segments.api import HardState
 from segments.boots import JournalMark, is_behind
 from segments.format.block import PAGE_BYTES, decode_file_header
 from tests.storage_contract.conftest import make, put
@@ -48,12 +49,25 @@ def closed(harness, log, writer):
     harness.close()
 
 
-ENDS = (just_appended, proved, started_again, started_again_and_carried, closed)
+def committed(harness, log, writer):
+    """The last block carries a commit index alone: nothing proves it, and nobody needs it."""
+    harness.store.append(log, writer(log).entries(1, size=400))
+    harness.submit()
+    harness.workers.advance(1_000)
+    harness.store.set_hard_state(log, HardState(1, 2, log.last_index))
+    harness.store.submit(urgent=False)
+    harness.workers.advance(5_000)
+
+
+ENDS = (just_appended, proved, started_again, started_again_and_carried, closed, committed)
 
 
 def facts(store):
-    """What peers were told of each log."""
-    return {log.log_id: (log.last_index, log.hard_state, log.lost) for log in store.logs.values()}
+    """What peers were told of each log, but for the commit index: a leader tells it again."""
+    return {
+        log.log_id: (log.last_index, log.hard_state.term, log.hard_state.vote, log.lost)
+        for log in store.logs.values()
+    }
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
