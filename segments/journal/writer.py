@@ -453,8 +453,8 @@ class Journal:
         self._owner.journal_written(batch)
 
     def _advance(self, file: JournalFile, end: int, *, is_missed: bool) -> None:
-        """Bytes of `file` up to `end` are durable: one more block. `is_missed`: what is
-        lost with it shows in no other way."""
+        """Bytes of `file` up to `end` are durable: one more block. `is_missed`: peers are
+        to find out when it is lost."""
         chain, stats = self.chain, self.stats
         if file is not self._current:
             if self._current is not None:
@@ -558,7 +558,10 @@ class Journal:
         """(sequence, path, LSN up to which it counts) of each file that a start needs."""
         chain = self.chain
         live = chain.live()
-        ends = [chain.begins[n] for n in live[1:]] + [chain.durable_lsn]
+        begun = sorted(chain.begins.keys() - chain.paths.keys())  # its first block is on its way
+        ends = [chain.begins[n] for n in [*live, *begun][1:]]
+        if not begun:
+            ends.append(chain.durable_lsn)
         return [(n, chain.paths[n], end) for n, end in zip(live, ends, strict=True)]
 
     def end_file(self, sequence: int) -> None:

@@ -11,10 +11,11 @@ from segments.directory.format_note import FORM, is_format_whole
 from segments.directory.identity import read_identity
 from segments.format.block import BLOCK_HEADER_BYTES, PAGE_BYTES, decode_file_header
 from segments.io.fs import LmdbFile
+from segments.journal.writer import Journal
 from segments.log.scrubber import PARTS_MS
 from segments.recovery.journal_blocks import read_block
 from segments.recovery.parts import JournalLook
-from tests.storage_contract.conftest import DiskHarness, SimHarness
+from tests.storage_contract.conftest import SMALL, DiskHarness, SimHarness
 from vdl.sim.filesystem import SimFileSystem
 
 OPTIONS = StoreOptions(
@@ -237,3 +238,37 @@ def test_meta_with_a_page_that_cannot_be_read_is_written_anew(tmp_path, monkeypa
     assert engine.store.load_meta(log)[1] == [(b"key", b"value")]
     engine.crash()
     assert engine.fatal == []
+
+
+@pytest.mark.parametrize("waiting", [1, 8], ids=["stands for all", "stands for some"])
+def test_round_that_begins_while_a_file_takes_the_place_of_others(monkeypatch, waiting):
+    """On a full disk, with the block still on its way: what the round is told to read is there, and
+    whole."""
+    engine = SimHarness(replace(SMALL, cache_bytes_max=1 << 20))
+    engine.start()
+    store, log = engine.store, engine.new_log(9)
+    told_of, real = [], Journal._hand_over
+
+    def hand_over(journal, write):
+        if journal.chain.replaced and write.file.sequence not in journal.chain.paths:
+            looks = [JournalLook(store._fs, *f, store) for f in journal.counted_files()]
+            for look in looks:
+                while not (look.is_done or look.is_damaged):
+                    look.step()
+            told_of.append([look.is_damaged for look in looks])
+        return real(journal, write)
+
+    monkeypatch.setattr(Journal, "_hand_over", hand_over)
+    for index in range(1, waiting + 1):  # uncommitted: the files stay needed
+        store.append(log, [StoredEntry(1, index, 0, b"x" * 9_000, index - 1, 1, index)])
+        engine.submit()
+    engine.disk.room = 0
+    for term in range(2, 62):
+        store.set_hard_state(log, HardState(term, 1, 0))
+        engine.submit()
+        engine.workers.advance(20)
+    assert told_of
+    assert not any(any(damaged) for damaged in told_of)
+    assert waiting == 1 or any(told_of)
+    assert engine.fatal == []
+    engine.crash()
