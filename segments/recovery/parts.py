@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from segments.api import CorruptRecord
@@ -111,9 +111,11 @@ class IdentityLook:
         self._owner = owner
 
     def step(self) -> int:
-        count = _uncache(self._fs, f"{self._directory}/identity")
+        count = 0
         try:
-            found = read_identity(self._fs, self._directory)
+            with _unreadable_is_damaged():
+                count = _uncache(self._fs, f"{self._directory}/identity")
+                found = read_identity(self._fs, self._directory)
         except CorruptRecord:
             found = None
         self.is_damaged = found is None or found.is_half_damaged
@@ -135,12 +137,17 @@ class FormatLook:
         self._form = form
 
     def step(self) -> int:
-        count = 0
+        count, is_whole = 0, True
         if self._form > 1:
-            count = _uncache(self._fs, f"{self._directory}/format")
-            if not is_format_whole(self._fs, self._directory, self._form):
-                write_form(self._fs, self._directory, self._form)
-                self.is_damaged = True
+            try:
+                with _unreadable_is_damaged():
+                    count = _uncache(self._fs, f"{self._directory}/format")
+                    is_whole = is_format_whole(self._fs, self._directory, self._form)
+            except CorruptRecord:
+                is_whole = False
+        if not is_whole:
+            write_form(self._fs, self._directory, self._form)
+            self.is_damaged = True
         self.is_done = True
         return count
 
@@ -193,8 +200,9 @@ class JournalLook:
 
     def step(self) -> int:
         try:
-            file = self._fs.open(self._path)
-        except FileNotFoundError:
+            with _unreadable_is_damaged():
+                file = self._fs.open(self._path)
+        except (FileNotFoundError, CorruptRecord):
             self.is_damaged = True  # unless nothing needs it any more
             return 0
         with contextlib.closing(file):
@@ -234,6 +242,17 @@ class JournalLook:
 
     def tell(self) -> bool:
         return self._owner.journal_damaged(self._sequence)
+
+
+@contextlib.contextmanager
+def _unreadable_is_damaged() -> Iterator[None]:
+    """The medium may be unable to give a file at all. Raises CorruptRecord then."""
+    try:
+        yield
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        raise CorruptRecord("file", 0) from error
 
 
 def _uncache(fs: FileSystem, path: str) -> int:

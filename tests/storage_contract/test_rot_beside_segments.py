@@ -272,3 +272,29 @@ def test_round_that_begins_while_a_file_takes_the_place_of_others(monkeypatch, w
     assert waiting == 1 or any(told_of)
     assert engine.fatal == []
     engine.crash()
+
+
+@pytest.mark.parametrize("what", ["journal", "identity", "format"])
+def test_file_that_cannot_be_opened_is_damaged(engine, monkeypatch, what):
+    """The medium may refuse the inode as well as a page."""
+    sequence, path, _ = engine.store._journal.counted_files()[0]
+    path = path if what == "journal" else f"data/{what}"
+    before, refused = told(engine), []
+    real = SimFileSystem.open
+
+    def open_(fs, name, *, create=False):
+        if name == path and not create and not refused.count(name):
+            refused.append(name)
+            raise OSError(errno.EIO, "input/output error")
+        return real(fs, name, create=create)
+
+    monkeypatch.setattr(SimFileSystem, "open", open_)
+    assert scrub(engine) == 1
+    assert refused
+    assert engine.fatal == []
+    assert told(engine) == before
+    if what == "journal":
+        assert sequence not in [n for n, _, _ in engine.store._journal.counted_files()]
+    engine.power_cut()
+    engine.start()
+    assert told(engine) == before
