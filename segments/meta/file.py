@@ -31,7 +31,14 @@ from ids import NO_INDEX, Index, LogId
 from segments.api import CorruptRecord, MetaBatch, ReadRefused, StorageError
 from segments.format import meta_pages
 from segments.io import failpoint
-from segments.io.fs import FileSystem, MetaFile, MetaUsage, is_passing, is_unreadable
+from segments.io.fs import (
+    FileSystem,
+    MetaFile,
+    MetaUsage,
+    is_passing,
+    is_unreadable,
+    unless_refused,
+)
 
 FORGOTTEN_KEYS = 256
 """With as many a transaction is written."""
@@ -240,7 +247,13 @@ class Meta:
         if self._fs.exists(fresh):
             self._fs.remove_tree(fresh)
         file = self._open(fresh)
-        file.commit(kept)
+        try:
+            file.commit(kept)
+        except OSError:
+            file.close()
+            with unless_refused():
+                self._fs.remove_tree(fresh)  # what a full disk gave of the room
+            raise
         file.close()
         self._file.close()
         self._put_aside()
@@ -284,7 +297,11 @@ class Meta:
             self._known.pop(log_id, None)
             gone += [(key, None) for key, _ in self._file.scan(_LOG.pack(log_id))]
             if gone and (len(gone) >= FORGOTTEN_KEYS or log_id == log_ids[-1]):
-                self._file.commit(gone)
+                try:
+                    self._file.commit(gone)
+                except CorruptRecord:  # as in `commit`
+                    self._salvage()
+                    self._file.commit(gone)
                 gone = []
 
     def close(self) -> None:

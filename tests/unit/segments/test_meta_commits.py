@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,59 @@ def test_logs_are_forgotten_whole_and_together(meta: Meta, monkeypatch: pytest.M
     assert [meta.applied(n) for n in range(LOGS + 1)] == [0] * LOGS + [1]
     meta.forget([5])
     meta.close()
+
+
+@pytest.fixture
+def full(meta: Meta, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A disk that has no room for a new file, and keeps what a refused request got of it, while
+    this has an item."""
+    made, real = [1], os.posix_fallocate
+
+    def refuse(fd: int, start: int, length: int) -> None:
+        real(fd, start, min(length, 1 << 16) if made else length)
+        if made:
+            raise OSError(errno.ENOSPC, "no space")
+
+    meta.commit([MetaBatch(n, 5, [(b"key", b"value")]) for n in (1, 2)])
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    return made
+
+
+def test_refused_new_file_leaves_nothing_open_and_no_room_taken(
+    meta: Meta, full: list[int], tmp_path: Path
+) -> None:
+    meta.suspect()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(OSError, match="no space"):
+            meta.commit([])
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert not (tmp_path / "meta.new").exists()
+    full.clear()
+    meta.commit([])
+    assert meta.salvaged == 1
+    assert meta.load(1) == (5, [(b"key", b"value")])
+
+
+def test_logs_are_forgotten_in_a_file_that_waits_for_a_new_one(
+    meta: Meta, full: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be read, and not be written to. As for commits: a full disk refuses, and then both."""
+    good = dict(meta._file.scan(b""))
+
+    def damaged(fd: int, checks: fs.MetaChecks) -> dict[bytes, bytes] | None:
+        """Only the file that is there now."""
+        return good if os.fstat(fd).st_ino == inode else None
+
+    inode = (tmp_path / "meta" / "data.mdb").stat().st_ino
+    monkeypatch.setattr(fs, "_good_if_damaged", damaged)
+    meta.suspect()
+    with pytest.raises(OSError, match="no space"):
+        meta.commit([])
+    for _ in range(2):
+        with pytest.raises(OSError, match="no space"):
+            meta.forget([1])
+    full.clear()
+    meta.forget([1])
+    assert meta.stored() == [2]
+    assert meta.load(2) == (5, [(b"key", b"value")])
