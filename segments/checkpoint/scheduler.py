@@ -681,7 +681,7 @@ class CheckpointScheduler:
         token, sequence = self._awaiting_proof
         if token and self._queue.proved_token >= token:
             self._awaiting_proof = (0, 0)
-            self._journal.release(sequence)
+            self._journal.release(sequence, damaged_upto=self._damaged_upto)
         if not self._note_token or self._queue.durable_token < self._note_token:
             return
         if self._journal.partly_written or self._registry.lists_removed:

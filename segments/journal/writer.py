@@ -570,12 +570,16 @@ class Journal:
         if current is not None and current.sequence == sequence:
             current.capacity = min(current.capacity, current.position)
 
-    def release(self, sequence: int) -> None:
-        """Files before `sequence` are not needed any more: prepare the next one from them."""
+    def release(self, sequence: int, *, damaged_upto: int = 0) -> None:
+        """Files before `sequence` are not needed any more: prepare the next one from them, but for
+        those up to `damaged_upto`, whose places on the medium may be bad."""
         assert sequence <= self.current_sequence, (sequence, self.current_sequence)
         allocation = self.allocation
+        damaged = self.chain.release(min(sequence, damaged_upto + 1))
         old = self.chain.release(sequence)
-        if not old:
+        if damaged:
+            self._remove(damaged)
+        if not old and not damaged:
             return
         rest = self.queue.rest
         if rest is not None and 0 < rest.stands_for < sequence:
@@ -587,7 +591,7 @@ class Journal:
             self._prepare()
             return
         has_room = len(allocation.prepared) < PREPARED_FILES_MAX and not allocation.reuse
-        if has_room and not self.queue.is_closing:
+        if has_room and old and not self.queue.is_closing:
             allocation.reuse = old.pop()
             self._prepare()
         if old:

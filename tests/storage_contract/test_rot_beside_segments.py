@@ -116,6 +116,9 @@ def test_damaged_journal_file_goes_and_nothing_with_it(engine, which, what):
         flip(file, place_of(file, what))
     assert scrub(engine) >= 1
     assert sequence not in [n for n, _, _ in engine.store._journal.counted_files()]
+    names = SimFileSystem(engine.disk).list("data/journal")
+    inodes = [file_of(engine, f"data/journal/{name}")._inode for name in names]
+    assert not any(inode is file._inode for inode in inodes), "a place that was bad is used again"
     assert told(engine) == before
     engine.power_cut()
     engine.start()

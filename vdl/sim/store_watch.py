@@ -46,7 +46,7 @@ class StoreWatch:
         vars(store)["append"] = self.append
         vars(store)["checkpoint_collect"] = self.collect
 
-    def release(self, sequence: int) -> None:
+    def release(self, sequence: int, *, damaged_upto: int = 0) -> None:
         """Journal files before `sequence` go."""
         journal = self._store._journal
         goes = any(number < sequence for number in journal.chain.paths)
@@ -65,7 +65,7 @@ class StoreWatch:
                     log.group_id, "journal-released", f"journal files before {sequence} go, which"
                     f" alone hold entries {needed[0]} to {needed[-1]}, flushed is {known.flushed}",
                 )  # fmt: skip
-        self._release(sequence)
+        self._release(sequence, damaged_upto=damaged_upto)
 
     def trim(self, log: Log, *, first_index: Index) -> None:
         """The log's entries before `first_index` go."""
