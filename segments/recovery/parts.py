@@ -30,7 +30,7 @@ from segments.format.block import (
     first_block_at,
     is_parity_good,
 )
-from segments.io.fs import File, FileSystem, is_unreadable, read_whole, uncache_around
+from segments.io.fs import File, FileSystem, is_unreadable, read_whole
 from segments.meta.file import Meta
 from segments.recovery.journal_blocks import bad_frames, read_block
 
@@ -209,7 +209,7 @@ class JournalLook:
             begin = self._position
             try:
                 header = self._header or self._read_header(file)
-                uncache_around(file, STEP_BYTES, self._position)
+                file.uncache(0, self._position)  # all behind it: the last block may be long
                 while self._position < begin + STEP_BYTES and not self._is_at_end(header):
                     self._read_block(file, header)
             except CorruptRecord:
@@ -223,7 +223,7 @@ class JournalLook:
 
     def _read_header(self, file: File) -> FileHeader:
         """Raises CorruptRecord."""
-        uncache_around(file, STEP_BYTES, 0)
+        file.uncache()
         head = read_whole(file, FILE_HEADER_BYTES, 0)
         data = read_whole(file, min(first_block_at(head), file.size()), 0)
         header = decode_file_header(data)

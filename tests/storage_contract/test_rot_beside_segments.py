@@ -16,7 +16,7 @@ from segments.log.scrubber import PARTS_MS
 from segments.recovery.journal_blocks import read_block
 from segments.recovery.parts import JournalLook
 from tests.storage_contract.conftest import SMALL, DiskHarness, SimHarness
-from vdl.sim.filesystem import SimFileSystem
+from vdl.sim.filesystem import SimFile, SimFileSystem
 
 OPTIONS = StoreOptions(
     journal_file_bytes=128 << 10, journal_first_file_bytes=64 << 10, segment_bytes=64 << 10,
@@ -301,3 +301,41 @@ def test_file_that_cannot_be_opened_is_damaged(engine, monkeypatch, what):
     engine.power_cut()
     engine.start()
     assert told(engine) == before
+
+
+def test_journal_is_read_from_the_medium(monkeypatch):
+    """All of a block longer than a step, too: the page cache may have what the medium has lost."""
+    engine = SimHarness(
+        replace(OPTIONS, journal_file_bytes=8 << 20, journal_first_file_bytes=8 << 20,
+                cache_bytes_max=32 << 20)
+    )  # fmt: skip
+    engine.start()
+    log = engine.new_log()
+    engine.store.append(
+        log, [StoredEntry(1, n, 0, b"x" * 500_000, n - 1, 1, n) for n in range(1, 9)]
+    )
+    engine.submit()
+    engine.workers.advance(300)
+    calls, real = [], SimFile.pread
+
+    def pread(file, length, position):
+        calls.append(("read", position, position + length))
+        return real(file, length, position)
+
+    def uncache(file, length=0, position=0):
+        calls.append(("uncached", position, position + length if length else file.size()))
+
+    monkeypatch.setattr(SimFile, "pread", pread)
+    monkeypatch.setattr(SimFile, "uncache", uncache)
+    look = JournalLook(
+        SimFileSystem(engine.disk), *engine.store._journal.counted_files()[-1], engine.store
+    )
+    while not look.is_done:
+        calls.clear()
+        look.step()
+        assert not look.is_damaged
+        ranges = [(start, end) for what, start, end in calls if what == "uncached"]
+        for start, end in [(start, end) for what, start, end in calls if what == "read"]:
+            assert any(first <= start and end <= last for first, last in ranges)
+    assert max(end - start for _, start, end in calls) > 4_000_000
+    engine.crash()
