@@ -638,7 +638,6 @@ class CheckpointScheduler:
         """A journal file is damaged: let it go, and those before it. What they are needed for is in
         memory: it goes to segments, or is staged once more."""
         self._damaged_upto = max(self._damaged_upto, sequence)
-        self._journal.end_file(sequence)
         self.arm()
         self.begin()
 
@@ -653,6 +652,7 @@ class CheckpointScheduler:
         self.arm()  # the next round sees whether they are gone
         if not journal.allocation.has_next:
             return
+        journal.end_file(damaged_upto)
         batch = self._queue.batch
         for log in self._logs.values():
             for sequence in sorted({log.oldest_run(), log.install_sequence}):

@@ -194,6 +194,37 @@ def test_damaged_journal_file_of_a_full_disk_goes_when_there_is_room(engine):
     assert told(engine) == before
 
 
+def test_journal_file_of_a_full_disk_takes_more_while_it_waits_to_go(engine):
+    """Votes would need a piece of the reserve each time, and it may be the last with its room."""
+    store, log = engine.store, engine.log
+    engine.disk.room = 0
+    while not store._journal.is_full:
+        index = log.last_index + 1
+        store.append(log, [StoredEntry(2, index, 0, b"x" * 9_000, index - 1, 1, index)])
+        engine.submit()
+        engine.workers.advance(300)
+    sequence, path, _ = store._journal.counted_files()[-1]
+    pieces = store._journal.allocation.pieces_left
+    file = file_of(engine, path)
+    flip(file, place_of(file, "header"))
+    assert scrub(engine) >= 1
+    for term in range(3, 9):
+        store.set_hard_state(log, HardState(term, 1, log.commit_index))
+        engine.submit()
+        engine.workers.advance(300)
+    assert store._journal.is_full
+    assert (store._journal.current_sequence, store._journal.allocation.pieces_left) == (
+        sequence, pieces,
+    )  # fmt: skip
+    before = told(engine)
+    engine.disk.room = None
+    scrub(engine)
+    assert sequence not in [n for n, _, _ in store._journal.counted_files()]
+    engine.power_cut()
+    engine.start()
+    assert told(engine) == before
+
+
 @pytest.mark.parametrize("half", [0, 1, 2])
 def test_damaged_identity_is_written_anew(engine, half):
     """One half of it, or both: no start could do without."""
