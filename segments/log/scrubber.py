@@ -47,13 +47,16 @@ class Parts(Protocol):
     """What is looked at beside logs."""
 
     def begin(self) -> None:
-        """A round of all of them."""
+        """A round of all of them. What is left of the last one is dropped."""
 
     def next(self) -> Look | None:
         """Whose step is next; None: the round has ended."""
 
     def stepped(self) -> None:
         """Its step has ended."""
+
+    def refused(self) -> None:
+        """Its step was refused: the others come first."""
 
 
 class Scrubber:
@@ -74,6 +77,10 @@ class Scrubber:
         self._parts_at_ns = now_ns()
         """When they were begun last, or could have been."""
         self._has_begun_parts = False
+        self._has_refused = False
+        """A look of this round was refused: the next round does not wait for it."""
+        self._waits_for_pass = False
+        """No look before the end of a pass: the last one was refused, and logs are to be read."""
         self._steps = 0
         self._rate = bytes_per_second
         self._now_ns = now_ns
@@ -107,7 +114,7 @@ class Scrubber:
         self._steps += 1
         is_between = self.passes > 0 and not self._log_id
         look = None
-        if is_between or self._steps % PARTS_EVERY == 0:
+        if not self._waits_for_pass and (is_between or self._steps % PARTS_EVERY == 0):
             look = self._next_look(is_between=is_between)
         if look is not None:
             self._look(look)
@@ -121,8 +128,9 @@ class Scrubber:
         now_ns = self._now_ns()
         look = self._parts.next()
         is_due = now_ns - self._parts_at_ns >= PARTS_MS * NS_PER_MS
-        if look is None and (is_due or (is_between and not self._has_begun_parts)):
-            self._parts_at_ns, self._has_begun_parts = now_ns, True
+        is_first = is_between and not self._has_begun_parts
+        if (is_due and self._has_refused) or (look is None and (is_due or is_first)):
+            self._parts_at_ns, self._has_begun_parts, self._has_refused = now_ns, True, False
             self._parts.begin()
             look = self._parts.next()
         return look
@@ -132,6 +140,8 @@ class Scrubber:
             if self.is_stopped:
                 return
             if isinstance(result, OSError) and is_refused(result):
+                self._parts.refused()
+                self._has_refused = self._waits_for_pass = True
                 self._wait(PAUSE_MS)
             elif isinstance(result, BaseException):
                 self._fail(result)
@@ -202,6 +212,7 @@ class Scrubber:
 
     def _end_pass(self) -> None:
         self.passes += 1
+        self._waits_for_pass = False
         self.last_pass_ns = self._now_ns()
         self.last_pass_bytes, self._pass_bytes = self._pass_bytes, 0
         self._log_id, self._index = LogId(0), NO_INDEX

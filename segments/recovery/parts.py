@@ -79,14 +79,16 @@ class Parts:
         """Parts that were found damaged."""
 
     def begin(self) -> None:
-        """Look at all of them once more, behind what is still to be looked at."""
+        """Look at all of them once more, also at what is still to be looked at."""
         fs, directory, owner = self._fs, self._directory, self._owner
-        self._looks += [
-            IdentityLook(fs, directory, owner),
-            FormatLook(fs, directory, self._form),
-            MetaLook(self._meta, owner),
-            *(JournalLook(fs, *file, owner) for file in owner.journal_files()),
-        ]
+        self._looks = deque(
+            [
+                IdentityLook(fs, directory, owner),
+                FormatLook(fs, directory, self._form),
+                MetaLook(self._meta, owner),
+                *(JournalLook(fs, *file, owner) for file in owner.journal_files()),
+            ]
+        )
 
     def next(self) -> Look | None:
         """What to look at next; None: the round has ended."""
@@ -99,6 +101,10 @@ class Parts:
             self.damaged += look.tell()
         if look.is_done or look.is_damaged:
             self._looks.popleft()
+
+    def refused(self) -> None:
+        """A full disk refused a step of that one: it comes behind the others."""
+        self._looks.rotate(-1)
 
 
 class IdentityLook:

@@ -249,6 +249,28 @@ def test_damaged_format_is_written_anew(engine, copies):
     assert is_format_whole(fs, "data", FORM)
 
 
+def test_damage_for_which_a_full_disk_has_no_room_holds_up_nothing_else(engine):
+    """Segments are scrubbed, the other parts looked at; once there is room it is mended."""
+    engine.workers.advance(8_000)
+    flip(file_of(engine, "data/format"), 12)
+    engine.disk.room = 0
+    engine.workers.advance(30_000)
+    passes = engine.store.stats()["scrub_passes"]
+    path = engine.store._journal.counted_files()[0][1]
+    file = file_of(engine, path)
+    flip(file, place_of(file, "header"))
+    now_ns = engine.store._scrubber._now_ns
+    engine.store._scrubber._now_ns = lambda: now_ns() + PARTS_MS * 1_000_000
+    engine.workers.advance(120_000)
+    assert engine.store.stats()["scrub_passes"] > passes + 2
+    assert engine.store.stats()["scrub_parts_damaged"] >= 1
+    fs = SimFileSystem(engine.disk)
+    assert not is_format_whole(fs, "data", FORM)
+    engine.disk.room = None
+    engine.workers.advance(60_000)
+    assert is_format_whole(fs, "data", FORM)
+
+
 def test_meta_with_a_page_that_cannot_be_read_is_written_anew(tmp_path, monkeypatch):
     """With what can be read of it, before a look through the map at that page ends the process."""
     engine = DiskHarness(OPTIONS, directory=str(tmp_path / "data"))
