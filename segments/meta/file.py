@@ -199,8 +199,12 @@ class Meta:
         """Write the batches, and by log id the resets that they cover, in one durable
         transaction."""
         if self._is_suspect:
-            self._salvage()
-            self._is_suspect = False
+            self._is_suspect = False  # before: the new file may be damaged as well
+            try:
+                self._salvage()
+            except OSError:
+                self._is_suspect = True
+                raise
         if not batches:
             return
         try:

@@ -129,3 +129,21 @@ def test_logs_are_forgotten_in_a_file_that_waits_for_a_new_one(
     meta.forget([1])
     assert meta.stored() == [2]
     assert meta.load(2) == (5, [(b"key", b"value")])
+
+
+def test_damage_found_while_a_new_file_is_begun_calls_for_another(
+    meta: Meta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scrubber may have read a page of the new one."""
+    real = Meta._salvage
+
+    def salvage(self: Meta) -> None:
+        real(self)
+        if self.salvaged == 1:
+            self.suspect()
+
+    monkeypatch.setattr(Meta, "_salvage", salvage)
+    meta.suspect()
+    for expected in (1, 2, 2):
+        meta.commit([])
+        assert meta.salvaged == expected
