@@ -128,6 +128,8 @@ class LogRegistry:
         """Write the cluster record durably. Blocks."""
         self._identity.cluster_record = record
         write_identity(self._fs, self._directory, encode(self._identity))
+        if self.is_writing:
+            self._touch()  # that was encoded before, and may come behind
 
     def adopt_server(self, server_id: ServerId) -> None:
         """The directory is that server's from now on."""

@@ -392,3 +392,25 @@ def test_journal_is_read_from_the_medium(monkeypatch):
             assert any(first <= start and end <= last for first, last in ranges)
     assert max(end - start for _, start, end in calls) > 4_000_000
     engine.crash()
+
+
+def test_cluster_that_is_adopted_while_the_identity_is_written_anew_stays(engine, monkeypatch):
+    """What a thread writes was encoded before."""
+    store, workers = engine.store, engine.workers
+    real, adopted = workers.essential, []
+
+    def essential(job, done):
+        def late():
+            if not adopted:
+                adopted.append(store.adopt_cluster(b"the birth record"))
+            return job()
+
+        return real(late, done)
+
+    monkeypatch.setattr(workers, "essential", essential)
+    store.identity_damaged()
+    workers.advance(1_000)
+    assert adopted
+    engine.power_cut()
+    engine.start()
+    assert engine.store.cluster_record() == b"the birth record"
