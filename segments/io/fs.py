@@ -640,16 +640,22 @@ class LmdbFile:
         sizes = [len(key) + len(value or b"") for key, value in puts]
         need = page_bytes * _pages_added(found, sizes)
         end = used + need
-        self._largest = max(self._largest, need)
+        largest = max(self._largest, need)
         if end > self._reserved:
-            self._allocate(end)
+            self._allocate(end, largest)
         if end > self._map_bytes:
             self._map(max(end, 2 * self._map_bytes))
+        self._largest = largest
 
-    def _allocate(self, end: int) -> None:
+    def _allocate(self, end: int, largest: int) -> None:
         """Have room on the disk up to there, and for one more transaction as large as the largest:
         on a full disk, what deletes something is written here first. Raises OSError: refused."""
-        for wanted in (end + self._largest, end):
+        found = os.fstatvfs(self._fd)
+        # A file system may keep what it found of a request that it refuses: ask for no such thing.
+        most = os.fstat(self._fd).st_blocks * 512 + found.f_bavail * found.f_frsize
+        for wanted in (end + largest, end):
+            if wanted > max(end, most):
+                continue
             try:
                 os.posix_fallocate(self._fd, 0, wanted)
             except OSError as error:

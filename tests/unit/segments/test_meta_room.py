@@ -299,3 +299,53 @@ def test_commit_that_fails_is_a_failed_sync_whatever_for(
     assert not is_disk_full(caught.value)
     monkeypatch.undo()
     file.close()
+
+
+def test_reserve_for_one_more_leaves_a_nearly_full_disk_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may keep what it found of a request that it refuses: no more is asked for than
+    there is."""
+    file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
+    file.commit(items(0, 10))
+    free = 1 << 20
+    asked: list[int] = []
+    data, real, real_room = tmp_path / "meta" / "data.mdb", os.posix_fallocate, os.fstatvfs
+    before = data.stat().st_blocks * 512
+
+    def allocate(fd: int, start: int, end: int) -> None:
+        asked.append(end - before)
+        real(fd, start, min(end, before + free))
+        if end > before + free:
+            raise OSError(errno.ENOSPC, "no room")
+
+    def room(fd: int) -> os.statvfs_result:
+        found = list(real_room(fd))
+        found[1], found[4] = 4096, free // 4096
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    monkeypatch.setattr(os, "fstatvfs", room)
+    file.commit([(b"large", bytes(700_000))])
+    assert asked
+    assert max(asked) < free
+    assert data.stat().st_blocks * 512 - before < free
+    file.close()
+
+
+def test_reserve_is_not_for_a_transaction_that_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = LmdbFile(str(tmp_path / "meta"), MAP_BYTES, meta_pages)
+    file.commit(items(0, 10))
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", refuse)
+        with pytest.raises(OSError, match="no room"):
+            file.commit([(b"large", bytes(8 << 20))])
+    file.commit(items(10, 300))
+    assert (tmp_path / "meta" / "data.mdb").stat().st_size < 6 << 20
+    file.close()
