@@ -26,6 +26,7 @@ from segments.directory.log_registry import LogRegistry
 from segments.format.block import FLUSHED, HARD
 from segments.io import failpoint
 from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
+from segments.journal.split import block_bytes
 from segments.journal.writer import Journal
 from segments.log.log import DiskLog
 from segments.log.segment_header import Cursor
@@ -51,6 +52,9 @@ are dirty, a tail that needs an older one is flushed when its log has its turn, 
 """
 JOURNAL_FILES_MANY = 5
 """With more, files are let go after each part, and not at a round's end."""
+
+RESTAGED_BYTES = 4 << 20
+"""With as much staged anew for damaged journal files, the rest waits for the next round."""
 
 
 @dataclass(slots=True)
@@ -654,7 +658,10 @@ class CheckpointScheduler:
             return
         journal.end_file(damaged_upto)
         batch = self._queue.batch
+        enough = block_bytes(batch) + RESTAGED_BYTES
         for log in self._logs.values():
+            if block_bytes(batch) >= enough:
+                break
             for sequence in sorted({log.oldest_run(), log.install_sequence}):
                 if 0 < sequence <= damaged_upto and not log.is_lost:
                     log.restage(sequence, batch, with_tail=True)

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from segments.api import HardState, MetaBatch, StoredEntry, StoreOptions
+from segments.checkpoint import scheduler as scheduler_module
+from segments.checkpoint.scheduler import CheckpointScheduler
 from segments.directory.format_note import FORM, is_format_whole
 from segments.directory.identity import read_identity
 from segments.format.block import BLOCK_HEADER_BYTES, PAGE_BYTES, decode_file_header
@@ -414,3 +416,41 @@ def test_cluster_that_is_adopted_while_the_identity_is_written_anew_stays(engine
     engine.power_cut()
     engine.start()
     assert engine.store.cluster_record() == b"the birth record"
+
+
+def test_what_a_damaged_file_is_needed_for_is_staged_a_piece_at_a_time(monkeypatch):
+    """All that is not in segments may be needed of the newest file: never staged at once."""
+    engine = SimHarness(
+        replace(OPTIONS, journal_file_bytes=4 << 20, journal_first_file_bytes=4 << 20)
+    )
+    engine.start()
+    for group in range(9, 19):
+        log = engine.new_log(group_id=group)
+        engine.store.append(
+            log, [StoredEntry(1, n, 0, b"x" * 10_000, n - 1, 1, n) for n in range(1, 6)]
+        )
+        engine.store.set_hard_state(log, HardState(1, 2, 0))
+        engine.submit()
+    engine.workers.advance(300)
+    sequence, path, _ = engine.store._journal.counted_files()[-1]
+    before = told(engine)
+    staged, real = [], CheckpointScheduler._stage_anew
+
+    def stage_anew(scheduler):
+        had = scheduler._queue.batch.bytes
+        real(scheduler)
+        staged.append(scheduler._queue.batch.bytes - had)
+
+    monkeypatch.setattr(scheduler_module, "RESTAGED_BYTES", 80_000)
+    monkeypatch.setattr(CheckpointScheduler, "_stage_anew", stage_anew)
+    file = file_of(engine, path)
+    flip(file, place_of(file, "header"))
+    assert scrub(engine) == 1
+    assert sequence not in [n for n, _, _ in engine.store._journal.counted_files()]
+    assert 500_000 <= sum(staged) <= 1_000_000
+    assert max(staged) <= 80_000 + 51_000
+    engine.power_cut()
+    engine.start()
+    assert told(engine) == before
+    assert engine.fatal == []
+    engine.crash()
