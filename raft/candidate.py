@@ -106,7 +106,7 @@ def allow_leading(raft: Raft) -> None:
     anew somewhere within: replicas that are allowed together would split their votes."""
     if raft.may_lead:
         return
-    raft.may_lead, raft.withholds = True, False
+    raft.may_lead = True
     timeout = raft.randomized_election_timeout
     if raft.state is FOLLOWER and raft.election_elapsed >= timeout:
         # A leader that was not heard for so long must not become one that was heard just now: it
@@ -118,29 +118,12 @@ def allow_leading(raft: Raft) -> None:
 def forbid_leading(raft: Raft) -> None:
     """The host does not let this replica lead: no campaign begins, none that is under way is
     won, by a late vote neither."""
-    raft.may_lead = raft.withholds = False
+    raft.may_lead = False
     raft.campaign_due = 0
-    if raft.state is not LEADER and raft.ballots is not None:
+    if raft.state is not LEADER:
         raft.ballots = None
-        raft.vote_wait = 0  # nobody wins this election
     if raft.state in (PRE_CANDIDATE, CANDIDATE):
         become_follower(raft, raft.term, NONE)
-
-
-def _withhold(raft: Raft) -> None:
-    """A candidate was refused that lacks entries which are here. If nobody wins within the election
-    timeout that begins now, this replica has to, although its host does not let it lead. Not while
-    a leader is heard, or an election may still come to an end that this replica has a vote in."""
-    if raft.may_lead or raft.withholds or raft.state is not FOLLOWER or not raft.is_voter:
-        return
-    if raft.lead != NONE and raft.election_elapsed < raft.election_ticks:
-        return
-    if raft.vote_pending or raft.vote_wait:
-        return
-    raft.withholds = True
-    raft.lead = NONE  # it was not heard for an election timeout, and must not seem to be heard now
-    raft.election_elapsed = 0
-    raft.draw_election_timeout()
 
 
 def vote_is_durable(raft: Raft) -> None:
@@ -261,8 +244,6 @@ def _has_unapplied_conf_change(raft: Raft) -> bool:
 
 def _vote(raft: Raft, candidate: NodeId) -> None:
     raft.vote = candidate
-    if candidate != raft.id:
-        raft.withholds = False  # its log is as good as this one
     raft.vote_pending = raft.durable_campaign
     raft.vote_ticks = 0
 
@@ -278,13 +259,11 @@ def handle_vote(raft: Raft, msg: MsgVote) -> None:
         if raft.vote != msg.from_:
             _vote(raft, msg.from_)
     else:
-        if not raft.log.is_up_to_date(index=msg.index, term=msg.log_term):
-            _withhold(raft)
         raft.msgs_after_append.append(MsgVoteResp(msg.from_, raft.id, raft.term, reject=True))
 
 
 def handle_pre_vote(raft: Raft, msg: MsgPreVote) -> None:
-    """Would I vote? Changes neither term nor vote (thesis §9.6)."""
+    """Would I vote? Changes nothing here (thesis §9.6)."""
     may_vote = (
         msg.term > raft.term or raft.vote == msg.from_ or (raft.vote == NONE and raft.lead == NONE)
     )
@@ -299,8 +278,6 @@ def handle_pre_vote(raft: Raft, msg: MsgPreVote) -> None:
         # The asked term, not ours: the asker is still in an older one and would drop the answer.
         queue.append(MsgPreVoteResp(msg.from_, raft.id, msg.term))
     else:
-        if not raft.log.is_up_to_date(index=msg.index, term=msg.log_term):
-            _withhold(raft)
         queue.append(MsgPreVoteResp(msg.from_, raft.id, raft.term, reject=True))
 
 

@@ -60,7 +60,7 @@ SNAPSHOT_ANSWERS_MAX: Final = 50
 def become_leader(raft: Raft) -> None:
     """Begin to lead: append an empty entry, whose commit shows what is committed (§5.4.2, §8)."""
     assert raft.ballots is not None
-    assert raft.may_lead or raft.withholds
+    assert raft.may_lead
     assert raft.state is not LEADER
     raft.reset(raft.term)
     raft.lead = raft.id

@@ -257,11 +257,7 @@ class RawNode:
     def allow_leading(self, *, allowed: bool) -> None:
         """Let this replica lead, or not. One that is not allowed follows, votes and acknowledges as
         any other; it does not campaign, also when leadership is handed to it, and a campaign that
-        is under way ends. One that leads goes on: its host hands leadership over.
-
-        One that refuses its vote because it has entries that the candidate lacks does campaign, if
-        an election timeout later nobody leads: it may be the only one that can win. Then it leads,
-        brings others up, and its host hands leadership over (thesis §3.10)."""
+        is under way ends. One that leads goes on: its host hands leadership over."""
         if allowed:
             candidate.allow_leading(self.raft)
         else:
@@ -407,9 +403,7 @@ class RawNode:
             return leader.ticks_until_due(raft, NEVER_DUE)
         log = raft.log
         # Not promotable; spelled out, as this is asked so often.
-        if not (raft.is_voter and (raft.may_lead or raft.withholds)):
-            return NEVER_DUE
-        if log.last_index < log.lacks_to:
+        if not (raft.is_voter and raft.may_lead) or log.last_index < log.lacks_to:
             return NEVER_DUE
         if log.snapshot is not None:
             return NEVER_DUE

@@ -12,6 +12,7 @@ appended before them is on disk.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from random import Random
 from typing import Final
 
 from ids import NO_INDEX, Index, NodeId, Term
@@ -98,12 +99,13 @@ class Raft:
         "vote_ticks",
         "vote_wait",
         "votes",
-        "withholds",
     )
 
     def __init__(self, config: Config) -> None:
-        self.id, self.rng = config.id, config.rng
-        self.election_ticks, self.heartbeat_ticks = config.election_ticks, config.heartbeat_ticks
+        self.id: NodeId = config.id
+        self.rng: Random = config.rng
+        self.election_ticks = config.election_ticks
+        self.heartbeat_ticks = config.heartbeat_ticks
         self.pre_vote, self.check_quorum = config.pre_vote, config.check_quorum
         self.async_storage_writes = config.async_storage_writes
         self.read_only_option: ReadOnlyOption = config.read_only_option
@@ -146,9 +148,6 @@ class Raft:
         self.may_lead = True
         """Whether the host lets this replica lead. Else it follows and votes as any other, and
         does not campaign."""
-        self.withholds = False
-        """It may not lead, and has refused its vote for want of entries that are here: perhaps
-        nobody else can win, so it campaigns all the same when its election timeout has run out."""
         self._no_vote_pending()
 
         self.msgs: list[Message] = []
@@ -202,7 +201,7 @@ class Raft:
     @property
     def is_promotable(self) -> bool:
         """Whether it may campaign: a voter whose log is in one piece, and whose host lets it."""
-        if not (self.is_voter and (self.may_lead or self.withholds)):
+        if not (self.may_lead and self.is_voter):
             return False
         return self.log.snapshot is None and not self.log.lacks_committed
 
@@ -266,7 +265,6 @@ class Raft:
     def election_is_over(self) -> None:
         """Somebody leads this term: what was waited for has come, also if the own vote is not
         durable yet, and the next election is another one."""
-        self.withholds = False
         self._no_vote_pending()
         if self.durable_campaign and self.randomized_election_timeout >= 2 * self.election_ticks:
             self.draw_election_timeout()  # it was made longer for slow disks

@@ -10,8 +10,7 @@ every replica that an event touched; here is what only a whole world can know:
   that machine's disk, as its bytes show (`durable`), and a committed entry is in those of a quorum;
 * what a recovery finds is what the disk durably says, neither less nor more; and it is still the
   directory that the process before it had;
-* nobody begins to lead on a server that serves no clients, but for the catalog, and for one that
-  refused its vote because a replica on a server that serves lacked entries;
+* nobody begins to lead on a server that serves no clients, but for the catalog;
 * equal (index, term) means equal logs up to there, payloads included: each entry's hash covers
   everything before it;
 * a confirmed read sees all that was committed anywhere before it was asked for.
@@ -40,7 +39,7 @@ from raft.membership import Membership
 from raft.messages import MsgAppResp, MsgSnap, MsgVote, MsgVoteResp
 from raft.node import RawNode
 from raft.ready import Ready
-from raft.state import FOLLOWER, LEADER, Raft
+from raft.state import LEADER, Raft
 from raft.types import Entry, EntryKind, HardState
 from rpc.frames import decode_messages
 from segments.api import Log
@@ -86,8 +85,6 @@ class GroupWatch:
         self.chains: dict[tuple[Index, Term], int] = {}
         """Hash over an entry and everything before it."""
         self.past: dict[NodeId, Past] = {}
-        self.open_ends: dict[NodeId, tuple[Term, Index]] = {}
-        """(term, index) of the last entry of each replica when its server served last."""
         self.members: dict[Index, Membership] = {}
         """What the members are once everything up to an index is applied."""
         self.membership = Membership()
@@ -115,8 +112,7 @@ class ReplicaWatch:
     """One replica in one life: what it looked like after the last event that touched it."""
 
     __slots__ = (
-        "_base", "_chains", "_commit", "_confs", "_installing", "_is_needed", "_is_open",
-        "_is_unstable",
+        "_base", "_chains", "_commit", "_confs", "_installing", "_is_open", "_is_unstable",
         "_leading", "_led_term", "_mark", "_members", "_stable", "_terms", "_watch", "group",
         "node", "seen",
     )  # fmt: skip
@@ -142,7 +138,6 @@ class ReplicaWatch:
         """A snapshot on its way in: its index, and what its state reflects."""
         self._stable: Index = self.node.raft.log.stable
         self._is_unstable = False
-        self._is_needed = False
         self._members = self.node.raft.membership
 
     def begin(self, recovered: HardState | None) -> None:
@@ -171,16 +166,13 @@ class ReplicaWatch:
         log = raft.log
         mark = (
             raft.term, raft.vote, raft.state, raft.lead, log.committed, log.last_index,
-            log.last_term, log.stable, log.applied, log.applying, raft.withholds,
+            log.last_term, log.stable, log.applied, log.applying,
         )  # fmt: skip
         if mark == self._mark:
             if raft.state is LEADER:
                 check_node(self.node)  # what it knows of its peers may have moved
             return
         self._mark = mark
-        if self._is_open():
-            self.seen.open_ends[raft.id] = log.last_term, log.last_index
-        self._note_refusal(raft)
         self._follow_log(raft)
         if log.stable != self._stable:
             self._check_stable(raft)
@@ -386,20 +378,11 @@ class ReplicaWatch:
                 f" members {raft.membership}, another one {known}",
             )  # fmt: skip
 
-    def _note_refusal(self, raft: Raft) -> None:
-        """Whether the replica may be the only one that can win: it has refused its vote, and an
-        open server's voter lacked at that time what is here."""
-        if raft.withholds and not self._is_needed:
-            end, ends = (raft.log.last_term, raft.log.last_index), self.seen.open_ends
-            self._is_needed = any(ends.get(n, end) < end for n in raft.membership.voters())
-        elif not raft.withholds and raft.state is FOLLOWER:
-            self._is_needed = False
-
     def _leads(self, raft: Raft) -> None:
         term, seen = raft.term, self.seen
         if self._led_term != term:
             self._led_term = term
-            if seen.group_id != CATALOG_GROUP and not (self._is_open() or self._is_needed):
+            if seen.group_id != CATALOG_GROUP and not self._is_open():
                 self._watch.told("leads-closed", f"{self._name()} leads, and serves no clients")
             if term not in seen.leaders:
                 seen.leaders[term] = raft.id

@@ -75,28 +75,6 @@ def test_server_that_does_not_serve_votes_and_acknowledges(cluster: Any) -> None
     assert leader_of(cluster, group_id) == 5 - second
 
 
-def test_server_that_does_not_serve_and_has_most_hands_it_on(cluster: Any) -> None:
-    """Of the two servers that are left it has records that the other one lacks, and does not serve:
-    for as long as that lasts nobody could lead. It leads until the other one has caught up."""
-    group_id = cluster.create_topic()
-    cluster.nodes[3].crash()
-    fates = [cluster.append(cluster.leader(group_id)) for _ in range(20)]
-    cluster.run(500)
-    assert [fate[0].error for fate in fates] == [0] * 20
-    closed = start_closed(cluster, 2)
-    cluster.run(300)
-    cluster.nodes[1].crash()
-    cluster.nodes[3].start()
-    cluster.run(8_000)
-    assert led(closed) == []
-    assert leader_of(cluster, group_id) == 3
-    stream = cluster.leader(group_id)
-    assert stream.group.log.offset_after(stream.group.log.commit_index) == 20
-    fates = [cluster.append(stream)]
-    cluster.run(100)
-    assert fates[0][0].error == 0
-
-
 def test_server_that_does_not_serve_is_handed_nothing(cluster: Any) -> None:
     """KIP-460: whoever asks for the preferred leader hears that it cannot be had."""
     group_id = cluster.create_topic()

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from ids import NO_INDEX, NO_TERM
 from raft.errors import InvalidConfig
-from raft.messages import MsgApp, MsgAppResp, MsgHeartbeat, MsgPreVote, MsgVote
+from raft.messages import MsgApp, MsgAppResp, MsgHeartbeat
 from raft.node import NEVER_DUE
 from raft.types import Entry, StateType
 from tests.unit.raft.network import ELECTION_TICKS, Network
@@ -346,112 +345,6 @@ def test_candidate_that_may_not_lead_any_more_is_elected_by_no_vote(pre_vote: bo
     node.allow_leading(allowed=False)
     network.settle()
     assert network.node(1).state is StateType.FOLLOWER
-    network.node(2).campaign()
-    network.settle()
-    assert network.node(2).is_leader
-
-
-def withholding(voters: int = 3) -> Network:
-    """Node 1 led and is gone. Node 2 has an entry that it committed with node 1 (and 4, of five),
-    and may not lead; node 3 lacks that entry."""
-    network = Network(voters, **QUIET)
-    network.elect(1)
-    network.isolate(*range(3, voters + 1, 2))
-    network.propose(b"x")
-    network.settle()
-    network.heal()
-    network.isolate(1)
-    network.node(2).allow_leading(allowed=False)
-    network.tick(2, 5 * ELECTION_TICKS)
-    assert network.node(2).ticks_until_due() == NEVER_DUE
-    return network
-
-
-@pytest.mark.parametrize("pre_vote", [True, False])
-def test_replica_that_may_not_lead_does_when_nobody_else_can_and_hands_over(pre_vote: bool) -> None:
-    """It refused the only other one that is left. It leads an election timeout later, brings that
-    one up, and its host hands leadership over; then it follows again."""
-    network = withholding()
-    network.node(3).raft.pre_vote = pre_vote
-    network.tick(3, 2 * ELECTION_TICKS)
-    network.settle()
-    assert not network.node(3).is_leader
-    due = network.node(2).ticks_until_due()
-    assert ELECTION_TICKS <= due < 2 * ELECTION_TICKS
-    network.node(3).set_election_timeout(10 * ELECTION_TICKS)
-    network.tick(3, ELECTION_TICKS)
-    network.tick(2, due)
-    network.settle()
-    assert network.node(2).is_leader
-    network.node(2).transfer_leader(3)
-    network.settle()
-    assert network.node(3).is_leader
-    assert network.node(3).commit == network.node(2).commit
-    assert network.node(2).ticks_until_due() == NEVER_DUE
-
-
-def test_replica_that_may_not_lead_leaves_it_to_another_that_can() -> None:
-    """Of five, one that it refused and two more are left: one of those is as good as itself."""
-    network = withholding(5)
-    network.node(3).campaign()
-    network.settle()
-    assert network.node(2).ticks_until_due() < 2 * ELECTION_TICKS
-    for node in (3, 5):
-        network.node(node).set_election_timeout(10 * ELECTION_TICKS)
-        network.tick(node, ELECTION_TICKS)
-    network.node(4).campaign()
-    network.settle()
-    assert network.node(4).is_leader
-    assert network.node(2).ticks_until_due() == NEVER_DUE
-    network.tick(2, 5 * ELECTION_TICKS)
-    assert network.node(2).state is StateType.FOLLOWER
-
-
-@pytest.mark.parametrize("ask", [MsgPreVote, MsgVote])
-def test_replica_that_may_not_lead_keeps_the_leader_that_it_hears(ask: Any) -> None:
-    """A candidate that has missed the election of this term asks for a vote in it."""
-    network = Network(3, **QUIET)
-    network.elect(1)
-    network.propose(b"x")
-    network.settle()
-    node = network.node(2)
-    node.allow_leading(allowed=False)
-    node.step(ask(2, 3, node.term, NO_TERM, NO_INDEX))
-    assert node.lead == 1
-    assert node.raft.has_leader_lease
-    assert node.ticks_until_due() == NEVER_DUE
-
-
-def test_replica_that_may_not_lead_waits_for_the_disk_of_the_one_it_voted_for() -> None:
-    """A worse candidate that asks meanwhile does not end that election."""
-    network = withholding()
-    node = network.node(2)
-    log = node.raft.log
-    node.step(MsgVote(2, 3, node.term + 1, log.last_term, log.last_index))
-    node.raft.vote_wait = 5 * ELECTION_TICKS
-    node.step(MsgPreVote(2, 1, node.term + 1, NO_TERM, NO_INDEX))
-    assert node.ticks_until_due() == NEVER_DUE
-
-
-def test_vote_of_a_replica_that_may_not_lead_ends_its_own_wish_to() -> None:
-    """Whoever it votes for has all that is here."""
-    network = withholding()
-    node = network.node(2)
-    node.step(MsgPreVote(2, 3, node.term + 1, NO_TERM, NO_INDEX))
-    assert node.ticks_until_due() < 2 * ELECTION_TICKS
-    last = node.last_index
-    node.step(MsgVote(2, 3, node.term + 1, node.raft.log.last_term, last))
-    assert node.vote == 3
-    assert node.ticks_until_due() == NEVER_DUE
-
-
-def test_election_that_nobody_can_win_any_more_holds_up_no_other() -> None:
-    """A candidate whose disk was slow is not allowed to lead: who asks for its vote gets it."""
-    network = Network(pre_vote=True, durable_campaign=True, async_storage_writes=True)
-    node = network.node(1)
-    node.raft.ballots, node.raft.vote, node.raft.vote_wait = {}, 1, 500
-    network.isolate(3)
-    node.allow_leading(allowed=False)
     network.node(2).campaign()
     network.settle()
     assert network.node(2).is_leader

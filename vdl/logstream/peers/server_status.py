@@ -5,9 +5,7 @@ waits for the catalog, or for its replicas to be replaced; its listeners are not
 votes and acknowledges as any other. A leader that no client reaches is an outage without end, for
 its peers hear it and nobody else campaigns. So its replicas do not campaign, also when leadership
 is handed to them (`may_lead_group`). The catalog is the exception: no server serves before it has a
-leader, so while a server starts it may be that. It hands the catalog over once a server serves. And
-a replica that has entries which the others lack leads until one of them has these, too: the core
-sees to that (`RawNode.allow_leading`), and `Transfers` hands over.
+leader, so while a server starts it may be that. It hands the catalog over once a server serves.
 
 A server that serves clients badly gives its leaderships away where it can, and keeps what nobody
 else can take: all may be in its state. Its disk is full: it goes on reading, voting and following
