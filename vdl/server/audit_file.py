@@ -4,10 +4,11 @@
 
 The loop never waits for the disk: lines that the thread has not written are kept. A line that tells
 of an act is never lost while the server runs: it is kept until the disk takes it, and while
-`is_full` no act should begin, so that they take little more than `QUEUE_BYTES`. Other lines have
-half of that. Beyond it, and when the disk refuses, they are lost; how many, the next line that is
-written says, and the server's own log. What a full disk took of a line is taken back, so that the
-next one begins a line. The files are readable by their owner alone.
+`is_full` no act should begin, so that they take little more than `QUEUE_BYTES`, and those of super
+users `SUPER_BYTES` more. Other lines have half of the first. Beyond it, and when the disk refuses,
+they are lost; how many, the next line that is written says, and the server's own log. What a full
+disk took of a line is taken back, so that the next one begins a line. The files are readable by
+their owner alone.
 
 Must not know: what the lines say.
 """
@@ -24,6 +25,8 @@ from pathlib import Path
 QUEUE_BYTES = 8 << 20
 ACTS_BYTES = QUEUE_BYTES // 2
 """Of that, for acts alone: refusals of others do not make them wait."""
+SUPER_BYTES = QUEUE_BYTES // 2
+"""Beyond that, for acts of super users, who may have to free the disk: others fill the rest."""
 RETRY_SECONDS = 1.0
 """After which a disk that refused lines is tried again."""
 
@@ -71,9 +74,9 @@ class AuditFile:
             self._queued += len(line)
             self._changed.notify()
 
-    def is_full(self) -> bool:
-        """Return whether acts should wait until lines were written."""
-        return self._queued >= QUEUE_BYTES
+    def is_full(self, is_super: bool = False) -> bool:
+        """Return whether acts should wait until lines were written. `is_super`: of super users."""
+        return self._queued >= QUEUE_BYTES + (SUPER_BYTES if is_super else 0)
 
     def close(self, timeout_seconds: float = 1.0) -> None:
         """Write what is left, as far as the disk takes it in time."""

@@ -656,7 +656,7 @@ class ClientSession:
             if api.large_answer and not self._has_room():
                 return False
             audit = self._frontend.context.audit
-            if audit is not None and api.key in CHANGES and audit.is_full():
+            if audit is not None and api.key in CHANGES and audit.is_full(self._is_super()):
                 self._hold_back(FULL_RETRY_MS)
                 return False
             return request.bytes <= DECODED_FROM_BYTES or self._may_decode(api, request)
@@ -677,6 +677,10 @@ class ClientSession:
             self._hold_back(context.config.overload_retry_ms)
             return False
         return True
+
+    def _is_super(self) -> bool:
+        authorizer = self._frontend.context.authorizer
+        return authorizer is not None and authorizer.is_super(self.info.principal)
 
     def _hold_back(self, for_ms: int) -> None:
         """Wait a while with the next request: `release` follows."""

@@ -86,11 +86,14 @@ class AuditLog:
     """See the module."""
 
     def __init__(
-        self, write: WriteLine, clock: Clock, is_full: Callable[[], bool] = lambda: False
+        self,
+        write: WriteLine,
+        clock: Clock,
+        is_full: Callable[[bool], bool] = lambda is_super: False,
     ) -> None:
         self._write = write
         self.is_full = is_full
-        """Whether too much waits to be written for another act."""
+        """Whether too much waits to be written for another act; of a super user, if true."""
         self._clock = clock
         self._second_ns = 0
         """When the present second began; nothing is counted before."""
