@@ -269,7 +269,7 @@ class StateGroup:
         return self.machine.items()
 
     def snapshot_items(self, start: Offset, *, is_short: bool) -> Items:
-        return self.machine.items()
+        return self.items()
 
     @property
     def snapshots_are_short(self) -> bool:
