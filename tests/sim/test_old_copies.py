@@ -12,7 +12,7 @@ from vdl.sim.options import draw
 from vdl.sim.run import run_seed
 
 
-@pytest.mark.parametrize("seed", [1, 10, 12])
+@pytest.mark.parametrize("seed", [4, 5, 12])
 def test_world_with_old_copies_keeps_what_was_acknowledged(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
