@@ -35,10 +35,8 @@ UNDER_WAY_BYTES = 1 << 20
 """More than comes in while a disk takes its time twice."""
 MADE_NS = 60 * S
 REPLACED_NS = 60 * S
-PROMOTED_NS = 40 * S
-"""Under load, once its place among the members is decided: that is dozens of syncs and rounds.
-All other replicas of that server are made on the same slow disk meanwhile: with eighteen of them it
-took 20.1 s."""
+PROMOTED_NS = 20 * S
+"""Under load, once its place among the members is decided: that is dozens of syncs and rounds."""
 
 
 def judge_slow_learner(world: World) -> None:
