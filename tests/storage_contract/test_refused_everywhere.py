@@ -29,6 +29,7 @@ from segments.api import (
 from segments.format.frame import FRAME_BYTES
 from segments.store import DiskStore
 from tests.storage_contract.conftest import SimHarness
+from tests.storage_contract.every_fifth import EveryFifth
 from tests.storage_contract.refusing import CODES, FAILS, Faults, RefusingFileSystem
 from vdl.sim.filesystem import SimFileSystem
 
@@ -69,19 +70,6 @@ class Known:
     vote: tuple = (0, 0)
     compacted: int = 0
     """Up to there little may be left of an entry."""
-
-
-class EveryFifth:
-    """Leaves something of every fifth entry only."""
-
-    def scan(self, entries, *, keys_from):
-        return entries[-1].index + 1
-
-    def clean(self, stored, *, markers_upto):
-        return b"" if stored.index % 5 else None
-
-    def next_pass(self):
-        """All keys have room."""
 
 
 class Engine(SimHarness):

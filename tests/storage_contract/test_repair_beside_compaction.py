@@ -13,6 +13,7 @@ from segments.api import (
     StoreOptions,
 )
 from tests.storage_contract.conftest import SimHarness
+from tests.storage_contract.every_fifth import EveryFifth
 from vdl.sim.filesystem import SimFile, SimFileSystem
 
 COUNT, UPTO = 100, 80
@@ -20,19 +21,6 @@ CALLS = {
     SimFile: ("pread", "pwrite", "sync", "truncate", "size", "close"),
     SimFileSystem: ("open", "exists", "rename", "unlink", "list", "sync_directory"),
 }
-
-
-class EveryFifth:
-    """A cleaner that leaves something of every fifth entry only."""
-
-    def scan(self, entries, *, keys_from):
-        return entries[-1].index + 1
-
-    def clean(self, stored, *, markers_upto):
-        return b"" if stored.index % 5 else None
-
-    def next_pass(self):
-        """All keys have room."""
 
 
 class Stall:

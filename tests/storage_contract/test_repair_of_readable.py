@@ -14,6 +14,7 @@ from segments.api import (
 from segments.format.frame import frame_of
 from segments.io import failpoint
 from tests.storage_contract.conftest import SimHarness
+from tests.storage_contract.every_fifth import EveryFifth
 from vdl.sim.filesystem import SimFileSystem
 
 COUNT = 400
@@ -23,19 +24,6 @@ BYTES = 1_000
 def entry(index, *, is_empty=False):
     data = b"" if is_empty else bytes([index & 0xFF]) * BYTES
     return StoredEntry(1, index, 0, data, index - 1, 1, index)
-
-
-class EveryFifth:
-    """A cleaner that leaves something of every fifth entry only."""
-
-    def scan(self, entries, *, keys_from):
-        return entries[-1].index + 1
-
-    def clean(self, stored, *, markers_upto):
-        return b"" if stored.index % 5 else None
-
-    def next_pass(self):
-        """All keys have room."""
 
 
 def write(engine, entries):

@@ -7,6 +7,7 @@ from segments.api import Compaction, HardState, MetaBatch, StoredEntry, StoreOpt
 from segments.compaction.compactor import OLD_FILE_MS
 from segments.io import failpoint
 from tests.storage_contract.conftest import SimHarness
+from tests.storage_contract.every_fifth import EveryFifth
 from vdl.sim.filesystem import SimFileSystem
 
 COUNT = 400
@@ -14,19 +15,6 @@ COUNT = 400
 
 class Killed(BaseException):
     """The process ends here."""
-
-
-class EveryFifth:
-    """A cleaner that leaves something of every fifth entry only."""
-
-    def scan(self, entries, *, keys_from):
-        return entries[-1].index + 1
-
-    def clean(self, stored, *, markers_upto):
-        return b"" if stored.index % 5 else None
-
-    def next_pass(self):
-        """All keys have room."""
 
 
 def write(engine, count):
