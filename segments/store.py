@@ -62,7 +62,7 @@ from segments.io.fs import FileSystem, Lock, make_durable_directory, sync_names_
 from segments.io.jobs import Jobs
 from segments.io.removals import Job, Removal, Removals, RemovalState
 from segments.journal.allocation import Room
-from segments.journal.writer import Journal
+from segments.journal.writer import Journal, WriterState
 from segments.log.log import Batch, DiskLog
 from segments.log.reader import Reader
 from segments.log.repair import Repair
@@ -298,7 +298,8 @@ class DiskStore:
     def disk_full(self) -> bool:
         return (
             self._allocation.room is Room.FULL
-            or self._journal.is_refused
+            or self._journal.state is WriterState.REFUSED
+            or self._journal.is_payload_refused
             or self._checkpoints.state in FULL
             or self._registry.is_full
             or self._removals.state is RemovalState.REFUSED

@@ -175,7 +175,7 @@ class Journal:
         """Use: how many blocks there were when the idle timer was set; None: it is not set."""
         self._is_retry_armed = False
         """A timer will have the disk asked for room again."""
-        self._is_payload_refused = False
+        self.is_payload_refused = False
         """What a block refers to is tried again a second later, and nothing goes before it."""
 
     # --- opening -------------------------------------------------------------------------------
@@ -276,11 +276,6 @@ class Journal:
         return self.queue.is_closing and not self.queue.is_wanted and self.is_idle
 
     @property
-    def is_refused(self) -> bool:
-        """A block, or what it refers to, waits to be tried again."""
-        return self.state is WriterState.REFUSED or self._is_payload_refused
-
-    @property
     def is_full(self) -> bool:
         """A file, or a piece of the reserve, was refused for want of room."""
         return self.allocation.room is Room.FULL
@@ -373,8 +368,8 @@ class Journal:
         a sync, but for want of memory or of a descriptor, which comes before any."""
         if self.state is WriterState.STOPPED:
             return
-        self._is_payload_refused = isinstance(result, BaseException) and is_refused(result)
-        if self._is_payload_refused:
+        self.is_payload_refused = isinstance(result, BaseException) and is_refused(result)
+        if self.is_payload_refused:
             again = partial(self._write_payloads, write, payloads)
             self._workers.call_later(DISK_FULL_RETRY_MS, again)
             return
