@@ -15,7 +15,8 @@ There is no bound on how many there are: as long as their records may be read, s
 needed. So full runs are packed, some ten bytes a range, where a data batch and a marker take
 hundreds in the log.
 
-It is stored in blocks, so that a change costs a block.
+It is stored in blocks, so that a change costs a block. A block is encoded when the next one begins:
+with a million that were added since the last checkpoint it takes what is there.
 
 Must not know: what is open, records, the log.
 """
@@ -24,10 +25,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from itertools import accumulate, chain, groupby, pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain, groupby, pairwise, takewhile
 from operator import attrgetter
 from struct import Struct
+from sys import maxsize
 
 import msgspec
 
@@ -89,14 +91,40 @@ class _Run:
         return accumulate(self._indexes, initial=self.first_index)
 
     def ranges(self) -> list[AbortedRange]:
-        least, lasts = self._least_producer_id, self._last_offsets
-        ends = accumulate(lasts[1], initial=lasts[0])
+        least = self._least_producer_id
         return [
             AbortedRange(least + producer, Offset(last - length), Offset(last), Index(index))
             for producer, length, last, index in zip(
-                self._producers, self._lengths, ends, self.indexes(), strict=True
+                self._producers, self._lengths, self._ends(), self.indexes(), strict=True
             )
         ]
+
+    def between(self, start: int, end: int) -> list[AbortedRange]:
+        """Those of `ranges` that may have records in [start, end). Where they are few, the others
+        are not made."""
+        ends, lengths = list(self._ends()), self._lengths
+        first = bisect_left(ends, start)
+        chosen = [n for n in range(first, len(ends)) if ends[n] - lengths[n] < end]
+        if not chosen:
+            return []
+        if 2 * len(chosen) > len(ends):
+            ranges = self.ranges()
+            return [ranges[n] for n in chosen]
+        least, producers, indexes = self._least_producer_id, self._producers, list(self.indexes())
+        return [
+            AbortedRange(
+                least + producers[n],
+                Offset(ends[n] - lengths[n]),
+                Offset(ends[n]),
+                Index(indexes[n]),
+            )
+            for n in chosen
+        ]
+
+    def _ends(self) -> Iterator[int]:
+        """The offsets of the markers."""
+        first, differences = self._last_offsets
+        return accumulate(differences, initial=first)
 
 
 def _packed(numbers: list[int]) -> array[int]:
@@ -115,7 +143,7 @@ def _differences(numbers: list[int]) -> tuple[int, array[int]]:
 class AbortedTransactions:
     """See the module."""
 
-    __slots__ = ("_behind", "_dirty", "_runs", "_tail", "age")
+    __slots__ = ("_behind", "_block", "_dirty", "_newest", "_runs", "_stored_block", "_tail", "age")
 
     def __init__(self) -> None:
         self.age = 0
@@ -127,8 +155,15 @@ class AbortedTransactions:
         """Of each run, the least first offset of it and all behind it."""
         self._tail: list[AbortedRange] = []
         """The newest, fewer than `RUN_RANGES`."""
-        self._dirty: set[int] = set()
-        """Blocks that changed or went."""
+        self._dirty: dict[int, bytes | None] = {}
+        """Blocks that changed or went, in the order in which they began to: what is to be stored of
+        those that another one follows, as they were then; None of others."""
+        self._block = -1
+        """The newest block of which any was listed."""
+        self._newest: list[AbortedRange] = []
+        """What is listed of it."""
+        self._stored_block = -1
+        """The newest block of which any was taken to be stored. All later ones are dirty."""
 
     def __len__(self) -> int:
         return sum(map(len, self._runs)) + len(self._tail)
@@ -147,8 +182,14 @@ class AbortedTransactions:
     def add(self, aborted: AbortedRange) -> None:
         """A transaction has ended with an abort. Its marker is behind all others."""
         assert self._last_index < aborted.index, (self._last_index, aborted)
+        block = aborted.index // BLOCK_ENTRIES
+        if block != self._block:
+            if self._newest and self._block in self._dirty:
+                self._dirty[self._block] = encode_value(self._newest)
+            self._block, self._newest = block, []
+        self._dirty[block] = None
+        self._newest.append(aborted)
         self._tail.append(aborted)
-        self._dirty.add(aborted.index // BLOCK_ENTRIES)
         self._note(aborted.first_offset)
         if len(self._tail) >= RUN_RANGES:
             self._seal()
@@ -179,7 +220,7 @@ class AbortedTransactions:
         position = bisect_left(runs, start, key=_last_offset)
         while position < len(runs) and behind[position] < end:
             if runs[position].least < end:
-                found += _those_between(runs[position].ranges(), start, end)
+                found += runs[position].between(start, end)
             position += 1
         if position == len(runs):
             found += _those_between(self._tail, start, end)
@@ -198,45 +239,87 @@ class AbortedTransactions:
 
     def _remove(self, count: int, key: attrgetter[int], least: int) -> None:
         """Forget the first `count` runs, and of the others what has a lower number than `least`."""
-        dirty = self._dirty
         for run in self._runs[:count]:
-            dirty.update(index // BLOCK_ENTRIES for index in run.indexes())
+            self._went(run.first_index, run.last_index, run.indexes())
         del self._runs[:count]
         del self._behind[:count]
         ranges = self._runs[0].ranges() if self._runs else self._tail
         gone = bisect_left(ranges, least, key=key)
-        if not gone:
-            return
-        dirty.update(one.index // BLOCK_ENTRIES for one in ranges[:gone])
-        if not self._runs:
-            del self._tail[:gone]
-            return
-        # Its least may be smaller than what is left says: a search looks into it once more.
-        self._runs[0] = _Run(ranges[gone:])
+        if gone:
+            self._went(ranges[0].index, ranges[gone - 1].index, map(_index, ranges[:gone]))
+            if self._runs:
+                # Its least may be smaller than what is left says: a search looks into it once more.
+                self._runs[0] = _Run(ranges[gone:])
+            else:
+                del self._tail[:gone]
+        self._newest = [one for one in self._newest if key(one) >= least]
+
+    def _went(self, first_index: int, last_index: int, indexes: Iterable[int]) -> None:
+        """So are blocks that had none, if they are few: that costs no look at each that had one."""
+        first, last = first_index // BLOCK_ENTRIES, last_index // BLOCK_ENTRIES
+        few = last - first < RUN_RANGES
+        blocks = range(first, last + 1) if few else (index // BLOCK_ENTRIES for index in indexes)
+        self._dirty.update(dict.fromkeys(blocks))
 
     # --- storing ---------------------------------------------------------------------------
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
         """(key, value) of every block that changed since the last call, None where it went."""
         if not self._dirty:
             return []
-        dirty, self._dirty = self._dirty, set()
-        return [(_key(block), self._stored(block)) for block in sorted(dirty)]
+        dirty, self._dirty = self._dirty, {}
+        self._stored_block = self._block
+        first = self._first_block
+        return [
+            (_key(block), value or (self._stored(block) if block >= first else None))
+            for block, value in sorted(dirty.items())
+        ]
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Everything, in key order."""
-        blocks = groupby(self, key=lambda one: one.index // BLOCK_ENTRIES)
-        return [(_key(block), encode_value(list(ranges))) for block, ranges in blocks]
+        stored_block, dirty, first = self._stored_block, self._dirty, self._first_block
+        found: list[tuple[bytes, bytes]] = []
+        if first <= stored_block:
+            blocks = groupby(self, key=lambda one: one.index // BLOCK_ENTRIES)
+            found += [
+                (_key(block), encode_value(list(ranges)))
+                for block, ranges in takewhile(lambda found: found[0] <= stored_block, blocks)
+            ]
+        for block in sorted(block for block in dirty if block > stored_block and block >= first):
+            value = dirty[block] or self._stored(block)
+            if value:
+                found.append((_key(block), value))
+        return found
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace everything by what `items` gave."""
         self.age += 1
         self._runs, self._behind, self._tail = [], [], []
+        self._block, self._newest = -1, []
         for _, value in items:
-            for aborted in decode_value(value, list[AbortedRange]):
-                self.add(aborted)
-        self._dirty = set()
+            self._newest = decode_value(value, list[AbortedRange])
+            self._tail += self._newest
+            while len(self._tail) >= RUN_RANGES:
+                run = _Run(self._tail[:RUN_RANGES])
+                del self._tail[:RUN_RANGES]
+                self._runs.append(run)
+        if self._newest:
+            self._block = self._newest[0].index // BLOCK_ENTRIES
+        behind = accumulate((run.least for run in reversed(self._runs)), min)
+        self._behind = list(behind)[::-1]
+        for one in self._tail:
+            self._note(one.first_offset)
+        self._dirty, self._stored_block = {}, self._block
+
+    @property
+    def _first_block(self) -> int:
+        """The oldest of which any is listed; when none is, one that never will be."""
+        if self._runs:
+            return self._runs[0].first_index // BLOCK_ENTRIES
+        return self._tail[0].index // BLOCK_ENTRIES if self._tail else maxsize
 
     def _stored(self, block: int) -> bytes | None:
+        if block == self._block:
+            return encode_value(self._newest) if self._newest else None
         begin, end = block * BLOCK_ENTRIES, (block + 1) * BLOCK_ENTRIES
         first = bisect_left(self._runs, begin, key=_last_index)
         last = bisect_left(self._runs, end, key=_last_index)
@@ -265,9 +348,13 @@ def _those_between(ranges: list[AbortedRange], start: int, end: int) -> list[Abo
     return [one for one in ranges[first:] if one.first_offset < end]
 
 
-def is_key(key: bytes) -> bool:
-    """Whether an item is one of these."""
-    return key[:1] == _KEY_KIND
+def count_of(items: Sequence[tuple[bytes, bytes]]) -> int:
+    """How many of a state's items are blocks of these: they are the first."""
+    return bisect_right(items, _KEY_KIND, key=_kind)
+
+
+def _kind(item: tuple[bytes, bytes]) -> bytes:
+    return item[0][:1]
 
 
 def _key(block: int) -> bytes:

@@ -208,16 +208,20 @@ class PartitionState:
             dirty.append((_KEY_COMPACTION, self._stored_compaction()))
         return dirty
 
-    def load(self, items: list[tuple[bytes, bytes]]) -> None:
-        """Replace the whole state."""
+    def load(
+        self, items: list[tuple[bytes, bytes]], listed: AbortedTransactions | None = None
+    ) -> None:
+        """Replace the whole state. `listed`: what `listed_in` has made of the items."""
         self.log_start_offset = Offset(0)
         self._start_is_dirty = False
         self.compact_upto = self.markers_upto = NO_INDEX
         self._compaction_is_dirty = False
-        count = 0
-        while count < len(items) and aborted.is_key(items[count][0]):
-            count += 1
-        self.aborted.load(items[:count])
+        count = aborted.count_of(items)
+        if listed is None:
+            self.aborted.load(items[:count])
+        else:
+            listed.age = self.aborted.age + 1
+            self.aborted = listed
         items = items[count:]
         self._unlisted, self._unlisted_is_dirty = None, False
         if items and items[0][0] == _KEY_UNLISTED:
@@ -230,6 +234,13 @@ class PartitionState:
             self.log_start_offset = decode_value(items[-1][1], Offset)
             items = items[:-1]
         self.producers.load(items)
+
+    @staticmethod
+    def listed_in(items: list[tuple[bytes, bytes]]) -> AbortedTransactions:
+        """The aborted transactions that stored items list, which may be many: in any thread."""
+        listed = AbortedTransactions()
+        listed.load(items[: aborted.count_of(items)])
+        return listed
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """The whole state, in key order: checkpoints and digests."""

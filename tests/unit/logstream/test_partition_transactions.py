@@ -21,6 +21,7 @@ from vdl.logstream.group.appends import Appended
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.snapshots import decode_snapshot
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.logstream.membership import open_replica
 from vdl.records.batch import (
     BatchFields,
     Record,
@@ -29,6 +30,7 @@ from vdl.records.batch import (
     split_batches,
 )
 from vdl.records.markers import read_marker
+from vdl.state.aborted import AbortedTransactions
 from vdl.state.partition import EndTransactionMarker, PartitionState, encode_command
 
 
@@ -695,8 +697,21 @@ def test_replica_that_does_not_list_all_yet_gives_no_snapshot(cluster: Any, is_s
     assert stream.snapshot_items(0, is_short=is_short) is None
 
 
-def test_state_is_the_same_after_restarts_at_any_checkpoint(cluster: Any) -> None:
-    """What a checkpoint has and what is applied again behind it make one state."""
+@pytest.mark.parametrize("on_loop_max", [0, 64])
+def test_state_is_the_same_after_restarts_at_any_checkpoint(
+    cluster: Any, on_loop_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a checkpoint has and what is applied again behind it make one state. A long list of
+    aborted transactions is decoded in a thread."""
+    monkeypatch.setattr(open_replica, "BLOCKS_ON_LOOP_MAX", on_loop_max)
+    in_thread: list[bool] = []
+    listed_in = PartitionState.listed_in
+
+    def listed(items: Any) -> AbortedTransactions:
+        in_thread.append(True)
+        return listed_in(items)
+
+    monkeypatch.setattr(PartitionState, "listed_in", listed)
     group_id = cluster.create_topic()
     for round_number in range(4):
         stream = cluster.leader(group_id)
@@ -717,6 +732,7 @@ def test_state_is_the_same_after_restarts_at_any_checkpoint(cluster: Any) -> Non
         stream = cluster.leader(group_id)
         assert (stream.items(), stable(stream), stream.high_watermark) == before
     assert [one.producer_id for one in stream.aborted(0, 100)] == [11]
+    assert bool(in_thread) == (on_loop_max == 0)
 
 
 def test_what_a_deposed_leader_appended_opens_and_ends_nothing(cluster: Any) -> None:

@@ -334,6 +334,63 @@ def test_aborted_list_is_what_a_look_at_all_of_it_says(
     assert again.between(0, offset) == aborted.between(0, offset)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_stored_blocks_are_the_list_whenever_they_are_taken(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks are encoded when the next one begins. What is added and removed afterwards counts."""
+    monkeypatch.setattr("vdl.state.aborted.RUN_RANGES", 4)
+    rng = random.Random(seed)
+    aborted = AbortedTransactions()
+    stored: dict[bytes, bytes] = {}
+    index = 0
+    for _ in range(300):
+        index += rng.choice((1, 1, 90, 5 * BLOCK_ENTRIES))
+        aborted.add(AbortedRange(7, max(0, index - 9), index, index))
+        drawn = rng.random()
+        if drawn < 0.05:
+            aborted.remove_below(index - rng.randrange(2_000))
+        elif drawn < 0.1:
+            aborted.remove_upto(index - rng.randrange(-5, 2_000))
+        elif drawn < 0.2:
+            for key, value in aborted.take_dirty():
+                stored.pop(key, None) if value is None else stored.__setitem__(key, value)
+            assert sorted(stored.items()) == aborted.items()
+        elif drawn < 0.25:
+            again = AbortedTransactions()
+            again.load(aborted.items())
+            assert (list(again), again.items()) == (list(aborted), aborted.items())
+            assert again.take_dirty() == []
+            if sorted(stored.items()) == again.items():
+                aborted = again
+
+
+def test_checkpoint_unpacks_nothing_however_many_were_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A million since the last one would take seconds of the loop; nor when all went."""
+    looked: list[int] = []
+    unpacked = _Run.ranges
+
+    def ranges(run: _Run) -> list[AbortedRange]:
+        looked.append(len(run))
+        return unpacked(run)
+
+    aborted = AbortedTransactions()
+    count = 40 * RUN_RANGES
+    for number in range(1, count):
+        aborted.add(AbortedRange(7, 2 * number, 2 * number + 1, 3 * number))
+    monkeypatch.setattr(_Run, "ranges", ranges)
+    whole = aborted.items()
+    assert aborted.take_dirty() == whole
+    assert looked == []
+    aborted.remove_upto(3 * count - 4)
+    assert len(aborted) == 1
+    left = aborted.items()
+    assert aborted.take_dirty() == [(key, None) for key, _ in whole[:-1]] + left
+    assert sum(looked) <= RUN_RANGES
+
+
 def test_transaction_that_was_open_for_long_costs_no_look_at_all_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -346,13 +403,13 @@ def test_transaction_that_was_open_for_long_costs_no_look_at_all_others(
     aborted.add(long)
     aborted.remove_below(101)
     looked: list[int] = []
-    unpacked = _Run.ranges
+    found_between = _Run.between
 
-    def ranges(run: _Run) -> list[AbortedRange]:
+    def between(run: _Run, start: int, end: int) -> list[AbortedRange]:
         looked.append(len(run))
-        return unpacked(run)
+        return found_between(run, start, end)
 
-    monkeypatch.setattr(_Run, "ranges", ranges)
+    monkeypatch.setattr(_Run, "between", between)
     assert aborted.between(102, 104) == [AbortedRange(7, 102, 103, 51), long]
     assert aborted.between(102, 102) == [long]
     assert sum(looked) <= 4 * RUN_RANGES

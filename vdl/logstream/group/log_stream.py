@@ -64,7 +64,7 @@ from vdl.records.batch import (
     patch_position,
 )
 from vdl.records.markers import read_marker
-from vdl.state.aborted import AbortedRange
+from vdl.state.aborted import AbortedRange, AbortedTransactions
 from vdl.state.partition import (
     AdvanceLogStart,
     Compact,
@@ -824,16 +824,16 @@ class LogStream:
     def is_remembered(self) -> bool:
         return False  # nothing but reads follows from what was applied
 
-    def load(self, items: Items) -> None:
-        """Take the stored state, before the replica runs."""
-        self.install(items)
+    def load(self, items: Items, listed: AbortedTransactions | None = None) -> None:
+        """Take the stored state, before the replica runs. `listed`: see `PartitionState.load`."""
+        self.state.load(items, listed)
+        self.state.producers.ids_given_out(self._next_producer_id())
 
     def replay(self, entries: Sequence[Entry]) -> None:
         self.apply(entries)
 
     def install(self, items: Items) -> None:
-        self.state.load(items)
-        self.state.producers.ids_given_out(self._next_producer_id())
+        self.load(items)
 
     def items(self) -> Items:
         return self.state.items()

@@ -178,17 +178,19 @@ class AppliedState:
         """What a checkpoint is to store, and whether that is all there is. `is_lost`: what the
         ones before have stored."""
         is_all, self._is_replaced = self._is_replaced or is_lost, False
+        # Before the changes are taken: they are a part of it that need not be made once more.
+        whole: Changes | None = (
+            list(self._owner.items()) if is_all and not self._unstored_is_all else None
+        )
         changes = self._owner.take_meta()
         if self.encoding is not None:
             self.encoding.changed(changes)
         unstored, self._unstored = self._unstored, {}
-        has_all, self._unstored_is_all = self._unstored_is_all, False
+        self._unstored_is_all = False
         if unstored:
             unstored.update(changes)
             changes = list(unstored.items())
-        if is_all and not has_all:
-            changes = list(self._owner.items())
-        return changes, is_all
+        return changes if whole is None else whole, is_all
 
 
 class Encoder(Protocol):

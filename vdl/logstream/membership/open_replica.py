@@ -47,7 +47,12 @@ from vdl.logstream.group.storage import as_entry
 from vdl.logstream.membership.replicas import Hosting, Placement
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.state import HostState
+from vdl.state.aborted import AbortedTransactions, count_of
+from vdl.state.partition import PartitionState
 
+BLOCKS_ON_LOOP_MAX = 64
+"""With more blocks of aborted transactions they are decoded in a thread: each takes 0.1 ms, and
+there may be thousands."""
 REFUSED_RETRY_MS = 1_000
 """How long a read waits that found no descriptor or no memory."""
 
@@ -109,12 +114,30 @@ class ReplicaOpener:
             self._hosting.replica_lost(log)
             return
         applied, members, items = found
-        owner.load(items)
         then = partial(self._make, log, placement, owner)
-        bytes_max = state.options.cold_read_bytes
-        Replay(state.store, log, owner, members, bytes_max=bytes_max, then=then, wanted=wanted).run(
-            applied
+        replay = Replay(
+            state.store,
+            log,
+            owner,
+            members,
+            bytes_max=state.options.cold_read_bytes,
+            then=then,
+            wanted=wanted,
         )
+
+        def listed(aborted: AbortedTransactions | BaseException) -> None:
+            if isinstance(aborted, BaseException):
+                raise aborted
+            if wanted():
+                assert isinstance(owner, LogStream), owner
+                owner.load(items, aborted)
+                replay.run(applied)
+
+        if isinstance(owner, LogStream) and count_of(items) > BLOCKS_ON_LOOP_MAX:
+            state.store.workers.compute(partial(PartitionState.listed_in, items), listed)
+            return
+        owner.load(items)
+        replay.run(applied)
 
     def _make(
         self,

@@ -1,0 +1,55 @@
+"""A partition's state on its way to a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vdl.logstream.group.state_encoding import AppliedState
+from vdl.state.aborted import RUN_RANGES, AbortedRange, _Run
+from vdl.state.partition import PartitionState
+
+
+class Partition:
+    """What a log stream is to its state's checkpoints."""
+
+    entries_are_state = True
+    item_count = 1
+
+    def __init__(self) -> None:
+        self.state = PartitionState()
+
+    def items(self) -> Any:
+        return self.state.items()
+
+    def take_meta(self) -> Any:
+        return self.state.take_dirty()
+
+    def scan(self) -> None:
+        """It is read in one piece."""
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_first_checkpoint_makes_a_long_list_of_aborted_transactions_once(
+    monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
+) -> None:
+    """Of all there is, be it that a snapshot came in or that meta was lost: each block is there
+    since it was full."""
+    owner: Any = Partition()
+    for number in range(1, 4 * RUN_RANGES):
+        offset = 2 * number
+        owner.state.aborted.add(AbortedRange(7, offset, offset + 1, number))
+    whole = owner.items()
+    looked: list[_Run] = []
+    unpacked = _Run.ranges
+
+    def ranges(run: _Run) -> list[AbortedRange]:
+        looked.append(run)
+        return unpacked(run)
+
+    monkeypatch.setattr(_Run, "ranges", ranges)
+    applied = AppliedState(owner, is_replaced=not is_lost, piece=100)
+    assert applied.collect(is_lost=is_lost) == (whole, True)
+    assert looked == []
+    assert applied.collect(is_lost=False) == ([], False)
