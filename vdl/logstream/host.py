@@ -39,6 +39,7 @@ from rpc.lanes import in_lanes
 from rpc.peer import FrameType
 from rpc.queries import Quorum
 from vdl.logstream.bootstrap import encode_record
+from vdl.logstream.elections.last_resort import LastResort
 from vdl.logstream.elections.timers import Timers
 from vdl.logstream.front import Front
 from vdl.logstream.group.durable_responses import DurableResponses, Responses
@@ -116,8 +117,15 @@ class Host:
         self._follower_reads = FollowerReads(state, self.liveness)
         self._repair = EntryRepair(state, self._status)
         self._dissent = Dissent(state)
+        last_resort = LastResort(state, self._status, self._proofs)
         self._inbox = Inbox(
-            state, self._status, self._proofs, self._commits, contradictions, self._dissent
+            state,
+            self._status,
+            self._proofs,
+            self._commits,
+            contradictions,
+            self._dissent,
+            last_resort,
         )
         self._opener = ReplicaOpener(state, self.liveness, hosting=self)
         self._move_limits = MoveLimits(state, self._opener.move_throttle)
@@ -144,6 +152,7 @@ class Host:
             self._move_limits,
             self._marks,
             self._changes,
+            last_resort,
         )
         self.overload = self.periodic.overload
         self.trimming = self.periodic.trimming

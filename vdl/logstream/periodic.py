@@ -18,6 +18,7 @@ from vdl.clock import MS, NEVER
 from vdl.logstream.cleanup.compaction import LogCompaction
 from vdl.logstream.cleanup.trimming import Trimming
 from vdl.logstream.elections.disk_watch import DiskWatch
+from vdl.logstream.elections.last_resort import LastResort
 from vdl.logstream.elections.overload import Overload
 from vdl.logstream.elections.timers import Timers
 from vdl.logstream.group.group import Group
@@ -66,6 +67,7 @@ class Periodic:
         move_limits: MoveLimits,
         marks: JournalMarks,
         changes: Changes,
+        last_resort: LastResort,
     ) -> None:
         self._state = state
         self._timers = timers
@@ -80,6 +82,7 @@ class Periodic:
         self._move_limits = move_limits
         self._marks = marks
         self._changes = changes
+        self._last_resort = last_resort
         self._disk_watch = DiskWatch(state.options.disk_patience_ms, state.clock.now_ns())
         self._producer_expiry = ProducerExpiry(
             state.streams, alive=state.alive, server_id=state.server_id, options=state.options
@@ -164,6 +167,7 @@ class Periodic:
             self._transfers.hand_over_all()
         else:
             self._transfers.return_some()
+        self._last_resort.look()
         self._note_time()
         self._changes.look()
         self._move_limits.look()

@@ -10,7 +10,8 @@ every replica that an event touched; here is what only a whole world can know:
   that machine's disk, as its bytes show (`durable`), and a committed entry is in those of a quorum;
 * what a recovery finds is what the disk durably says, neither less nor more; and it is still the
   directory that the process before it had;
-* nobody begins to lead on a server that serves no clients, but for the catalog;
+* nobody begins to lead on a server that serves no clients, but for the catalog, and for one that
+  has entries which a voter lacks whose server serves;
 * equal (index, term) means equal logs up to there, payloads included: each entry's hash covers
   everything before it;
 * a confirmed read sees all that was committed anywhere before it was asked for.
@@ -85,6 +86,8 @@ class GroupWatch:
         self.chains: dict[tuple[Index, Term], int] = {}
         """Hash over an entry and everything before it."""
         self.past: dict[NodeId, Past] = {}
+        self.open_ends: dict[NodeId, tuple[Term, Index]] = {}
+        """(term, index) of the last entry of each replica when its server served last."""
         self.members: dict[Index, Membership] = {}
         """What the members are once everything up to an index is applied."""
         self.membership = Membership()
@@ -173,6 +176,8 @@ class ReplicaWatch:
                 check_node(self.node)  # what it knows of its peers may have moved
             return
         self._mark = mark
+        if self._is_open():
+            self.seen.open_ends[raft.id] = log.last_term, log.last_index
         self._follow_log(raft)
         if log.stable != self._stable:
             self._check_stable(raft)
@@ -378,11 +383,17 @@ class ReplicaWatch:
                 f" members {raft.membership}, another one {known}",
             )  # fmt: skip
 
+    def _is_needed(self, raft: Raft) -> bool:
+        """Whether an open server's voter lacked what was here when this replica was elected."""
+        last = Index(raft.term_start - 1)
+        end, ends = (raft.log.term(last), last), self.seen.open_ends
+        return any(ends.get(voter, end) < end for voter in raft.membership.voters())
+
     def _leads(self, raft: Raft) -> None:
         term, seen = raft.term, self.seen
         if self._led_term != term:
             self._led_term = term
-            if seen.group_id != CATALOG_GROUP and not self._is_open():
+            if seen.group_id != CATALOG_GROUP and not (self._is_open() or self._is_needed(raft)):
                 self._watch.told("leads-closed", f"{self._name()} leads, and serves no clients")
             if term not in seen.leaders:
                 seen.leaders[term] = raft.id

@@ -235,3 +235,51 @@ class Late:
 
     def __init__(self, late_ns: int) -> None:
         self.late_ns = late_ns
+
+
+@pytest.mark.parametrize("closed_at", [2, 3])
+def test_server_that_does_not_serve_and_has_most_hands_it_on(cluster: Any, closed_at: int) -> None:
+    """Of the two servers that are left it has records that the other one lacks, and does not serve:
+    for as long as that lasts nobody could lead. It leads until the other one has caught up."""
+    group_id = cluster.create_topic()
+    behind = 5 - closed_at
+    cluster.nodes[behind].crash()
+    fates = [cluster.append(cluster.leader(group_id)) for _ in range(20)]
+    cluster.run(500)
+    assert [fate[0].error for fate in fates] == [0] * 20
+    closed = start_closed(cluster, closed_at)
+    cluster.run(300)
+    cluster.nodes[1].crash()
+    cluster.nodes[behind].start()
+    cluster.run(20_000)
+    assert led(closed) == []
+    assert leader_of(cluster, group_id) == behind
+    stream = cluster.leader(group_id)
+    assert stream.group.log.offset_after(stream.group.log.commit_index) == 20
+    fates = [cluster.append(stream)]
+    cluster.run(100)
+    assert fates[0][0].error == 0
+    cluster.nodes[behind].crash()
+    cluster.run(20_000)
+    assert led(closed) == [], "one that does not serve leads for no other reason"
+
+
+def test_server_that_does_not_serve_leaves_it_to_others_for_some_timeouts(cluster: Any) -> None:
+    """An election on slow disks takes that long; who has most is not in its way."""
+    group_id = cluster.create_topic()
+    cluster.nodes[3].crash()
+    cluster.append(cluster.leader(group_id))
+    cluster.run(500)
+    closed = start_closed(cluster, 2)
+    cluster.run(1_000)
+    cluster.nodes[1].crash()
+    cluster.nodes[3].start()
+    term = closed.host.groups[group_id].node.term
+    cluster.run(3_000)
+    assert closed.host.groups[group_id].node.term == term
+    assert leader_of(cluster, group_id) == 0
+    cluster.nodes[1].start()
+    cluster.run(4_000)
+    assert leader_of(cluster, group_id) in {1, 3}
+    cluster.run(20_000)
+    assert led(closed) == []

@@ -44,6 +44,7 @@ from raft.messages import (
 from raft.types import Entry
 from segments.api import ENTRY_FRAME_BYTES
 from vdl.clock import MS
+from vdl.logstream.elections.last_resort import LastResort
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import SERVER_SHIFT, server_of
 from vdl.logstream.group.snapshots import DecodeError, decode_snapshot
@@ -96,6 +97,7 @@ class Inbox:
         "_granted_bytes",
         "_granted_turn",
         "_groups",
+        "_last_resort",
         "_proofs",
         "_state",
         "_stats",
@@ -114,8 +116,10 @@ class Inbox:
         commits: CommitPropagation,
         contradictions: Contradictions,
         dissent: Dissent,
+        last_resort: LastResort,
     ) -> None:
         self._state = state
+        self._last_resort = last_resort
         self._contradictions = contradictions
         self._dissent = dissent
         self._groups = state.groups
@@ -175,6 +179,7 @@ class Inbox:
         if isinstance(message, MsgPreVote | MsgVote) and not group.node.is_leader:
             # Whether a leader is alive is looked up only when needed: it is now (§6, stickiness).
             self._proofs.report_leader(group)
+            self._last_resort.requested(group, message, server_id)
         try:
             group.node.step(message)
         except StepPeerNotFound:

@@ -6,6 +6,7 @@ votes and acknowledges as any other. A leader that no client reaches is an outag
 its peers hear it and nobody else campaigns. So its replicas do not campaign, also when leadership
 is handed to them (`may_lead_group`). The catalog is the exception: no server serves before it has a
 leader, so while a server starts it may be that. It hands the catalog over once a server serves.
+Another is a replica that alone has the last entries (`elections/last_resort.py`).
 
 A server that serves clients badly gives its leaderships away where it can, and keeps what nobody
 else can take: all may be in its state. Its disk is full: it goes on reading, voting and following
@@ -50,6 +51,7 @@ class ServerStatus:
         "_transport",
         "_unable",
         "_unsent",
+        "last_resorts",
     )
 
     def __init__(self, state: HostState) -> None:
@@ -72,6 +74,8 @@ class ServerStatus:
         """Peers that said they should not lead."""
         self._peers: dict[ServerId, tuple[frozenset[GroupId], frozenset[GroupId]]] = {}
         """Groups of whose replicas they said that they cannot lead, and that they should not."""
+        self.last_resorts: set[GroupId] = set()
+        """Groups that a replica here may lead although this server serves no clients."""
 
     @property
     def is_full(self) -> bool:
@@ -105,7 +109,13 @@ class ServerStatus:
 
     def may_lead_group(self, group_id: GroupId) -> bool:
         """Whether a replica here may lead its group at all."""
-        return not self._stopping and (self._serves or group_id == CATALOG_GROUP)
+        is_allowed = self._serves or group_id == CATALOG_GROUP or group_id in self.last_resorts
+        return is_allowed and not self._stopping
+
+    @property
+    def serves(self) -> bool:
+        """Whether clients are let in."""
+        return self._serves
 
     def serving(self) -> None:
         """Clients are let in from now on."""
