@@ -32,9 +32,7 @@ def test_processes_go_no_further_than_one_step_beyond_any_other() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_set_goes_over_amid_faults_and_nothing_is_lost(seed: int) -> None:
     drawn = draw(Random(f"options {seed}"))
-    world = World(
-        seed, replace(drawn, encrypted=False, intruders=0, learner_sync_ms=0, goes_over=True)
-    )
+    world = World(seed, replace(drawn, encrypted=False, intruders=0, goes_over=True))
     outcome = world.run()
     assert outcome.violations == [], "\n".join([*outcome.trace.tail, *map(str, outcome.violations)])
     assert max(world.going_over.steps.values()) >= 1

@@ -442,7 +442,10 @@ class Host:
         elif self.liveness.resign(group.group_id):
             self.in_sync.resign(group.group_id)
             self._changes.leads_no_more(group.group_id)
-        self.timers.schedule(group, tick, node.ticks_until_due())
+        due = node.ticks_until_due()
+        if group.owes_tick and due > 1 and raft.state is StateType.LEADER:
+            due = group.count_owed()
+        self.timers.schedule(group, tick, due)
 
     # --- an acknowledgement, on its way up --------------------------------------------------
     def _durable(self, token: int) -> None:

@@ -201,6 +201,7 @@ class Group:
         "meta_applied",
         "node",
         "on_whole",
+        "owes_tick",
         "owner",
         "placement",
         "reads",
@@ -284,8 +285,9 @@ class Group:
         self.dirty = False
         self._tick = tick
         self.last_tick = tick()
-        self.due_tick = 0
-        self.entry_tick = 0
+        self.owes_tick = False
+        """A tick passed that was not counted, because something was due in it."""
+        self.due_tick = self.entry_tick = 0
         self.last_token = 0
         """Invariant: everything this group staged is durable once this token is."""
         self.commit = self.node.commit
@@ -323,9 +325,8 @@ class Group:
         self.awaits_copies = False
         """Set by the owner: it waits for copies of committed entries, which `pump` reports to
         it."""
-        self.was_leader = False
-        self.serving = False
-        """Leads, and has applied the first entry of its own term."""
+        self.was_leader = self.serving = False
+        """`serving`: leads, and has applied the first entry of its own term."""
         self.leader_known: NodeId = NodeId(0)
         self.lost_leader = _NO_LOSS
         """When the leader's server was last lost (monotonic ns), and that server."""
@@ -416,12 +417,27 @@ class Group:
 
     def _count_harmless(self, tick: int, due: int) -> int:
         """Count ticks up to the one in `due` ticks, not including it; how many are left to it."""
-        harmless = min(tick - self.last_tick, due - 1)
+        elapsed = tick - self.last_tick
+        harmless = min(elapsed, due - 1)
         self.last_tick = tick
+        if harmless < elapsed:
+            self.owes_tick = True
         if harmless > 0:
             self.node.tick(harmless)
             due -= harmless
         return due
+
+    def count_owed(self) -> int:
+        """At the end of a turn nothing is due any more: count the tick that was left out when
+        something was. The ticks until something is due.
+
+        A leader may be due each time a tick has passed, and not at the end of each turn: followers
+        that were out of step have acknowledged what they lacked. Its timer is put off each time.
+        If that tick were left out, no quorum would be checked, and who is silent be sent no
+        heartbeat, for as long as records come in."""
+        self.owes_tick = False
+        self.node.tick(1)
+        return self.node.ticks_until_due()
 
     def fall_due(self, tick: int) -> tuple[int, bool]:
         """Let what is due happen, also when messages have already made up for the last tick: under
@@ -431,6 +447,7 @@ class Group:
         due = self._count_harmless(max(tick, self.last_tick), node.ticks_until_due())
         if due > 1:
             return due, False
+        self.owes_tick = False
         node.tick(1)
         return node.ticks_until_due(), True
 
