@@ -164,7 +164,12 @@ class PartitionState:
         return self._unlisted is None
 
     def pass_batch(self, producer_id: int, base_offset: Offset) -> None:
-        """A batch of a transaction, in an entry that the state reflects already; in their order."""
+        """A batch of a transaction, in an entry that the state reflects already; in their order.
+
+        Also of one below `markers_upto`: compaction ends with a segment, and a transaction may
+        reach over that. If a leader compacts while it sends its log, the batch may come and its
+        marker be gone. Then the next aborted transaction of that producer is listed from here on:
+        from too early, but no record of the producer is left in between."""
         if self._unlisted is not None and producer_id not in self._unlisted:
             self._unlisted[producer_id] = base_offset
             self._unlisted_is_dirty = True

@@ -488,6 +488,22 @@ def test_replica_that_began_with_a_snapshot_makes_the_list_of_the_log(seed: int)
     assert list(replica.aborted) == list(state.aborted)
 
 
+def test_transaction_that_reaches_over_the_markers_that_go_is_listed_as_it_began() -> None:
+    """Its first batch is in an entry below, its marker above: all replicas list it."""
+    state = PartitionState()
+    write(state, 7, 3)
+    end(state, 7, 5)
+    (listed,) = state.aborted
+    state.apply(encode_command(Compact(listed.index, listed.index - 1)), end_offset=6)
+    replica = PartitionState()
+    replica.load(state.snapshot_items(0))
+    replica.pass_batch(7, 3)
+    replica.pass_marker(7, commit=False, offset=5, index=listed.index)
+    replica.passed_all()
+    assert list(replica.aborted) == list(state.aborted) == [listed]
+    assert replica.items() == state.items()
+
+
 def test_snapshot_is_small_however_many_were_aborted() -> None:
     """Only those are in it that reach over the log's start."""
     state = PartitionState()
