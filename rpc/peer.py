@@ -139,7 +139,8 @@ class PeerLimits:
 
     in_flight_bytes_max: int = 16 << 20
     control_reserve_bytes: int = 1 << 20
-    frame_bytes_max: int = 64 << 20
+    frame_bytes_max: int = 168 << 20
+    """The largest snapshot of a coordinator, and its head. It is sent in pieces."""
 
 
 DEFAULT_LIMITS = PeerLimits()
@@ -374,6 +375,9 @@ class PeerEngine:
             bytes_max = limits.in_flight_bytes_max
             if not is_bulk:
                 bytes_max += limits.control_reserve_bytes
+            elif length > bytes_max // 2:
+                # Else it would wait for a moment in which nothing is queued.
+                bytes_max = bytes_max // 2 + HEAD_BYTES + length
             if unsent + HEAD_BYTES + length > bytes_max:
                 return False
         if is_bulk and length > self.piece_bytes and self._takes_pieces:

@@ -21,7 +21,7 @@ Must not know: Raft roles, Kafka, the network, wall-clock time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -42,7 +42,7 @@ from segments.boots import Boot
 
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
-INSTALLED_STATE_BYTES_MAX = 8 << 20
+INSTALLED_STATE_BYTES_MAX = 160 << 20
 ENTRY_FRAME_BYTES = 48
 """What each entry takes besides its data, in memory and on disk."""
 
@@ -218,7 +218,8 @@ class MetaBatch:
 
     log_id: LogId
     applied: Index
-    items: list[tuple[bytes, bytes | None]]
+    items: Collection[tuple[bytes, bytes | None]]
+    """Not changed any more."""
     clear: bool = False
 
     def then(self, later: MetaBatch) -> MetaBatch:

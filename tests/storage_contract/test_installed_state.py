@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from segments.api import INSTALLED_STATE_BYTES_MAX, HardState, MetaBatch
+from segments.api import HardState, MetaBatch
 from segments.io import failpoint
 
 STATE = bytes(range(256)) * 5
@@ -226,9 +226,9 @@ def test_covering_state_of_a_failed_checkpoint_covers_with_the_next(
     harness.crash()
 
 
-def test_state_of_the_largest_size_is_durable_as_a_whole(harness, writer):
-    """A state of 8 MiB in a journal whose files are thousands of times smaller."""
-    state = random.Random(3).randbytes(INSTALLED_STATE_BYTES_MAX)
+def test_large_state_is_durable_as_a_whole(harness, writer):
+    """A state of 24 MiB in a journal whose files are thousands of times smaller."""
+    state = random.Random(3).randbytes(24 << 20)
     log = harness.new_log()
     harness.store.append(log, writer(log).entries(40, size=900))
     reset(harness, log, state=state)

@@ -6,14 +6,19 @@ from struct import pack
 import cramjam
 import pytest
 
-from segments.api import INSTALLED_STATE_BYTES_MAX
+from vdl.logstream.group import snapshots
 from vdl.logstream.group.snapshots import (
+    PART_BYTES,
+    SNAPSHOT_BYTES_MAX,
     STATE_BYTES_MAX,
     DecodeError,
+    Items,
     Members,
+    PartsWriter,
     SnapshotWriter,
     decode_snapshot,
     encode_snapshot,
+    open_snapshot,
 )
 
 MEMBERS = Members(7, (1, 2, 3), learners=(4,))
@@ -66,9 +71,84 @@ def test_snapshot_with_members_that_cannot_be_is_refused() -> None:
 def test_snapshot_too_large_for_a_journal_record_is_refused() -> None:
     """A peer's may not be larger than what the store takes."""
     rng = random.Random(1)
-    fits = encode_snapshot(MEMBERS, [(b"k", rng.randbytes(INSTALLED_STATE_BYTES_MAX - 4096))])
-    assert len(fits) <= INSTALLED_STATE_BYTES_MAX
+    fits = encode_snapshot(MEMBERS, [(b"k", rng.randbytes(SNAPSHOT_BYTES_MAX - 4096))])
+    assert len(fits) <= SNAPSHOT_BYTES_MAX
     assert decode_snapshot(fits).members == MEMBERS
-    larger = encode_snapshot(MEMBERS, [(b"k", rng.randbytes(INSTALLED_STATE_BYTES_MAX))])
+    larger = encode_snapshot(MEMBERS, [(b"k", rng.randbytes(SNAPSHOT_BYTES_MAX))])
     with pytest.raises(DecodeError):
         decode_snapshot(larger)
+
+
+def in_parts(items: Items) -> bytes:
+    writer = PartsWriter(MEMBERS, len(items))
+    for start in range(0, len(items), 777):
+        writer.add(items[start : start + 777])
+    return writer.finish()
+
+
+@pytest.mark.parametrize("count", [0, 1, 4_000, 30_000])
+def test_snapshot_in_parts_is_read_a_piece_at_a_time(count: int) -> None:
+    """No piece is larger than a part may be; whoever reads it at once has the same."""
+    items = [(number.to_bytes(4, "big"), b"v" * (number % 300)) for number in range(count)]
+    data = in_parts(items)
+    opened = open_snapshot(data)
+    assert (opened.members, opened.is_in_parts, opened.count) == (MEMBERS, True, count)
+    pieces = list(opened.pieces)
+    assert [item for piece in pieces for item in piece] == items
+    assert all(sum(len(k) + len(v) for k, v in piece) < PART_BYTES + 304 for piece in pieces)
+    assert len(pieces) >= count * 150 // PART_BYTES
+    found = decode_snapshot(memoryview(data))
+    assert (found.members, found.items) == (MEMBERS, items)
+
+
+def test_snapshot_in_one_piece_is_opened_as_one() -> None:
+    """Of peers whose states are small, or whose version does not know parts."""
+    items = [(b"a", b"1"), (b"b", b"")]
+    opened = open_snapshot(encode_snapshot(MEMBERS, items))
+    assert (opened.members, opened.is_in_parts, opened.count) == (MEMBERS, False, 2)
+    assert list(opened.pieces) == [items]
+
+
+def test_snapshot_in_parts_means_nothing_to_a_version_that_does_not_know_them() -> None:
+    """Its plain length, as that version reads it, is 0: it refuses what is no zstd frame."""
+    data = in_parts([(b"a", b"1")])
+    assert data[:4] == bytes(4)
+    with pytest.raises(cramjam.DecompressionError):
+        cramjam.zstd.decompress_into(memoryview(data)[4:], bytearray())
+
+
+def test_snapshot_in_parts_that_is_not_laid_out_as_one_is_refused() -> None:
+    """Before anything of it is taken: cut short anywhere but between parts, too long a part,
+    members that cannot be. A part that is no zstd frame is seen when it is read."""
+    items = [(bytes([number]), random.Random(number).randbytes(PART_BYTES)) for number in range(3)]
+    data = in_parts(items)
+    head = 12 + int.from_bytes(data[8:12], "little")
+    whole = {head}
+    at = head
+    while at < len(data):
+        at += 8 + int.from_bytes(data[at : at + 4], "little")
+        whole.add(at)
+    for end in {*range(1, head + 20), *range(0, len(data), 9_973)} - whole:
+        with pytest.raises(DecodeError):
+            open_snapshot(data[:end])
+    spoiled = bytearray(data)
+    spoiled[head + 4 : head + 8] = pack("<I", STATE_BYTES_MAX + 1)
+    with pytest.raises(DecodeError):
+        open_snapshot(spoiled)
+    spoiled = bytearray(data)
+    spoiled[head + 8 : head + 12] = bytes(4)
+    with pytest.raises(DecodeError):
+        list(open_snapshot(spoiled).pieces)
+    bad = PartsWriter(Members(7, (1, 2, 3), learners=(3,)), 0).finish()
+    with pytest.raises(DecodeError):
+        open_snapshot(bad)
+
+
+def test_snapshot_in_parts_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the store takes."""
+    data = in_parts([(b"a", b"1")])
+    monkeypatch.setattr(snapshots, "PARTS_BYTES_MAX", len(data))
+    open_snapshot(data)
+    monkeypatch.setattr(snapshots, "PARTS_BYTES_MAX", len(data) - 1)
+    with pytest.raises(DecodeError):
+        open_snapshot(data)

@@ -12,12 +12,21 @@ catching up, resumable, every frame checksummed. What such a snapshot brings (me
 windows) may then reflect more than the log's start: `reflects` says up to where, and entries up to
 there are not applied to it again.
 
+A large state is a snapshot *in parts*, each of so many items, so that neither who makes it nor who
+takes it does all of it in one turn:
+
+     0  0            u32  no plain length: a version that does not know parts refuses it
+     4  item count   u32
+     8  member bytes u32, members
+        and for each part: bytes u32, plain bytes u32, zstd frame of an array of items
+
 Must not know: who asks, how snapshots travel, what items mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from struct import Struct
 from typing import Protocol
 
@@ -30,13 +39,20 @@ from raft.membership import decode_conf_change, restored
 from raft.types import CONF_CHANGE_KINDS, ConfState, Entry
 from segments.api import INSTALLED_STATE_BYTES_MAX
 
-SNAPSHOT_BYTES_MAX = INSTALLED_STATE_BYTES_MAX
-"""The largest snapshot, compressed: it travels in one frame and is kept in one journal record. A
-group whose log was cut while its state was half as large, and has outgrown it since, cannot have a
-replica replaced; a coordinator gets there with some two hundred thousand committed offsets."""
+SNAPSHOT_BYTES_MAX = 8 << 20
+"""The largest snapshot that is not in parts, compressed: it travels in one frame and is kept in one
+journal record. A group whose log was cut while its state was half as large, and has outgrown it
+since, cannot have a replica replaced. A coordinator refuses what would bring it to that half."""
+
+PARTS_BYTES_MAX = INSTALLED_STATE_BYTES_MAX
+"""The same of one in parts. No state that may be sent so gets there, however little compression
+makes of it: a position takes at most some 80 bytes more than it counts as (`Offsets.bytes`)."""
 
 STATE_BYTES_MAX = 64 << 20
-"""The largest state a snapshot may say it holds."""
+"""The largest state a snapshot that is not in parts may say it holds, and the largest part."""
+
+PART_BYTES = 1 << 20
+"""A part ends once its items have as many bytes, plain."""
 
 MEMBERS_KEY = b"\x00"
 """Where checkpoints keep the members. No machine has a key of this kind."""
@@ -107,6 +123,8 @@ DecodeError = msgspec.DecodeError
 """Bytes that are no snapshot, or no members, of this version."""
 
 _LENGTH = Struct("<I")
+_HEAD_OF_PARTS = Struct("<III")
+_PART = Struct("<II")
 _PAIR = b"\x92"
 """msgpack: two values follow."""
 _ARRAY_32 = 0xDD
@@ -116,6 +134,7 @@ _REVISION = Struct("<Q")
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 _MEMBERS = msgspec.msgpack.Decoder(Members)
 _SNAPSHOT = msgspec.msgpack.Decoder(SnapshotState)
+_ITEMS = msgspec.msgpack.Decoder(Items)
 
 
 def encode_members(members: Members) -> bytes:
@@ -154,6 +173,93 @@ class SnapshotWriter:
         self._compressor.compress(plain)
 
 
+class PartsWriter:
+    """A snapshot in parts."""
+
+    __slots__ = ("_items", "_parts", "_plain_bytes", "length")
+
+    def __init__(self, members: Members, count: int) -> None:
+        """`count`: of all items."""
+        encoded = _ENCODER.encode(members)
+        self._parts = [_HEAD_OF_PARTS.pack(0, count, len(encoded)), encoded]
+        self.length = sum(map(len, self._parts))
+        """Bytes of what is written."""
+        self._items: Items = []
+        self._plain_bytes = 0
+        """Of `_items`, about."""
+
+    def add(self, items: Items) -> None:
+        """The items that follow, in key order. Work: a microsecond for each."""
+        for item in items:
+            self._items.append(item)
+            self._plain_bytes += len(item[0]) + len(item[1])
+            if self._plain_bytes >= PART_BYTES:
+                self._end_part()
+
+    def finish(self) -> bytes:
+        """All of them were added."""
+        if self._items:
+            self._end_part()
+        return b"".join(self._parts)
+
+    def _end_part(self) -> None:
+        plain = _ENCODER.encode(self._items)
+        packed = bytes(cramjam.zstd.compress(plain))
+        self._parts += [_PART.pack(len(packed), len(plain)), packed]
+        self.length += _PART.size + len(packed)
+        self._items, self._plain_bytes = [], 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSnapshot:
+    """A snapshot whose items are read in pieces."""
+
+    members: Members
+    is_in_parts: bool
+    count: int
+    """Of the items."""
+    pieces: Iterator[Items]
+    """In key order. Raises DecodeError where a part is none."""
+
+
+def open_snapshot(data: bytes | bytearray | memoryview) -> OpenSnapshot:
+    """What `decode_snapshot` does, a piece at a time where it is in parts. Raises DecodeError for
+    what is not laid out as a snapshot; what a part holds is seen when it is read."""
+    if len(data) < _HEAD_OF_PARTS.size or _LENGTH.unpack_from(data)[0]:
+        state = decode_snapshot(data)
+        return OpenSnapshot(state.members, False, len(state.items), iter([state.items]))
+    if len(data) > PARTS_BYTES_MAX:
+        raise DecodeError(f"a snapshot of {len(data)} bytes")
+    view = memoryview(data)
+    _, count, length = _HEAD_OF_PARTS.unpack_from(view)
+    at = _HEAD_OF_PARTS.size + length
+    if at > len(view):
+        raise DecodeError(f"a snapshot of {len(view)} bytes, {length} of them members")
+    members = _MEMBERS.decode(view[_HEAD_OF_PARTS.size : at])
+    check_members(members.conf_state)
+    parts: list[tuple[int, int, int]] = []
+    while at < len(view):
+        if len(view) - at < _PART.size:
+            raise DecodeError(f"a part of {len(view) - at} bytes")
+        packed, plain = _PART.unpack_from(view, at)
+        at += _PART.size
+        if packed > len(view) - at or plain > STATE_BYTES_MAX:
+            raise DecodeError(f"a part of {packed} bytes, {plain} plain")
+        parts.append((at, packed, plain))
+        at += packed
+    pieces = (_part(view[at : at + packed], plain) for at, packed, plain in parts)
+    return OpenSnapshot(members, True, count, pieces)
+
+
+def _part(packed: memoryview, length: int) -> Items:
+    plain = bytearray(length)
+    try:
+        cramjam.zstd.decompress_into(packed, plain)
+    except cramjam.DecompressionError as error:
+        raise DecodeError(str(error)) from error
+    return _ITEMS.decode(plain)
+
+
 def check_members(conf_state: ConfState) -> None:
     """Raises DecodeError for members that cannot be."""
     try:
@@ -164,6 +270,9 @@ def check_members(conf_state: ConfState) -> None:
 
 def decode_snapshot(data: bytes | bytearray | memoryview) -> SnapshotState:
     """Nothing in the result points into `data`. Raises DecodeError."""
+    if len(data) >= _HEAD_OF_PARTS.size and not _LENGTH.unpack_from(data)[0]:
+        opened = open_snapshot(data)
+        return SnapshotState(opened.members, [item for piece in opened.pieces for item in piece])
     length = _LENGTH.unpack_from(data)[0] if len(data) >= _LENGTH.size else STATE_BYTES_MAX + 1
     if length > STATE_BYTES_MAX or len(data) > SNAPSHOT_BYTES_MAX:
         raise DecodeError(f"a snapshot of {len(data)} bytes, {length} plain")

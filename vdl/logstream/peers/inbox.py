@@ -47,7 +47,7 @@ from vdl.clock import MS
 from vdl.logstream.elections.last_resort import LastResort
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import SERVER_SHIFT, server_of
-from vdl.logstream.group.snapshots import DecodeError, decode_snapshot
+from vdl.logstream.group.snapshots import DecodeError, open_snapshot
 from vdl.logstream.peers.commit_propagation import CommitPropagation
 from vdl.logstream.peers.contradictions import Contradictions
 from vdl.logstream.peers.dissent import Dissent
@@ -346,7 +346,7 @@ def _held_of(message: MsgApp, group: Group) -> int:
 def _is_readable(message: MsgSnap) -> bool:
     """Whether a peer's snapshot is one this version understands."""
     try:
-        decode_snapshot(message.snapshot.data)
+        open_snapshot(message.snapshot.data)
     except DecodeError:
         return False
     return True
