@@ -589,6 +589,27 @@ class TimeOutTransactions(Command, frozen=True, tag=117):
     """(transactional id, producer id, number)."""
 
 
+class ExpireOffsetsOf(Command, frozen=True, tag=118):
+    """What `ExpireOffsets` does, of some groups: a coordinator with many positions is looked
+    through in parts. Peers of protocol version 14 know it."""
+
+    group_ids: list[str]
+    retention_ms: int
+    deleted_partitions: list[GroupId]
+    """Positions of these groups in them go."""
+    now_ms: int
+    """The time to expire by."""
+
+
+class RaisePositionsBound(Command, frozen=True, tag=119):
+    """From now on positions have bounds of their own. A bound is never lowered. Peers of protocol
+    version 14 know it."""
+
+    bytes_max: int
+    """What they may take in all, as `Offsets.bytes` counts."""
+    count_max: int
+
+
 class ConsumerHeartbeat(Command, frozen=True, tag=120):
     """A member of a KIP-848 group joins, changes what it subscribes to, or takes a step towards its
     target. Heartbeats that change nothing are no commands."""

@@ -45,7 +45,7 @@ from vdl.state.pending_offsets import PendingOffset, PendingOffsets
 from vdl.state.share_coordination import ShareCoordination, ShareOffsetsAnswer
 from vdl.state.share_groups import ShareGroupChanged
 from vdl.state.subscription import subscribed_topics
-from vdl.state.table import ALL, Scan, text_bytes
+from vdl.state.table import ALL, Scan, decode_value, encode_value, text_bytes
 from vdl.state.transactions import TransactionAnswer, Transactions
 
 KEY_PREFIXES = {GroupKind.CONSUMER: b"m", GroupKind.SHARE: b"s"}
@@ -53,7 +53,17 @@ KEY_PREFIXES = {GroupKind.CONSUMER: b"m", GroupKind.SHARE: b"s"}
 COORDINATOR_BYTES_MAX = 7 << 19
 """How much groups and offsets of one coordinator may take in a snapshot, about: 3.5 MiB. Beyond
 half of the largest snapshot the log is not cut any more; beyond all of it no replica can be
-replaced. Part of what commands mean, so that all replicas decide alike."""
+replaced. Part of what commands mean, so that all replicas decide alike. Where positions have bounds
+of their own (`RaisePositionsBound`), it holds for all the rest."""
+
+POSITIONS_BYTES_MAX = 64 << 20
+POSITIONS_MAX = 1_000_000
+"""What a leader raises the bounds of positions to: bytes, as `Offsets.bytes` counts, and their
+number. Offsets of transactions count when they are committed, and may exceed that when these end,
+by no more than the other bound."""
+
+_BOUNDS_KEY = b"b"
+"""Where the bounds of positions are stored, once they have some."""
 
 TRANSACTIONS_BYTES_MAX = COORDINATOR_BYTES_MAX // 2
 """How much of that transactional ids may take: clients that draw ever new ones must not keep groups
@@ -86,6 +96,14 @@ class OffsetsExpired:
     events: list[GroupEvent] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class PositionsBound:
+    """What positions may take, apart from all the rest."""
+
+    bytes_max: int
+    count_max: int
+
+
 class Coordinator:
     """See the module."""
 
@@ -98,6 +116,11 @@ class Coordinator:
         self.offsets = Offsets(self.changed)
         self.pending = PendingOffsets()
         self.transactions = Transactions()
+        self.positions_bound: PositionsBound | None = None
+        """None: positions share one bound with the rest."""
+        self._is_bound_dirty = False
+        self._coming: list[tuple[bytes, bytes]] = []
+        """What was added of a state that is being loaded, and is no position."""
         self.index = 0
         """Of the entry that is applied, or was applied last; 0: none in this life."""
         self.tables: dict[GroupKind, GroupTable] = {
@@ -116,7 +139,9 @@ class Coordinator:
             commands.DeleteGroups: self._delete_groups,
             commands.CommitOffsets: self._commit_offsets,
             commands.ExpireOffsets: self._expire_offsets,
+            commands.ExpireOffsetsOf: self._expire_offsets_of,
             commands.DeleteOffsets: self._delete_offsets,
+            commands.RaisePositionsBound: self._raise_positions_bound,
             commands.InitTransactions: self._init_transactions,
             commands.AddToTransaction: self._add_to_transaction,
             commands.EndTransaction: transactions.end,
@@ -178,9 +203,16 @@ class Coordinator:
         groups = self.groups.bytes_held + self.consumer.bytes_held + self.share.bytes_held
         return groups + self.offsets.bytes + self.pending.bytes + self.transactions.bytes
 
+    @property
+    def shared_bytes(self) -> int:
+        """What of it `COORDINATOR_BYTES_MAX` bounds: all, or all but the positions."""
+        held = self.bytes_held
+        return held if self.positions_bound is None else held - self.offsets.bytes
+
     def _room(self, held: int) -> int:
-        """How much what takes `held` bytes now may take, the rest being as it is."""
-        return COORDINATOR_BYTES_MAX - self.bytes_held + held
+        """How much what takes `held` bytes now, and is no position, may take, the rest being as it
+        is."""
+        return COORDINATOR_BYTES_MAX - self.shared_bytes + held
 
     def is_barred(self, group_id: str, kind: GroupKind) -> bool:
         """Whether nobody can join a group of this kind: it is of another one, and has members.
@@ -261,7 +293,7 @@ class Coordinator:
         if command.member_epoch != 0 or len(classic.members) >= command.members_max:
             return []
         group = upgraded(classic, command.upgrade, now_ms)
-        if group is None or self.bytes_held - classic.bytes + group.bytes > COORDINATOR_BYTES_MAX:
+        if group is None or self.shared_bytes - classic.bytes + group.bytes > COORDINATOR_BYTES_MAX:
             return []
         events = self.groups.give_away(command.group_id)
         self.consumer.adopt(group)
@@ -353,15 +385,50 @@ class Coordinator:
 
     def commit_growth(self, command: commands.CommitOffsets) -> int:
         """How many bytes more there are with these offsets, at most."""
-        more = self.offsets.growth(command.group_id, command.offsets)
-        if self.kind_of(command.group_id) is None:
-            more += GROUP_BYTES + text_bytes(command.group_id)
-        return more
+        return self.offsets.growth(command.group_id, command.offsets) + self._group_growth(command)
+
+    def _group_growth(self, command: commands.CommitOffsets) -> int:
+        """What of it is the group's, which there is then."""
+        if self.kind_of(command.group_id) is not None:
+            return 0
+        return GROUP_BYTES + text_bytes(command.group_id)
 
     def _has_room(self, command: commands.CommitOffsets) -> bool:
         """Whether these offsets fit. Those that need no more than before always do."""
-        more = self.commit_growth(command)
-        return more <= 0 or self.bytes_held + more <= COORDINATOR_BYTES_MAX
+        if self.positions_bound is None:
+            more = self.commit_growth(command)
+            return more <= 0 or self.bytes_held + more <= COORDINATOR_BYTES_MAX
+        of_group = self._group_growth(command)
+        if of_group and self.shared_bytes + of_group > COORDINATOR_BYTES_MAX:
+            return False
+        more = self.offsets.growth(command.group_id, command.offsets)
+        return self._positions_fit(self.positions_bound, command.group_id, command.offsets, more)
+
+    def _positions_fit(
+        self,
+        bound: PositionsBound,
+        group_id: str,
+        offsets: list[commands.OffsetCommit],
+        more: int,
+    ) -> bool:
+        """Whether these do, which take so many bytes more."""
+        if more > 0 and self.offsets.bytes + more > bound.bytes_max:
+            return False
+        if len(self.offsets) + len(offsets) <= bound.count_max:
+            return True
+        present = self.offsets.of(group_id)
+        new = {(one.topic, one.partition) for one in offsets} - present.keys()
+        return not new or len(self.offsets) + len(new) <= bound.count_max
+
+    def _raise_positions_bound(
+        self, command: commands.RaisePositionsBound, now_ms: int
+    ) -> CommandAnswer:
+        before = self.positions_bound or PositionsBound(0, 0)
+        self.positions_bound = PositionsBound(
+            max(before.bytes_max, command.bytes_max), max(before.count_max, command.count_max)
+        )
+        self._is_bound_dirty = True
+        return CommandAnswer(ErrorCode.NONE)
 
     def _check_commit(self, command: commands.CommitOffsets) -> ErrorCode:
         match self.kind_of(command.group_id):
@@ -457,10 +524,14 @@ class Coordinator:
             for offset in command.offsets
         ]
         # They are to become positions: those must have room, too.
-        more = sum(one.bytes for one in pending)
-        more += self.offsets.growth(command.group_id, command.offsets)
-        more += GROUP_BYTES + text_bytes(command.group_id)
-        if self.bytes_held + more > COORDINATOR_BYTES_MAX:
+        more = sum(one.bytes for one in pending) + GROUP_BYTES + text_bytes(command.group_id)
+        growth = self.offsets.growth(command.group_id, command.offsets)
+        bound = self.positions_bound
+        if bound is None:
+            more += growth
+        elif not self._positions_fit(bound, command.group_id, command.offsets, growth):
+            return CommitAnswer(COORDINATOR_IS_FULL)
+        if self.shared_bytes + more > COORDINATOR_BYTES_MAX:
             return CommitAnswer(COORDINATOR_IS_FULL)
         if self.kind_of(command.group_id) is None:
             self.groups.ensure(command.group_id, now_ms)
@@ -541,12 +612,19 @@ class Coordinator:
         self.pending.remove_partitions(deleted)
         self.share.states.remove_partitions(deleted)
         until_ms = now_ms if command.now_ms < 0 else command.now_ms
-        for group, positions in self.expirable(until_ms, command.retention_ms):
+        self._expire_of(None, until_ms, command.retention_ms, expired)
+        return expired
+
+    def _expire_of(
+        self, group_ids: list[str] | None, now_ms: int, retention_ms: int, expired: OffsetsExpired
+    ) -> None:
+        """Of these groups; None: of all."""
+        for group, positions in self.expirable(now_ms, retention_ms, group_ids):
             self._expire(group.group_id, positions, expired)
             if group.state is GroupState.EMPTY and not self.offsets.of(group.group_id):
                 error = self.groups.delete(group.group_id, expired.events)
                 assert error is ErrorCode.NONE, error
-        for group_id, positions in self.expirable_of_kinds(until_ms, command.retention_ms):
+        for group_id, positions in self.expirable_of_kinds(now_ms, retention_ms, group_ids):
             self._expire(group_id, positions, expired)
             kind = self.kind_of(group_id)
             assert kind is not None, group_id
@@ -555,6 +633,13 @@ class Coordinator:
             if is_over and not self.offsets.of(group_id):
                 table.drop(group_id)
                 expired.events.append(GroupTouched(group_id, kind))
+
+    def _expire_offsets_of(self, command: commands.ExpireOffsetsOf, now_ms: int) -> OffsetsExpired:
+        deleted = set(command.deleted_partitions)
+        expired = OffsetsExpired(self.offsets.remove_partitions(deleted, command.group_ids))
+        self.pending.remove_partitions(deleted)
+        self.share.states.remove_partitions(deleted)
+        self._expire_of(command.group_ids, command.now_ms, command.retention_ms, expired)
         return expired
 
     def _expire(
@@ -565,13 +650,15 @@ class Coordinator:
             expired.count += len(positions)
 
     def expirable_of_kinds(
-        self, now_ms: int, retention_ms: int
+        self, now_ms: int, retention_ms: int, group_ids: list[str] | None = None
     ) -> list[tuple[str, list[tuple[str, int]]]]:
         """As `expirable`, of groups of the consumer kind: their positions in topics that no member
         subscribes to, each from its commit; and those without members and positions."""
         found = []
-        for group_id in self.consumer.ids():
-            group = self.consumer.groups[group_id]
+        for group_id in self.consumer.ids() if group_ids is None else group_ids:
+            group = self.consumer.groups.get(group_id)
+            if group is None:
+                continue
             positions = self.offsets.expired(
                 group_id, now_ms, idle_since_ms=0, retention_ms=retention_ms
             )
@@ -588,14 +675,16 @@ class Coordinator:
         return found
 
     def expirable(
-        self, now_ms: int, retention_ms: int
+        self, now_ms: int, retention_ms: int, group_ids: list[str] | None = None
     ) -> list[tuple[ConsumerGroup, list[tuple[str, int]]]]:
         """Groups that ExpireOffsets would change now, by id, and which of their positions it would
-        drop. A group nobody ever joined counts from each commit (KIP-211), and so do topics that no
-        member of a stable group subscribes to."""
+        drop. `group_ids`: of these; None: of all. A group nobody ever joined counts from each
+        commit (KIP-211), and so do topics that no member of a stable group subscribes to."""
         found = []
-        for group_id in sorted(self.groups.groups):
-            group = self.groups.groups[group_id]
+        for group_id in sorted(self.groups.groups) if group_ids is None else group_ids:
+            group = self.groups.groups.get(group_id)
+            if group is None:
+                continue
             if group.state is GroupState.STABLE:
                 positions = self._expired_unsubscribed(group, now_ms, retention_ms)
                 if positions:
@@ -641,13 +730,36 @@ class Coordinator:
         taken += self.transactions.take_dirty(limit - len(taken))
         for table in self.tables.values():
             taken += table.take_dirty(limit - len(taken))
+        if self._is_bound_dirty and len(taken) < limit:
+            self._is_bound_dirty = False
+            taken += self._bound_items()
         return taken
+
+    @property
+    def large(self) -> Coordinator:
+        """See `LargeState`."""
+        return self
+
+    @property
+    def changed_positions(self) -> int:
+        return self.offsets.changed_count
+
+    def _bound_items(self) -> list[tuple[bytes, bytes]]:
+        bound = self.positions_bound
+        if bound is None:
+            return []
+        return [(_BOUNDS_KEY, encode_value((bound.bytes_max, bound.count_max)))]
+
+    @property
+    def snapshots_in_parts(self) -> bool:
+        return self.positions_bound is not None
 
     def scan(self) -> Scan:
         """The whole state, in pieces."""
         scans = [self.groups.scan(), self.offsets.scan()]
         scans += [self.pending.scan(), self.transactions.scan()]
         scans += [table.scan() for table in self.tables.values()]
+        scans.append(iter(self._bound_items()))
         return Scan(chain.from_iterable(scans), self.take_dirty)
 
     def items(self) -> list[tuple[bytes, bytes]]:
@@ -656,7 +768,7 @@ class Coordinator:
         found += self.pending.items() + self.transactions.items()
         for table in self.tables.values():
             found += table.items()
-        return sorted(found)
+        return sorted(found + self._bound_items())
 
     @property
     def item_count(self) -> int:
@@ -667,8 +779,21 @@ class Coordinator:
 
     def load(self, items: list[tuple[bytes, bytes]]) -> None:
         """Replace the whole state. Raises msgspec.DecodeError for what it never stored."""
+        self.begin_load()
+        self.load_more(items)
+        self.end_load()
+
+    def begin_load(self) -> None:
+        self.offsets.clear()
+        self._coming = []
+
+    def load_more(self, items: list[tuple[bytes, bytes]]) -> None:
+        self.offsets.add(value for key, value in items if key[:1] == b"o")
+        self._coming += [item for item in items if item[0][:1] != b"o"]
+
+    def end_load(self) -> None:
+        items, self._coming = self._coming, []
         self.groups.load([value for key, value in items if key[:1] == b"g"])
-        self.offsets.load([value for key, value in items if key[:1] == b"o"])
         self.pending.load(
             ended=[value for key, value in items if key[:1] == b"e"],
             pending=[value for key, value in items if key[:1] == b"p"],
@@ -678,6 +803,9 @@ class Coordinator:
             prefix = KEY_PREFIXES[kind]
             table.load([value for key, value in items if key[:1] == prefix])
         self.share.states.load([value for key, value in items if key[:1] == b"q"])
+        bounds = [decode_value(value, tuple[int, int]) for key, value in items if key[:1] == b"b"]
+        self.positions_bound = PositionsBound(*bounds[0]) if bounds else None
+        self._is_bound_dirty = False
 
 
 def _subscribed_topics(group: ConsumerGroup) -> set[str] | None:

@@ -9,7 +9,7 @@ Must not know: groups beyond their id, which topics exist.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 import msgspec
 
@@ -77,6 +77,7 @@ class Offsets:
         "_changed",
         "_count",
         "_dirty",
+        "_topics",
         "bytes",
     )
 
@@ -89,6 +90,9 @@ class Offsets:
         """Positions in each topic, by name and id."""
         self._bytes_by_group: Counter[str] = Counter()
         """Invariant: of each group with positions what they take, without names of topics."""
+        self._topics: dict[tuple[str, bytes], tuple[str, bytes]] = {}
+        """Each topic once: a million positions have few of them, and each command names its own
+        anew."""
         self._count = 0
         self._dirty: set[_Key] = set()
         self.bytes = 0
@@ -114,6 +118,11 @@ class Offsets:
             if old is not None and 0 < new.partition_group < old.partition_group:
                 return True
         return False
+
+    @property
+    def changed_count(self) -> int:
+        """How many changes `take_dirty` would tell of."""
+        return len(self._dirty)
 
     def bytes_of(self, group_id: str) -> int:
         """What the positions of a group take in a snapshot, about, without names of topics."""
@@ -149,19 +158,20 @@ class Offsets:
         expires_ms = NO_EXPIRY if retention_ms < 0 else now_ms + retention_ms
         positions = self._by_group.setdefault(group_id, {})
         for new in offsets:
-            place = new.topic, new.partition
-            if (old := positions.pop(place, None)) is not None:
+            if (old := positions.pop((new.topic, new.partition), None)) is not None:
                 self._uncount(group_id, new.topic, old)
+            topic, topic_id = self._topic(new.topic, new.topic_id)
+            place = topic, new.partition
             position = CommittedOffset(
                 offset=new.offset,
                 leader_epoch=new.leader_epoch,
                 metadata=new.metadata,
-                topic_id=new.topic_id,
+                topic_id=topic_id,
                 committed_ms=now_ms,
                 expires_ms=expires_ms,
                 partition_group=new.partition_group,
             )
-            self._count_in(group_id, new.topic, position)
+            self._count_in(group_id, topic, position)
             positions[place] = position
             self._dirty.add((group_id, *place))
             self._changed.position(group_id, *place)
@@ -196,20 +206,28 @@ class Offsets:
         if group_id in self._by_group:
             self.remove(group_id, list(self._by_group[group_id]))
 
-    def remove_partitions(self, partition_groups: Set[GroupId]) -> int:
-        """Forget all positions in these partitions; how many there were."""
+    def remove_partitions(
+        self, partition_groups: Set[GroupId], group_ids: Iterable[str] | None = None
+    ) -> int:
+        """Forget all positions in these partitions, of these groups alone if they are named; how
+        many there were."""
         if self._by_partition.keys().isdisjoint(partition_groups):
             return 0
         count = 0
-        for group_id, positions in list(self._by_group.items()):
-            gone = [
-                place
-                for place, committed in positions.items()
-                if committed.partition_group in partition_groups
-            ]
-            self.remove(group_id, gone)
-            count += len(gone)
+        for group_id in list(self._by_group) if group_ids is None else group_ids:
+            gone = self.in_partitions(group_id, partition_groups)
+            if gone:
+                self.remove(group_id, gone)
+                count += len(gone)
         return count
+
+    def in_partitions(self, group_id: str, partition_groups: Set[GroupId]) -> list[tuple[str, int]]:
+        """The places of a group that are in these partitions."""
+        return [
+            place
+            for place, committed in self.of(group_id).items()
+            if committed.partition_group in partition_groups
+        ]
 
     def _count_in(self, group_id: str, topic: str, position: CommittedOffset) -> None:
         """Before it is added."""
@@ -242,6 +260,7 @@ class Offsets:
             self.bytes -= _topic_bytes(place)
         if not self._by_topic[place]:
             del self._by_topic[place]
+            del self._topics[place]
         partition_group = position.partition_group
         self._by_partition[partition_group] -= 1
         if not self._by_partition[partition_group]:
@@ -272,19 +291,31 @@ class Offsets:
                 if (committed := self.of(group_id).get(place)) is not None:
                     yield offset_key(group_id, *place), _encode((group_id, *place), committed)
 
-    def load(self, values: list[bytes]) -> None:
-        """Replace everything."""
+    def clear(self) -> None:
+        """Forget everything, also what changed."""
         self._by_group = {}
         self._by_partition = Counter()
         self._by_topic = Counter()
+        self._topics = {}
         self._bytes_by_group = Counter()
         self._dirty = set()
         self._count = self.bytes = 0
+
+    def add(self, values: Iterable[bytes]) -> None:
+        """Take positions as they are stored, none of which is there. Raises msgspec.DecodeError."""
         for value in values:
             stored = decode_value(value, StoredOffset)
+            position = stored.position
+            topic, topic_id = self._topic(stored.topic, position.topic_id)
+            if topic_id is not position.topic_id:
+                position = msgspec.structs.replace(position, topic_id=topic_id)
             positions = self._by_group.setdefault(stored.group_id, {})
-            self._count_in(stored.group_id, stored.topic, stored.position)
-            positions[stored.topic, stored.partition] = stored.position
+            self._count_in(stored.group_id, topic, position)
+            positions[topic, stored.partition] = position
+
+    def _topic(self, topic: str, topic_id: bytes) -> tuple[str, bytes]:
+        named = topic, topic_id
+        return self._topics.setdefault(named, named)
 
 
 def _own_bytes(group_id: str, topic: str, metadata: str) -> int:

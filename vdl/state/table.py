@@ -70,6 +70,32 @@ class Scan:
     """At most so many of the changes that nobody has taken yet, None for what is gone."""
 
 
+class LargeState(Protocol):
+    """A state that may have a million items: it is loaded, and its changes are taken, in pieces."""
+
+    def begin_load(self) -> None:
+        """Replace the whole state: `load_more`, and then `end_load`. In between it is none."""
+
+    def load_more(self, items: list[tuple[bytes, bytes]]) -> None:
+        """Take some more of the items. Raises msgspec.DecodeError."""
+
+    def end_load(self) -> None:
+        """All items were given. Raises msgspec.DecodeError."""
+
+    @property
+    def changed_positions(self) -> int:
+        """How many of the changes that nobody has taken are committed offsets, of which alone there
+        are many."""
+
+    def take_dirty(self, limit: int = ALL) -> list[tuple[bytes, bytes | None]]:
+        """At most so many changes that nobody has taken, None for what is gone."""
+
+    @property
+    def snapshots_in_parts(self) -> bool:
+        """Whether all replicas read snapshots in parts. The state is bounded so that such a one
+        always fits."""
+
+
 def taken(changed: set[Name], limit: int) -> list[Name]:
     """At most so many of what has changed. They do not count as changed any more."""
     if not changed:

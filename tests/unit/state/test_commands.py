@@ -42,6 +42,8 @@ EXAMPLES = [
     commands.ExpireOffsets(1, [9, 12]),
     commands.ExpireOffsets(1, [], 1_700_000_000_000),
     commands.DeleteOffsets("g", [("t", 0), ("u", 7)]),
+    commands.ExpireOffsetsOf(["g", "ü"], 1, [9, 12], 1_700_000_000_000),
+    commands.RaisePositionsBound(64 << 20, 1_000_000),
     commands.InitTransactions("x", 60_000, 7, 5, 32_766),
     commands.AddToTransaction("x", 7, 1, [3, 900], verify_only=True, version=2),
     commands.EndTransaction("x", 7, 1, commits=True, version=2, new_producer_id=8),

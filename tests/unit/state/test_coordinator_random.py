@@ -87,7 +87,12 @@ class Life:
             self.encoding = StateEncoding(scan.items, take, piece=2)
         if self.encoding.read_on():
             members = Members(len(self.log), (1, 2, 3))
-            self.encoding.stand(Snapshot(len(self.log)), members, count=self.machine.item_count)
+            self.encoding.stand(
+                Snapshot(len(self.log)),
+                members,
+                count=self.machine.item_count,
+                in_parts=self.machine.snapshots_in_parts,
+            )
             while (data := self.encoding.pack_on()) is None:
                 pass
             found = decode_snapshot(data)
@@ -132,8 +137,10 @@ class Life:
     def restart(self) -> None:
         self.checkpoint()
         self.encoding = None
+        bound = self.machine.positions_bound
         self.machine = Coordinator()
         self.machine.load(sorted(self.disk.items()))
+        assert self.machine.positions_bound == bound
 
 
 def check(group: ConsumerGroup) -> None:
@@ -268,6 +275,16 @@ def run(life: Life, step: tuple[str, int, int, int]) -> None:
             life.apply(commands.ExpireOffsets(SECOND, gone), wait_ms=choice * SECOND)
             assert life.machine.expirable(life.now_ms, SECOND) == []
             assert not set(gone) & life.machine.offsets.by_partition.keys()
+        case "expire offsets of":
+            gone = [10 * choice + number, 10 * choice + 1]
+            kept = life.machine.offsets.of(GROUPS[1 - where]).copy()
+            command = commands.ExpireOffsetsOf([name], SECOND, gone, life.now_ms)
+            life.apply(command, wait_ms=choice * SECOND)
+            assert life.machine.expirable(command.now_ms, SECOND, [name]) == []
+            assert life.machine.offsets.in_partitions(name, set(gone)) == []
+            assert life.machine.offsets.of(GROUPS[1 - where]) == kept
+        case "raise":
+            life.apply(commands.RaisePositionsBound(1_000 * number, 10 * choice))
         case "init":
             known = life.machine.transactions.ids.get(name)
             epoch = -1 if known is None else known.epoch - (choice == 3)
@@ -391,7 +408,8 @@ def write_share(life: Life, state: ShareState, number: int, choice: int) -> None
 KINDS = [
     "join new", "join new", "join", "join", "join", "sync", "sync", "leave", "leave instance",
     "expire", "complete join", "complete join", "commit", "delete", "delete offsets",
-    "expire offsets", "checkpoint", "restart", "init", "init", "add", "add", "end",
+    "expire offsets", "expire offsets of", "raise",
+    "checkpoint", "restart", "init", "init", "add", "add", "end",
     "complete", "abort", "pend", "end offsets", "share join", "share join", "share leave",
     "claim", "claim", "write", "write", "write", "alter share", "delete share",
 ]  # fmt: skip

@@ -244,6 +244,92 @@ def test_a_group_at_the_bound_goes_on_with_its_positions() -> None:
     assert 60_000 < partition < 80_000
 
 
+def raised(*, bytes_max: int = MB, count_max: int = 100) -> Script:
+    script = Script()
+    script.apply(commands.RaisePositionsBound(bytes_max, count_max))
+    return script
+
+
+def test_positions_that_have_a_bound_of_their_own_leave_the_other_to_the_rest() -> None:
+    """Groups, members and transactions have what they had, whatever positions take; and the other
+    way round."""
+    script = raised(bytes_max=2 * COORDINATOR_BYTES_MAX, count_max=1_000_000)
+    names = iter(range(100_000))
+    while script.commit("g", *(script.noise(40_000) for _ in range(next(names)))) == 0:
+        pass
+    assert script.machine.offsets.bytes > COORDINATOR_BYTES_MAX * 3 // 2
+    while script.join(f"m{next(names)}", MB // 2).error is ErrorCode.NONE:
+        pass
+    held = script.machine.shared_bytes
+    assert COORDINATOR_BYTES_MAX - MB < held <= COORDINATOR_BYTES_MAX
+    assert script.commit("g", "") is ErrorCode.NONE
+    assert script.join("late", MB // 2).error is COORDINATOR_IS_FULL
+    while script.commit("x" * 9_999 + f"{next(names)}", "") is ErrorCode.NONE:
+        pass
+    assert script.machine.shared_bytes <= COORDINATOR_BYTES_MAX
+    assert script.commit("g", *("n" for _ in range(20))) is ErrorCode.NONE
+
+
+def test_positions_have_a_number_at_the_most() -> None:
+    """At the limit and one past it. What is there goes on, also if it is named again beside what
+    is new."""
+    script = raised()
+    assert script.commit("g", *([""] * 60)) is ErrorCode.NONE
+    assert script.commit("h", *([""] * 41)) is COORDINATOR_IS_FULL
+    assert script.machine.kind_of("h") is None
+    assert script.commit("h", *([""] * 40)) is ErrorCode.NONE
+    assert script.commit("i", "") is COORDINATOR_IS_FULL
+    assert script.commit("g", *([""] * 60)) is ErrorCode.NONE
+    assert script.commit("g", *(["more"] * 60)) is ErrorCode.NONE
+    assert script.commit("g", *([""] * 61)) is COORDINATOR_IS_FULL
+    script.apply(commands.DeleteOffsets("h", [("t", 0)]))
+    assert script.commit("g", *([""] * 61)) is ErrorCode.NONE
+
+
+def test_positions_have_bytes_at_the_most() -> None:
+    """At the limit and one past it, also of those that transactions are to commit."""
+    script = raised(bytes_max=10_000, count_max=1_000)
+    assert script.commit("g", "m" * 5_000) is ErrorCode.NONE
+    left = 10_000 - script.machine.offsets.bytes
+    assert script.commit("g", "m" * (5_000 + left + 1)) is COORDINATOR_IS_FULL
+    assert script.commit("g", "m" * (5_000 + left)) is ErrorCode.NONE
+    one = commands.OffsetCommit("t", bytes(16), 0, 1, -1, "m" * (5_000 + left + 1), 9)
+    pend = commands.CommitTransactionOffsets("g", -1, "", None, 7, 0, 1, [one])
+    assert script.apply(pend).error is COORDINATOR_IS_FULL
+
+
+def test_bounds_of_positions_are_never_lowered_and_outlive_a_restart() -> None:
+    """Applied twice, or by the leader of another version."""
+    script = raised(bytes_max=500, count_max=7)
+    script.apply(commands.RaisePositionsBound(400, 9))
+    bound = script.machine.positions_bound
+    assert bound is not None
+    assert (bound.bytes_max, bound.count_max) == (500, 9)
+    again = Coordinator()
+    again.load(script.machine.items())
+    assert again.positions_bound == bound
+    assert dict(script.machine.take_dirty()) == dict(again.items())
+    assert again.take_dirty() == []
+
+
+def test_a_state_that_is_loaded_in_pieces_is_the_same() -> None:
+    """Whatever the order of the pieces; what was there before goes."""
+    script = Script()
+    for n in range(30):
+        script.commit(f"g{n}", *("m" for _ in range(n)))
+    script.join("h", 100)
+    items = script.machine.items()
+    script.rng.shuffle(items)
+    other = raised().machine
+    other.begin_load()
+    for start in range(0, len(items), 7):
+        other.load_more(items[start : start + 7])
+    other.end_load()
+    assert other.items() == script.machine.items()
+    assert other.bytes_held == script.machine.bytes_held
+    assert other.positions_bound is None
+
+
 def test_long_names_count_each_time() -> None:
     """Compression makes little of them; unpacked they are there as often as they are named."""
     script = Script()

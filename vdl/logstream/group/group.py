@@ -44,27 +44,31 @@ from vdl.logstream.group.recovery_throttle import Gain, RecoveryThrottle
 from vdl.logstream.group.snapshot_cache import SnapshotCache
 from vdl.logstream.group.snapshots import (
     MEMBERS_KEY,
+    PARTS_BYTES_MAX,
     SNAPSHOT_BYTES_MAX,
     Items,
     Members,
-    SnapshotState,
+    OpenSnapshot,
     check_members,
-    decode_snapshot,
     encode_members,
     encode_snapshot,
     for_the_owner,
     members_of,
+    open_snapshot,
     pass_over,
     revision_of,
 )
 from vdl.logstream.group.state_encoding import AppliedState, StateEncoding, StateEncodings
 from vdl.logstream.group.storage import LogStorage, as_entry
 from vdl.logstream.options import COMMANDS_BYTES, HostOptions
-from vdl.state.table import Scan
+from vdl.state.table import LargeState, Scan
 
 CAMPAIGNS_PER_TICK = 10
 """So many groups that lost their leader together are surely followed in one tick, a millisecond
 each."""
+
+APPLIED_BYTES_MAX = 256 << 10
+"""Of commands of a coordinator, in a turn: some thousand positions, which take 30 ms."""
 
 MEASURED_TICKS = 500
 """How long the size that a state had when it was encoded in pieces is that of the present one."""
@@ -152,14 +156,23 @@ class Owner(Protocol):
     def take_meta(self) -> list[tuple[bytes, bytes | None]]:
         """Applied state that changed since the last call."""
 
+    @property
+    def large(self) -> LargeState | None:
+        """The state, if it may be large; None: all of it is read and loaded at once."""
 
-@dataclass(frozen=True, slots=True)
+    def installed(self) -> None:
+        """What `install` does once the items are loaded."""
+
+
+@dataclass(slots=True)
 class Coming:
     """A state that another replica gave, and who hears when it is taken."""
 
     snapshot: Snapshot
-    state: SnapshotState
+    state: OpenSnapshot
     taken: Callable[[], None]
+    outbox: Outbox | None = None
+    """Of the turn in which it began to wait for the disk."""
 
 
 class Group:
@@ -275,6 +288,9 @@ class Group:
                 # At a follower no producer waits for records to be committed, for commands somebody
                 # may.
                 commit_apart=owner.entries_are_state,
+                applied_bytes_max=(
+                    options.apply_bytes_max if owner.large is None else APPLIED_BYTES_MAX
+                ),
             )
         )
         self._options, self._rng = options, rng
@@ -384,7 +400,7 @@ class Group:
         """Whether the state reflects everything that it did before a restart. What a replica that
         is not whole must not do follows: it does not campaign, because entries wait to be applied
         that are not in memory (`raft.candidate`), so it never leads or serves."""
-        return self.applied >= self.whole_at
+        return self.applied >= self.whole_at and self._state.loading is None
 
     @property
     def needs_pump(self) -> bool:
@@ -578,7 +594,7 @@ class Group:
         store = self.store
         if message.snapshot is not None:
             self._note_role()  # it may have led at the turn's beginning: an owner stops first
-            self._install(message.snapshot)
+            self._install(message.snapshot, outbox)
             outbox.urgent = True
         if message.entries:
             store.append(self.log, message.entries)
@@ -591,29 +607,52 @@ class Group:
             outbox.urgent = True
         outbox.after_append.append((self, message.must_sync, message.responses))
 
-    def _install(self, snapshot: Snapshot) -> None:
+    def _install(self, snapshot: Snapshot, outbox: Outbox) -> None:
         """Replace log and state by what a leader sent (§7). Both are in one journal record."""
-        state = decode_snapshot(snapshot.data)
+        data = bytes(snapshot.data)
+        state = open_snapshot(data)
         self.store.reset_log(
             self.log,
             first_index=snapshot.index + 1,
             prev_term=snapshot.term,
             next_offset=snapshot.next_offset,
-            state=bytes(snapshot.data),
+            state=data,
         )
         assert snapshot.index >= self.applied, (self.group_id, snapshot.index, self.applied)
         self.revision = state.members.revision
         self.applied = snapshot.index
         self.reflects = state.members.reflects
-        self._take_items(state.items)
+        self._take_items(state, outbox)
 
-    def _take_items(self, items: Items) -> None:
+    def _take_items(self, state: OpenSnapshot, outbox: Outbox) -> None:
         """The state came from another replica."""
         self.apply_stalled = False
+        self.snapshot_cache.forget_size()
+        if state.is_in_parts and self._state.large is not None:
+            self._load(state, outbox)
+            return
+        items = [item for piece in state.pieces for item in piece]
         self._state.replaced(items)
         self.owner.install(items)
-        self.snapshot_cache.forget_size()
         self._note_whole()
+        self._apply_what_waited()
+
+    def _load(self, state: OpenSnapshot, outbox: Outbox) -> None:
+        """Take the state in pieces. A crash in between leaves what there was before, or, of a
+        snapshot, what the journal has of it."""
+
+        def loaded() -> None:
+            self.owner.installed()
+            self._note_whole()
+            self._apply_what_waited()
+            outbox.mark_dirty(self)
+
+        self._encodings.add(self._state.load(state.pieces, loaded))
+
+    def _apply_what_waited(self) -> None:
+        """The state is loaded."""
+        for message in self._state.take_unapplied():
+            self.apply(message)
 
     def take_state(self, snapshot: Snapshot, taken: Callable[[], None]) -> bool:
         """Take the state that another replica made of entries which this one has and cannot read,
@@ -622,7 +661,7 @@ class Group:
         what there was, and a commit index that tells how much was acted on. Hence it is taken, and
         `taken` called, only once that is durable. Raises DecodeError."""
         check_members(snapshot.conf_state)
-        state = decode_snapshot(snapshot.data)
+        state = open_snapshot(snapshot.data)
         if not self._may_take(snapshot, state):
             return False
         if self._coming is None:
@@ -630,9 +669,9 @@ class Group:
             self.node.know_committed(index=snapshot.index, term=snapshot.term)
         return True
 
-    def _may_take(self, snapshot: Snapshot, state: SnapshotState) -> bool:
+    def _may_take(self, snapshot: Snapshot, state: OpenSnapshot) -> bool:
         node, log, index = self.node, self.node.raft.log, snapshot.index
-        is_idle = not self._held and log.applying == self.applied
+        is_idle = not self._held and log.applying == self.applied and self._state.loading is None
         if node.is_leader or not is_idle or not self.applied < index <= node.stable:
             return False
         if log.snapshot is not None or not log.matches(index=index, term=snapshot.term):
@@ -649,6 +688,7 @@ class Group:
         if not self._may_take(coming.snapshot, coming.state):
             self._coming = None  # the entries could be read after all, or a snapshot came
         elif is_same or self.commit >= members.reflects:
+            coming.outbox = outbox
             self._hold(
                 MsgStorageApply(LOCAL_APPLY_THREAD, self.replica_id, NO_TERM, [], []), outbox
             )
@@ -661,7 +701,8 @@ class Group:
         self.applied = coming.snapshot.index
         self.reflects = coming.state.members.reflects
         self.revision = coming.state.members.revision
-        self._take_items(coming.state.items)
+        assert coming.outbox is not None, self.group_id
+        self._take_items(coming.state, coming.outbox)
         coming.taken()
 
     def retry_apply(self, outbox: Outbox) -> None:
@@ -692,12 +733,16 @@ class Group:
         """What a replica gets that is behind the log's start. Raises
         SnapshotTemporarilyUnavailable."""
         log, owner, snapshot_cache, tick = self.log, self.owner, self.snapshot_cache, self.tick
+        if self._state.loading is not None:
+            raise SnapshotTemporarilyUnavailable
         is_short = owner.snapshots_are_short
         kept = snapshot_cache.kept(first_index=log.first_index, tick=tick, is_short=is_short)
         if kept is not None:
             return kept
         # The core asks at each sign of life.
-        if self._state.encoding is None and not snapshot_cache.may_encode(owner.item_count, tick):
+        if self._state.encoding is None and not snapshot_cache.may_encode(
+            owner.item_count, tick, self.snapshot_bytes_max
+        ):
             raise SnapshotTemporarilyUnavailable
         if (encoding := self._encode_later()) is not None:
             encoding.is_wanted = True
@@ -731,10 +776,23 @@ class Group:
         self.snapshot_cache.measured(self.owner.item_count, len(data), uncompressed)
         return data
 
+    @property
+    def snapshot_bytes_max(self) -> int:
+        """How large a snapshot may be."""
+        return PARTS_BYTES_MAX if self.snapshots_in_parts else SNAPSHOT_BYTES_MAX
+
+    @property
+    def snapshots_in_parts(self) -> bool:
+        """See `LargeState.snapshots_in_parts`."""
+        large = self._state.large
+        return large is not None and large.snapshots_in_parts
+
     def snapshot_bytes(self, *, limit: int, anew: bool) -> int | None:
         """How large a snapshot would be now, as far as the last one tells, and certainly if it may
         have passed the limit since; `anew`: encode one. None: that takes more than this turn, to be
         asked again."""
+        if self._state.loading is not None:
+            return None
         items, snapshot_cache = self.owner.item_count, self.snapshot_cache
         is_known = snapshot_cache.is_like_measured(items) and not snapshot_cache.may_have_passed(
             limit, items
@@ -772,7 +830,7 @@ class Group:
         self._state.encoding = None
         self.snapshot_cache.measured(encoding.count, len(data), encoding.plain_bytes)
         self.snapshot_cache.measured_until = tick + MEASURED_TICKS
-        if len(data) > SNAPSHOT_BYTES_MAX:
+        if len(data) > self.snapshot_bytes_max:
             self.snapshot_cache.too_large(tick)
         elif encoding.is_wanted:
             self.snapshot_cache.keep(replace(encoding.standing, data=data), tick)
@@ -790,7 +848,12 @@ class Group:
         reflects = max(index, self.reflects)
         members = members_of(conf_state, reflects=reflects, revision=self.revision)
         standing = Snapshot(index, log.term(index), conf_state, next_offset)
-        encoding.stand(standing, members, count=self.owner.item_count)
+        encoding.stand(
+            standing,
+            members,
+            count=self.owner.item_count,
+            in_parts=self.snapshots_in_parts,
+        )
 
     def _note_commit(self, commit: Index) -> None:
         assert commit > self.commit, (self.group_id, commit, self.commit)
@@ -823,7 +886,11 @@ class Group:
 
     def apply(self, message: MsgStorageApply) -> None:
         """Apply committed entries, in order; not those that waited until a snapshot, which always
-        stands for more than what was committed before, had brought what comes of them."""
+        stands for more than what was committed before, had brought what comes of them. While a
+        state is loaded, later."""
+        if self._state.loading is not None:
+            self._state.unapplied.append(message)
+            return
         if message.entries[-1].index > self.applied:
             self._apply(message.entries)
         else:
@@ -839,6 +906,8 @@ class Group:
         pass_over(self.owner, entries, self.reflects)
         if own:
             self.owner.apply(own)
+            if self._state.large is not None:
+                self._state.encode_changes()
         self.applied = entries[-1].index
         if len(own) < len(entries):
             for entry in entries:
@@ -911,7 +980,7 @@ class Group:
 
     def withdraw_reads(self) -> None:
         """The replica is taken out of service: nobody is to be fed by it."""
-        self._state.encoding = None
+        self._state.encoding = self._state.loading = None
         for peer in self._cold_first:
             self._withdraw(peer)
         self._cold_first.clear()
@@ -922,7 +991,14 @@ class Group:
 
     # --- checkpoints -------------------------------------------------------------------------
     def collect_meta(self) -> storage.MetaBatch | None:
-        """What changed since the last checkpoint, None when nothing did."""
+        """What changed since the last checkpoint. None when nothing did, when the state is being
+        loaded, and when there is more than one turn has time for: that is taken to pieces first."""
+        if self._state.loading is not None:
+            return None
+        if self._state.has_many_changes:
+            if (encoding := self._state.begin_changes()) is not None:
+                self._encodings.add(encoding)
+            return None
         items, clear = self._state.collect(is_lost=self.log.is_meta_lost)
         if clear:
             self._members_stored = None
@@ -933,12 +1009,13 @@ class Group:
             self._members_stored = stored = members_of(
                 conf_state, reflects=self.reflects, revision=self.revision
             )
-            items.append((MEMBERS_KEY, encode_members(stored)))
+            items[MEMBERS_KEY] = encode_members(stored)
         if not items and self.applied == self.meta_applied:
             return None
-        self.snapshot_cache.stored(items)
+        if not self.snapshots_in_parts:
+            self.snapshot_cache.stored(items.items())
         self.meta_applied = self.applied
-        return storage.MetaBatch(self.log.log_id, self.applied, items, clear=clear)
+        return storage.MetaBatch(self.log.log_id, self.applied, items.items(), clear=clear)
 
     def _note_role(self) -> None:
         """Tell the owner what changed since the last turn, in the order it needs it."""
@@ -980,6 +1057,7 @@ def _config(
     is_linked: Callable[[NodeId], bool],
     heard_ago: Callable[[NodeId], int],
     commit_apart: bool,
+    applied_bytes_max: int,
 ) -> Config:
     """How every node here runs: writes are asynchronous, votes are durable before they count."""
     return Config(
@@ -1002,7 +1080,7 @@ def _config(
         durable_campaign=True,
         disable_proposal_forwarding=True,
         max_size_per_msg=options.message_bytes_max,
-        max_committed_size_per_ready=options.apply_bytes_max,
+        max_committed_size_per_ready=applied_bytes_max,
         max_uncommitted_entries_size=options.uncommitted_bytes_max + COMMANDS_BYTES,
         max_inflight_msgs=options.inflight_messages_max,
         max_inflight_bytes=options.inflight_bytes_max,

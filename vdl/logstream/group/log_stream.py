@@ -1153,6 +1153,13 @@ class LogStream:
     def take_meta(self) -> list[tuple[bytes, bytes | None]]:
         return self.state.take_dirty()
 
+    @property
+    def large(self) -> None:
+        """Its state is small."""
+
+    def installed(self) -> None:
+        """Nobody is told."""
+
 
 def _is_control(entry: Entry) -> bool:
     is_batch = bool(entry.records) and len(entry.data) > _ATTRIBUTES_POSITION

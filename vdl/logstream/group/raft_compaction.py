@@ -4,7 +4,8 @@ In a group of commands what counts is what they did, and checkpoints hold that. 
 behind the last checkpoint, but for a rest that lets a follower that was away for a while catch up
 without a snapshot. A group whose state is larger than half of what a snapshot may be keeps its log
 whole. How large it is, is known from the last time it was encoded (`snapshot_cache.py`): the other
-half is the margin of that, and for what the state grows by afterwards.
+half is the margin of that, and for what the state grows by afterwards. A coordinator whose
+positions have a bound of their own needs none: it is bounded so that its snapshots always fit.
 
 A partition's log is cut where its records were deleted, also never beyond the last checkpoint: a
 restart must find the state of everything that it cannot replay. Where that is may take the disk to
@@ -32,6 +33,9 @@ def trim_commands(group: Group, *, entries_kept: int) -> bool:
     length = first - log.first_index
     if length < entries_kept or log.installed_state:
         return False
+    if group.snapshots_in_parts:
+        group.store.trim_log(log, first_index=first)
+        return True
     length_refused = group.trim_refused - log.first_index
     # The state may be smaller than it is thought to be: no reason to keep entries for ever.
     is_twice_as_long = 0 < length_refused <= length // 2

@@ -26,7 +26,8 @@ from raft.types import Snapshot
 from vdl.logstream.group.snapshots import SNAPSHOT_BYTES_MAX
 
 KEPT_TICKS = 1_000
-"""How long a snapshot is kept that nobody asks for: up to 8 MiB a group. Longer than a leader waits
+"""How long a snapshot is kept that nobody asks for: up to 8 MiB a group, some 30 of a coordinator
+with a million positions. Longer than a leader waits
 for one that was lost on the way."""
 
 PAUSE_TICKS = 100
@@ -101,14 +102,14 @@ class SnapshotCache:
         return expected <= limit < expected + self._grown
 
     # --- snapshots ---------------------------------------------------------------------------
-    def may_encode(self, items: int, tick: int) -> bool:
-        """Whether a snapshot of so many items may be made now."""
+    def may_encode(self, items: int, tick: int, bytes_max: int = SNAPSHOT_BYTES_MAX) -> bool:
+        """Whether a snapshot of so many items may be made now. `bytes_max`: what fits."""
         if self._tick is None:
             return True
         wait = self._retry_ticks
         if not wait:
             wait = PAUSE_TICKS
-        elif self.bytes_expected(items) <= SNAPSHOT_BYTES_MAX:
+        elif self.bytes_expected(items) <= bytes_max:
             wait = RETRY_TICKS
         return tick - self._tick >= wait
 

@@ -1,7 +1,7 @@
 """A state that is encoded in pieces, over many turns of the loop, while entries are applied to it.
 
-The state of a full coordinator is some seventy thousand items, and each takes microseconds. So it
-is read a few hundred at a time. What is read is of different moments; but whatever changes
+The state of a full coordinator is a million items, and each takes microseconds. So it is read a few
+hundred at a time. What is read is of different moments; but whatever changes
 meanwhile is noted as changed, for the next checkpoint, and is taken from there. Once all has been
 read and nothing changed is left to take, what is in hand is the state of this very moment: of one
 applied index. From then on it stands still, and is put in order, packed and compressed, again in
@@ -20,12 +20,18 @@ from functools import partial
 from itertools import islice
 from typing import Protocol
 
+from raft.messages import MsgStorageApply
 from raft.types import Snapshot
 from vdl.clock import Clock
-from vdl.logstream.group.snapshots import Items, Members, SnapshotWriter
-from vdl.state.table import Scan
+from vdl.logstream.group.snapshots import Items, Members, PartsWriter, SnapshotWriter
+from vdl.logstream.group.state_loading import StateLoading
+from vdl.state.table import LargeState, Scan
 
 Changes = list[tuple[bytes, bytes | None]]
+
+CHANGES_KEPT = 4_000
+"""Positions that may have changed and wait to be encoded for the next checkpoint: some 30 ms. What
+changes often is encoded once as long as no more do."""
 
 PACKED_PER_READ = 4
 """Items that can be packed in the time that one takes to be read."""
@@ -66,7 +72,7 @@ class StateEncoding:
         self._parts: dict[bytes, dict[bytes, bytes]] = {}
         self._rest: list[bytes] = []
         """The parts that are still to be packed, the last first."""
-        self._writer: SnapshotWriter | None = None
+        self._writer: SnapshotWriter | PartsWriter | None = None
         self.standing: Snapshot | None = None
         """The snapshot, but for its data, once nothing changes in it any more."""
         self.count = self.plain_bytes = 0
@@ -94,11 +100,15 @@ class StateEncoding:
             left -= 1
         return left > 0
 
-    def stand(self, standing: Snapshot, members: Members, *, count: int) -> None:
-        """What was read, with these members, is to be the data of this snapshot."""
+    def stand(
+        self, standing: Snapshot, members: Members, *, count: int, in_parts: bool = False
+    ) -> None:
+        """What was read, with these members, is to be the data of this snapshot, which is in parts
+        or not."""
         self.standing, self.count = standing, count
         self._rest = sorted(self._parts, reverse=True)
-        self._writer = SnapshotWriter(members, sum(map(len, self._parts.values())))
+        made = PartsWriter if in_parts else SnapshotWriter
+        self._writer = made(members, sum(map(len, self._parts.values())))
 
     def pack_on(self) -> bytes | None:
         """Pack one more piece; the whole, once there is no more."""
@@ -130,12 +140,17 @@ class StateOwner(Protocol):
     def items(self) -> Items: ...
     def scan(self) -> Scan | None: ...
     def take_meta(self) -> Changes: ...
+    @property
+    def large(self) -> LargeState | None: ...
 
 
 class AppliedState:
     """A group's state on its way to checkpoints, and to an encoding that takes changes, too."""
 
-    __slots__ = ("_is_replaced", "_owner", "_piece", "_unstored", "_unstored_is_all", "encoding")
+    __slots__ = (
+        "_changes", "_is_replaced", "_owner", "_piece", "_unstored", "_unstored_is_all",
+        "encoding", "large", "loading", "unapplied",
+    )  # fmt: skip
 
     def __init__(self, owner: StateOwner, *, is_replaced: bool, piece: int) -> None:
         """`piece`: see `StateEncoding`; a state that is not larger is not encoded in pieces."""
@@ -145,6 +160,13 @@ class AppliedState:
         """A snapshot came in: what checkpoints hold is none of the present state."""
         self.encoding: StateEncoding | None = None
         """The one that has begun. Set it to None to end it."""
+        self.large = owner.large
+        self._changes: ChangesEncoding | None = None
+        """The one under way: a checkpoint waits for it."""
+        self.loading: StateLoading | None = None
+        """A state from elsewhere that is loaded in pieces. Set it to None to end it."""
+        self.unapplied: list[MsgStorageApply] = []
+        """What is to be applied once it is."""
         self._unstored: dict[bytes, bytes | None] = {}
         """What was taken of the state's changes and no checkpoint has got yet."""
         self._unstored_is_all = False
@@ -153,12 +175,46 @@ class AppliedState:
     def encode(self) -> StateEncoding | None:
         """The encoding, which may begin now. None: the state is to be encoded in one piece."""
         if self.encoding is None:
-            scan = self._owner.scan() if self._owner.item_count > self._piece else None
+            owner = self._owner
+            is_in_parts = self.large is not None and self.large.snapshots_in_parts
+            is_large = is_in_parts or owner.item_count > self._piece
+            scan = owner.scan() if is_large else None
             if scan is None:
                 return None
             take = partial(self._take_changes, scan.take_dirty)
             self.encoding = StateEncoding(scan.items, take, piece=self._piece)
         return self.encoding
+
+    def encode_changes(self) -> bool:
+        """Encode what changed, as far as that is more than the next checkpoint should have to.
+        Whether that was anything."""
+        large = self.large
+        if large is None or (count := large.changed_positions) <= CHANGES_KEPT:
+            return False
+        changes = large.take_dirty(min(count - CHANGES_KEPT // 2, CHANGES_KEPT))
+        if self.encoding is not None:
+            self.encoding.changed(changes)
+        self._unstored.update(changes)
+        return True
+
+    @property
+    def has_many_changes(self) -> bool:
+        """Whether more wait to be encoded than a checkpoint should have to."""
+        return self.large is not None and self.large.changed_positions > 2 * CHANGES_KEPT
+
+    def begin_changes(self) -> ChangesEncoding | None:
+        """Encode changes in turns, until a checkpoint can have them; None: that has begun."""
+        if self._changes is not None:
+            return None
+
+        def encode_on() -> bool:
+            if self.loading is None and self.encode_changes():
+                return True
+            self._changes = None
+            return False
+
+        self._changes = ChangesEncoding(encode_on)
+        return self._changes
 
     def _take_changes(self, take_dirty: Callable[[int], Changes], limit: int) -> Changes:
         changes = take_dirty(limit)
@@ -168,29 +224,62 @@ class AppliedState:
     def replaced(self, items: Items) -> None:
         """The state is to be what another replica gave."""
         self._is_replaced = True
-        self.encoding = None
+        self.encoding = self.loading = None
         self._unstored, self._unstored_is_all = {}, not self._owner.entries_are_state
         if self._unstored_is_all:
             # As it came it is stored: all of it would be encoded again for the next checkpoint.
             self._unstored.update(items)
 
-    def collect(self, *, is_lost: bool) -> tuple[Changes, bool]:
+    def load(self, pieces: Iterator[Items], loaded: Callable[[], None]) -> StateLoading:
+        """As `replaced`, the owner's state too, in pieces; `loaded` is called at the end."""
+        assert self.large is not None, "it is small"
+        self.replaced([])
+
+        def end() -> None:
+            self.loading = None
+            loaded()
+
+        self.loading = loading = StateLoading(
+            pieces,
+            self.large,
+            took=self._unstored.update,
+            wanted=lambda: self.loading is loading,
+            loaded=end,
+        )
+        return loading
+
+    def take_unapplied(self) -> list[MsgStorageApply]:
+        """What waited for the state to be loaded."""
+        unapplied, self.unapplied = self.unapplied, []
+        return unapplied
+
+    def collect(self, *, is_lost: bool) -> tuple[dict[bytes, bytes | None], bool]:
         """What a checkpoint is to store, and whether that is all there is. `is_lost`: what the
         ones before have stored."""
         is_all, self._is_replaced = self._is_replaced or is_lost, False
         # Before the changes are taken: they are a part of it that need not be made once more.
-        whole: Changes | None = (
-            list(self._owner.items()) if is_all and not self._unstored_is_all else None
+        whole: dict[bytes, bytes | None] | None = (
+            dict(self._owner.items()) if is_all and not self._unstored_is_all else None
         )
         changes = self._owner.take_meta()
         if self.encoding is not None:
             self.encoding.changed(changes)
         unstored, self._unstored = self._unstored, {}
         self._unstored_is_all = False
-        if unstored:
-            unstored.update(changes)
-            changes = list(unstored.items())
-        return changes if whole is None else whole, is_all
+        if whole is not None:
+            return whole, is_all
+        unstored.update(changes)
+        return unstored, is_all
+
+
+class ChangesEncoding:
+    """What a start has applied again, on its way to the next checkpoint. An `Encoder`."""
+
+    __slots__ = ("encode_on",)
+
+    def __init__(self, encode_on: Callable[[], bool]) -> None:
+        """`encode_on`: see `Encoder.encode_on`."""
+        self.encode_on = encode_on
 
 
 class Encoder(Protocol):

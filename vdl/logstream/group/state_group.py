@@ -25,7 +25,7 @@ from vdl.logstream.group.snapshots import Items
 from vdl.logstream.group.spoken_version import members_speak
 from vdl.logstream.time.cluster_time import ClusterTime
 from vdl.state import commands
-from vdl.state.table import Scan
+from vdl.state.table import LargeState, Scan
 
 COMMAND_BYTES_MAX = 8 << 20
 """The largest command: it travels to the peers in one frame."""
@@ -63,6 +63,8 @@ class Machine(Protocol):
     def apply(self, command: Any, now_ms: int, index: Index) -> Any: ...
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]: ...
     def load(self, items: list[tuple[bytes, bytes]]) -> None: ...
+    @property
+    def large(self) -> LargeState | None: ...
     def items(self) -> list[tuple[bytes, bytes]]: ...
     def scan(self) -> Scan | None: ...
     @property
@@ -261,6 +263,10 @@ class StateGroup:
         """Commands of this server that the snapshot reflects are answered at their deadline. Nobody
         hears of a state that is older than what a life before this one has acted on."""
         self.machine.load(items)
+        self.installed()
+
+    def installed(self) -> None:
+        """See `install`: all of it is there."""
         if self.group.is_whole:
             for observer in self.observers:
                 observer.on_installed(self)
@@ -364,3 +370,7 @@ class StateGroup:
 
     def take_meta(self) -> list[tuple[bytes, bytes | None]]:
         return self.machine.take_dirty()
+
+    @property
+    def large(self) -> LargeState | None:
+        return self.machine.large

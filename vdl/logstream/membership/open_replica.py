@@ -36,6 +36,7 @@ from vdl.logstream.group.recovery_throttle import RecoveryThrottle
 from vdl.logstream.group.snapshots import (
     Items,
     Members,
+    OpenSnapshot,
     for_the_owner,
     members_of,
     pass_over,
@@ -43,6 +44,7 @@ from vdl.logstream.group.snapshots import (
 )
 from vdl.logstream.group.state_encoding import StateEncodings
 from vdl.logstream.group.state_group import StateGroup
+from vdl.logstream.group.state_loading import LOADED_PER_TURN, StateLoading
 from vdl.logstream.group.storage import as_entry
 from vdl.logstream.membership.replicas import Hosting, Placement
 from vdl.logstream.peers.liveness import Liveness
@@ -124,19 +126,32 @@ class ReplicaOpener:
             then=then,
             wanted=wanted,
         )
+        large = owner.large
+        if large is not None and items.count > LOADED_PER_TURN:
+            self.encodings.add(
+                StateLoading(
+                    items.pieces,
+                    large,
+                    took=lambda _: None,
+                    wanted=wanted,
+                    loaded=lambda: replay.run(applied),
+                )
+            )
+            return
+        whole = [item for piece in items.pieces for item in piece]
 
         def listed(aborted: AbortedTransactions | BaseException) -> None:
             if isinstance(aborted, BaseException):
                 raise aborted
             if wanted():
                 assert isinstance(owner, LogStream), owner
-                owner.load(items, aborted)
+                owner.load(whole, aborted)
                 replay.run(applied)
 
-        if isinstance(owner, LogStream) and count_of(items) > BLOCKS_ON_LOOP_MAX:
-            state.store.workers.compute(partial(PartitionState.listed_in, items), listed)
+        if isinstance(owner, LogStream) and count_of(whole) > BLOCKS_ON_LOOP_MAX:
+            state.store.workers.compute(partial(PartitionState.listed_in, whole), listed)
             return
-        owner.load(items)
+        owner.load(whole)
         replay.run(applied)
 
     def _make(
@@ -186,17 +201,17 @@ class ReplicaOpener:
 
 def load_state(
     store: storage.Store, log: storage.Log, initial: Sequence[NodeId]
-) -> tuple[Index, Members, Items] | None:
-    """(applied index, members, items) to replay on from; None when the log's start cannot be had
-    any more and what came before it is not stored either.
+) -> tuple[Index, Members, OpenSnapshot] | None:
+    """(applied index, members, and with them the items) to replay on from; None when the log's
+    start cannot be had any more and what came before it is not stored either.
 
     A checkpoint that cannot be trusted costs a replay of the whole log, never a default. Raises
     ReadRefused.
     """
     born = Members(NO_INDEX, tuple(sorted(initial)))
     if log.installed_state:
-        state = snapshots.decode_snapshot(log.installed_state)
-        return log.first_index - 1, state.members, state.items
+        state = snapshots.open_snapshot(log.installed_state)
+        return log.first_index - 1, state.members, state
     try:
         applied, stored = store.load_meta(log)
         members, items = snapshots.split_members(stored, born)
@@ -204,7 +219,7 @@ def load_state(
         applied, members, items = NO_INDEX, born, []
     if applied < log.first_index - 1:
         return None
-    return applied, members, items
+    return applied, members, OpenSnapshot(members, False, len(items), iter([items]))
 
 
 class Replay:
