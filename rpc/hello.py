@@ -34,7 +34,7 @@ from struct import Struct
 from ids import DirectoryId, ServerId
 from rpc.errors import MalformedFrame
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 PROTOCOL_VERSION_MIN = 3
 """Of what links carry. 2: commits are told in messages of their own kind (`MsgCommit`). 3: leader
 lists say which replicas are in sync. 4: logs of partitions may hold `ExpireProducers`, which a
@@ -77,6 +77,10 @@ REMEMBERED or DISSENT."""
 
 VERSION_OF_SHORT_SNAPSHOTS = 13
 """Who speaks less takes the list of aborted transactions from a partition's snapshot."""
+
+VERSION_OF_MANY_POSITIONS = 14
+"""Who speaks less knows neither `RaisePositionsBound` nor `ExpireOffsetsOf`, and no snapshot in
+parts."""
 
 DIRECTORY_ID_BYTES = 16
 CLUSTER_ID_BYTES_MAX = 255

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
+
+from rpc.hello import VERSION_OF_MANY_POSITIONS
 from tests.unit.kafka_groups.client import GROUP, join, sync
 from tests.unit.kafka_groups.cluster import Call, Cluster
 from tests.unit.kafka_groups.consumer import heartbeat
 from vdl.errors import ErrorCode
+from vdl.kafka.groups import led_coordinator
 from vdl.kafka.wire import delete_groups as delete_wire
 from vdl.kafka.wire import offset_commit as commit_wire
 from vdl.state.coordinator import COORDINATOR_BYTES_MAX
+from vdl.state.offsets import OFFSET_BYTES
 
 COMMIT, DELETE_GROUPS = 8, 42
 POSITIONS = 40
 SHARE = COORDINATOR_BYTES_MAX * 3 // 4
+OLDER = VERSION_OF_MANY_POSITIONS - 1
+"""Beside such a server positions have no bound of their own."""
+SMALL_BYTES_MAX, SMALL_MAX = 1 << 20, 10_000
 
 
-def secured(*, authorizer: bool = True) -> Cluster:
-    cluster = Cluster(1, authorizer=authorizer)
-    cluster.create_topic("t", partitions=POSITIONS)
+def secured(
+    *,
+    authorizer: bool = True,
+    version: int = OLDER,
+    partitions: int = POSITIONS,
+    **options: int,
+) -> Cluster:
+    """`version`: of the protocol that another server with a replica speaks."""
+    cluster = Cluster(1, authorizer=authorizer, **options)
+    cluster.create_topic("t", partitions=partitions)
+    cluster.speak(version, 2)
+    for state_group in cluster.servers[1].state_groups.values():
+        state_group.group.members.append(2 << 16 | 1)  # type: ignore[attr-defined]
     return cluster
 
 
@@ -131,3 +149,87 @@ def test_where_clients_may_do_everything_nothing_is_shared_out() -> None:
     fill(cluster, "eve", "eve")
     assert cluster.machine(GROUP).bytes_held > SHARE + POSITIONS * 4_200
     assert error_of(send_commit(cluster, GROUP, "alice")) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
+@pytest.fixture
+def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions are given bounds that a test reaches soon, as soon as they take something."""
+    monkeypatch.setattr(led_coordinator, "RAISED_FROM", 0)
+    monkeypatch.setattr(led_coordinator, "POSITIONS_BYTES_MAX", SMALL_BYTES_MAX)
+    monkeypatch.setattr(led_coordinator, "POSITIONS_MAX", SMALL_MAX)
+
+
+def test_positions_have_a_bound_of_their_own_once_all_replicas_know_that() -> None:
+    """Before they take all that there is. Not beside a server of an older version, which could not
+    apply it: there the error is one that clients try again, until that server is a newer one."""
+    cluster = secured(authorizer=False)
+    made = fill(cluster, "eve", "eve")
+    machine = cluster.machine(GROUP)
+    assert machine.positions_bound is None
+    late = names(cluster, "late")
+    assert error_of(send_commit(cluster, next(late), "a")) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    cluster.speak(VERSION_OF_MANY_POSITIONS, 2)
+    send_commit(cluster, made[0], "eve")
+    bound = machine.positions_bound
+    assert bound is not None
+    assert (bound.bytes_max, bound.count_max) == (64 << 20, 1_000_000)
+    for _ in range(40):
+        assert error_of(send_commit(cluster, next(late), "a")) is ErrorCode.NONE
+    assert machine.bytes_held > 2 * COORDINATOR_BYTES_MAX
+
+
+@pytest.mark.parametrize("authorizer", [False, True])
+def test_one_commit_that_takes_more_than_there_is_has_room_when_it_comes_again(
+    authorizer: bool,
+) -> None:
+    """Nothing else may ever have taken half of the bound that all share."""
+    cluster = secured(
+        authorizer=authorizer,
+        version=VERSION_OF_MANY_POSITIONS,
+        partitions=200,
+        offset_metadata_max_bytes=30_000,
+        message_max_bytes=7 << 20,
+    )
+
+    def commit() -> ErrorCode:
+        return error_of(send_commit(cluster, GROUP, "eve", 200, 30_000))
+
+    assert commit() is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    cluster.pump()
+    assert commit() is ErrorCode.NONE
+
+
+@pytest.mark.usefixtures("small_bounds")
+def test_positions_of_one_user_leave_room_for_those_of_others() -> None:
+    """Of their bytes, and of their number. What is no position has its room."""
+    cluster = secured(version=VERSION_OF_MANY_POSITIONS)
+    machine = cluster.machine(GROUP)
+    send_commit(cluster, GROUP, "alice", 1, 0)
+    assert machine.positions_bound is not None
+    fill(cluster, "eve", "eve")
+    share = OFFSET_BYTES * SMALL_MAX * 3 // 4
+    assert share - POSITIONS * 4_200 < machine.offsets.bytes <= share
+    assert error_of(send_commit(cluster, GROUP, "alice", 20)) is ErrorCode.NONE
+    refused = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert error_of(send_commit(cluster, next(names(cluster, "more")), "eve")) is refused
+    large = {"range": b"r" * POSITIONS * 4_000}
+    joined = join(cluster, version=3, protocols=large, user="eve")
+    assert joined.response.error_code == ErrorCode.NONE
+
+
+def test_groups_that_commits_make_count_where_positions_have_a_bound_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A commit that is refused for its group takes nothing of what positions have."""
+    monkeypatch.setattr(led_coordinator, "RAISED_FROM", 0)
+    cluster = secured(version=VERSION_OF_MANY_POSITIONS)
+    machine = cluster.machine(GROUP)
+    send_commit(cluster, GROUP, "alice", 1, 0)
+    made = 0
+    for name in names(cluster, "e" * 30_000):
+        if error_of(send_commit(cluster, name, "eve", 1, 0)) is not ErrorCode.NONE:
+            break
+        made += 1
+    assert SHARE - 40_000 < machine.shared_bytes <= SHARE
+    assert made > 10
+    assert error_of(send_commit(cluster, GROUP, "alice", 10)) is ErrorCode.NONE

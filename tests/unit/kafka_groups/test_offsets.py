@@ -9,7 +9,7 @@ import pytest
 from tests.unit.kafka_groups.client import GROUP, heartbeat, join, leave, stable_group
 from tests.unit.kafka_groups.cluster import Call, Cluster, FakeServer
 from vdl.errors import ErrorCode
-from vdl.kafka.groups import led_coordinator
+from vdl.kafka.groups import led_coordinator, offset_expiry
 from vdl.kafka.wire import offset_commit as commit_wire
 from vdl.kafka.wire import offset_delete as delete_wire
 from vdl.kafka.wire import offset_fetch as fetch_wire
@@ -444,6 +444,15 @@ def test_commit_elsewhere_or_while_loading_is_told_so(cluster: Cluster) -> None:
 # --- retention -----------------------------------------------------------------------------------
 
 
+@pytest.fixture(params=[False, True], ids=["", "apart"])
+def apart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether positions have a bound of their own: then groups are looked at in turns."""
+    if request.param:
+        monkeypatch.setattr(led_coordinator, "RAISED_FROM", -1)
+        monkeypatch.setattr(offset_expiry, "LOOKED_AT_PER_TURN", 2)
+
+
+@pytest.mark.usefixtures("apart")
 def test_offsets_of_a_dead_group_expire_and_so_does_the_group(cluster: Cluster) -> None:
     """KIP-211: seven days after the last member left, not before."""
     (member,), generation = stable_group(cluster, 1)
@@ -457,6 +466,7 @@ def test_offsets_of_a_dead_group_expire_and_so_does_the_group(cluster: Cluster) 
     cluster.assert_replicas_equal()
 
 
+@pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("deletes", [False, True])
 def test_coordinator_whose_clock_is_ahead_forgets_nothing(cluster: Cluster, deletes: bool) -> None:
     """Offsets of a group that is idle for a day are not older because one server says so; nor when
@@ -487,6 +497,7 @@ def test_offsets_of_a_living_group_do_not_expire(cluster: Cluster) -> None:
     assert machine.expirable(cluster.servers[1].clock.wall_ms() + 100 * DAY_MS, 1) == []
 
 
+@pytest.mark.usefixtures("apart")
 def test_offsets_in_deleted_partitions_go_though_the_group_lives(cluster: Cluster) -> None:
     """A group that reads whatever topics come and go does not grow with those that went."""
     (member,), generation = stable_group(cluster, 1)
@@ -502,6 +513,7 @@ def test_offsets_in_deleted_partitions_go_though_the_group_lives(cluster: Cluste
     cluster.assert_replicas_equal()
 
 
+@pytest.mark.usefixtures("apart")
 def test_deleted_partitions_are_worked_off_a_part_at_a_time(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -536,6 +548,7 @@ def test_partitions_with_offsets_are_known_after_a_restart(cluster: Cluster) -> 
     assert offsets.by_partition == loaded.offsets.by_partition
 
 
+@pytest.mark.usefixtures("apart")
 def test_offsets_of_no_group_expire_by_their_own_age() -> None:
     """Each counts from its own commit."""
     cluster = Cluster(1, offsets_retention_minutes=60)
@@ -547,6 +560,7 @@ def test_offsets_of_no_group_expire_by_their_own_age() -> None:
     assert positions(fetch(cluster)) == {("t", 1): 2}
 
 
+@pytest.mark.usefixtures("apart")
 def test_offsets_with_a_retention_of_their_own_keep_to_it() -> None:
     """OffsetCommit v2 to v4."""
     cluster = Cluster(1)
@@ -557,6 +571,7 @@ def test_offsets_with_a_retention_of_their_own_keep_to_it() -> None:
     assert positions(fetch(cluster)) == {("t", 1): 2}
 
 
+@pytest.mark.usefixtures("apart")
 def test_nothing_is_proposed_when_nothing_expires() -> None:
     """An idle coordinator's log does not grow."""
     cluster = Cluster(1)
@@ -565,6 +580,52 @@ def test_nothing_is_proposed_when_nothing_expires() -> None:
     before = {number: len(log.committed) for number, log in cluster.logs.items()}
     cluster.advance(DAY_MS)
     assert {number: len(log.committed) for number, log in cluster.logs.items()} == before
+
+
+def expiring_groups(monkeypatch: pytest.MonkeyPatch) -> tuple[Cluster, int]:
+    """Ten groups of one coordinator, whose positions are over at the next look; its number."""
+    monkeypatch.setattr(led_coordinator, "RAISED_FROM", -1)
+    monkeypatch.setattr(offset_expiry, "LOOKED_AT_PER_TURN", 4)
+    cluster = Cluster(2)
+    cluster.create_topic("t", partitions=1)
+    server = cluster.servers[1]
+    number = server.coordinator_group(GROUP)
+    names = [name for name in map(str, range(40)) if server.coordinator_group(name) == number]
+    for name in names[:10]:
+        commit(cluster, 1, group_id=name, version=4, retention_time_ms=60_000)
+    commit(cluster, 2, group_id=names[11])
+    return cluster, number
+
+
+def test_groups_are_looked_at_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command names those that were due of one turn. What is not due stays."""
+    cluster, number = expiring_groups(monkeypatch)
+    machine = cluster.servers[1].state_groups[number].machine
+    assert len(machine.offsets) == 11
+    cluster.advance(590_000)
+    seen: set[int] = set()
+    for _ in range(5_000):
+        cluster.advance(5)
+        seen.add(len(machine.offsets))
+        if len(machine.offsets) == 1:
+            break
+    assert seen == {11, 9, 7, 5, 3, 1}
+    cluster.advance(1_000)
+    assert machine.item_count == 2
+    cluster.assert_replicas_equal()
+
+
+def test_who_leads_no_more_looks_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its successor begins anew, at its own time."""
+    cluster, number = expiring_groups(monkeypatch)
+    machine = cluster.servers[1].state_groups[number].machine
+    while len(machine.offsets) == 11:
+        cluster.advance(5)
+    cluster.elect(number, 2)
+    cluster.advance(60_000)
+    assert len(machine.offsets) == 9
+    cluster.advance(10 * 60_000)
+    assert len(machine.offsets) == 1
 
 
 def test_commit_larger_than_a_batch_is_refused_whole(cluster: Cluster) -> None:

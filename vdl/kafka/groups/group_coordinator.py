@@ -40,7 +40,7 @@ from vdl.state import commands
 from vdl.state.catalog import Catalog, TopicInfo
 from vdl.state.consumer_group import GroupState
 from vdl.state.consumer_groups import JoinAnswer
-from vdl.state.coordinator import Coordinator
+from vdl.state.coordinator import CommitAnswer, Coordinator
 from vdl.state.group_kinds import COORDINATOR_IS_FULL, SYNC_IS_FULL
 from vdl.state.modern.groups import HeartbeatAnswer
 
@@ -92,8 +92,12 @@ class GroupCoordinator:
     # --- StateObserver ---------------------------------------------------------------------
     def on_applied(self, group: StateGroup, result: Any, now_ms: int, index: Index) -> None:
         led = self._led.get(group.group_id)
-        if led is not None and result.events:
+        if led is None:
+            return
+        if result.events:
             led.handle_events(result.events)
+        if type(result) is CommitAnswer:
+            led.committed(result.error)
 
     def on_installed(self, group: StateGroup) -> None:
         """Only followers get snapshots: a leader, which has timers and requests here, does not."""

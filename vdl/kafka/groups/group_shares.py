@@ -1,11 +1,12 @@
 """The room of one coordinator, shared out between the principals whose groups it has.
 
-What groups and positions may take together is bounded (`COORDINATOR_BYTES_MAX`), and principals are
-no part of the replicated state. So its leader keeps who has what, and refuses before it proposes: a
+What groups and positions may take together is bounded (`COORDINATOR_BYTES_MAX`), or each of the two
+once positions have a bound of their own; either is a `Room` here. Principals are no part of the
+replicated state. So a coordinator's leader keeps who has what, and refuses before it proposes: a
 group counts for the principal that this leader first heard of it from. What it has not heard of
 since it leads counts for nobody, and is taken into account as what is not free. Nobody may hold
-more than three times what it leaves free (`kafka/shares.py`): most of a coordinator of its own,
-and never all of it.
+more than three times what it leaves free (`kafka/shares.py`): most of a room of its own, and never
+all of it.
 
 A command counts from before it is proposed until it is decided; then the group is counted anew.
 
@@ -14,12 +15,15 @@ Must not know: requests, what the error is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from vdl.clock import MS, Clock
 from vdl.kafka.shares import Shares
 from vdl.state import commands
-from vdl.state.coordinator import COORDINATOR_BYTES_MAX, Coordinator
+from vdl.state.coordinator import COORDINATOR_BYTES_MAX, Coordinator, PositionsBound
+from vdl.state.offsets import OFFSET_BYTES
 from vdl.state.table import text_bytes
 
 TIMES_OF_FREE = 3
@@ -29,15 +33,47 @@ _FORGOTTEN_FROM = 1_000
 _NOBODY = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is shared out, in bytes."""
+
+    bytes_max: int
+    held: Callable[[], int]
+    held_by: Callable[[str], int]
+    """A group."""
+
+
+def shared_room(machine: Coordinator) -> Room:
+    """Of all that has no bound of its own."""
+
+    def held_by(group_id: str) -> int:
+        held = machine.bytes_of(group_id)
+        if machine.positions_bound is not None:
+            held -= machine.offsets.bytes_of(group_id)
+        return held
+
+    return Room(COORDINATOR_BYTES_MAX, lambda: machine.shared_bytes, held_by)
+
+
+def room_of_positions(machine: Coordinator, bound: PositionsBound) -> Room:
+    """Of positions that have a bound of their own. No more than what the most of them take at the
+    least: else one principal could have all of them."""
+    bytes_max = min(bound.bytes_max, OFFSET_BYTES * bound.count_max)
+    return Room(bytes_max, lambda: machine.offsets.bytes, machine.offsets.bytes_of)
+
+
 class GroupShares:
     """See the module."""
 
-    __slots__ = ("_clock", "_counted", "_held", "_machine", "_owners", "_recounted_ns", "_shares")
+    __slots__ = (
+        "_clock", "_counted", "_held", "_machine", "_owners", "_recounted_ns", "_room", "_shares",
+    )  # fmt: skip
 
-    def __init__(self, machine: Coordinator, clock: Clock) -> None:
+    def __init__(self, machine: Coordinator, room: Room, clock: Clock) -> None:
         self._machine = machine
+        self._room = room
         self._clock = clock
-        self._shares = Shares(COORDINATOR_BYTES_MAX, TIMES_OF_FREE)
+        self._shares = Shares(room.bytes_max, TIMES_OF_FREE)
         self._owners: dict[str, str] = {}
         """Whom a group counts for."""
         self._counted: dict[str, int] = {}
@@ -72,7 +108,7 @@ class GroupShares:
             self._count(group_id)
 
     def _may_take(self, owner: str, more: int) -> bool:
-        others = max(0, self._machine.bytes_held - self._held)
+        others = max(0, self._room.held() - self._held)
         self._shares.change(_NOBODY, others - self._shares.held(_NOBODY))
         return self._shares.may_take(owner, more)
 
@@ -84,17 +120,27 @@ class GroupShares:
                 del self._owners[group_id], self._counted[group_id]
 
     def _count(self, group_id: str) -> None:
-        now, before = self._machine.bytes_of(group_id), self._counted.get(group_id, 0)
+        now, before = self._room.held_by(group_id), self._counted.get(group_id, 0)
         self._counted[group_id] = now
         self._held += now - before
         self._shares.change(self._owners[group_id], now - before)
 
 
+def positions_growth(machine: Coordinator, command: Any) -> int:
+    """How many bytes more positions take with a client's command, at most, where they have a bound
+    of their own; 0 or less: none."""
+    if machine.positions_bound is None or not isinstance(command, commands.CommitOffsets):
+        return 0
+    return machine.offsets.growth(command.group_id, command.offsets)
+
+
 def growth(machine: Coordinator, command: Any) -> int:
-    """How many bytes more the coordinator holds with a client's command, about; 0 or less: none."""
+    """How many bytes more the coordinator holds with a client's command, about, but for what
+    `positions_growth` tells; 0 or less: none."""
     match command:
         case commands.CommitOffsets():
-            return machine.commit_growth(command)
+            more = machine.commit_growth(command)
+            return more - positions_growth(machine, command)
         case commands.CommitTransactionOffsets():
             return sum(
                 text_bytes(command.group_id) + text_bytes(one.topic) + text_bytes(one.metadata)

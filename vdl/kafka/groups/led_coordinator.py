@@ -19,17 +19,25 @@ Must not know: requests, wire formats, other coordinator groups.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, assert_never
 
 from ids import GroupId
+from rpc.hello import VERSION_OF_MANY_POSITIONS
 from vdl.clock import MS, Clock, Timer
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
-from vdl.kafka.groups.group_shares import GroupShares, growth
+from vdl.kafka.groups.group_shares import (
+    GroupShares,
+    growth,
+    positions_growth,
+    room_of_positions,
+    shared_room,
+)
 from vdl.kafka.groups.led_consumer_groups import LedConsumerGroups
 from vdl.kafka.groups.led_share_groups import LedShareGroups
+from vdl.kafka.groups.offset_expiry import OffsetExpiry
 from vdl.kafka.host import Compute
 from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
@@ -46,8 +54,13 @@ from vdl.state.consumer_groups import (
     RebalanceStarted,
     SyncCompleted,
 )
-from vdl.state.coordinator import Coordinator
-from vdl.state.group_kinds import GroupKind, GroupTouched
+from vdl.state.coordinator import (
+    COORDINATOR_BYTES_MAX,
+    POSITIONS_BYTES_MAX,
+    POSITIONS_MAX,
+    Coordinator,
+)
+from vdl.state.group_kinds import COORDINATOR_IS_FULL, GroupKind, GroupTouched
 from vdl.state.modern.member import ModernMember
 
 RETRY_NS = 500 * MS
@@ -55,6 +68,9 @@ RETRY_NS = 500 * MS
 
 STALL_NS = 1_000 * MS
 """A timer this late means that the server was stalled, not that clients were silent."""
+
+RAISED_FROM = COORDINATOR_BYTES_MAX // 2
+"""Positions that take more are given a bound of their own, before there is no room."""
 
 DELETED_MAX = 10_000
 """Offsets of deleted partitions that one check removes, at about: a partition is removed whole. The
@@ -395,7 +411,11 @@ class LedCoordinator:
         self.pattern_work = pattern_work
         self.own_topics = own_topics
         self._settled_ms = settled_ms
-        self._shares = GroupShares(machine, clock)
+        self._shares = GroupShares(machine, shared_room(machine), clock)
+        self._position_shares: GroupShares | None = None
+        """Once positions have a bound of their own, and somebody commits some."""
+        self._is_raising = False
+        """Whether `RaisePositionsBound` is proposed."""
         self._live: dict[str, LiveGroup] = {}
         """Groups with members or pending members, and others that requests named."""
         for group_id, group in machine.groups.groups.items():
@@ -403,6 +423,7 @@ class LedCoordinator:
                 self.live(group_id).resume()
         self.consumer = LedConsumerGroups(self)
         self.share = LedShareGroups(machine.share.groups, clock, catalog, self.propose)
+        self._expiry = OffsetExpiry(machine, clock, self.propose)
         self._offsets_timer = self._check_offsets_later()
 
     @property
@@ -418,6 +439,7 @@ class LedCoordinator:
 
     def close(self) -> None:
         self._offsets_timer.cancel()
+        self._expiry.close()
         self.consumer.close()
         self.share.close()
         groups, self._live = self._live, {}
@@ -431,21 +453,69 @@ class LedCoordinator:
     def propose_for(self, asker: str, command: Any, done: Callable[[Outcome], None]) -> bool:
         """Propose what a client asked for; False: it is not, because its principal has its share of
         the coordinator's room. Where clients may do everything, nothing is shared out."""
-        more = growth(self.machine, command) if asker and self.options.authorizer else 0
-        if more <= 0:
+        if not asker or not self.options.authorizer:
             self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=done)
             return True
-        group_id = command.group_id
-        owner = self._shares.begin(asker, group_id, more)
-        if owner is None:
-            return False
+        taken: list[tuple[GroupShares, str, int]] = []
+        for shares, more in self._taken_from(command):
+            if more <= 0:
+                continue
+            owner = shares.begin(asker, command.group_id, more)
+            if owner is None:
+                self._end_shares(command.group_id, taken)
+                self._raise_bound()
+                return False
+            taken.append((shares, owner, more))
+        if not taken:
+            self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=done)
+            return True
 
         def decided(outcome: Outcome) -> None:
-            self._shares.end(owner, group_id, more)
+            self._end_shares(command.group_id, taken)
             done(outcome)
 
         self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=decided)
         return True
+
+    def _taken_from(self, command: Any) -> Iterator[tuple[GroupShares, int]]:
+        """By which shares the command is judged, and how much it takes of each."""
+        machine = self.machine
+        bound, more = machine.positions_bound, positions_growth(machine, command)
+        if bound is not None and more > 0:
+            shares = self._position_shares
+            if shares is None:
+                room = room_of_positions(machine, bound)
+                shares = self._position_shares = GroupShares(machine, room, self.clock)
+            yield shares, more
+        yield self._shares, growth(machine, command)
+
+    def _end_shares(self, group_id: str, taken: list[tuple[GroupShares, str, int]]) -> None:
+        for shares, owner, more in taken:
+            shares.end(owner, group_id, more)
+
+    def committed(self, error: ErrorCode) -> None:
+        """A commit of offsets was decided. If it found no room, what its client sends again may
+        find it."""
+        machine = self.machine
+        if machine.positions_bound is None and (
+            error is COORDINATOR_IS_FULL or machine.offsets.bytes > RAISED_FROM
+        ):
+            self._raise_bound()
+
+    def _raise_bound(self) -> None:
+        """Give positions a bound of their own, if all replicas know what that is."""
+        machine, group = self.machine, self.state_group
+        if machine.positions_bound is not None or self._is_raising:
+            return
+        if not group.members_speak(VERSION_OF_MANY_POSITIONS):
+            return
+        self._is_raising = True
+
+        def done(_: Outcome) -> None:
+            self._is_raising = False
+
+        command = commands.RaisePositionsBound(POSITIONS_BYTES_MAX, POSITIONS_MAX)
+        group.propose(command, deadline_ns=self.deadline_ns(), done=done)
 
     def undecided(self, outcome: Outcome) -> ErrorCode:
         """See `undecided`."""
@@ -520,7 +590,9 @@ class LedCoordinator:
         retention_ms = self.options.offsets_retention_minutes * 60_000
         deleted = self._deleted_partitions()
         now_ms = self._settled_ms()
-        if (
+        if self.machine.positions_bound is not None:
+            self._expiry.begin(retention_ms, deleted, now_ms)
+        elif (
             deleted
             or self.machine.expirable(now_ms, retention_ms)
             or self.machine.expirable_of_kinds(now_ms, retention_ms)

@@ -48,7 +48,7 @@ from vdl.state.aborted import AbortedRange
 from vdl.state.producers import ActiveProducer
 
 OFFSETS_PER_ENTRY = 1 << 20
-"""More than records of one coordinator, which has room for some 70,000."""
+"""More than there are positions of one coordinator (`POSITIONS_MAX`), and groups beside them."""
 
 RECORDS_ON_LOOP_MAX = 500
 """More records than these are built off the loop: some 5 us each."""
