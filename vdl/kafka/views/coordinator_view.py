@@ -344,7 +344,10 @@ class CoordinatorView(Generic[Place, Item]):
         self._observe()
         self._start_index = self._group.group.applied
         offset = Offset(self._start_index * OFFSETS_PER_ENTRY)
+        end = offset + OFFSETS_PER_ENTRY
         for places in self._content.standing():
+            if offset + len(places) > end:
+                break  # what has no offset left is shown when it changes
             self._first.append((offset, places))
             offset += len(places)
 

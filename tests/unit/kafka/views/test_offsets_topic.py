@@ -135,6 +135,20 @@ def test_commits_are_read_in_their_order(world: World, coordinator: FakeCoordina
     )
 
 
+def test_what_has_no_offset_left_is_read_when_it_changes(
+    world: World, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than one entry has offsets for: none of them is an offset of the next entry."""
+    monkeypatch.setattr(coordinator_view, "OFFSETS_PER_ENTRY", 8)
+    for group in ("a", "b", "c"):
+        coordinator.commit(group, 10, 0, 1)
+    reader = Reader(view(world, coordinator))
+    assert {group for group, *_ in reader.poll()} == {"a", "b"}
+    coordinator.commit("c", 11, 0)
+    coordinator.commit("a", 12, 1)
+    assert reader.poll() == [("c", "t", 0, 11), ("a", "t", 1, 12)]
+
+
 def test_position_that_is_committed_again_is_found_at_the_later_commit_alone(
     world: World, coordinator: FakeCoordinator
 ) -> None:
