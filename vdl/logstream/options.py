@@ -32,7 +32,7 @@ class HostOptions:
     """Raft messages kept for groups that the catalog here does not have yet."""
 
     early_snapshot_bytes_max: int = 16 << 20
-    """Snapshots among them: two of the largest."""
+    """Snapshots among them: two of the largest in one piece. Others are sent again."""
 
     cold_read_bytes: int = 1 << 20
     command_entries_kept: int = 10_000
