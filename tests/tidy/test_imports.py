@@ -63,6 +63,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.records.markers",),
     ("vdl.records.batch",),
     ("vdl.records.walk",),
+    ("vdl.records.inflation",),
     ("vdl.records.compression",),
     ("vdl.patterns",),
     ("vdl.check", "vdl.listening", "vdl.log", "vdl.errors", "vdl.clock"),

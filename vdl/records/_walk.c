@@ -257,13 +257,12 @@ walk_all(struct walk *walk, const uint8_t *p, const uint8_t *end)
 }
 
 static PyObject *
-refused_tuple(const struct walk *walk)
+tuple_of(const struct refused *refused, int count)
 {
-    PyObject *all = PyTuple_New(walk->refused_count);
-    for (int i = 0; all != NULL && i < walk->refused_count; i++) {
-        const struct refused *refused = &walk->refused[i];
-        PyObject *one = Py_BuildValue("(iiL)", (int)refused->index, refused->why,
-                                      (long long)refused->timestamp);
+    PyObject *all = PyTuple_New(count);
+    for (int i = 0; all != NULL && i < count; i++) {
+        PyObject *one = Py_BuildValue("(iiL)", (int)refused[i].index, refused[i].why,
+                                      (long long)refused[i].timestamp);
         if (one == NULL || PyTuple_SetItem(all, i, one) < 0) {
             Py_DECREF(all);
             return NULL;
@@ -305,11 +304,216 @@ walk(PyObject *module, PyObject *args)
     else
         fault = walk_all(&walk, start, end);
     PyBuffer_Release(&records);
-    refused = refused_tuple(&walk);
+    refused = tuple_of(walk.refused, walk.refused_count);
     if (refused == NULL)
         return NULL;
     return Py_BuildValue("(iiLN)", (int)fault, (int)walk.index, (long long)walk.max_timestamp,
                          refused);
+}
+
+/* --- records that come piece by piece: see vdl.records.walk.WalkPart ---------------------------- */
+
+/* Of the state, in its order. */
+enum slot {
+    COUNT, BASE_TIMESTAMP, OLDEST, NEWEST, KEYS_REQUIRED, INDEX, MAX_TIMESTAMP, REFUSED, PHASE,
+    LEFT, SKIP, HEADERS, TIME, KEY, SLOTS
+};
+
+/* What comes next. */
+enum phase { BEGINNING, VALUE, HEADER_NUMBER, NAME, HEADER_VALUE, ENDING };
+
+/* No record takes more before its key; no length does. */
+#define BEGINNING_BYTES_MAX 26
+#define LENGTH_BYTES_MAX 5
+
+/* The beginning of a record, up to its key. `end`: of what is there. */
+static enum fault
+begin_record(int64_t *state, const uint8_t **at, const uint8_t *end, int is_last)
+{
+    const uint8_t *p = *at, *body;
+    int32_t length, offset_delta, key;
+    int64_t delta, base = state[BASE_TIMESTAMP];
+    enum fault fault;
+
+    if (p == end)
+        return MISSING;
+    if ((fault = read_varint(&p, end, &length)))
+        return fault;
+    if (length < 0 || (is_last && length > end - p))
+        return RECORD_LENGTH;
+    body = p;
+    if (length < end - p)
+        end = p + length;
+    if (p == end)
+        return CUT_OFF;
+    if (*p++ & 0x80)
+        return ATTRIBUTES;
+    if ((fault = read_varlong(&p, end, &delta)))
+        return fault;
+    if (delta > 0 ? base > INT64_MAX - delta : base < INT64_MIN - delta)
+        return TIMESTAMP;
+    if ((fault = read_varint(&p, end, &offset_delta)))
+        return fault;
+    if (offset_delta != state[INDEX])
+        return OFFSET_DELTA;
+    if ((fault = read_varint(&p, end, &key)))
+        return fault;
+    state[LEFT] = length - (p - body);
+    if (key < -1 || key > state[LEFT])
+        return FIELD_LENGTH;
+    state[TIME] = base + delta;
+    state[KEY] = key;
+    state[SKIP] = key > 0 ? key : 0;
+    state[PHASE] = VALUE;
+    *at = p;
+    return NONE;
+}
+
+/* A number within a record, of which `end` is the end as far as it is there. */
+static enum fault
+next_number(int64_t *state, const uint8_t **at, const uint8_t *end, int32_t *value)
+{
+    const uint8_t *p = *at;
+    enum fault fault = read_varint(&p, state[LEFT] < end - p ? p + state[LEFT] : end, value);
+    if (fault)
+        return fault;
+    state[LEFT] -= p - *at;
+    *at = p;
+    return NONE;
+}
+
+static void
+end_record(int64_t *state, struct refused *refused, int *count)
+{
+    int why = -1;
+    int64_t timestamp = state[TIME];
+
+    if (timestamp > state[MAX_TIMESTAMP])
+        state[MAX_TIMESTAMP] = timestamp;
+    if (state[KEYS_REQUIRED] && state[KEY] < 0)
+        why = WITHOUT_KEY;
+    else if (timestamp != -1 && (timestamp < state[OLDEST] || timestamp > state[NEWEST]))
+        why = OUT_OF_TIME;
+    if (why >= 0 && state[REFUSED] < REFUSED_MAX) {
+        state[REFUSED]++;
+        refused[*count].index = (int32_t)state[INDEX];
+        refused[*count].why = why;
+        refused[(*count)++].timestamp = timestamp;
+    }
+    state[INDEX]++;
+    state[PHASE] = BEGINNING;
+}
+
+static enum fault
+walk_on(int64_t *state, const uint8_t **at, const uint8_t *end, int is_last,
+        struct refused *refused, int *count)
+{
+    const uint8_t *p = *at, *before;
+    enum fault fault = NONE;
+    int32_t number;
+
+    for (;;) {
+        int64_t there = end - p;
+        if (state[SKIP]) {
+            int64_t passed = state[SKIP] < there ? state[SKIP] : there;
+            p += passed;
+            there -= passed;
+            state[SKIP] -= passed;
+            state[LEFT] -= passed;
+        }
+        *at = p;
+        if (state[PHASE] == BEGINNING) {
+            if (state[INDEX] >= state[COUNT])
+                return p == end ? NONE : TRAILING_BYTES;
+            if (!is_last && there < BEGINNING_BYTES_MAX)
+                return NONE;
+            if ((fault = begin_record(state, &p, end, is_last)))
+                return fault;
+            continue;
+        }
+        if (state[LEFT] > there && is_last)
+            return RECORD_LENGTH;
+        if (state[SKIP] || (state[LEFT] > there && there < LENGTH_BYTES_MAX))
+            return NONE;
+        switch (state[PHASE]) {
+        case VALUE:
+        case HEADER_VALUE:
+            if ((fault = next_number(state, &p, end, &number)))
+                return fault;
+            if (number < -1 || number > state[LEFT])
+                return FIELD_LENGTH;
+            state[SKIP] = number > 0 ? number : 0;
+            if (state[PHASE] == VALUE)
+                state[PHASE] = HEADER_NUMBER;
+            else
+                state[PHASE] = --state[HEADERS] ? NAME : ENDING;
+            break;
+        case HEADER_NUMBER:
+            if ((fault = next_number(state, &p, end, &number)))
+                return fault;
+            if (number < 0 || number > state[LEFT] / 2)
+                return HEADER_COUNT;
+            state[HEADERS] = number;
+            state[PHASE] = number ? NAME : ENDING;
+            break;
+        case NAME:
+            before = p;
+            if ((fault = next_number(state, &p, end, &number)))
+                return fault;
+            if (number < -1 || number > state[LEFT])
+                return FIELD_LENGTH;
+            if (number > end - p) {  /* it is looked at as a whole */
+                state[LEFT] += p - before;
+                return NONE;
+            }
+            if (number < 0 || !is_utf8(p, p + number))
+                return HEADER_NAME;
+            p += number;
+            state[LEFT] -= number;
+            state[PHASE] = HEADER_VALUE;
+            break;
+        default:
+            if (state[LEFT])
+                return UNREAD_BYTES;
+            end_record(state, refused, count);
+        }
+    }
+}
+
+PyDoc_STRVAR(walk_part_doc, "walk_part($module, records, state, is_last, /)\n--\n\n"
+             "See vdl.records.walk.");
+
+static PyObject *
+walk_part(PyObject *module, PyObject *args)
+{
+    Py_buffer records, state;
+    struct refused refused[REFUSED_MAX];
+    int is_last, count = 0;
+    enum fault fault;
+    PyObject *all;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*w*p:walk_part", &records, &state, &is_last))
+        return NULL;
+    if (state.len != SLOTS * (Py_ssize_t)sizeof(int64_t) || state.itemsize != sizeof(int64_t)) {
+        PyBuffer_Release(&records);
+        PyBuffer_Release(&state);
+        PyErr_SetString(PyExc_ValueError, "not the state of a walk");
+        return NULL;
+    }
+    const uint8_t *start = records.buf;
+    const uint8_t *p = start;
+    PyThreadState *thread = PyEval_SaveThread();
+    fault = walk_on(state.buf, &p, records.len ? start + records.len : start, is_last, refused,
+                    &count);
+    PyEval_RestoreThread(thread);
+    Py_ssize_t position = p - start;
+    PyBuffer_Release(&records);
+    PyBuffer_Release(&state);
+    all = tuple_of(refused, count);
+    if (all == NULL)
+        return NULL;
+    return Py_BuildValue("(inN)", (int)fault, position, all);
 }
 
 /* The shortest record whose places can be read: its length, attributes, two deltas, two lengths. */
@@ -409,6 +613,7 @@ places(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"places", places, METH_VARARGS, places_doc},
     {"walk", walk, METH_VARARGS, walk_doc},
+    {"walk_part", walk_part, METH_VARARGS, walk_part_doc},
     {NULL, NULL, 0, NULL},
 };
 

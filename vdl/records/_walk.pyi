@@ -1,4 +1,6 @@
-from vdl.records.walk import Buffer, Walked
+from array import array
+
+from vdl.records.walk import Buffer, Refused, Walked
 
 def walk(
     records: Buffer,
@@ -10,4 +12,7 @@ def walk(
     release: bool,
     /,
 ) -> Walked: ...
+def walk_part(
+    records: Buffer, state: array[int], is_last: bool, /
+) -> tuple[int, int, tuple[Refused, ...]]: ...
 def places(records: Buffer, count: int, /) -> tuple[bytes, int]: ...

@@ -43,6 +43,7 @@ from vdl.records.compression import (
     compress_readably,
     decompress,
 )
+from vdl.records.inflation import INFLATED_BYTES_MAX
 from vdl.records.walk import RECORD_BYTES_MIN
 
 Buffer = bytes | bytearray | memoryview
@@ -204,7 +205,7 @@ def _check_fields(header: BatchHeader, produce_version: int) -> None:
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "compression type not supported")
     # Cheap, and enough to keep any work for the records in proportion to the bytes that came.
     record_bytes = header.batch_length + LENGTH_FROM - HEADER_BYTES
-    if header.count * RECORD_BYTES_MIN > (OUTPUT_BYTES_MAX if codec else record_bytes):
+    if header.count * RECORD_BYTES_MIN > (INFLATED_BYTES_MAX if codec else record_bytes):
         raise KafkaError(ErrorCode.INVALID_RECORD, "more records than the bytes can hold")
     if attributes & LOG_APPEND_TIME_FLAG:
         raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "LogAppendTime is not the producer's to set")

@@ -3,9 +3,10 @@
 A producer chooses the codec and VDL passes the batch on as it is; what must look inside (the check
 of a produce, offsets by time, tools, our own client) comes here. Whoever compressed is not trusted:
 output goes into a buffer of bounded size, so a few bytes cannot become gigabytes whatever they
-claim. A batch may become `OUTPUT_BYTES_MAX`, however small it is. Where nothing hangs on it, the
-bound is `RATIO_MAX` times the input, at least `FLOOR_BYTES` (`output_limit`): compaction keeps a
-batch whole that becomes larger, and so do servers of every version.
+claim. A batch may become `OUTPUT_BYTES_MAX`, however small it is, where it is looked at as a whole;
+what becomes more is looked at as a stream (`inflation.py`). Where nothing hangs on it, the bound is
+`RATIO_MAX` times the input, at least `FLOOR_BYTES` (`output_limit`): compaction keeps a batch whole
+that becomes larger, and so do servers of every version.
 
 Framing, as Java's client has it: gzip members, LZ4 frames of independent blocks (its reader knows
 no others), zstd frames, and for snappy the blocks of xerial's stream. Plain snappy without that
@@ -38,7 +39,8 @@ _LZ4_LEVEL = 4
 _FIRST_TRY_BYTES = 64 * 1024
 
 FRAME_BLOCKS_MAX = 16_384
-"""Blocks of one frame: the largest output, in pieces of a kilobyte."""
+BLOCK_BYTES_MIN = 1024
+"""Blocks of one frame: so many, or one for each so many of its bytes, if those are more."""
 
 _UINT32_LE = Struct("<I")
 _LZ4_MAGIC = 0x184D2204
@@ -152,10 +154,10 @@ def decompress_into(codec: Compression, data: Buffer, output: memoryview) -> int
             case Compression.SNAPPY:
                 return _snappy_into(view, output)
             case Compression.LZ4:
-                is_sound = _is_one_lz4_frame(view)
+                is_sound = is_one_lz4_frame(view)
                 size = cramjam.lz4.decompress_into(view, output) if is_sound else 0
             case Compression.ZSTD:
-                is_sound = _is_one_zstd_frame(view)
+                is_sound = is_one_zstd_frame(view)
                 size = cramjam.zstd.decompress_into(view, output) if is_sound else 0
     except cramjam.DecompressionError as error:
         raise CorruptCompression(codec, len(view)) from error
@@ -173,7 +175,11 @@ def _is_one_member(data: memoryview, size: int) -> bool:
     return not size or bool(zlib.decompressobj(wbits=31).decompress(data, 1))
 
 
-def _is_one_lz4_frame(data: memoryview) -> bool:
+def _blocks_max(data: memoryview) -> int:
+    return max(FRAME_BLOCKS_MAX, len(data) // BLOCK_BYTES_MIN)
+
+
+def is_one_lz4_frame(data: memoryview) -> bool:
     """Whether one frame of independent blocks fills the data: what Java's reader takes."""
     try:
         if _UINT32_LE.unpack_from(data, 0)[0] != _LZ4_MAGIC:
@@ -185,7 +191,7 @@ def _is_one_lz4_frame(data: memoryview) -> bool:
             return False
         position = 15 if flags & _LZ4_CONTENT_SIZE else 7
         after_block = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
-        for _ in range(FRAME_BLOCKS_MAX):
+        for _ in range(_blocks_max(data)):
             size = _UINT32_LE.unpack_from(data, position)[0]
             position += 4
             if not size:
@@ -198,7 +204,7 @@ def _is_one_lz4_frame(data: memoryview) -> bool:
     return False
 
 
-def _is_one_zstd_frame(data: memoryview) -> bool:
+def is_one_zstd_frame(data: memoryview) -> bool:
     """Whether one frame fills the data (RFC 8878)."""
     try:
         if _UINT32_LE.unpack_from(data, 0)[0] != _ZSTD_MAGIC:
@@ -207,7 +213,7 @@ def _is_one_zstd_frame(data: memoryview) -> bool:
         is_single = bool(flags & _ZSTD_SINGLE_SEGMENT)
         position = 5 + (not is_single) + _ZSTD_DICTIONARY_BYTES[flags & 3]
         position += _ZSTD_SIZE_BYTES[flags >> 6] or is_single
-        for _ in range(FRAME_BLOCKS_MAX):
+        for _ in range(_blocks_max(data)):
             header = data[position] | data[position + 1] << 8 | data[position + 2] << 16
             is_run = header >> 1 & 3 == _ZSTD_RUN
             position += 3 + (1 if is_run else header >> 3)
@@ -220,14 +226,20 @@ def _is_one_zstd_frame(data: memoryview) -> bool:
 
 def _snappy_into(data: memoryview, output: memoryview) -> int:
     """The blocks of xerial's stream, one behind the other; or one block without it."""
-    if data[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
-        return _snappy_block_into(data, output, len(data))
-    if len(data) < len(_XERIAL_HEADER) or data[_XERIAL_VERSION].tobytes() < _XERIAL_VERSION_MIN:
-        raise CorruptCompression(Compression.SNAPPY, len(data))
     size = 0
-    for block in _xerial_blocks(data):
+    for block in snappy_blocks(data):
         size += _snappy_block_into(block, output[size:], len(data))
     return size
+
+
+def snappy_blocks(data: memoryview) -> Iterator[memoryview]:
+    """The blocks that a producer sent, each still compressed. Raises CorruptCompression."""
+    if data[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
+        yield data
+        return
+    if len(data) < len(_XERIAL_HEADER) or data[_XERIAL_VERSION].tobytes() < _XERIAL_VERSION_MIN:
+        raise CorruptCompression(Compression.SNAPPY, len(data))
+    yield from _xerial_blocks(data)
 
 
 def _snappy_block_into(block: memoryview, output: memoryview, size: int) -> int:

@@ -13,6 +13,9 @@ Where it is stricter than Kafka's broker, a consumer of some client would otherw
 record for good: offset deltas must be 0, 1, 2, …, numbers must fit their type, a length is never
 below -1, the highest bit of a record's attributes is not set, header names are UTF-8.
 
+Records that come piece by piece, because all of them would take too much memory, are walked on from
+where the last piece ended: `walk_part`, by the same rules.
+
 Beside it there is a shorter walk that says where each record lies, and its key: `places`. It goes
 over what was accepted before, so it looks at no more than it needs.
 
@@ -22,6 +25,7 @@ Must not know: batch headers, codecs, error codes, threads.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable
 from enum import IntEnum
 
@@ -91,6 +95,57 @@ whose timestamps count from `base_timestamp` and should be within [oldest, newes
 excepted. `release`: let other threads run meanwhile."""
 
 
+WalkPart = Callable[[Buffer, "array[int]", bool], tuple[int, int, tuple[Refused, ...]]]
+"""`(records, state, is_last)`: walk on from what `state` says, which `begin_parts` made, over the
+next bytes: (fault, how many of them were walked, further records that are not wanted). The rest is
+to come again, in front of what follows it; without a rest there may be more to come. A header's
+name is looked at as a whole, so there must be room for one. `is_last`: nothing follows."""
+
+
+class Slot(IntEnum):
+    """Places in the state of a walk by parts. The numbers are those of `_walk.c`."""
+
+    COUNT = 0
+    BASE_TIMESTAMP = 1
+    OLDEST = 2
+    NEWEST = 3
+    KEYS_REQUIRED = 4
+    INDEX = 5
+    """Of the next record, or the one that has begun."""
+    MAX_TIMESTAMP = 6
+    REFUSED = 7
+    """How many were named."""
+    PHASE = 8
+    LEFT = 9
+    """Bytes of the record that has begun which were not walked."""
+    SKIP = 10
+    """And of its field."""
+    HEADERS = 11
+    """How many of them are to come."""
+    TIME = 12
+    KEY = 13
+    """Its length, or -1."""
+
+
+_BEGINNING, _VALUE, _HEADER_NUMBER, _NAME, _HEADER_VALUE, _ENDING = range(6)
+_BEGINNING_BYTES_MAX = 26
+"""No record takes more before its key."""
+_LENGTH_BYTES_MAX = 5
+
+
+def begin_parts(
+    count: int, base_timestamp: int, oldest: int, newest: int, keys_required: bool
+) -> array[int]:
+    """The state of a walk that has not begun. The arguments are those of `Walk`."""
+    state = array("q", bytes(8 * len(Slot)))
+    state[Slot.COUNT] = count
+    state[Slot.BASE_TIMESTAMP] = base_timestamp
+    state[Slot.OLDEST], state[Slot.NEWEST] = oldest, newest
+    state[Slot.KEYS_REQUIRED] = keys_required
+    state[Slot.MAX_TIMESTAMP] = _NO_TIMESTAMP
+    return state
+
+
 PLACE = struct.Struct("=6i")
 """One record, positions in the records: where it begins, where it ends, its offset delta, where its
 key begins, the length of the key and of the value, -1 where there is none."""
@@ -157,6 +212,133 @@ def walk_in_python(
     return int(fault), max(0, count), max_timestamp, tuple(refused)
 
 
+def walk_part_in_python(
+    records: Buffer, state: array[int], is_last: bool
+) -> tuple[int, int, tuple[Refused, ...]]:
+    """See `WalkPart`."""
+    refused: list[Refused] = []
+    position = 0
+    try:
+        while True:
+            passed = min(state[Slot.SKIP], len(records) - position)
+            position += passed
+            state[Slot.SKIP] -= passed
+            state[Slot.LEFT] -= passed
+            after = _walk_field(records, position, state, refused, is_last=is_last)
+            if after is None:
+                return int(Fault.NONE), position, tuple(refused)
+            position = after
+    except _Broken as broken:
+        return int(broken.fault), position, tuple(refused)
+
+
+def _walk_field(
+    records: Buffer, position: int, state: array[int], refused: list[Refused], *, is_last: bool
+) -> int | None:
+    """Walk what comes next; where that ends, or None if it is not there. Raises _Broken."""
+    phase, there = state[Slot.PHASE], len(records) - position
+    if phase == _BEGINNING:
+        if state[Slot.INDEX] >= state[Slot.COUNT]:
+            if there:
+                raise _Broken(Fault.TRAILING_BYTES)
+            return None
+        if not is_last and there < _BEGINNING_BYTES_MAX:
+            return None
+        return _begin_record(records, position, state, is_last=is_last)
+    left = state[Slot.LEFT]
+    if left > there and is_last:
+        raise _Broken(Fault.RECORD_LENGTH)
+    if state[Slot.SKIP] or (left > there and there < _LENGTH_BYTES_MAX):
+        return None
+    if phase == _ENDING:
+        if left:
+            raise _Broken(Fault.UNREAD_BYTES)
+        _end_record(state, refused)
+        return position
+    number, after = _read_number(records, position, position + min(left, there), 32)
+    left -= after - position
+    if phase == _HEADER_NUMBER:
+        if not 0 <= number <= left // 2:
+            raise _Broken(Fault.HEADER_COUNT)
+        state[Slot.HEADERS] = number
+        state[Slot.PHASE] = _NAME if number else _ENDING
+    elif not -1 <= number <= left:
+        raise _Broken(Fault.FIELD_LENGTH)
+    elif phase == _NAME:
+        if number > len(records) - after:
+            return None
+        after = _pass_name(records, after, number)
+        left -= number
+        state[Slot.PHASE] = _HEADER_VALUE
+    else:
+        state[Slot.SKIP] = max(0, number)
+        if phase == _VALUE:
+            state[Slot.PHASE] = _HEADER_NUMBER
+        else:
+            state[Slot.HEADERS] -= 1
+            state[Slot.PHASE] = _NAME if state[Slot.HEADERS] else _ENDING
+    state[Slot.LEFT] = left
+    return after
+
+
+def _begin_record(records: Buffer, position: int, state: array[int], *, is_last: bool) -> int:
+    """Walk a record up to its key. Raises _Broken."""
+    there = len(records)
+    if position == there:
+        raise _Broken(Fault.MISSING)
+    length, body = _read_number(records, position, there, 32)
+    if length < 0 or (is_last and length > there - body):
+        raise _Broken(Fault.RECORD_LENGTH)
+    end = min(there, body + length)
+    if body == end:
+        raise _Broken(Fault.CUT_OFF)
+    if records[body] & _ATTRIBUTE_GOES_ON:
+        raise _Broken(Fault.ATTRIBUTES)
+    delta, position = _read_number(records, body + 1, end, 64)
+    timestamp = state[Slot.BASE_TIMESTAMP] + delta
+    if not _INT64_MIN <= timestamp <= _INT64_MAX:
+        raise _Broken(Fault.TIMESTAMP)
+    offset_delta, position = _read_number(records, position, end, 32)
+    if offset_delta != state[Slot.INDEX]:
+        raise _Broken(Fault.OFFSET_DELTA)
+    key, position = _read_number(records, position, end, 32)
+    left = length - (position - body)
+    if not -1 <= key <= left:
+        raise _Broken(Fault.FIELD_LENGTH)
+    state[Slot.LEFT], state[Slot.SKIP] = left, max(0, key)
+    state[Slot.TIME], state[Slot.KEY] = timestamp, key
+    state[Slot.PHASE] = _VALUE
+    return position
+
+
+def _end_record(state: array[int], refused: list[Refused]) -> None:
+    """A record was walked as a whole."""
+    timestamp = state[Slot.TIME]
+    state[Slot.MAX_TIMESTAMP] = max(state[Slot.MAX_TIMESTAMP], timestamp)
+    why = -1
+    if state[Slot.KEYS_REQUIRED] and state[Slot.KEY] < 0:
+        why = WITHOUT_KEY
+    elif timestamp != _NO_TIMESTAMP and not (state[Slot.OLDEST] <= timestamp <= state[Slot.NEWEST]):
+        why = OUT_OF_TIME
+    if why >= 0 and state[Slot.REFUSED] < REFUSED_MAX:
+        state[Slot.REFUSED] += 1
+        refused.append((state[Slot.INDEX], why, timestamp))
+    state[Slot.INDEX] += 1
+    state[Slot.PHASE] = _BEGINNING
+
+
+def _pass_name(records: Buffer, position: int, length: int) -> int:
+    """The position behind a header's name. Raises _Broken."""
+    end = position + length
+    try:
+        if length < 0:
+            raise _Broken(Fault.HEADER_NAME)
+        str(records[position:end], "utf-8")
+    except UnicodeDecodeError:
+        raise _Broken(Fault.HEADER_NAME) from None
+    return end
+
+
 class _Broken(Exception):
     """A rule is broken."""
 
@@ -200,12 +382,7 @@ def _skip_headers(records: Buffer, position: int, end: int) -> int:
         raise _Broken(Fault.HEADER_COUNT)
     for _ in range(count):
         length, position = _skip_field(records, position, end)
-        if length < 0:
-            raise _Broken(Fault.HEADER_NAME)
-        try:
-            str(records[position - length : position], "utf-8")
-        except UnicodeDecodeError:
-            raise _Broken(Fault.HEADER_NAME) from None
+        position = _pass_name(records, position - max(0, length), length)
         _, position = _skip_field(records, position, end)
     return position
 
@@ -250,5 +427,14 @@ def _choose_places() -> Places:
     return native
 
 
+def _choose_part() -> WalkPart:
+    try:
+        from vdl.records._walk import walk_part as native
+    except ImportError:  # likewise
+        return walk_part_in_python
+    return native
+
+
 walk, IS_NATIVE = _choose()
+walk_part = _choose_part()
 places = _choose_places()

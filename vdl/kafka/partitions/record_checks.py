@@ -5,19 +5,23 @@ in a thread that only computes.
 gives it, and the caller keeps the order of what follows. Rules and codes are Kafka's
 (`LogValidator`): unreadable records are INVALID_RECORD; well-formed records that are not allowed
 are named one by one, as INVALID_TIMESTAMP or INVALID_RECORD (KIP-467). Compressed data that no
-client can read, or that would decompress to too much, is INVALID_RECORD; Kafka says
+client can read, or that becomes more than any of them could, is INVALID_RECORD; Kafka says
 UNKNOWN_SERVER_ERROR.
 
 Message sets of clients before 0.11 become a batch here (`convert`, `convert_later`), under the same
 rules and bounds.
 
 A topic may ask for a codec (`compression.type`). Then what is not compressed so is compressed anew,
-in the same step: the records are at hand there, and known to be sound.
+in the same step: the records are at hand there, and known to be sound. A batch that becomes more
+than `OUTPUT_BYTES_MAX` keeps its producer's.
 
 Bounds over all connections:
 
 * `CHECKS_AT_ONCE` batches are checked in threads at a time, each decompressed into a buffer of
   `OUTPUT_BYTES_MAX`. No more is ever held decompressed; the buffers are reused.
+* What that has no room for is decompressed and walked piece by piece (`_LongCheck`), one batch at a
+  time. Such a check may take seconds, so it gives its thread back after each `SLICE_BYTES`: those
+  that are quick never wait for all of it.
 * Threads take batches in turns between those who sent them: one that sends many, or expensive
   ones, keeps others waiting for one batch.
 * Batches that wait for a thread are held as they were sent, `WAITING_BYTES_MAX` in all, of which
@@ -55,7 +59,17 @@ from vdl.records.compression import (
     CorruptCompression,
     decompress_into,
 )
-from vdl.records.walk import FAULT_TEXTS, IS_NATIVE, OUT_OF_TIME, Refused
+from vdl.records.inflation import INFLATED_BYTES_MAX, Inflated, inflated
+from vdl.records.walk import (
+    FAULT_TEXTS,
+    IS_NATIVE,
+    OUT_OF_TIME,
+    Fault,
+    Refused,
+    Slot,
+    begin_parts,
+    walk_part,
+)
 
 CHECKS_AT_ONCE = 2
 """Times `OUTPUT_BYTES_MAX` is the most that is held decompressed."""
@@ -65,6 +79,12 @@ WAITING_BYTES_MAX = 64 << 20
 
 COMPRESSED_BYTES_COUNTED = OUTPUT_BYTES_MAX // 100
 """As so much the smallest compressed batch counts that waits."""
+
+SLICE_BYTES = 16 << 20
+"""Of a long check, decompressed: some milliseconds, as of the longest one that is not."""
+
+WINDOW_BYTES = 1 << 20
+"""What of it is decompressed at a time. A header's name is not longer."""
 
 LOOP_COMPRESSED_BYTES = 32 << 10
 LOOP_DECOMPRESSED_BYTES = 128 << 10
@@ -112,6 +132,8 @@ whether it must have a key. A plain tuple, because one is made for each batch.""
 
 
 _NOT_DECOMPRESSED = "the records cannot be decompressed, or become too large"
+_NO_ROOM = object()
+"""A batch is corrupt, or becomes more than there is room for."""
 
 
 class RecordsRefused(KafkaError):
@@ -126,7 +148,7 @@ class _Waiting:
     """A batch that left the loop: its bytes as they were sent, what is done with them in a thread,
     and who gets the outcome."""
 
-    __slots__ = ("asker", "bytes", "done", "job")
+    __slots__ = ("asker", "begin_long", "bytes", "done", "job")
 
     def __init__(
         self,
@@ -134,11 +156,75 @@ class _Waiting:
         size: int,
         job: Callable[[Scratch], Any],
         done: Callable[[Any], None],
+        begin_long: Callable[[], _LongCheck] | None,
     ) -> None:
         self.asker = asker
         self.bytes = size
         self.job = job
         self.done = done
+        self.begin_long = begin_long
+        """Where there may be no room for what it becomes."""
+
+
+class _LongCheck:
+    """The check of a batch that becomes more than there is room for, piece by piece."""
+
+    __slots__ = ("_batch", "_bounds", "_header", "_left", "_refused", "_rest", "_room", "_state",
+                 "_stream")  # fmt: skip
+
+    def __init__(self, batch: memoryview, header: BatchHeader, bounds: Bounds) -> None:
+        self._batch = batch
+        self._header = header
+        self._bounds = bounds
+        self._stream: Inflated | None = None
+        self._room = memoryview(b"")
+        self._rest = 0
+        """Bytes at the beginning of the room that are not walked yet."""
+        self._left = INFLATED_BYTES_MAX
+        self._state = begin_parts(header.count, header.base_timestamp, *bounds)
+        self._refused: list[Refused] = []
+
+    def step(self) -> int | KafkaError | None:
+        """A part of it, in a thread; the verdict, or None: there is more to do."""
+        try:
+            if self._stream is None:
+                codec = Compression(self._header.attributes & CODEC_MASK)
+                self._stream = inflated(codec, self._batch[HEADER_BYTES:])
+                self._room = memoryview(bytearray(WINDOW_BYTES))
+            until = self._left - SLICE_BYTES
+            while self._left > until:
+                if self._step(self._stream):
+                    return self._verdict()
+        except CorruptCompression:
+            return KafkaError(ErrorCode.INVALID_RECORD, _NOT_DECOMPRESSED)
+        except KafkaError as error:
+            return error
+        return None
+
+    def _step(self, stream: Inflated) -> bool:
+        """Walk the next piece; whether it is the last. Raises KafkaError, CorruptCompression."""
+        room, rest = self._room, self._rest
+        size = stream.readinto(room[rest:])
+        self._left -= size
+        if self._left < 0:
+            raise KafkaError(ErrorCode.INVALID_RECORD, _NOT_DECOMPRESSED)
+        end = rest + size
+        fault, walked, refused = walk_part(room[:end], self._state, not size)
+        self._refused += refused
+        if not fault and not walked and end == len(room):
+            fault = Fault.HEADER_NAME
+        if fault:
+            index = self._state[Slot.INDEX]
+            raise KafkaError(ErrorCode.INVALID_RECORD, f"record {index}: {FAULT_TEXTS[fault]}")
+        self._rest = end - walked
+        room[: self._rest] = room[walked:end]
+        return not size
+
+    def _verdict(self) -> int:
+        """Of the whole. Raises KafkaError."""
+        if self._refused:
+            raise _refusal(tuple(self._refused), self._bounds)
+        return self._state[Slot.MAX_TIMESTAMP]
 
 
 class Scratch:
@@ -165,6 +251,8 @@ class RecordChecks:
     __slots__ = (
         "_compute",
         "_convert_scratch",
+        "_is_long_running",
+        "_long",
         "_loop_bytes",
         "_loop_compressed_bytes",
         "_loop_scratch",
@@ -174,6 +262,7 @@ class RecordChecks:
         "_waiting_bytes",
         "is_short",
         "left_loop",
+        "long",
         "recompressed",
         "refused",
     )
@@ -187,6 +276,9 @@ class RecordChecks:
         self._scratches: list[Scratch] = []
         self._running = 0
         self._waiting: FairQueue[_Waiting] = FairQueue()
+        self._long: FairQueue[_Waiting] = FairQueue()
+        """What is to be checked piece by piece."""
+        self._is_long_running = False
         self._waiting_bytes = Shares(WAITING_BYTES_MAX)
         self.is_short = False
         """Whether so much waits for the threads that an asker may have its share."""
@@ -194,6 +286,8 @@ class RecordChecks:
         """Batches that got the codec of their topic."""
         self.left_loop = 0
         """Batches that were checked in a thread."""
+        self.long = 0
+        """Batches that were checked piece by piece."""
         self.refused = 0
         """Batches whose inside was not what it should be."""
 
@@ -258,7 +352,7 @@ class RecordChecks:
         if header.attributes & CODEC_MASK:
             size = max(size, COMPRESSED_BYTES_COUNTED)
         job = partial(_judge_in_thread, batch, header, bounds, wanted)
-        self._leave_loop(size, job, done, asker)
+        self._leave_loop(size, job, done, asker, partial(_LongCheck, batch, header, bounds))
 
     def convert(
         self, records: memoryview, bytes_max: int, bounds: Bounds, wanted: Codec | None = None
@@ -294,10 +388,15 @@ class RecordChecks:
         self._leave_loop(max(len(records), COMPRESSED_BYTES_COUNTED), job, done, asker)
 
     def _leave_loop(
-        self, size: int, job: Callable[[Scratch], Any], done: Callable[[Any], None], asker: str
+        self,
+        size: int,
+        job: Callable[[Scratch], Any],
+        done: Callable[[Any], None],
+        asker: str,
+        begin_long: Callable[[], _LongCheck] | None = None,
     ) -> None:
         self.left_loop += 1
-        self._waiting.put(asker, _Waiting(asker, size, job, done))
+        self._waiting.put(asker, _Waiting(asker, size, job, done, begin_long))
         self._count_waiting(asker, size)
         self._start()
 
@@ -316,6 +415,33 @@ class RecordChecks:
     def _done(self, one: _Waiting, scratch: Scratch, outcome: Any) -> None:
         self._running -= 1
         self._scratches.append(scratch)
+        if outcome is _NO_ROOM:
+            self._long.put(one.asker, one)
+            self._start_long()
+            self._start()
+            return
+        self._ended(one, outcome)
+
+    def _start_long(self) -> None:
+        if self._long and not self._is_long_running:
+            one = self._long.take()
+            assert one.begin_long is not None, one.job
+            self._is_long_running = True
+            self.long += 1
+            self._step(one, one.begin_long())
+
+    def _step(self, one: _Waiting, check: _LongCheck) -> None:
+        self._compute(check.step, partial(self._stepped, one, check))
+
+    def _stepped(self, one: _Waiting, check: _LongCheck, outcome: Any) -> None:
+        if outcome is None:
+            self._step(one, check)
+            return
+        self._is_long_running = False
+        self._start_long()
+        self._ended(one, outcome)
+
+    def _ended(self, one: _Waiting, outcome: Any) -> None:
         self._count_waiting(one.asker, -one.bytes)
         self.refused += isinstance(outcome, KafkaError)
         self.recompressed += isinstance(outcome, Recompressed)
@@ -345,8 +471,8 @@ def _judge_in_thread(
     bounds: Bounds,
     wanted: Codec | None,
     scratch: Scratch,
-) -> Verdict:
-    """The verdict. Off the loop."""
+) -> Verdict | object:
+    """The verdict, or `_NO_ROOM`. Off the loop."""
     records = batch[HEADER_BYTES:]
     codec = header.attributes & CODEC_MASK
     try:
@@ -357,7 +483,7 @@ def _judge_in_thread(
             size = decompress_into(Compression(codec), records, scratch.view)
             return _judge_and_compress(batch, header, bounds, wanted, scratch.view[:size])
         except CorruptCompression:
-            return KafkaError(ErrorCode.INVALID_RECORD, _NOT_DECOMPRESSED)
+            return _NO_ROOM
         finally:
             if size > SCRATCH_KEPT_BYTES:
                 scratch.trim()

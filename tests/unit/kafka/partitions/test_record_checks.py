@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import warnings
 from typing import Any
 
@@ -13,7 +14,14 @@ from hypothesis import strategies as st
 from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.host import at_once
 from vdl.kafka.partitions import record_checks
-from vdl.kafka.partitions.record_checks import Codec, Recompressed, RecordChecks, Scratch
+from vdl.kafka.partitions.record_checks import (
+    Bounds,
+    Codec,
+    Recompressed,
+    RecordChecks,
+    RecordsRefused,
+    Scratch,
+)
 from vdl.records.batch import (
     HEADER_BYTES,
     LENGTH_FROM,
@@ -22,8 +30,10 @@ from vdl.records.batch import (
     build_batch,
     check_batch,
     iter_records,
+    pack_batch,
     read_header,
     seal,
+    write_varint,
 )
 from vdl.records.compression import OUTPUT_BYTES_MAX, Compression
 from vdl.records.walk import ANY_TIME
@@ -135,8 +145,8 @@ def test_compressed_batch_leaves_the_loop_when_it_becomes_large(size: int) -> No
 @pytest.mark.parametrize("codec", [codec for codec in Compression if codec])
 @pytest.mark.parametrize("more", [0, 1])
 def test_batch_may_become_as_large_as_the_room_for_it(codec: Compression, more: int) -> None:
-    """Megabytes of zeros in some kilobytes, as Kafka takes them; one byte past the room is too
-    much, and no more than the room is ever held."""
+    """Megabytes of zeros in some kilobytes, as Kafka takes them; one byte past the room it is
+    walked piece by piece, and no more than the room is ever held."""
     plain = build_batch([Record(None, bytes(1 << 20))] * 15, BatchFields())
     size = OUTPUT_BYTES_MAX - (len(plain) - HEADER_BYTES) - 11 + more
     records = [Record(None, bytes(1 << 20))] * 15 + [Record(None, bytes(size))]
@@ -146,13 +156,99 @@ def test_batch_may_become_as_large_as_the_room_for_it(codec: Compression, more: 
     assert checks.check(batch, header, BOUNDS) is None
     verdicts: list[object] = []
     checks.check_later(batch, header, BOUNDS, verdicts.append)
-    if more:
-        (error,) = verdicts
-        assert isinstance(error, KafkaError)
-        assert error.code is ErrorCode.INVALID_RECORD
-    else:
-        assert verdicts == [-1]
-        assert sum(1 for _ in iter_records(batch)) == len(records)
+    assert verdicts == [-1]
+    assert checks.long == more
+
+
+def large(codec: Compression, *, spoil: int = -1, key: bytes | None = b"k") -> memoryview:
+    """A batch of 24 records, small and large by turns, that becomes more than there is room for.
+    `spoil`: of which record the offset is wrong."""
+    payload = bytearray()
+    for index in range(24):
+        size = 3 << 20 if index % 2 else 10
+        body = bytearray(1)
+        write_varint(body, index)
+        write_varint(body, index + (index == spoil))
+        write_varint(body, -1 if key is None else len(key))
+        body += key or b""
+        write_varint(body, size)
+        body += bytes(size)
+        body += bytes(1)
+        write_varint(payload, len(body))
+        payload += body
+    return memoryview(
+        pack_batch(
+            payload, BatchFields(compression=codec), count=24, base_timestamp=1_000,
+            max_timestamp=1_023,
+        )
+    )  # fmt: skip
+
+
+def verdict_of_large(batch: memoryview, bounds: Bounds = BOUNDS) -> object:
+    """And nothing else is left of its check."""
+    checks = RecordChecks(at_once, 1 << 20)
+    header = check_batch(batch, produce_version=9, bytes_max=1 << 24)
+    verdicts: list[object] = []
+    checks.check_later(batch, header, bounds, verdicts.append)
+    assert checks.long == 1
+    assert not checks.has_its_share("")
+    return verdicts[0]
+
+
+@pytest.mark.parametrize("codec", [codec for codec in Compression if codec])
+def test_batch_that_becomes_more_than_the_room_is_judged_as_any_other(codec: Compression) -> None:
+    """Sound, with a record out of order, with records that are not wanted, cut off."""
+    assert verdict_of_large(large(codec)) == 1_023
+    broken = verdict_of_large(large(codec, spoil=20))
+    assert isinstance(broken, KafkaError)
+    assert (broken.code, broken.message) == (
+        ErrorCode.INVALID_RECORD, "record 20: its offset delta is not its place in the batch",
+    )  # fmt: skip
+    keyless = verdict_of_large(large(codec, key=None), (0, 2_000, True))
+    assert isinstance(keyless, RecordsRefused)
+    assert [index for index, _ in keyless.record_errors] == list(range(24))
+    batch = bytearray(large(codec))
+    del batch[-5:]
+    struct.pack_into(">i", batch, 8, len(batch) - LENGTH_FROM)
+    seal(memoryview(batch))
+    cut = verdict_of_large(memoryview(batch))
+    assert isinstance(cut, KafkaError)
+    assert cut.code is ErrorCode.INVALID_RECORD
+
+
+def test_long_checks_come_one_at_a_time_and_others_pass_them() -> None:
+    """They give their thread back between pieces."""
+    jobs: list[tuple[Any, Any]] = []
+    checks = RecordChecks(lambda job, done: jobs.append((job, done)), 0)
+    long, short, ended = large(Compression.ZSTD), sized(500, Compression.ZSTD), []
+    for name in ("first", "second"):
+        checks.check_later(
+            long, read_header(long), BOUNDS, lambda _, name=name: ended.append(name), asker=name
+        )
+    for _ in range(2):
+        job, done = jobs.pop(0)
+        done(job())
+    for number in range(3):
+        checks.check_later(
+            short, read_header(short), BOUNDS, lambda _, number=number: ended.append(number)
+        )
+    while jobs:
+        assert len(jobs) <= record_checks.CHECKS_AT_ONCE + 1
+        job, done = jobs.pop(0)
+        done(job())
+    assert ended == [0, 1, 2, "first", "second"]
+
+
+def test_what_becomes_more_than_any_client_reads_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gigabytes in some kilobytes: as soon as there are as many."""
+    monkeypatch.setattr(record_checks, "INFLATED_BYTES_MAX", 36 << 20)
+    refused = verdict_of_large(large(Compression.ZSTD))
+    assert isinstance(refused, KafkaError)
+    assert refused.code is ErrorCode.INVALID_RECORD
+    monkeypatch.setattr(record_checks, "INFLATED_BYTES_MAX", 37 << 20)
+    assert verdict_of_large(large(Compression.ZSTD)) == 1_023
 
 
 def test_small_batches_that_become_large_count_for_that() -> None:
