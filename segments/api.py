@@ -312,6 +312,9 @@ class StoreOptions:
     place_bytes_min: int = 256 << 10
     """An append of at least so many bytes is written to its segment at once, and only told of in
     the journal; 0: none is."""
+    large_bytes_min: int = 16 << 20
+    """An entry of at least so many bytes is not copied into the cache. It counts in none of its
+    bounds, and leaves memory as soon as a segment holds it."""
     meta_map_bytes: int = 1 << 30
     """Mapped at first for the applied state; more where more is stored."""
     scrub_bytes_per_second: int = 4 << 20
@@ -456,7 +459,12 @@ class Store(Protocol):
 
     @property
     def unflushed_bytes(self) -> int:
-        """Bytes in the cache that no segment holds yet: above half the cache's budget, producers
+        """Bytes in the cache that no segment holds yet, without large entries: above half the
+        cache's budget, producers should be made to wait."""
+
+    @property
+    def large_bytes(self) -> int:
+        """Bytes of large entries that no segment holds yet. While there are any, who sends another
         should be made to wait."""
 
     @property

@@ -357,6 +357,10 @@ class MemoryStore:
         return 0  # nothing is kept from what would be a segment
 
     @property
+    def large_bytes(self) -> int:
+        return 0
+
+    @property
     def flushable_bytes(self) -> int:
         return 0
 

@@ -282,7 +282,11 @@ class DiskStore:
 
     @property
     def unflushed_bytes(self) -> int:
-        return self._cache.unflushed
+        return self._cache.unflushed - self._cache.large_bytes
+
+    @property
+    def large_bytes(self) -> int:
+        return self._cache.large_bytes
 
     @property
     def flushable_bytes(self) -> int:

@@ -68,6 +68,14 @@ class FlushSpan:
     entries: Sequence[EntryLike]
     ends: Sequence[int]
     start: int
+    payload: memoryview | None = None
+    """Of a large entry: `view` is its frame's header."""
+
+    def slices(self, start: int, end: int) -> Sequence[memoryview]:
+        """What lies between these positions."""
+        if self.payload is None or start == end:
+            return (self.view[start:end],)
+        return (self.view, self.payload)
 
 
 @dataclass(slots=True)
@@ -284,7 +292,7 @@ class _Writer:
                 or (cursor.position + length > limit and cursor.position > SEGMENT_HEADER_BYTES)
                 or (span_ms >= 0 and is_later(entry, cursor.first_timestamp, span_ms))
             ):
-                self._write(span.view[run_start:start])
+                self._write(span.slices(run_start, start))
                 run_start = start
                 self._roll(entry)
             if cursor.first_timestamp == NO_TIMESTAMP:
@@ -296,7 +304,7 @@ class _Writer:
             )  # fmt: skip
             cursor.position += length
             start = end
-        self._write(span.view[run_start:start])
+        self._write(span.slices(run_start, start))
 
     def _first_timestamp(self) -> int:
         """Of the segment that a life before this one began."""
@@ -335,15 +343,21 @@ class _Writer:
             self._file.close()
         self._index.close()
 
-    def _write(self, view: memoryview) -> None:
+    def _write(self, views: Sequence[memoryview]) -> None:
         """Write the frames that end at the cursor, in paced steps."""
-        file, position = self._file, self.result.cursor.position - len(view)
-        if not len(view):
+        file, size = self._file, sum(map(len, views))
+        if not size:
             return
         assert file is not None, "no segment is open"
         self._has_frames = True
-        self._grow(file, position, len(view))
-        self._left -= len(view)
+        position = self.result.cursor.position - size
+        self._grow(file, position, size)
+        self._left -= size
+        for view in views:
+            self._write_paced(file, view, position)
+            position += len(view)
+
+    def _write_paced(self, file: File, view: memoryview, position: int) -> None:
         done = 0
         while done < len(view):
             step = view[done : done + WRITE_BACK_BYTES]

@@ -460,12 +460,13 @@ class CheckpointScheduler:
     def flushable_bytes(self) -> int:
         """What is committed and in no segment yet. Also what a flush under way has, and what none
         can take yet: it waits for a payload, or the record of a cut, to be durable, or for the
-        files from before a reset to go."""
+        files from before a reset to go. Without large entries."""
         return sum(
             chunk.ends[stop - 1] - chunk.start_of(start)
             for log in self._logs.values()
             if log.unflushed and log.hard.commit > log.flushed_index and not log.is_lost
             for chunk, start, stop in log.tail.spans(log.flushed_index + 1, log.hard.commit + 1)
+            if chunk.payload is None
         )
 
     def _is_due(self, log: DiskLog, bytes_min: int) -> bool:
@@ -487,7 +488,11 @@ class CheckpointScheduler:
             position = chunk.start_of(start)
             spans.append(
                 FlushSpan(
-                    chunk.readonly, chunk.entries[start:stop], chunk.ends[start:stop], position
+                    chunk.readonly,
+                    chunk.entries[start:stop],
+                    chunk.ends[start:stop],
+                    position,
+                    chunk.payload,
                 )
             )
             size += chunk.ends[stop - 1] - position

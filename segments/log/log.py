@@ -17,6 +17,7 @@ from crc32c import crc32c
 
 from ids import NO_INDEX, NO_TERM, GroupId, Index, LogId, NodeId, Offset, ReplicaNumber, Term
 from segments.api import (
+    Buffer,
     Compacted,
     Compaction,
     CorruptRecord,
@@ -65,6 +66,14 @@ _first_index = attrgetter("first_index")
 
 def _sequence(segment: SegmentInfo) -> int:
     return sequence_of(segment.number)
+
+
+def large_payload(data: Buffer) -> memoryview:
+    """A large entry's payload to be kept as it is; a copy where it would keep much beside it."""
+    view = memoryview(data)
+    if 2 * len(view) < memoryview(view.obj).nbytes:
+        view = memoryview(bytes(view))
+    return view.toreadonly()
 
 
 LOOKS_MAX = 1024
@@ -158,6 +167,12 @@ class Batch:
             self.last_chunk = chunk
             self.last_start = start
         self.bytes += end - start
+
+    def add_large(self, chunk: Chunk) -> None:
+        """The frame of a large entry, which is not in one piece."""
+        self.buffers += chunk.slices(0, chunk.used)
+        self.last_chunk = None
+        self.bytes += chunk.used
 
     def add_frame(self, parts: Sequence[bytes]) -> None:
         """A frame that lies in no chunk."""
@@ -558,6 +573,7 @@ class DiskLog:
         tail = self.tail
         chunk = tail.chunks[-1] if tail.chunks else tail.grow(0, first)
         buffer, readonly, capacity = chunk.buffer, chunk.readonly, chunk.capacity
+        large_bytes_min = tail.cache.large_bytes_min
         run_start = used = chunk.used
         held, ends = chunk.entries, chunk.ends
         log_id, group, sequence, mask = self.id, self.group, self.sequence, SEQUENCE_MASK
@@ -571,20 +587,26 @@ class DiskLog:
             start = used
             body = start + FRAME_BYTES
             used = body + length
-            if used > capacity:
+            if used > capacity or length >= large_bytes_min:
                 if start > run_start:
                     batch.add_run(chunk, run_start, start)
                     chunk.used = start
                     total += start - run_start
                 if not held:
                     tail.discard_last()
-                chunk = tail.grow(FRAME_BYTES + length, index)
-                buffer, readonly, capacity = chunk.buffer, chunk.readonly, chunk.capacity
+                if length >= large_bytes_min:
+                    chunk = tail.grow_large(large_payload(data), index)
+                    capacity = 0  # nothing follows in it
+                else:
+                    chunk = tail.grow(FRAME_BYTES + length, index)
+                    capacity = chunk.capacity
+                buffer, readonly = chunk.buffer, chunk.readonly
                 held, ends = chunk.entries, chunk.ends
                 run_start = start = 0
                 body = FRAME_BYTES
                 used = FRAME_BYTES + length
-            buffer[body:used] = data
+            if chunk.payload is None:
+                buffer[body:used] = data
             if entry.term != term:
                 term = entry.term
                 self.terms.add(index, term, entry.base_offset)
@@ -592,9 +614,16 @@ class DiskLog:
                 buffer, start + 4, length, group, term, entry.kind, FRAME_VERSION, 0,
                 entry.records, index, entry.base_offset, entry.timestamp,
             )  # fmt: skip
-            crc = crc32c(buffer[start + 4 : used])
+            if chunk.payload is None:
+                crc = crc32c(buffer[start + 4 : used])
+                entry.data = readonly[body:used]
+            else:
+                crc = crc32c(chunk.payload, crc32c(buffer[4:]))
+                entry.data = chunk.payload
+                batch.add_large(chunk)
+                total += used
+                run_start = used
             CRC.pack_into(buffer, start, crc)
-            entry.data = readonly[body:used]
             held.append(entry)
             ends.append(used)
             records.append(
@@ -602,7 +631,8 @@ class DiskLog:
             )
             sequence += 1
             index += 1
-        batch.add_run(chunk, run_start, used)
+        if used > run_start:
+            batch.add_run(chunk, run_start, used)
         chunk.used = used
         total += used - run_start
         self.sequence = sequence
@@ -690,7 +720,10 @@ class DiskLog:
         index = first
         for chunk, start, stop in self.tail.spans(first, self.last + 1):
             position = chunk.start_of(start)
-            batch.add_run(chunk, position, chunk.ends[stop - 1])
+            if chunk.payload is None:
+                batch.add_run(chunk, position, chunk.ends[stop - 1])
+            else:
+                batch.add_large(chunk)
             for n in range(start, stop):
                 end = chunk.ends[n]
                 crc: int = CRC.unpack_from(chunk.buffer, position)[0]

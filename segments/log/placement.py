@@ -238,8 +238,9 @@ class Placement:
         ends = [first for first, _, _ in layout.runs[1:]] + [last + 1]
         for n, ((first, segment, position), end) in enumerate(zip(layout.runs, ends, strict=True)):
             buffers: list[Buffer] = [
-                chunk.readonly[chunk.start_of(start) : chunk.ends[stop - 1]]
+                part
                 for chunk, start, stop in tail.spans(first, end)
+                for part in chunk.slices(chunk.start_of(start), chunk.ends[stop - 1])
             ]
             if n:
                 info = SegmentInfo(segment, first, tail.entry(first).base_offset)

@@ -5,6 +5,11 @@ entries whose payloads are views of it: a flush writes the run as it lies, a jou
 from it, a peer and a consumer are sent the views. Chunks grow from 4 KiB to 1 MiB as their log
 does, so that a thousand quiet logs cost little.
 
+A large entry is a chunk by itself: a frame's header, and beside it the payload where it came in,
+which is not copied. Such a chunk counts in no budget of the cache, for it would push out what all
+others have; it leaves memory as soon as a segment holds it, and `large_bytes` says how much waits
+for that.
+
 Rules: memory that was handed out as a view is never written again: truncation closes the chunk
 and what follows starts a new one. Only chunks whose entries are all in segments may go, oldest
 first over all logs, and only for memory that would be above the budget. Cold reads never enter.
@@ -22,12 +27,15 @@ from operator import attrgetter
 
 from ids import NO_INDEX, Index, Offset
 from segments.api import EntryLike
+from segments.format.frame import FRAME_BYTES
 
 CHUNK_BYTES_MIN = 4 << 10
 CHUNK_BYTES_MAX = (1 << 20) + (4 << 10)
 """A mebibyte, and room for the header of a batch that is one."""
 SPARE_CHUNKS_MAX = 8
 """Evicted and not used again yet: beyond the budget."""
+LARGE_BYTES_MIN = 16 << 20
+"""A payload of so many bytes is not copied."""
 ENTRY_OVERHEAD_BYTES = 400
 """What an entry costs beside its frame: the entry, its view, its numbers."""
 
@@ -48,12 +56,15 @@ class Chunk:
         "entries",
         "first",
         "memory",
+        "payload",
         "readonly",
         "used",
     )
 
-    def __init__(self, memory: bytearray, first: Index) -> None:
+    def __init__(self, memory: bytearray, first: Index, payload: memoryview | None = None) -> None:
         capacity = len(memory)
+        self.payload = payload
+        """Of a large entry: `memory` is its frame's header."""
         self.memory = memory
         self.buffer = memoryview(memory)
         self.readonly = self.buffer.toreadonly()
@@ -68,6 +79,13 @@ class Chunk:
     def end(self) -> Index:
         """Index after the last entry."""
         return self.first + len(self.entries)
+
+    def slices(self, start: int, end: int) -> list[memoryview]:
+        """Frames [start, end), as they lie."""
+        if self.payload is None:
+            return [self.readonly[start:end]]
+        assert (start, end) == (0, self.used), (start, end, self.used)
+        return [self.readonly, self.payload]
 
     def start_of(self, n: int) -> int:
         """Position of the frame of entry number `n` of this chunk."""
@@ -105,6 +123,16 @@ class Tail:
         chunk = Chunk(self.cache.memory(max(size, frame_bytes)), index)
         self.cache.bytes += chunk.charge
         self.next_bytes = min(size * 2, CHUNK_BYTES_MAX)
+        self.chunks.append(chunk)
+        self.firsts.append(index)
+        return chunk
+
+    def grow_large(self, payload: memoryview, index: Index) -> Chunk:
+        """A new last chunk that is the entry `index`, and nothing else."""
+        chunk = Chunk(bytearray(FRAME_BYTES), index, payload)
+        chunk.charge = 0
+        chunk.used = FRAME_BYTES + len(payload)
+        self.cache.large.add(chunk)
         self.chunks.append(chunk)
         self.firsts.append(index)
         return chunk
@@ -192,20 +220,29 @@ class TailCache:
     """The budget of all tails. Counts hits and what no segment holds yet."""
 
     __slots__ = (
-        "_evictable", "_spare", "bytes", "bytes_max", "evicted", "hits", "misses", "unflushed",
+        "_evictable", "_spare", "bytes", "bytes_max", "evicted", "hits", "large",
+        "large_bytes_min", "misses", "unflushed",
     )  # fmt: skip
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, large_bytes_min: int = LARGE_BYTES_MIN) -> None:
         self.bytes_max = bytes_max
+        self.large_bytes_min = large_bytes_min
         self.bytes = 0
         self.unflushed = 0
         self.hits = 0
         self.misses = 0
         self.evicted = 0
+        self.large: set[Chunk] = set()
+        """Large entries that no segment holds yet."""
         self._evictable: OrderedDict[Chunk, Tail] = OrderedDict()
         """Chunks whose entries were all in segments when they came here, oldest first; of each tail
         in order. None that its tail has dropped."""
         self._spare: deque[bytearray] = deque()
+
+    @property
+    def large_bytes(self) -> int:
+        """Bytes of large entries that no segment holds yet."""
+        return sum([chunk.used for chunk in self.large])
 
     def memory(self, capacity: int) -> bytearray:
         """Memory for a chunk. When the budget is used up, the oldest chunks that segments hold go
@@ -236,9 +273,23 @@ class TailCache:
                 break
             if chunk.end - 1 > already:
                 self.may_go(tail, chunk)
+        self._let_large_go(tail, flushed_index)
+
+    def _let_large_go(self, tail: Tail, flushed_index: Index) -> None:
+        """Let the large entries go that a segment holds, and what lies before them."""
+        chunks = tail.chunks
+        for number in range(len(chunks) - 1, -1, -1):
+            if chunks[number].payload is not None and chunks[number].end - 1 <= flushed_index:
+                for chunk in chunks[: number + 1]:
+                    self.drop(chunk)
+                del chunks[: number + 1], tail.firsts[: number + 1]
+                if not chunks:
+                    tail.next_bytes = CHUNK_BYTES_MIN
+                break
 
     def may_go(self, tail: Tail, chunk: Chunk) -> None:
         """All entries of the chunk are in segments; from now on they are charged for, too."""
+        self.large.discard(chunk)
         charge = len(chunk.memory) + ENTRY_OVERHEAD_BYTES * len(chunk.entries)
         self.bytes += charge - chunk.charge
         chunk.charge = charge
@@ -248,6 +299,7 @@ class TailCache:
     def drop(self, chunk: Chunk) -> None:
         """Its tail has no more of it; neither has the cache."""
         self.bytes -= chunk.charge
+        self.large.discard(chunk)
         self._evictable.pop(chunk, None)
 
     def evict(self, room: int = 0) -> None:

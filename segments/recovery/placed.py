@@ -91,8 +91,9 @@ def write_again(log: DiskLog) -> None:
             continue
         segment, position = placement.place_of(first, log.cursor, log.tail)
         buffers: list[Buffer] = [
-            chunk.readonly[chunk.start_of(start) : chunk.ends[stop - 1]]
+            part
             for chunk, start, stop in log.tail.spans(first, end)
+            for part in chunk.slices(chunk.start_of(start), chunk.ends[stop - 1])
         ]
         known = [*log.segments, *placement.begun]
         info = next(info for info in known if info.number == segment)

@@ -64,7 +64,7 @@ def begin(
     meta = Meta(fs, f"{directory}/meta", options.meta_map_bytes)
     try:
         fs.sync_directory(directory)
-        cache = TailCache(options.cache_bytes_max)
+        cache = TailCache(options.cache_bytes_max, options.large_bytes_min)
         recovered = recover(
             fs, directory, identity, replay, cache, meta, options.index_segment_entries, progress
         )

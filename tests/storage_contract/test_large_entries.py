@@ -1,0 +1,131 @@
+"""Entries that are not copied into the cache, among others: some are larger than a segment, some
+than a file of the journal. They are read back as they were, over crashes and power cuts too."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from segments.api import HardState, NotInMemory
+from tests.storage_contract.conftest import PLACING, SMALL, DiskHarness, SimHarness, Writer
+
+LARGE = 1_500
+SIZES = (20, 400, LARGE - 1, LARGE, 3_000, 9_000, 90_000)
+OPTIONS = {
+    "journal": replace(SMALL, large_bytes_min=LARGE),
+    "placed": replace(PLACING, large_bytes_min=LARGE, segment_bytes=16 << 10),
+}
+
+
+@pytest.fixture(params=OPTIONS)
+def options(request):
+    return OPTIONS[request.param]
+
+
+def stage(engine, log, size, held, term=1):
+    """One entry of random bytes, as they came in: a view of memory of their own. Then they are
+    in `held`."""
+    (entry,) = Writer(log).entries(1, term=term)
+    entry.data = memoryview(bytearray(random.Random(log.last_index).randbytes(size)))
+    held[entry.index] = bytes(entry.data)
+    engine.store.append(log, [entry])
+
+
+def check(engine, log, held):
+    """All there is is what was held, from memory or disk."""
+    index = log.first_index
+    while index <= log.last_index:
+        for entry in engine.entries(log, index, log.last_index + 1, 2_000):
+            assert bytes(entry.data) == held[index], index
+            index += 1
+
+
+def test_large_entry_is_sent_as_it_came_and_leaves_memory_when_a_segment_holds_it(options):
+    """Nothing is copied; it counts apart; what lies before it goes along."""
+    engine = SimHarness(options)
+    engine.start()
+    log, held = engine.new_log(), {}
+    for size in (20, 90_000, 30):
+        stage(engine, log, size, held)
+    assert engine.store.large_bytes == 90_048
+    assert engine.store.unflushed_bytes < 1_000
+    small, large, _ = log.entries(1, 4, 1 << 30)
+    engine.store.set_hard_state(log, HardState(1, 2, 3))
+    engine.submit()
+    assert engine.store.flushable_bytes < 1_000
+    engine.checkpoint()
+    assert (engine.store.large_bytes, engine.store.unflushed_bytes) == (0, 0)
+    with pytest.raises(NotInMemory):
+        log.entries(2, 3, 1 << 30)
+    assert (bytes(small.data), bytes(large.data)) == (held[1], held[2])
+    check(engine, log, held)
+    stage(engine, log, 2_000, held)
+    engine.submit()
+    check(engine, log, held)
+    check(engine, engine.reopen(), held)
+
+
+def test_large_entry_keeps_no_more_than_twice_its_memory(options):
+    """A view of far more is copied after all."""
+    engine = SimHarness(options)
+    engine.start()
+    log = engine.new_log()
+    for times, is_copied in ((1, False), (2, False), (3, True)):
+        (entry,) = Writer(log).entries(1)
+        memory = bytearray(times * LARGE)
+        entry.data = memoryview(memory)[:LARGE]
+        engine.store.append(log, [entry])
+        (kept,) = log.entries(log.last_index, log.last_index + 1, 1 << 20)
+        assert (kept.data.obj is not memory) is is_copied
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("backend", ["sim", "disk"])
+def test_lives_of_a_log_with_large_entries(options, backend, seed, tmp_path):
+    """Appends, commits, cuts, checkpoints, trims, closes, kills and power cuts in any order."""
+    rng = random.Random(seed)
+    if backend == "sim":
+        engine = SimHarness(options)
+    else:
+        engine = DiskHarness(options, directory=str(tmp_path / "data"))
+    engine.start()
+    log, held, term = engine.new_log(), {}, 1
+    for _ in range(120):
+        log = engine.log
+        step = rng.random()
+        if step < 0.5:
+            for _ in range(rng.randrange(1, 4)):
+                stage(engine, log, rng.choice(SIZES), held, term)
+            if rng.random() < 0.8:
+                engine.submit()
+        elif step < 0.7:
+            commit = rng.randint(log.commit_index, log.last_index)
+            engine.store.set_hard_state(log, HardState(term, 2, commit))
+            engine.submit()
+        elif step < 0.78 and log.commit_index < log.last_index:
+            term += 1
+            first = rng.randint(log.commit_index + 1, log.last_index)
+            (entry,) = Writer(log).entries(1, term=term, first=first)
+            entry.data = memoryview(rng.randbytes(rng.choice(SIZES)))
+            held[first] = bytes(entry.data)
+            engine.store.append(log, [entry])
+            engine.submit()
+        elif step < 0.9:
+            engine.submit()
+            engine.checkpoint()
+        else:
+            engine.submit()
+            durable = log.last_index
+            if backend == "sim" and rng.random() < 0.5:
+                engine.power_cut()
+                engine.start()
+            elif rng.random() < 0.5:
+                engine.close()
+                engine.start()
+            else:
+                engine.reopen()
+            log = engine.log
+            assert (log.lost, log.last_index) == (False, durable)
+        check(engine, log, held)
+    assert engine.fatal == []
+    engine.crash()
