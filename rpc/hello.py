@@ -82,6 +82,11 @@ VERSION_OF_MANY_POSITIONS = 14
 """Who speaks less knows neither `RaisePositionsBound` nor `ExpireOffsetsOf`, and no snapshot in
 parts."""
 
+VERSION_OF_LARGE_FRAMES = 14
+"""Who speaks less ends the link at a frame of more than `OLD_FRAME_BYTES_MAX`."""
+
+OLD_FRAME_BYTES_MAX = 64 << 20
+
 DIRECTORY_ID_BYTES = 16
 CLUSTER_ID_BYTES_MAX = 255
 CONFIG_DIGEST_BYTES_MAX = 64

@@ -39,8 +39,10 @@ from crc32c import crc32c
 from ids import ServerId
 from rpc.errors import MalformedFrame, RemoteError, UnexpectedFrame
 from rpc.hello import (
+    OLD_FRAME_BYTES_MAX,
     PROTOCOL_VERSION,
     PROTOCOL_VERSION_MIN,
+    VERSION_OF_LARGE_FRAMES,
     VERSION_OF_PIECES,
     Hello,
     RejectReason,
@@ -184,9 +186,10 @@ class PeerEngine:
     """One link, seen from one end."""
 
     __slots__ = (
-        "_begun_bytes", "_bulk", "_bulk_frames", "_expected", "_limits", "_local", "_reader",
-        "_sendable", "_takes_pieces", "_urgent", "_urgent_bytes", "born", "piece_bytes",
-        "remote", "role", "state", "unsent_bytes",
+        "_begun_bytes", "_behind_large", "_bulk", "_bulk_bytes", "_bulk_frames", "_expected",
+        "_large_bytes", "_limits", "_local", "_reader",
+        "_remote_bytes_max", "_sendable", "_takes_pieces", "_urgent", "_urgent_bytes", "born",
+        "piece_bytes", "remote", "role", "state", "unsent_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -210,11 +213,19 @@ class PeerEngine:
         self.piece_bytes = limits.frame_bytes_max
         """Of bulk frames; larger ones are cut. At least `PIECE_BYTES_MIN`."""
         self._takes_pieces = False
+        self._remote_bytes_max = limits.frame_bytes_max
+        """Of a frame that the other end takes."""
         self._urgent: deque[Buffer] = deque()
         self._urgent_bytes = 0
         self._bulk: deque[Buffer] = deque()
         self._bulk_frames: deque[int] = deque()
         """Bytes of each frame, or piece of one, in `_bulk`, heads included."""
+        self._bulk_bytes = 0
+        """Of the bulk lane, not yet written."""
+        self._large_bytes = 0
+        """Of the last frame that was larger than the bound; what came behind it is
+        `_behind_large`."""
+        self._behind_large = 0
         self._begun_bytes = 0
         """What is left of the first of them when some of it is written: it goes on before all."""
         self._sendable: frozenset[FrameType] = frozenset()
@@ -329,6 +340,8 @@ class PeerEngine:
         self._sendable = _BORN_TYPES if self.born else _UNBORN_TYPES
         self._takes_pieces = self.remote.version >= VERSION_OF_PIECES
         self._reader.frame_bytes_max = self._limits.frame_bytes_max
+        if self.remote.version < VERSION_OF_LARGE_FRAMES:
+            self._remote_bytes_max = min(self._limits.frame_bytes_max, OLD_FRAME_BYTES_MAX)
 
     # --- out ------------------------------------------------------------------------------------
     def accept(self) -> None:
@@ -348,12 +361,13 @@ class PeerEngine:
         self, frame_type: FrameType, buffers: Sequence[Buffer], *, urgent: bool = False
     ) -> bool:
         """Queue one frame; False, and nothing queued, when the link is not open, is unborn and the
-        frame is for members of a cluster, or its bound is hit. `urgent`: before all bulk, as are
+        frame is for members of a cluster, its bound is hit, or the other end is of a version that
+        takes no frame as large. `urgent`: before all bulk, as are
         all frames that are never bulk.
 
         The buffers are kept, not copied: they must not change until written. One frame larger than
-        the whole bound passes when nothing else is queued. Raises ValueError for a frame that the
-        peer would refuse.
+        the whole bound passes as long as no other is queued; it is in no other's way, for what is
+        left of it does not count. Raises ValueError for a frame that the peer would refuse.
         """
         if self.state is not LinkState.OPEN:
             return False
@@ -370,21 +384,37 @@ class PeerEngine:
             raise ValueError(
                 f"frame of {length} bytes, at most {limits.frame_bytes_max} may be sent"
             )
+        if length > self._remote_bytes_max:
+            return False
         unsent = self.unsent_bytes
+        bytes_max = limits.in_flight_bytes_max
+        is_large = is_bulk and length > bytes_max
         if unsent:
-            bytes_max = limits.in_flight_bytes_max
+            large_left = self._large_left()
             if not is_bulk:
                 bytes_max += limits.control_reserve_bytes
-            elif length > bytes_max // 2:
+            elif not is_large and length > bytes_max // 2:
                 # Else it would wait for a moment in which nothing is queued.
                 bytes_max = bytes_max // 2 + HEAD_BYTES + length
-            if unsent + HEAD_BYTES + length > bytes_max:
+            if is_large and large_left:
                 return False
+            needed = 0 if is_large else HEAD_BYTES + length
+            if unsent - large_left + needed > bytes_max:
+                return False
+        before = self._bulk_bytes
         if is_bulk and length > self.piece_bytes and self._takes_pieces:
             self._queue_pieces(frame_type, buffers)
         else:
             self._queue(frame_type, buffers, is_bulk=is_bulk)
+        if is_large:
+            self._large_bytes, self._behind_large = self._bulk_bytes - before, 0
+        else:
+            self._behind_large += self._bulk_bytes - before
         return True
+
+    def _large_left(self) -> int:
+        """What of a frame larger than the bound is not written yet."""
+        return max(0, min(self._large_bytes, self._bulk_bytes - self._behind_large))
 
     def ping(self, now_ns: int) -> None:
         """Queue a PING that carries `now_ns` back to us as a `PongReceived`."""
@@ -427,6 +457,7 @@ class PeerEngine:
             self._bulk.clear()
             self._bulk_frames.clear()
             self._urgent_bytes = self._begun_bytes = 0
+            self._bulk_bytes = self._large_bytes = self._behind_large = 0
             return
         begun = min(written, self._begun_bytes)
         if begun:
@@ -440,6 +471,7 @@ class PeerEngine:
 
     def _bulk_sent(self, written: int) -> None:
         _drop(self._bulk, written)
+        self._bulk_bytes -= written
         frames = self._bulk_frames
         left = self._begun_bytes or frames[0]
         while written >= left:
@@ -468,6 +500,7 @@ class PeerEngine:
         self.unsent_bytes += length
         if is_bulk:
             self._bulk_frames.append(length)
+            self._bulk_bytes += length
         else:
             self._urgent_bytes += length
 

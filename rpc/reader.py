@@ -28,6 +28,7 @@ Must not know: frame types, sockets, time.
 
 from __future__ import annotations
 
+from mmap import mmap
 from struct import Struct
 
 from crc32c import crc32c
@@ -60,6 +61,9 @@ _SPARE_BYTES_MIN = 256 << 10
 _SPARE_BYTES_MAX = 2 << 20
 _SPARES_MAX = 2
 """Buffers of such frames are used again: clearing a new one costs as much as copying into it."""
+
+_MAPPED_BYTES_MIN = 4 << 20
+"""Those of larger frames are mapped: their pages are taken as bytes arrive, and not all at once."""
 
 
 def frame_head(frame_type: int, length: int, payload_crc: int, flags: int = WHOLE) -> bytes:
@@ -202,9 +206,11 @@ class FrameReader:
         self._own_end = have
         self._start = self._end
 
-    def _memory(self) -> bytearray:
+    def _memory(self) -> bytearray | mmap:
         """For the payload of the frame being read: at least so long."""
         length = self._length
+        if length > _MAPPED_BYTES_MIN:
+            return mmap(-1, length)
         if not _SPARE_BYTES_MIN <= length <= _SPARE_BYTES_MAX:
             return bytearray(length)
         spares = self._spares

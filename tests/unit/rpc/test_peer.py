@@ -15,7 +15,9 @@ from rpc.errors import (
     UnexpectedFrame,
 )
 from rpc.hello import (
+    OLD_FRAME_BYTES_MAX,
     PROTOCOL_VERSION,
+    VERSION_OF_LARGE_FRAMES,
     Hello,
     RejectReason,
     decode_hello,
@@ -237,12 +239,24 @@ def test_peer_bound_is_exact() -> None:
     assert dialer.send(FrameType.RAFT, [bytes(500)])
 
 
-def test_peer_frame_larger_than_the_bound_passes_alone() -> None:
-    """A batch larger than the in-flight bound still gets through."""
-    dialer, acceptor = linked(limits=PeerLimits(in_flight_bytes_max=1_000))
+def test_peer_frame_larger_than_the_bound_is_in_no_others_way() -> None:
+    """A batch larger than the in-flight bound gets through, one at a time, also where something is
+    queued. The bound stands for all others, behind it as before it, and while it is being
+    written."""
+    limits = PeerLimits(in_flight_bytes_max=1_000, control_reserve_bytes=0)
+    dialer, acceptor = linked(limits=limits)
+    assert dialer.send(FrameType.RAFT, [bytes(500)])
     assert dialer.send(FrameType.RAFT, [bytes(5_000)])
-    assert not dialer.send(FrameType.RAFT, [b"x"])
-    assert len(move(dialer, acceptor)) == 1
+    assert not dialer.send(FrameType.RAFT, [bytes(5_000)])
+    assert dialer.send(FrameType.RAFT, [bytes(400)])
+    assert not dialer.send(FrameType.RAFT, [bytes(100)])
+    for written in (HEAD_BYTES + 500, 3_000, 2_000, HEAD_BYTES):
+        assert not dialer.send(FrameType.RAFT, [bytes(1_000)])
+        acceptor.receive(b"".join(dialer.gather())[:written])
+        dialer.sent(written)
+    assert dialer.send(FrameType.RAFT, [bytes(5_000)])
+    frames = [event for event in move(dialer, acceptor) if isinstance(event, FrameReceived)]
+    assert [len(frame.payload) for frame in frames] == [400, 5_000]
 
 
 def test_peer_large_frame_passes_beside_a_little() -> None:
@@ -265,6 +279,16 @@ def test_peer_frame_larger_than_any_frame_is_our_bug() -> None:
     assert len(move(dialer, acceptor)) == 1
     with pytest.raises(ValueError, match="2001"):
         dialer.send(FrameType.RAFT, [bytes(2_001)])
+
+
+@pytest.mark.parametrize("version", [VERSION_OF_LARGE_FRAMES - 1, VERSION_OF_LARGE_FRAMES])
+def test_peer_of_before_is_sent_no_frame_that_it_ends_the_link_for(version: int) -> None:
+    """It gets what it always took, and whoever sends more hears that it did not go."""
+    dialer, _ = linked(two=replace(TWO, version=version))
+    frame = memoryview(bytes(OLD_FRAME_BYTES_MAX + 1))
+    assert dialer.send(FrameType.RAFT, [frame]) is (version >= VERSION_OF_LARGE_FRAMES)
+    dialer.sent(dialer.unsent_bytes)
+    assert dialer.send(FrameType.RAFT, [frame[1:]])
 
 
 def test_peer_before_hello_little_is_accepted() -> None:
