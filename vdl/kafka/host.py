@@ -264,6 +264,13 @@ class Host(Protocol):
 
     def alive_servers(self) -> list[ServerId]: ...
 
+    def takes_large_batches(self) -> bool:
+        """Whether every server of the set is linked and takes batches that are large."""
+
+    @property
+    def large_bytes(self) -> int:
+        """Bytes of large batches here that no segment holds yet."""
+
     def silent_servers(self) -> set[ServerId]:
         """Those whose link was lost and that may be alive: nobody refused to be dialled."""
 

@@ -34,7 +34,7 @@ from raft.messages import (
 from raft.types import StateType
 from rpc.birth import decode_answer, encode_answer
 from rpc.frames import decode_messages, encode_frames
-from rpc.hello import Hello, RejectReason
+from rpc.hello import VERSION_OF_LARGE_FRAMES, Hello, RejectReason
 from rpc.lanes import in_lanes
 from rpc.peer import FrameType
 from rpc.queries import Quorum
@@ -319,6 +319,17 @@ class Host:
     def alive_servers(self) -> list[ServerId]:
         """This server and those with a link up, ascending."""
         return sorted([self.server_id, *self._alive])
+
+    def takes_large_batches(self) -> bool:
+        """Whether every server of the set is linked and takes batches that are large."""
+        others = self.catalog.servers.keys() - {self.server_id}
+        known = [self._alive.get(server) for server in others]
+        return all(one is not None and one.version >= VERSION_OF_LARGE_FRAMES for one in known)
+
+    @property
+    def large_bytes(self) -> int:
+        """Bytes of large batches here that no segment holds yet."""
+        return self.store.large_bytes
 
     def silent_servers(self) -> set[ServerId]:
         """Servers that may be alive although their link was lost: nobody refused to be dialled."""

@@ -9,6 +9,9 @@ from vdl.clock import MS
 TICK_NS = 10 * MS
 """The unit of every Raft timer: 10 ms."""
 
+LARGE_BATCH_BYTES = 16 << 20
+"""A batch beyond it is large: servers of before take none, so none is appended beside one."""
+
 COMMANDS_BYTES = 1 << 20
 """Commands and markers that a leader takes beyond `uncommitted_bytes_max`: what makes room, ends a
 transaction or moves a replica does not wait until producers leave room."""

@@ -364,6 +364,8 @@ class FakeHost:
         self.catalog = Catalog(self.cluster_id)
         self.coordinator_count = 8
         self.overloaded = False
+        self.large_bytes = 0
+        self.takes_large = True
         self.alive = [1, 2, 3]
         self.silent: set[int] = set()
         self.in_sync = [1, 2, 3]
@@ -491,6 +493,9 @@ class FakeHost:
 
     def alive_servers(self) -> list[int]:
         return self.alive
+
+    def takes_large_batches(self) -> bool:
+        return self.takes_large
 
     def silent_servers(self) -> set[int]:
         return self.silent

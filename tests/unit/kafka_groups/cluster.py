@@ -193,6 +193,9 @@ class FakeServer:
     def alive_servers(self) -> list[int]:
         return sorted(self.cluster.servers)
 
+    def takes_large_batches(self) -> bool:
+        return True
+
     def silent_servers(self) -> set[int]:
         return set()
 

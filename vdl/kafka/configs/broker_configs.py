@@ -29,6 +29,7 @@ from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.configs.topic_configs import (
     DEFAULTS,
     KNOWN,
+    MAX_MESSAGE_BYTES,
     NO_EFFECT_PREFIX,
     ConfigType,
     InvalidConfig,
@@ -36,6 +37,7 @@ from vdl.kafka.configs.topic_configs import (
     TopicConfig,
 )
 from vdl.logstream.membership.move_limits import FOLLOWER_RATE, LEADER_RATE, UNTHROTTLED
+from vdl.logstream.options import LARGE_BATCH_BYTES
 from vdl.state.resource_configs import ResourceConfigs, ResourceType
 
 UNKNOWN = f"{NO_EFFECT_PREFIX}Kafka keeps it for its plug-ins, and there are none."
@@ -205,8 +207,10 @@ REPLICATION_THROTTLES = (
 
 
 def _of_servers(config: TopicConfig) -> TopicConfig:
-    """A topic's setting as the servers' default of it."""
-    return replace(config, name=config.broker_name)
+    """A topic's setting as the servers' default of it. Large batches are for topics that ask for
+    them."""
+    high = LARGE_BATCH_BYTES if config.name == MAX_MESSAGE_BYTES else config.high
+    return replace(config, name=config.broker_name, high=high)
 
 
 TOPIC_DEFAULTS = tuple(_of_servers(config) for config in KNOWN if config.broker_name)

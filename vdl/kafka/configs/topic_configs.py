@@ -26,6 +26,7 @@ from segments.api import SegmentLimits
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.logstream.group.compaction import CompactionPolicy
 from vdl.logstream.group.retention import FOREVER, RetentionPolicy
+from vdl.logstream.options import LARGE_BATCH_BYTES
 from vdl.records.compression import Compression
 from vdl.state.resource_configs import list_parts
 
@@ -157,8 +158,9 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 """What Java reads as one, too: no underscores, no digits of other scripts."""
 _INTEGER_TYPES = frozenset({ConfigType.INT, ConfigType.LONG})
 
-BATCH_BYTES_MAX = 16 << 20
+BATCH_BYTES_MAX = 100 << 20
 """No topic may ask for larger batches: one travels to the peers in one frame."""
+
 
 SEGMENT_BYTES_MIN = 64 << 10
 """Smaller segments are mostly file names."""
@@ -510,6 +512,11 @@ def check_configs(
             kept[name] = ",".join(dict.fromkeys(part.strip() for part in value.split(",")))
         config.check(kept[name])
     return kept
+
+
+def asks_for_large_batches(configs: Mapping[str, str]) -> bool:
+    """Whether these settings let producers send what not every version takes."""
+    return int(configs.get(MAX_MESSAGE_BYTES, "0")) > LARGE_BATCH_BYTES
 
 
 def check_together(configs: Mapping[str, str]) -> None:

@@ -78,6 +78,7 @@ from vdl.kafka.limits.memory import (
     partitions_bytes,
     passed_on_bytes,
 )
+from vdl.kafka.partitions.record_checks import LARGE_BYTES_COUNTED
 from vdl.kafka.parts import LOOP_ELEMENTS
 from vdl.kafka.permissions.mutation_quota import STRICT_FROM, take
 from vdl.kafka.permissions.rules import Finish, Refused
@@ -97,6 +98,9 @@ in one read tell of the end alone."""
 _STALL_PARTS = 6
 """While others wait for memory, a connection that holds some and makes no progress is closed after
 a sixth of `frame_deadline_ms`."""
+LARGE_BYTES_MAX = 160 << 20
+"""Of large batches in memory and in no segment, with the one that is to start: one, if it is one of
+the largest."""
 FRAME_RATE_MIN = 1 << 10
 """Bytes a second: the slowest an arriving request may be."""
 CONTENDED_RATE_MIN = 1 << 20
@@ -676,7 +680,20 @@ class ClientSession:
         if context.host.overloaded or (checks.is_short and checks.has_its_share(self.info.asker)):
             self._hold_back(context.config.overload_retry_ms)
             return False
+        size = self._waiting[0].bytes
+        if size > LARGE_BYTES_COUNTED and not self._may_start_large(size):
+            self._hold_back(context.config.overload_retry_ms)
+            return False
         return True
+
+    def _may_start_large(self, size: int) -> bool:
+        """Whether a Produce of so many bytes starts now: one at a time is checked, and little of
+        what came before is still in memory and in no segment."""
+        context = self._frontend.context
+        large_bytes = context.host.large_bytes
+        return not context.record_checks.has_large and (
+            not large_bytes or large_bytes + size <= LARGE_BYTES_MAX
+        )
 
     def _is_super(self) -> bool:
         authorizer = self._frontend.context.authorizer

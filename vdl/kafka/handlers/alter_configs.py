@@ -34,7 +34,7 @@ from vdl.kafka.configs.topic_configs import (
     check_configs,
 )
 from vdl.kafka.context import RequestContext
-from vdl.kafka.handlers.configs import check_server_name
+from vdl.kafka.handlers.configs import check_large_batches, check_server_name
 from vdl.kafka.handlers.topics import undecided
 from vdl.kafka.lookup import find_topic
 from vdl.kafka.telemetry import client_metrics_configs
@@ -280,6 +280,8 @@ def _judge(
         change = read(kind)
         if kind.check_together is not None:
             kind.check_together(changed_configs(change, _present(ctx, resource_type, name)) or {})
+        if resource_type == ResourceType.TOPIC:
+            check_large_batches(ctx, change.set, _present(ctx, resource_type, name))
     except KafkaError as error:
         result.error_code, result.error_message = error.code, error.message
     except InvalidConfig as error:

@@ -25,7 +25,14 @@ from vdl.kafka.configs.broker_configs import (
     layers,
 )
 from vdl.kafka.configs.kafka_settings import TYPES, is_kafkas
-from vdl.kafka.configs.topic_configs import KNOWN, ConfigType, TopicConfig
+from vdl.kafka.configs.topic_configs import (
+    KNOWN,
+    MAX_MESSAGE_BYTES,
+    ConfigType,
+    InvalidConfig,
+    TopicConfig,
+    asks_for_large_batches,
+)
 from vdl.kafka.context import RequestContext
 from vdl.kafka.lookup import find_topic
 from vdl.kafka.telemetry import client_metrics_configs
@@ -43,6 +50,7 @@ from vdl.kafka.wire.list_config_resources import (
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
+from vdl.logstream.options import LARGE_BATCH_BYTES
 from vdl.state.resource_configs import ResourceType
 from vdl.state.topic_names import topic_name_complaint
 
@@ -60,6 +68,22 @@ def inherited(ctx: RequestContext, config: TopicConfig) -> list[Layer]:
     if default is None:
         return [Layer(Source.DEFAULT, config.default)]
     return layers(default, server.file_config, server.host.catalog.resources, server.host.server_id)
+
+
+def check_large_batches(
+    ctx: RequestContext, configs: Mapping[str, str], present: Mapping[str, str]
+) -> None:
+    """Whether a topic may have these settings in place of the present ones: a server of before
+    would take large batches by them, and could not send them on. Raises InvalidConfig."""
+    if (
+        asks_for_large_batches(configs)
+        and configs[MAX_MESSAGE_BYTES] != present.get(MAX_MESSAGE_BYTES)
+        and not ctx.server.host.takes_large_batches()
+    ):
+        raise InvalidConfig(
+            f"{MAX_MESSAGE_BYTES} beyond {LARGE_BATCH_BYTES} can be set once all servers are linked"
+            " and have a version that takes such batches"
+        )
 
 
 def created_configs(ctx: RequestContext, configs: dict[str, str]) -> list[CreatableTopicConfigs]:

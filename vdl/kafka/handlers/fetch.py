@@ -590,6 +590,8 @@ class _Poll:
         else:
             target.cold = found
             found_bytes = found.bytes
+            # A first batch may be far larger than what was asked for.
+            self.ctx.connection.answers.reserve(found_bytes)
         server = self.ctx.server
         server.read_throttle.found(admission, found_bytes, server.clock.now_ns())
         if not self.later.cancelled:

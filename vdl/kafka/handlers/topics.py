@@ -22,7 +22,7 @@ from vdl.errors import ErrorCode, KafkaError
 from vdl.kafka.answer import Later
 from vdl.kafka.configs.topic_configs import InvalidConfig, check_configs, check_together
 from vdl.kafka.context import RequestContext
-from vdl.kafka.handlers.configs import created_configs
+from vdl.kafka.handlers.configs import check_large_batches, created_configs
 from vdl.kafka.handlers.leaders import when_led
 from vdl.kafka.lookup import NO_TOPIC_ID, find_topic, is_internal
 from vdl.kafka.wire.create_partitions import (
@@ -110,6 +110,7 @@ def _new_topic(ctx: RequestContext, topic: CreatableTopic) -> NewTopic:
     try:
         configs = check_configs(configs)
         check_together(configs)
+        check_large_batches(ctx, configs, {})
     except InvalidConfig as error:
         raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
     return NewTopic(

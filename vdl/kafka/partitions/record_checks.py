@@ -74,6 +74,10 @@ from vdl.records.walk import (
 CHECKS_AT_ONCE = 2
 """Times `OUTPUT_BYTES_MAX` is the most that is held decompressed."""
 
+LARGE_BYTES_COUNTED = 16 << 20
+"""As so much a larger batch counts that waits: others are not to wait for it. One at a time comes
+here (`has_large`), and it is part of its request, which is counted whole."""
+
 WAITING_BYTES_MAX = 64 << 20
 """Bytes of batches, as they were sent, that may wait for a thread or be in one."""
 
@@ -252,6 +256,7 @@ class RecordChecks:
         "_compute",
         "_convert_scratch",
         "_is_long_running",
+        "_large",
         "_long",
         "_loop_bytes",
         "_loop_compressed_bytes",
@@ -279,6 +284,7 @@ class RecordChecks:
         self._long: FairQueue[_Waiting] = FairQueue()
         """What is to be checked piece by piece."""
         self._is_long_running = False
+        self._large = 0
         self._waiting_bytes = Shares(WAITING_BYTES_MAX)
         self.is_short = False
         """Whether so much waits for the threads that an asker may have its share."""
@@ -290,6 +296,11 @@ class RecordChecks:
         """Batches that were checked piece by piece."""
         self.refused = 0
         """Batches whose inside was not what it should be."""
+
+    @property
+    def has_large(self) -> bool:
+        """Whether a batch is in its check that is large: no other should come."""
+        return self._large > 0
 
     def has_its_share(self, asker: str) -> bool:
         """Return whether so much of the asker waits for the threads that nothing further of it may
@@ -396,12 +407,14 @@ class RecordChecks:
         begin_long: Callable[[], _LongCheck] | None = None,
     ) -> None:
         self.left_loop += 1
+        self._large += size > LARGE_BYTES_COUNTED
         self._waiting.put(asker, _Waiting(asker, size, job, done, begin_long))
         self._count_waiting(asker, size)
         self._start()
 
     def _count_waiting(self, asker: str, change: int) -> None:
         waiting = self._waiting_bytes
+        change = max(-LARGE_BYTES_COUNTED, min(change, LARGE_BYTES_COUNTED))
         waiting.change(asker, change)
         self.is_short = 2 * waiting.used >= waiting.limit
 
@@ -442,6 +455,7 @@ class RecordChecks:
         self._ended(one, outcome)
 
     def _ended(self, one: _Waiting, outcome: Any) -> None:
+        self._large -= one.bytes > LARGE_BYTES_COUNTED
         self._count_waiting(one.asker, -one.bytes)
         self.refused += isinstance(outcome, KafkaError)
         self.recompressed += isinstance(outcome, Recompressed)

@@ -23,7 +23,12 @@ import segments.api as storage
 from ids import NO_INDEX, NO_OFFSET, GroupId, Index, NodeId, Offset, ServerId, Term
 from raft.errors import DropReason, ProposalDropped
 from raft.types import NONE, Entry
-from rpc.hello import VERSION_OF_LATE_FIRST_NUMBERS, VERSION_OF_SHORT_SNAPSHOTS, Hello
+from rpc.hello import (
+    VERSION_OF_LARGE_FRAMES,
+    VERSION_OF_LATE_FIRST_NUMBERS,
+    VERSION_OF_SHORT_SNAPSHOTS,
+    Hello,
+)
 from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
 from vdl.logstream.group.appends import Appended, HeldAppend, Verify, Waiter
@@ -55,7 +60,7 @@ from vdl.logstream.group.state_group import (
     OutcomeKind,
 )
 from vdl.logstream.group.transactions import Transactions, transaction_ended
-from vdl.logstream.options import HostOptions
+from vdl.logstream.options import LARGE_BATCH_BYTES, HostOptions
 from vdl.logstream.time.loop_gap import LoopGaps
 from vdl.records.batch import (
     CONTROL_FLAG,
@@ -297,11 +302,16 @@ class LogStream:
         new epoch of its producer (KIP-890).
 
         `done` may run before this returns. `batch` is patched in place (base offset and leader
-        epoch lie outside its CRC) and may be reused after the turn.
+        epoch lie outside its CRC). It may be reused after the turn, but not one that is large: that
+        is kept as it is.
         """
         group = self.group
         if not group.node.is_leader:
             done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        elif len(batch) > LARGE_BATCH_BYTES and speaks_less(
+            VERSION_OF_LARGE_FRAMES, group, self._alive
+        ):
+            done(Appended(ErrorCode.MESSAGE_TOO_LARGE))
         elif not group.accepts_appends:
             self._answer_without_room(header, copies_min, deadline_ns, done)
         elif (

@@ -48,6 +48,7 @@ from vdl.logstream.elections.last_resort import LastResort
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import SERVER_SHIFT, server_of
 from vdl.logstream.group.snapshots import DecodeError, open_snapshot
+from vdl.logstream.options import LARGE_BATCH_BYTES
 from vdl.logstream.peers.commit_propagation import CommitPropagation
 from vdl.logstream.peers.contradictions import Contradictions
 from vdl.logstream.peers.dissent import Dissent
@@ -60,6 +61,8 @@ FULL_DISK_BYTES = 16 << 10
 """What a full disk takes of a group at one time, and then only what must be."""
 ENTRY_OVERHEAD_BYTES = 256
 """More than an entry takes in the journal besides its data."""
+LARGE_BYTES_MAX = 256 << 20
+"""Of large batches that no segment holds yet, unless it is one: each other server may send one."""
 NEEDED_NS = 500 * MS
 """How long entries wait before a full disk takes them: longer than others need to commit them."""
 SENT_BY_HOSTS: Final[frozenset[type[PeerMessage]]] = frozenset(
@@ -240,6 +243,9 @@ class Inbox:
         entries = message.entries
         size = payload_bytes(entries) + ENTRY_FRAME_BYTES * len(entries)
         store = self._store
+        if size > LARGE_BATCH_BYTES:
+            entries = self._with_room_for_large(message, group)
+            size = sum(map(_counted, entries))
         if store.unflushed_bytes + self._taken_bytes + size <= self._unflushed_max:
             self._taken_bytes += size
             return entries
@@ -254,11 +260,22 @@ class Inbox:
                 if count == held:
                     count = len(entries)
                 break
-            room -= len(entry.data) + ENTRY_FRAME_BYTES
+            room -= _counted(entry)
             count += 1
-        self._taken_bytes += payload_bytes(entries[held:count])
-        self._taken_bytes += ENTRY_FRAME_BYTES * (count - held)
+        self._taken_bytes += sum(map(_counted, entries[held:count]))
         return entries[:count]
+
+    def _with_room_for_large(self, message: MsgApp, group: Group) -> list[Entry]:
+        """The first of a leader's entries: those that are here already, and of the others those
+        before the first large one for which there is no room. They count apart: see `Store`."""
+        entries, large_bytes = message.entries, self._store.large_bytes
+        for at in range(_held_of(message, group), len(entries)):
+            size = len(entries[at].data)
+            if size > LARGE_BATCH_BYTES:
+                if large_bytes and large_bytes + size > LARGE_BYTES_MAX:
+                    return entries[:at]
+                large_bytes += size
+        return entries
 
     def _without_entries(self, message: MsgApp, group: Group) -> PeerMessage:
         """What is taken of a leader's message for which there is no room: the commit index."""
@@ -331,6 +348,12 @@ class Inbox:
         """Whether the group exists, as far as this server knows, and has a replica here that may
         run."""
         return group_id not in self._state.lost and bool(self._state.catalog.replicas(group_id))
+
+
+def _counted(entry: Entry) -> int:
+    """As how many bytes an entry counts that is to be flushed."""
+    size = len(entry.data)
+    return ENTRY_FRAME_BYTES + (size if size <= LARGE_BATCH_BYTES else 0)
 
 
 def _held_of(message: MsgApp, group: Group) -> int:

@@ -54,6 +54,22 @@ def configs(world: World) -> dict[str, str]:
     return dict(world.host.catalog.topics["t"].configs)
 
 
+def test_large_batches_are_not_asked_for_while_a_server_takes_none() -> None:
+    """What a topic has may be said again, and given up."""
+    world = World()
+    world.topic()
+    asked = ("max.message.bytes", SET, str(50 << 20))
+    world.host.takes_large = False
+    assert alter(world, asked) == ErrorCode.INVALID_CONFIG
+    world.host.takes_large = True
+    assert alter(world, asked) == ErrorCode.NONE
+    world.host.takes_large = False
+    assert alter(world, asked) == ErrorCode.NONE
+    assert alter(world, ("max.message.bytes", SET, str(60 << 20))) == ErrorCode.INVALID_CONFIG
+    assert configs(world) == {"max.message.bytes": str(50 << 20)}
+    assert alter(world, ("max.message.bytes", DELETE, None)) == ErrorCode.NONE
+
+
 @pytest.mark.parametrize("version", range(3))
 def test_deletion_answers_with_the_new_low_watermark(version: int) -> None:
     """Each partition has its own answer; -1 is everything committed."""

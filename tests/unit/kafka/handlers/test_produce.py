@@ -11,8 +11,14 @@ from tests.unit.kafka.fake_host import WALL_MS, Client, World, batch
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
+from vdl.kafka.configs.topic_configs import BATCH_BYTES_MAX
+from vdl.kafka.connections.client_session import LARGE_BYTES_MAX
 from vdl.kafka.partitions import record_checks
-from vdl.kafka.partitions.record_checks import CHECKS_AT_ONCE, RecordChecks
+from vdl.kafka.partitions.record_checks import (
+    CHECKS_AT_ONCE,
+    LARGE_BYTES_COUNTED,
+    RecordChecks,
+)
 from vdl.kafka.security.principal import Principal
 from vdl.kafka.wire.produce import (
     PartitionProduceData,
@@ -241,6 +247,25 @@ def test_produce_obeys_the_topics_own_limit() -> None:
     world.topic(configs={"max.message.bytes": str(len(batch(size=500)))})
     assert error_of(world, produce(batch(size=500))) == ErrorCode.NONE
     assert error_of(world, produce(batch(size=501))) == ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_large_batches_are_checked_one_at_a_time_and_wait_for_those_before() -> None:
+    """What is large here waits while another is in its check, or too much of it in memory; others
+    pass it."""
+    world = World()
+    (stream,) = world.topic(configs={"max.message.bytes": str(BATCH_BYTES_MAX)})
+    large = produce(batch(size=LARGE_BYTES_COUNTED + 1))
+    for large_bytes, waits in ((LARGE_BYTES_MAX, True), (0, False)):
+        world.host.large_bytes = large_bytes
+        client, before = world.client(), len(stream.batches)
+        client.request(PRODUCE, 9, large)
+        world.run(100)
+        assert (len(stream.batches) == before) is waits
+        assert only(world.client().ask(PRODUCE, 9, produce(batch()))).error_code == ErrorCode.NONE
+        world.host.large_bytes = 0
+        world.run(100)
+        assert only(client.answers()[0]).error_code == ErrorCode.NONE
+    assert not world.context.record_checks.has_large
 
 
 def test_produce_with_log_append_time_stamps_the_batch() -> None:

@@ -80,6 +80,19 @@ def test_create_topics_of_each_version_creates(version: int) -> None:
         assert result.topic_id == made.topic_id
 
 
+@pytest.mark.parametrize("takes_large", [False, True])
+@pytest.mark.parametrize("size", [16 << 20, (16 << 20) + 1, 100 << 20, (100 << 20) + 1])
+def test_large_batches_can_be_asked_for_once_all_servers_take_them(
+    size: int, takes_large: bool
+) -> None:
+    """A server of before would take them, too, and could not send them on."""
+    world = World()
+    world.host.takes_large = takes_large
+    (result,) = create(world, topic(configs={"max.message.bytes": str(size)}))
+    is_taken = size <= 16 << 20 or (takes_large and size <= 100 << 20)
+    assert result.error_code == (ErrorCode.NONE if is_taken else ErrorCode.INVALID_CONFIG)
+
+
 @pytest.mark.parametrize(
     ("asked", "error"),
     [
