@@ -10,8 +10,8 @@ What protects the server from a hostile sender, all of it in the generated text:
 - a length is compared with the bytes that are left before it is used, and a count times the
   smallest element likewise before a list is filled;
 - elements of arrays are counted over the whole message, and with them what else takes time: tagged
-  fields in them, and long texts. As objects they take some thirty times their bytes, and a frame
-  may have 100 MiB. Whoever decodes says how many there may be (`budget`);
+  fields in them, and long texts. As objects they take up to a hundred times their bytes
+  (`held.py`), and a frame may have 100 MiB. Whoever decodes says how many there may be (`budget`);
 - text that is not UTF-8 is replaced, as Kafka does; unknown tagged fields are skipped, never kept.
 """
 

@@ -722,7 +722,9 @@ class ClientSession:
 
     def _may_decode(self, api: Api, request: Request) -> bool:
         """Whether there is memory for the decoded request; if not, the session queues for it."""
-        decoded = decoded_bytes(request.bytes, passed_on=bool(api.passed_on))
+        decoded = decoded_bytes(
+            request.bytes, api.key, request.api_version, passed_on=bool(api.passed_on)
+        )
         if not decoded:
             return True
         memory = self._frontend.context.requests

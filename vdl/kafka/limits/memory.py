@@ -11,10 +11,10 @@ asks first, and is not read while there is no room. A reserve holds one largest 
 to the connection that has waited longest, until its request is whole, then to the next: requests
 that are all incomplete cannot block one another.
 
-A small request may decode to many objects. It counts as `decoded_bytes` from its start until its
-answer. Without room it is not started; it waits in a queue of its own. A sixteenth of the bound is
-reserved for requests of moderate size. While a request waits, long polls that hold memory are
-answered early.
+A small request may decode to many objects. It counts as `decoded_bytes`, the most that the schema
+of its version allows (`codegen/held.py`), from its start until its answer. Without room it is not
+started; it waits in a queue of its own. A sixteenth of the bound is reserved for requests of
+moderate size. While a request waits, long polls that hold memory are answered early.
 
 Answers (`response.memory_max`). Counted from when an answer is built until the socket has taken it,
 with all memory that its slices keep alive. Each answer is charged before the next one looks for
@@ -35,6 +35,7 @@ from collections.abc import Callable, Sized
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from vdl.kafka.wire.registry import HELD, VERSIONS
 from vdl.kafka.wire.runtime import ELEMENTS_MAX
 
 if TYPE_CHECKING:
@@ -55,26 +56,28 @@ SHARE = 8
 WOKEN_MAX = 4
 """When room is freed, the connections that have waited longest are tried, this many at a time."""
 
-_DECODED_FACTOR = 32
-"""Bytes that a byte of a request becomes at most where it is full of small elements: a partition of
-a Fetch has 28 on the wire and some 650 while the poll waits, its views and answers included."""
-DECODED_FROM_BYTES = SMALL_BYTES // _DECODED_FACTOR
-"""A request of no more is decoded to little."""
+DECODED_FROM_BYTES = 512
+"""A request of no more is decoded to little: no byte of a request becomes more than 128."""
 _ELEMENTS_BYTES_MAX = ELEMENTS_MAX * 650
+_TEXT_FACTOR = 4
+"""Text of which one character needs four bytes has four for each."""
 _PASSED_ON_ELEMENT_BYTES = 256
 PARTITIONS_FROM_BYTES = 4 << 10
 """A Produce below that has not many partitions."""
 _PARTITION_BYTES = 320
 
 
-def decoded_bytes(count: int, *, passed_on: bool) -> int:
+def decoded_bytes(count: int, api_key: int, version: int, *, passed_on: bool) -> int:
     """What a request of `count` bytes takes at most beside its frame, decoded and while it is under
     way; 0 if little. `passed_on`: it is mostly bytes that are passed on, once more in a command
     (`Api.passed_on`). Of Produce see `partitions_bytes`."""
     if passed_on:
         decoded = 2 * count
     else:
-        decoded = min(_DECODED_FACTOR * count, count + _ELEMENTS_BYTES_MAX)
+        factors, (first, last) = HELD[api_key], VERSIONS[api_key]
+        # A version that is not known is answered without being decoded.
+        factor = factors[version - first] if first <= version <= last else 1
+        decoded = min(factor * count, _TEXT_FACTOR * count + _ELEMENTS_BYTES_MAX)
     return decoded if decoded > SMALL_BYTES else 0
 
 

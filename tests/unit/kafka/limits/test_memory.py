@@ -623,7 +623,7 @@ def test_polls_of_many_partitions_are_counted_as_what_they_are_decoded_to() -> N
     world.topic()
     world.run(10)
     requests = world.context.requests
-    clients = [polling(world, 2_000) for _ in range(40)]
+    clients = [polling(world, 1_700) for _ in range(40)]
     world.run(1)
     assert LIMIT // 2 < requests.peak <= LIMIT
     world.run(1_000)
