@@ -5,7 +5,8 @@
 The loop never waits for the disk: lines that the thread has not written are kept. A line that tells
 of an act is never lost while the server runs: it is kept until the disk takes it, and while
 `is_full` no act should begin, so that they take little more than `QUEUE_BYTES`, and those of super
-users `SUPER_BYTES` more. Other lines have half of the first. Beyond it, and when the disk refuses,
+users `SUPER_BYTES` more. Of the first nobody has more than it leaves to others
+(`vdl/kafka/shares.py`). Other lines have half of the first. Beyond it, and when the disk refuses,
 they are lost; how many, the next line that is written says, and the server's own log. What a full
 disk took of a line is taken back, so that the next one begins a line. The files are readable by
 their owner alone.
@@ -21,6 +22,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from vdl.kafka.shares import Shares
 
 QUEUE_BYTES = 8 << 20
 ACTS_BYTES = QUEUE_BYTES // 2
@@ -48,9 +51,11 @@ class AuditFile:
         self._bytes_max = bytes_max
         self._older_max = files_max
         self._on_loss = on_loss
-        self._lines: deque[tuple[bytes, bool]] = deque()
-        """Each with whether it is of an act."""
+        self._lines: deque[tuple[bytes, str | None]] = deque()
+        """Each with whose act it is of, if it is of one."""
         self._queued = 0
+        self._acts = Shares(QUEUE_BYTES)
+        """Bytes of lines of acts that are not written, those that are being written included."""
         self._lost = 0
         """Lines that were lost and not reported yet."""
         self._closing = False
@@ -64,19 +69,25 @@ class AuditFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         return os.open(path, flags, 0o600)
 
-    def write(self, line: bytes, *, is_act: bool = False) -> None:
-        """Have a line written. `is_act`: of one that changes something."""
+    def write(self, line: bytes, *, act_of: str | None = None) -> None:
+        """Have a line written. `act_of`: who did what it tells of, if that changes something."""
         with self._changed:
-            if not is_act and self._queued + len(line) > QUEUE_BYTES - ACTS_BYTES:
+            if act_of is None and self._queued + len(line) > QUEUE_BYTES - ACTS_BYTES:
                 self._lost += 1
                 return
-            self._lines.append((line, is_act))
+            self._lines.append((line, act_of))
             self._queued += len(line)
+            if act_of is not None:
+                self._acts.change(act_of, len(line))
             self._changed.notify()
 
-    def is_full(self, is_super: bool = False) -> bool:
-        """Return whether acts should wait until lines were written. `is_super`: of super users."""
-        return self._queued >= QUEUE_BYTES + (SUPER_BYTES if is_super else 0)
+    def is_full(self, who: str, *, is_super: bool = False) -> bool:
+        """Return whether acts of somebody should wait until lines were written. `is_super`: it is
+        a super user."""
+        with self._changed:
+            if is_super:
+                return self._queued >= QUEUE_BYTES + SUPER_BYTES
+            return self._queued >= QUEUE_BYTES or self._acts.has_share(who)
 
     def close(self, timeout_seconds: float = 1.0) -> None:
         """Write what is left, as far as the disk takes it in time."""
@@ -103,6 +114,7 @@ class AuditFile:
                 if lost:
                     data = b'{"event": "lost", "count": %d}\n' % lost + data
                 self._append(data)
+                self._written(lines)
             except Exception as error:  # noqa: BLE001 - acts wait for this thread, whatever failed
                 # What cannot be told is no reason to stop either.
                 with suppress(Exception):
@@ -113,9 +125,16 @@ class AuditFile:
                     break
         os.close(self._file)
 
-    def _refused(self, lines: list[tuple[bytes, bool]], lost: int) -> None:
+    def _written(self, lines: list[tuple[bytes, str | None]]) -> None:
+        """They count no longer."""
+        with self._changed:
+            for line, act_of in lines:
+                if act_of is not None:
+                    self._acts.change(act_of, -len(line))
+
+    def _refused(self, lines: list[tuple[bytes, str | None]], lost: int) -> None:
         """Keep the acts of lines that the disk did not take, and wait a while."""
-        acts = [line for line in lines if line[1]]
+        acts = [line for line in lines if line[1] is not None]
         with self._changed:
             self._lost += lost + len(lines) - len(acts)
             self._lines.extendleft(reversed(acts))

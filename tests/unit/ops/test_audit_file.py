@@ -14,6 +14,7 @@ from tests.hangs import HANG_SECONDS
 from vdl.server.audit_file import QUEUE_BYTES, AuditFile
 
 ACT = b"a" * 2_000 + b"\n"
+ALICE, EVE = "User:alice", "User:eve"
 
 
 def opened(path: Path, losses: list[str] | None = None, **limits: int) -> AuditFile:
@@ -72,9 +73,9 @@ def test_lines_that_find_no_room_are_counted(tmp_path: Path) -> None:
     waited = 0
     supers_waited = 0
     for _ in range(acts):
-        waited += file.is_full()
-        supers_waited += file.is_full(is_super=True)
-        file.write(ACT, is_act=True)
+        waited += file.is_full(EVE)
+        supers_waited += file.is_full(EVE, is_super=True)
+        file.write(ACT, act_of=EVE)
     assert 0 < supers_waited < waited < acts
     may_read.set()
     file.write(b"last\n")
@@ -82,10 +83,36 @@ def test_lines_that_find_no_room_are_counted(tmp_path: Path) -> None:
     thread.join()
     lines = reader[0].splitlines()
     assert lines.count(ACT[:-1]) == acts
-    assert not file.is_full()
+    assert not file.is_full(EVE)
     lost = sum(json.loads(one)["count"] for one in lines if one.startswith(b"{"))
     assert lost > 0
     assert lines.count(line[:-1]) + (b"last" in lines) + lost == count + 1
+
+
+def test_acts_of_one_do_not_make_others_wait(tmp_path: Path) -> None:
+    """A disk that refuses lines: who has half of the room waits, and others may act on. Once the
+    lines are written nobody has any."""
+    path = tmp_path / "audit.log"
+    losses: list[str] = []
+    file = opened(path, losses, bytes_max=1 << 40)
+    descriptor = file._file
+    file._file = os.open(path, os.O_RDONLY)
+    count = 0
+    while not file.is_full(EVE):
+        file.write(ACT, act_of=EVE)
+        count += 1
+    assert QUEUE_BYTES // 2 <= count * len(ACT) < QUEUE_BYTES // 2 + 2 * len(ACT)
+    assert not file.is_full(ALICE)
+    file.write(b"alice's\n", act_of=ALICE)
+    while not losses:
+        pass
+    assert file.is_full(EVE)
+    assert not file.is_full(ALICE)
+    refusing, file._file = file._file, descriptor
+    file.close(HANG_SECONDS)
+    os.close(refusing)
+    assert path.read_bytes() == count * ACT + b"alice's\n"
+    assert not file.is_full(EVE)
 
 
 def test_lines_that_the_disk_refuses_are_told_of(tmp_path: Path) -> None:
@@ -112,10 +139,10 @@ def test_acts_that_the_disk_refuses_are_written_when_it_takes_lines_again(tmp_pa
     file = opened(path, losses)
     descriptor = file._file
     file._file = os.open(path, os.O_RDONLY)
-    file.write(b"act 1\n", is_act=True)
+    file.write(b"act 1\n", act_of=EVE)
     while not losses:
         pass
-    file.write(b"act 2\n", is_act=True)
+    file.write(b"act 2\n", act_of=EVE)
     file.write(b"refused\n")
     while len(losses) < 2:
         pass
@@ -143,10 +170,10 @@ def test_thread_outlives_an_error_that_no_disk_makes(tmp_path: Path) -> None:
         append(data)
 
     file._append = failing  # type: ignore[method-assign]
-    file.write(b"act\n", is_act=True)
+    file.write(b"act\n", act_of=EVE)
     while not losses and file._thread.is_alive():
         pass
-    file.write(b"next\n", is_act=True)
+    file.write(b"next\n", act_of=EVE)
     file.close(HANG_SECONDS)
     assert path.read_bytes() == b"act\nnext\n"
     assert losses == ["MemoryError: "]

@@ -660,7 +660,11 @@ class ClientSession:
             if api.large_answer and not self._has_room():
                 return False
             audit = self._frontend.context.audit
-            if audit is not None and api.key in CHANGES and audit.is_full(self._is_super()):
+            if (
+                audit is not None
+                and api.key in CHANGES
+                and audit.is_full(self.info.asker, is_super=self._is_super())
+            ):
                 self._hold_back(FULL_RETRY_MS)
                 return False
             return request.bytes <= DECODED_FROM_BYTES or self._may_decode(api, request)

@@ -15,9 +15,10 @@ Rules:
   use of each thing is noted, and the first after permissions changed.
 * An act, which is allowed and changes something, is always noted. A request is one act, or a few,
   whatever number of things it names. While what was noted cannot be written (`is_full`), requests
-  that would change something wait.
+  that would change something wait: first those of whoever made most of what waits.
 * Of the rest, `LINES_OF_ONE_MAX` lines of one principal and of one kind leave in a second, from
-  whatever hosts; of those that have not shown who they are, as many from one host. `LINES_MAX`
+  whatever hosts; of those that have not shown who they are, as many from one host (of IPv6 a
+  network). `LINES_MAX`
   leave in all, and `STRANGERS_LINES_MAX` of strangers, of which nobody has more than it leaves to
   others. What is beyond is counted, and a line says how many were left out, whose they were, and
   how they were decided. So nobody fills a disk, hides another's lines, or goes unmentioned.
@@ -31,12 +32,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from rpc.newcomers import network_of
 from vdl.clock import MS, Clock
 from vdl.kafka.security.principal import ANONYMOUS
 from vdl.kafka.shares import Shares
@@ -65,9 +66,25 @@ _Whose = tuple[str, str, str]
 
 
 class WriteLine(Protocol):
-    """Have a whole line written; return at once."""
+    """Have a whole line written; return at once. `act_of`: whose act it tells of, if it does."""
 
-    def __call__(self, line: bytes, *, is_act: bool) -> None: ...
+    def __call__(self, line: bytes, *, act_of: str | None) -> None: ...
+
+
+class IsFull(Protocol):
+    """Whether too much waits to be written for another act of somebody."""
+
+    def __call__(self, who: str, *, is_super: bool) -> bool: ...
+
+
+def _sharer(principal: str, host: str) -> str:
+    """Whose share a line is part of: see `ConnectionInfo.asker`."""
+    return network_of(host) if principal == _STRANGER else principal
+
+
+def _never_full(who: str, *, is_super: bool) -> bool:
+    del who, is_super
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +106,10 @@ class AuditLog:
         self,
         write: WriteLine,
         clock: Clock,
-        is_full: Callable[[bool], bool] = lambda is_super: False,
+        is_full: IsFull = _never_full,
     ) -> None:
         self._write = write
         self.is_full = is_full
-        """Whether too much waits to be written for another act; of a super user, if true."""
         self._clock = clock
         self._second_ns = 0
         """When the present second began; nothing is counted before."""
@@ -119,7 +135,8 @@ class AuditLog:
         """Note anything that a client did, or that was done to it. `is_act`: it was allowed, and
         changes something."""
         if is_act or self._has_room(event, principal, host):
-            self._line(event, is_act=is_act, principal=principal, host=host, **fields)
+            act_of = _sharer(principal, host) if is_act else None
+            self._line(event, act_of=act_of, principal=principal, host=host, **fields)
         else:
             self._leave_out((principal, host, event))
 
@@ -128,9 +145,8 @@ class AuditLog:
         now_ns = self._clock.now_ns()
         if now_ns - self._second_ns >= _SECOND_NS:
             self._begin_second(now_ns)
-        shares, who = self._known, principal
-        if principal == _STRANGER:
-            shares, who = self._strangers, host
+        shares = self._strangers if principal == _STRANGER else self._known
+        who = _sharer(principal, host)
         if self._of_one[who, event] >= LINES_OF_ONE_MAX or not shares.may_take(who, 1):
             return False
         shares.change(who, 1)
@@ -164,9 +180,11 @@ class AuditLog:
         """Say what is left to say."""
         self._begin_second(self._clock.now_ns())
 
-    def _line(self, event: str, *, is_act: bool = False, **fields: str | int | list[str]) -> None:
+    def _line(
+        self, event: str, *, act_of: str | None = None, **fields: str | int | list[str]
+    ) -> None:
         self.lines += 1
         stamp = datetime.fromtimestamp(self._clock.wall_ms() / 1_000, UTC)
         line = {"ts": stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")}
         text = json.dumps({**line, "event": event, **fields}, ensure_ascii=True)
-        self._write(text.encode() + b"\n", is_act=is_act)
+        self._write(text.encode() + b"\n", act_of=act_of)

@@ -516,7 +516,7 @@ def test_logins_are_in_the_audit_log_with_what_came_of_them() -> None:
     """Who, from where, by what; a refusal with its reason, and without what was tried."""
     place = Place()
     lines: list[bytes] = []
-    place.context.audit = AuditLog(lambda line, is_act: lines.append(line), place.clock)
+    place.context.audit = AuditLog(lambda line, act_of: lines.append(line), place.clock)
     place.log_in(place.visitor(), SCRAM_SHA_512)
     place.log_in(place.visitor(), PLAIN, password=WRONG)
     found = [json.loads(line) for line in lines]

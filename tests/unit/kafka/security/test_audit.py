@@ -29,8 +29,8 @@ def audited(world: World) -> list[dict[str, Any]]:
     """What will have been written."""
     lines: list[dict[str, Any]] = []
 
-    def write(line: bytes, *, is_act: bool) -> None:
-        del is_act
+    def write(line: bytes, *, act_of: str | None) -> None:
+        del act_of
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
         lines.append(json.loads(line))
@@ -207,7 +207,7 @@ def test_what_changes_something_waits_while_it_cannot_be_noted() -> None:
     audit = world.context.audit
     assert audit is not None
     is_full = True
-    audit.is_full = lambda is_super: is_full
+    audit.is_full = lambda who, is_super: is_full
     root, other = client(world, Principal("root")), client(world, Principal("root"))
     root.request(19, 2, requests(2)[19])
     before = set(world.host.catalog.topics)
@@ -226,12 +226,32 @@ def test_super_user_acts_on_while_others_have_filled_the_audit_log() -> None:
     audited(world)
     audit = world.context.audit
     assert audit is not None
-    audit.is_full = lambda is_super: not is_super
+    audit.is_full = lambda who, is_super: not is_super
     root, alice = client(world, Principal("root")), client(world)
     for asker in (root, alice):
         asker.request(21, 2, topics_to_trim(1))
     world.run(500)
     assert [len(asker.answers()) for asker in (root, alice)] == [1, 0]
+
+
+def test_act_waits_for_what_its_own_principal_has_queued() -> None:
+    """The share that is asked for is that of who asks: the principal, or the address."""
+    world = secured()
+    audited(world)
+    audit = world.context.audit
+    assert audit is not None
+    asked: list[tuple[str, bool]] = []
+
+    def is_full(who: str, *, is_super: bool) -> bool:
+        asked.append((who, is_super))
+        return False
+
+    audit.is_full = is_full
+    for principal in (Principal("root"), Principal("alice"), ANONYMOUS):
+        client(world, principal).ask(21, 2, topics_to_trim(1), 100)
+    assert [who for who, _ in asked[:2]] == ["User:root", "User:alice"]
+    assert asked[2][0] not in {"User:root", "User:alice", str(ANONYMOUS)}
+    assert [is_super for _, is_super in asked] == [True, False, False]
 
 
 def test_those_that_wait_for_the_audit_log_ask_seldom() -> None:
@@ -242,8 +262,8 @@ def test_those_that_wait_for_the_audit_log_ask_seldom() -> None:
     assert audit is not None
     asked = 0
 
-    def is_full(is_super: bool) -> bool:
-        del is_super
+    def is_full(who: str, *, is_super: bool) -> bool:
+        del who, is_super
         nonlocal asked
         asked += 1
         return True
@@ -254,7 +274,7 @@ def test_those_that_wait_for_the_audit_log_ask_seldom() -> None:
         root.request(19, 2, requests(2)[19])
     world.run(10 * FULL_RETRY_MS + 10)
     assert asked == 11 * len(roots)
-    audit.is_full = lambda is_super: False
+    audit.is_full = lambda who, is_super: False
     world.run(FULL_RETRY_MS)
     assert [len(root.answers()) for root in roots] == [1] * len(roots)
 
