@@ -1,9 +1,10 @@
 """The gate of the admin port: who may go on to gRPC.
 
 gRPC closes what comes beyond its bound of connections, so strangers who said nothing kept
-administrators out. Here a connection first has to say something. So few are there at a time; one
-more costs the address that has most of them its oldest. One that has spoken is passed on to gRPC,
-which listens on a socket of this machine only, and its bytes both ways.
+administrators out. Here a connection first has to say something. So few are there at a time that
+have not, and as many that have; one more of a kind costs the address that has most of them its
+oldest. One that has spoken is passed on to gRPC, which listens on a socket of this machine only,
+and its bytes both ways. gRPC ends it if it does not show who it is.
 
 Must not know: gRPC, TLS, what is said.
 """
@@ -18,7 +19,8 @@ from rpc.streams import Address
 from rpc.transport import listening_socket
 
 CONNECTIONS_MAX = 64
-"""Each takes a descriptor, and two more once it has spoken."""
+"""Of those that have said nothing, and of those that have. Each takes a descriptor, and two more
+once it has spoken."""
 _BACKLOG = 64
 """So many may be accepted in one turn of the loop."""
 _PART_BYTES = 64 << 10
@@ -33,7 +35,8 @@ class AdminGate:
         first, and take to read what is left at the end."""
         self._inner = inner
         self._silent_s = silent_s
-        self._connections: Newcomers[asyncio.Task[None]] = Newcomers(CONNECTIONS_MAX)
+        self._silent: Newcomers[asyncio.Task[None]] = Newcomers(CONNECTIONS_MAX)
+        self._spoken: Newcomers[asyncio.Task[None]] = Newcomers(CONNECTIONS_MAX)
         self._server: asyncio.Server | None = None
 
     async def open(self, address: Address) -> int:
@@ -49,24 +52,26 @@ class AdminGate:
         """Stop listening and end all connections."""
         if self._server is not None:
             self._server.close()
-        for one in self._connections:
+        for one in (*self._silent, *self._spoken):
             one.cancel()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         peer = writer.get_extra_info("peername") or ("unknown", 0)
-        displaced = self._connections.add(task, str(peer[0]))
-        if displaced is not None:
-            displaced.cancel()
+        host = str(peer[0])
+        _count(self._silent, task, host)
         try:
             # A time-out is an OSError, too.
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 first = await asyncio.wait_for(reader.read(_PART_BYTES), self._silent_s)
                 if first:
+                    self._silent.remove(task)
+                    _count(self._spoken, task, host)
                     await self._pass_on(first, reader, writer)
         finally:
-            self._connections.remove(task)
+            self._silent.remove(task)
+            self._spoken.remove(task)
             writer.transport.abort()
 
     async def _pass_on(
@@ -85,6 +90,13 @@ class AdminGate:
             for one in both:
                 one.cancel()
             to_inner.transport.abort()
+
+
+def _count(crowd: Newcomers[asyncio.Task[None]], task: asyncio.Task[None], host: str) -> None:
+    """One more, for which another one may have to go."""
+    displaced = crowd.add(task, host)
+    if displaced is not None:
+        displaced.cancel()
 
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

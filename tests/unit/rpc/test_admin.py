@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import subprocess
 import sys
@@ -33,6 +34,10 @@ from rpc.streams import LinkStatus
 from tests.hangs import HANG_SECONDS
 
 ROOT = Path(__file__).parents[3]
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""How a connection of HTTP/2 begins, with empty SETTINGS (RFC 9113, 3.4)."""
+PING = b"\0\0\x08\6\0\0\0\0\0" + b"are you?"
+"""Answered by what it carries (RFC 9113, 6.7)."""
 
 STATUS = ServerStatus(
     server_id=1,
@@ -262,6 +267,39 @@ def test_admin_connections_are_bounded_and_silent_ones_keep_nobody_out() -> None
         finally:
             strangers.stdin.close()
             await strangers.wait()
+            await service.stop()
+
+    assert asyncio.run(scenario()) == STATUS
+
+
+def test_administrator_at_work_stays_beside_silent_strangers_of_the_same_address() -> None:
+    """Who has said something does not have to go for one that says nothing."""
+
+    async def scenario() -> ServerStatus:
+        service = AdminService(Backend())
+        port = await service.start(("127.0.0.1", 0))
+        strangers: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        reader, at_work = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            at_work.write(PREFACE)
+            assert await asyncio.wait_for(reader.read(1_000), HANG_SECONDS)
+            strangers += [
+                await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * CONNECTIONS_MAX)
+            ]
+            first, _ = strangers[0]
+            assert await asyncio.wait_for(first.read(1), HANG_SECONDS) == b""  # it had to go
+            at_work.write(PING)
+            answer = b""
+            while PING[9:] not in answer:
+                part = await asyncio.wait_for(reader.read(1_000), HANG_SECONDS)
+                assert part, "the connection has ended"
+                answer += part
+            return await asyncio.to_thread(_status_of, port)
+        finally:
+            for writer in (at_work, *(writer for _, writer in strangers)):
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
             await service.stop()
 
     assert asyncio.run(scenario()) == STATUS
