@@ -20,7 +20,9 @@ from vdl.kafka.security.protocol import GSSAPI, MECHANISMS, SecurityProtocol
 LISTENER_KEYS = (
     "name", "listen", "advertise", "protocol", "mechanisms", "client_auth", "certificate", "key",
     "ca", "crl", "other_certificates", "principal_rules", "unencrypted_login",
+    "max_connections",
 )  # fmt: skip
+CONNECTIONS_MAX = 1_000_000
 MECHANISMS_DEFAULT = MECHANISMS[:2]
 """Those that need no more settings, and send no password."""
 _PAIR_KEYS = {"certificate", "key"}
@@ -64,6 +66,7 @@ def parse_listener(
         tls=_tls(table, protocol, files, folder),
         principal_rules=_rules(table, protocol),
         mechanisms=_mechanisms(table, protocol),
+        connections_max=_connections_max(table),
     )
 
 
@@ -75,6 +78,17 @@ def _protocol(table: Mapping[str, object], name: str) -> SecurityProtocol:
         expected = " or ".join(f'"{protocol}"' for protocol in known)
         raise ListenerError("protocol", f"expected {expected}, found {_shown(said)}")
     return SecurityProtocol(said)
+
+
+def _connections_max(table: Mapping[str, object]) -> int:
+    if "max_connections" not in table:
+        return 0
+    raw = table["max_connections"]
+    if not isinstance(raw, int) or isinstance(raw, bool) or not 1 <= raw <= CONNECTIONS_MAX:
+        raise ListenerError(
+            "max_connections", f"expected 1 to {CONNECTIONS_MAX}, found {_shown(raw)}"
+        )
+    return raw
 
 
 def _check_unencrypted(

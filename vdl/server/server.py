@@ -417,7 +417,8 @@ class Server:
             context.views[TRANSACTIONS_TOPIC, group_id] = transaction_log(
                 *viewed, lambda: host.catalog
             )
-        self.frontend = Frontend(context)
+        most_of = {one.name: one.connections_max for one in config.listeners}
+        self.frontend = Frontend(context, most_of)
         host.start(
             ClientFront(self.frontend, self._catalog_changed, partial(self._greet_anew, record))
         )

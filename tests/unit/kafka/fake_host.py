@@ -8,7 +8,7 @@ Virtual time comes from the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from struct import Struct
@@ -633,7 +633,10 @@ class World:
     """A front end over a fake host on virtual time."""
 
     def __init__(
-        self, options: KafkaOptions | None = None, time: VirtualTime | None = None
+        self,
+        options: KafkaOptions | None = None,
+        time: VirtualTime | None = None,
+        most_of: Mapping[str, int] | None = None,
     ) -> None:
         self.time = time or VirtualTime()
         self.clock = NodeClock(self.time, wall_base_ms=WALL_MS)
@@ -643,7 +646,7 @@ class World:
         self.context = Context(
             self.host, options or KafkaOptions(), self.clock, self.log, self._random_bytes
         )
-        self.frontend = Frontend(self.context)
+        self.frontend = Frontend(self.context, most_of)
         self.host.on_catalog_change = self.context.follow_catalog
 
     def _random_bytes(self, count: int) -> bytes:

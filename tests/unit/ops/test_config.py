@@ -53,6 +53,7 @@ def test_config_three_hosts_reads_every_section():
         name = "INSIDE"
         listen = "10.0.0.2:9092"
         [[listeners]]
+        max_connections = 500
         name = "OUTSIDE"
         listen = "0.0.0.0:9093"
         advertise = "kafka.example.org:9093"
@@ -79,6 +80,7 @@ def test_config_three_hosts_reads_every_section():
     assert config.peer == Endpoint(Address("0.0.0.0", 19092), Address("vdl-2", 19092))
     assert [listener.name for listener in config.listeners] == ["INSIDE", "OUTSIDE"]
     assert config.listeners[1].advertised_host == "kafka.example.org"
+    assert [listener.connections_max for listener in config.listeners] == [0, 500]
     assert config.http is None
     assert config.kafka.num_partitions == 6
     assert config.kafka.auto_create_topics is False
@@ -136,6 +138,11 @@ def test_config_peer_without_section_listens_at_its_seed_address():
             f'[[listeners]]\nname = 0x{"f" * 5_000}\nlisten = "a:1"',
             "listeners[0].name",
             "a number of more than 64 bits",
+        ),
+        (
+            '[[listeners]]\nlisten = "a:1"\nmax_connections = 0',
+            "listeners[0].max_connections",
+            "expected 1 to",
         ),
         ("listeners = []", "listeners", "one or more"),
         ('[cluster.seeds]\nx = "a:1"', "cluster.seeds.x", "a server id"),

@@ -32,6 +32,8 @@ class ListenerOptions:
     """`ssl.principal.mapping.rules`."""
     mechanisms: tuple[str, ...] = ()
     """Of a protocol with a login: those that clients may choose from."""
+    connections_max: int = 0
+    """`listener.name.NAME.max.connections`; 0: as many as the server has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 `Frontend.accept` makes a `ClientSession` for a connection (`client_session.py`: what holds within
 one connection). Rules for all of them together:
 
-* Where all connections are taken, one more costs the address that has most of them the one that is
-  silent for longest; nobody gets more than that address by it.
+* Where all connections are taken, of the server or of a listener, one more costs the address that
+  has most of them the one that is silent for longest (`crowd.py`).
 * Every bound is a setting: connections, connections of one address, idle time, time for an arriving
   request to make progress. Connections that are idle or stand still are found once a second, and
   those that stand still while others wait for their memory are closed one by one.
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ from vdl.kafka.answer import Reply
 from vdl.kafka.api import API
 from vdl.kafka.configs.ip_limits import ip_limits
 from vdl.kafka.connections.client_session import ClientSession, Exchange, Transport
+from vdl.kafka.connections.crowd import Crowd
 from vdl.kafka.connections.logins import begin_login
 from vdl.kafka.connections.turn_budget import ReceiveBudget, SendBudget, StartBudget
 from vdl.kafka.context import ConnectionInfo, Context
@@ -69,7 +70,8 @@ class ApiStats:
 class Frontend:
     """All client connections of one server."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, most_of: Mapping[str, int] | None = None) -> None:
+        """`most_of`: how many connections a listener may have, where that is bounded."""
         self.context = context
         self.receive_budget = ReceiveBudget(context.clock)
         self.send_budget = SendBudget(context.clock)
@@ -87,8 +89,11 @@ class Frontend:
         self.waiting_to_start: dict[ClientSession, None] = {}
         """Sessions that wait for memory for a decoded request."""
         self._sessions: dict[int, ClientSession] = {}
-        self._by_network: dict[str, dict[ClientSession, None]] = {}
-        """The same, by what bounds of an address count. Invariant: none is empty."""
+        self._crowd = Crowd()
+        """The same."""
+        self._crowd_of: dict[str, Crowd] = {}
+        """Of listeners that have a bound of their own, those that are theirs."""
+        self._most_of = most_of or {}
         self.unproved: Newcomers[ClientSession] = Newcomers(LOGINS_MAX)
         """Connections that have to log in and have not."""
         self._marked: list[ClientSession] = []
@@ -113,28 +118,33 @@ class Frontend:
         return len(self._sessions)
 
     # --- connections -----------------------------------------------------------------------------
-    def admits(self, address: str) -> bool:
+    def admits(self, address: str, listener: str) -> bool:
         """Count a connection from an address; whether it may stay, as far as can be said before
         its handshake."""
         host = canonical_host(address)
         quotas = self.context.quotas
-        if not self._has_room_for(host) or (
+        if not self._has_room_for(host, listener) or (
             quotas is not None and not quotas.may_connect(host, self.context.clock.now_ns())
         ):
             self.connections_refused += 1
             return False
         return True
 
-    def _has_room_for(self, host: str) -> bool:
-        config = self.context.config
+    def _has_room_for(self, host: str, listener: str) -> bool:
         network, of_host = self._bound_of(host)
         return (
             not self._stopping
-            and len(self._by_network.get(network, ())) < of_host
-            and (
-                len(self._sessions) < config.connections_max or self._greedier(network) is not None
-            )
+            and self._crowd.of(network) < of_host
+            and all(crowd.has_room(network, most) for crowd, most in self._crowds_of(listener))
         )
+
+    def _crowds_of(self, listener: str) -> list[tuple[Crowd, int]]:
+        """Where a connection counts, and how many may be open there."""
+        crowds = [(self._crowd, self.context.config.connections_max)]
+        most = self._most_of.get(listener, 0)
+        if most:
+            crowds.append((self._crowd_of.setdefault(listener, Crowd()), most))
+        return crowds
 
     def _bound_of(self, host: str) -> tuple[str, int]:
         """As whose a connection counts, and how many those may be."""
@@ -143,23 +153,6 @@ class Frontend:
         if own is not None:
             return host, own
         return network_of(host), config.connections_per_ip_max
-
-    def _greedier(self, network: str) -> dict[ClientSession, None] | None:
-        """The connections of the address that has most of all, if one of them may go for one of
-        another address. Work: O(addresses)."""
-        if not self._by_network:
-            return None
-        greedy = max(self._by_network.values(), key=len)
-        return greedy if len(greedy) > len(self._by_network.get(network, ())) + 1 else None
-
-    def _displace_for(self, network: str) -> None:
-        """All connections are taken, and another one may come in: of the address that has most the
-        one that has said nothing for longest goes, as in Kafka. Those that wait for their answer,
-        or as they were told to, are the last."""
-        greedy = self._greedier(network)
-        assert greedy is not None, "no room"
-        silent = min(greedy, key=lambda session: (session.busy, session.last_active_ns))
-        silent.abort("crowded: too many connections, most of them of its address")
 
     def accept(
         self,
@@ -176,14 +169,16 @@ class Frontend:
         `is_admitted`: `admits` was asked before its handshake."""
         host = canonical_host(peer[0])
         if not is_admitted:
-            if not self.admits(host):
+            if not self.admits(host, listener):
                 return None
-        elif not self._has_room_for(host):
+        elif not self._has_room_for(host, listener):
             self.connections_refused += 1
             return None
         network, _ = self._bound_of(host)
-        if len(self._sessions) >= self.context.config.connections_max:
-            self._displace_for(network)
+        crowds = self._crowds_of(listener)
+        for crowd, most in crowds:
+            if (silent := crowd.gives_way(network, most)) is not None:
+                silent.abort("crowded: too many connections, most of them of its address")
         answers = self.context.answers.account()
         info = ConnectionInfo(
             self._next_id, listener, host, peer[1], answers, principal, counts_as=network
@@ -194,7 +189,8 @@ class Frontend:
         self.connections_accepted += 1
         session = ClientSession(self, transport, info, self.context.clock.now_ns())
         self._sessions[info.id] = session
-        self._by_network.setdefault(network, {})[session] = None
+        for crowd, _ in crowds:
+            crowd.add(network, session)
         if mechanisms:
             displaced = self.unproved.add(session, host)
             if displaced is not None:
@@ -212,10 +208,8 @@ class Frontend:
         self.unproved.remove(session)
         info = session.info
         del self._sessions[info.id]
-        of_network = self._by_network[info.counts_as]
-        del of_network[session]
-        if not of_network:
-            del self._by_network[info.counts_as]
+        for crowd, _ in self._crowds_of(info.listener):
+            crowd.remove(info.counts_as, session)
         if session.ending:
             self._log_end(info, session.ending)
 

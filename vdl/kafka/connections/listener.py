@@ -25,6 +25,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rpc.tls_context import TlsContext
 from rpc.tls_stream import Offload, handshake_at_once
@@ -188,7 +189,12 @@ class Listener:
         if options.protocol.is_encrypted:
             assert context is not None, options.name
             self.tls = TlsPort(
-                options.name, context, offload, frontend.admits, self._accept_secure, log
+                options.name,
+                context,
+                offload,
+                partial(frontend.admits, listener=options.name),
+                self._accept_secure,
+                log,
             )
         self._loop = loop
         self._frontend = frontend

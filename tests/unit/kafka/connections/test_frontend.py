@@ -306,6 +306,26 @@ def test_address_that_takes_all_connections_gives_way_to_others() -> None:
     assert len(world.frontend) == 4
 
 
+def test_listener_has_no_more_connections_than_are_its_own() -> None:
+    """Whoever floods one leaves room at the others, and there the address that has most gives
+    way."""
+    world = World(KafkaOptions(connections_max=8), most_of={LISTENER: 3, "OTHER": 0})
+    frontend = world.frontend
+    crowd = []
+    for number in range(3):
+        crowd.append(world.client(("10.0.0.1", number)))
+        world.run(1)
+    assert not frontend.admits("10.0.0.1", LISTENER)
+    assert frontend.accept(crowd[0], LISTENER, ("10.0.0.1", 9)) is None
+    for number in range(5):
+        assert frontend.accept(crowd[0], "OTHER", ("10.0.0.1", number)) is not None
+    other = world.client(("10.0.0.2", 1))
+    assert [client.closed for client in crowd] == [True, False, False]
+    assert not other.closed
+    other.session.connection_lost()
+    assert frontend.admits("10.0.0.1", LISTENER)
+
+
 def test_connection_that_waits_for_its_answer_does_not_give_way_to_others() -> None:
     """It is silent because the server is. Where all wait, the one that has for longest goes."""
     world = World(KafkaOptions(connections_max=3))
