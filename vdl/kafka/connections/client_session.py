@@ -773,6 +773,12 @@ class ClientSession:
         answers.stop_waiting()
         return True
 
+    def _starts_now(self) -> None:
+        """What waited for its turn starts."""
+        budget = self._frontend.start_budget
+        budget.started_ns = self._frontend.context.clock.now_ns()
+        budget.starts += 1
+
     def release(self) -> None:
         """The host may have room again."""
         self._held_back = False
@@ -786,7 +792,9 @@ class ClientSession:
             self.end(f"unknown API key {request.api_key}")
             return
         frontend = self._frontend
-        frontend.start_budget.started_ns = now_ns = frontend.context.clock.now_ns()
+        budget = frontend.start_budget
+        budget.started_ns = now_ns = frontend.context.clock.now_ns()
+        budget.starts += 1
         exchange = Exchange(api, request, now_ns)
         self._started.append(exchange)
         login = self.info.login
@@ -998,14 +1006,14 @@ class ClientSession:
         if type(answer) is _InTurn:
             if not self._is_its_turn(exchange.started_ns):
                 return False
-            self._frontend.start_budget.started_ns = self._frontend.context.clock.now_ns()
+            self._starts_now()
             answer.step()
             return True
         if type(answer) is Unbuilt:
             has_begun = wide is not None and wide.bytes > 0  # it is to end, and give back its room
             if not self._is_its_turn(exchange.started_ns) or not (has_begun or self._has_room()):
                 return False
-            self._frontend.start_budget.started_ns = self._frontend.context.clock.now_ns()
+            self._starts_now()
             try:
                 answer = answer.build()
             except Exception as error:  # noqa: BLE001 - the connection edge

@@ -14,12 +14,16 @@ batches of the usual size, are read at once.
 for later turns, behind a poll of all sockets and timers: an overloaded server still hears its peers
 and its own clock. Waiting connections take turns of `SHARE_NS`. One that sends more meanwhile is
 not read, so the backlog is bounded and TCP slows the client down. A turn has a fixed cost: shorter
-ones halve what an overloaded server can do. Who is next is decided by fair queueing (Demers, Keshav
-and Shenker, 1989) on two levels: each principal has the same share of the time, however many
-connections it has, and each of its connections the same part of that. One that uses less than its
-own, or is new, does not wait for those that use all of theirs. Before that, requests of a few bytes
-have `SMALL_NS` of each turn: who looks after a server, or begins a connection, is not to wait for a
-crowd of which nobody knows yet what it will use.
+ones halve what an overloaded server can do with many small requests. Where requests take
+`COSTLY_NS` and more that price is nothing beside them, and a turn has `SHORT_NS`: a record passes
+through some five turns of three servers before it is acknowledged, and waits for the rest of each.
+
+Who is next is decided by fair queueing (Demers, Keshav and Shenker, 1989) on two levels: each
+principal has the same share of the time, however many connections it has, and each of its
+connections the same part of that. One that uses less than its own, or is new, does not wait for
+those that use all of theirs. Before that, requests of a few bytes have `SMALL_NS` of each turn: who
+looks after a server, or begins a connection, is not to wait for a crowd of which nobody knows yet
+what it will use.
 
 `SendBudget`: long answers are sent until `ANSWER_BYTES` have left in a turn; the others are sent in
 later turns. The loop serves everything else in between. That costs no bandwidth.
@@ -57,10 +61,15 @@ LONG_ANSWER_BYTES = 64 << 10
 START_NS = 100 * MS
 """One heartbeat interval, a sixth of the shortest election timeout: with all else that is done in a
 turn, no leader loses its leadership for it."""
+SHORT_NS = 10 * MS
+"""A turn goes on beyond this, and beyond each further so long, only while its requests took less
+than `COSTLY_NS` each in the mean."""
+COSTLY_NS = 1 * MS
+"""Five times what a Produce of an overloaded server takes."""
 SHARE_NS = 25 * MS
 """For one connection, while others wait."""
-SMALL_NS = 10 * MS
-"""For those whose request is small, all together, before the others."""
+SMALL_NS = 5 * MS
+"""For those whose request is small, all together, before the others: half of a short turn."""
 SMALL_REQUEST_BYTES = 256
 LEFT_MAX = 64
 """Places in a line whose owners have left, beside twice as many as wait."""
@@ -220,6 +229,7 @@ class StartBudget:
 
     __slots__ = (
         "_askers",
+        "_began_ns",
         "_clock",
         "_end_ns",
         "_is_armed",
@@ -228,9 +238,11 @@ class StartBudget:
         "_served_asker",
         "_served_from_ns",
         "_small",
+        "_starts_before",
         "_turn_has_ended",
         "_waiting",
         "started_ns",
+        "starts",
         "until_ns",
     )
 
@@ -249,11 +261,15 @@ class StartBudget:
         self._is_armed = False
         """Whether `_next_turn` will be called."""
         self._end_ns = 0
-        """While those that wait are served: until when; else 0."""
+        """While those that wait are served: until when, unless the turn goes on; else 0."""
+        self._began_ns = self._starts_before = 0
+        """When the turn's first request started, and how many had before."""
         self._turn_has_ended = True
         """A turn has ended since `until_ns` was set."""
         self.started_ns = 0
         """When the last request started, or large answer was built: for sessions to set."""
+        self.starts = 0
+        """How often that was, likewise."""
         self.until_ns = 0
         """Until then requests start unasked. A session that finds `started_ns` at or behind it asks
         `may_start`. So the common case is one comparison, and a turn may be a little longer."""
@@ -275,13 +291,23 @@ class StartBudget:
             if self.started_ns < self._end_ns:
                 self.until_ns = self._end_ns  # the only one that is served: the turn is all its
                 return True
-            if self._turn_has_ended and not self._end_ns:
+            now_ns = self._clock.now_ns()
+            if self._end_ns:
+                if self._goes_on(now_ns):
+                    self.until_ns = self._end_ns = self._later_ns(now_ns)
+                    return True
+            elif self._turn_has_ended:
                 self._turn_has_ended = False
-                self.until_ns = self._clock.now_ns() + START_NS
+                self._begin(now_ns)
+                self.until_ns = now_ns + SHORT_NS
                 self._behind_the_next_look(self._end_turn)
+                return True
+            elif self._goes_on(now_ns):
+                self.until_ns = self._later_ns(now_ns)
                 return True
         if starter is self._served:
             self._count(self._clock.now_ns())
+            starter.share_ns = SHARE_NS  # it has more, and the turn may be what ends
         asker = self._askers.get(starter.asker)
         if asker is None:
             asker = self._askers[starter.asker] = _Asker()
@@ -309,6 +335,19 @@ class StartBudget:
         if not asker.line.places and asker in self._line.places:
             self._line.leave(asker)
 
+    def _begin(self, now_ns: int) -> None:
+        """The requests of a turn begin."""
+        self._began_ns, self._starts_before = now_ns, self.starts
+
+    def _goes_on(self, now_ns: int) -> bool:
+        """Whether the turn has more time: it has not had all, and its requests are small."""
+        used_ns = now_ns - self._began_ns
+        return used_ns < min(START_NS, (self.starts - self._starts_before) * COSTLY_NS)
+
+    def _later_ns(self, now_ns: int) -> int:
+        """Until when it goes on, to begin with."""
+        return min(now_ns + SHORT_NS, self._began_ns + START_NS)
+
     def _end_turn(self) -> None:
         self._turn_has_ended = True
 
@@ -330,17 +369,25 @@ class StartBudget:
     def _next_turn(self) -> None:
         self._is_armed = False
         now_ns = self._clock.now_ns()
-        self._end_ns = end_ns = now_ns + START_NS
+        self._begin(now_ns)
+        self._end_ns = now_ns + SHORT_NS
         small, small_end_ns = self._small, now_ns + SMALL_NS
         for _ in range(len(small)):  # not those that come meanwhile
             if now_ns >= small_end_ns:
                 break
             place, starter = small.popleft()
             if self._waiting.get(starter) is place:
-                now_ns = self._serve(starter, now_ns, small_end_ns)
-        while self._waiting and now_ns < end_ns:
+                now_ns = self._serve(starter, now_ns, now_ns + 1)  # it starts one request
+        is_first = True
+        while self._waiting:
+            if now_ns >= self._end_ns:
+                if not (is_first or self._goes_on(now_ns)):
+                    break
+                # One request at least, whatever the small ones took.
+                self._end_ns = now_ns + 1 if is_first else self._later_ns(now_ns)
+            is_first = False
             starter = self._line.first().line.first()
-            now_ns = self._serve(starter, now_ns, min(now_ns + SHARE_NS, end_ns))
+            now_ns = self._serve(starter, now_ns, min(now_ns + SHARE_NS, self._end_ns))
         self._end_ns = self.until_ns = 0
         if self._waiting:
             self._arm()

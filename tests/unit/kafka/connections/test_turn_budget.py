@@ -19,12 +19,14 @@ from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections import client_session
 from vdl.kafka.connections.turn_budget import (
     ANSWER_BYTES,
+    COSTLY_NS,
     FEW_BYTES,
     FRAME_BYTES,
     LEFT_MAX,
     READ_BYTES_MIN,
     SHARE_NS,
     SHORT_BYTES,
+    SHORT_NS,
     SMALL_NS,
     START_NS,
     ReceiveBudget,
@@ -273,16 +275,17 @@ class BusyTime(VirtualTime):
 
 
 class CostlyWorld(World):
-    """A request of ApiVersions takes `COST_NS` of its server's loop."""
+    """A request of ApiVersions takes `cost_ns` of its server's loop."""
 
     def __init__(self) -> None:
         super().__init__(time=BusyTime())
+        self.cost_ns = COST_NS
         self.started: list[int] = []
         """The connections whose requests have started, in their order."""
 
     def handle(self, ctx: RequestContext, request: object) -> ApiVersionsResponse:
         del request
-        self.time.now_ns += COST_NS
+        self.time.now_ns += self.cost_ns
         self.started.append(ctx.connection.id)
         return unsupported_version()
 
@@ -673,12 +676,59 @@ def test_small_requests_do_not_wait_for_a_crowd_that_is_as_new(
 
 
 def test_one_that_waits_alone_has_the_turn_for_itself(costly: CostlyWorld) -> None:
+    costly.cost_ns = COSTLY_NS // 2
     client = costly.client()
-    ask(client, 60)
+    for _ in range(5):
+        ask(client, 80)
     before = len(costly.started)
     while len(costly.started) == before:
         costly.time.step()
-    assert len(costly.started) - before > 2 * SHARE_NS // COST_NS
+    assert len(costly.started) - before > 2 * SHARE_NS // costly.cost_ns
+
+
+@pytest.mark.parametrize("connections", [1, 40])
+@pytest.mark.parametrize(
+    ("cost_ns", "turn_ns"), [(COSTLY_NS // 2, START_NS), (2 * COSTLY_NS, SHORT_NS)]
+)
+def test_turn_is_long_only_where_requests_are_small(
+    costly: CostlyWorld, cost_ns: int, turn_ns: int, connections: int
+) -> None:
+    """A turn has a price of its own, which many small requests share. What a few costly ones do in
+    100 ms of it everybody waits for, in each of the turns that a record passes through."""
+    costly.cost_ns = cost_ns
+    beats: list[int] = []
+
+    def beat() -> None:
+        beats.append(costly.clock.now_ns())
+        costly.clock.call_later(1 * MS, beat)
+
+    beat()
+    clients = [costly.client() for _ in range(connections)]
+    for _ in range(400 // connections):
+        for client in clients:
+            ask(client)
+    costly.run(2_000)
+    assert sum(len(client.answers()) for client in clients) == 400
+    longest = max(after - before for before, after in pairwise(beats))
+    assert turn_ns <= longest + 1 * MS
+    # What is small may end later than its part, and so may the turn.
+    assert longest <= turn_ns + 1 * MS + 3 * cost_ns
+
+
+def test_small_requests_that_are_costly_do_not_take_all_of_each_turn(
+    costly: CostlyWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have their part of it, and the others at least one request."""
+    costly.cost_ns = 3 * SHORT_NS
+    crowd = [costly.client() for _ in range(40)]
+    large = costly.client(("10.0.0.2", 1))
+    ask(crowd[0])
+    for client in crowd:
+        ask(client, 5)
+    monkeypatch.setattr(client_session, "SMALL_REQUEST_BYTES", 0)
+    ask(large)
+    costly.run(6 * costly.cost_ns // MS)
+    assert large.session.info.id in costly.started
 
 
 def test_who_waits_and_sends_more_is_not_read(costly: CostlyWorld) -> None:
