@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 _LENGTH = Struct(">i").pack
 
-NARROW_BYTES = PART_ELEMENTS
-"""A request of no more has not more elements than are done at once."""
+NARROW_BYTES = 1_000
+"""A request of no more has hardly more elements than are done at once: most have four bytes."""
 
 Place = tuple[Hashable, ...]
 """Which elements a part is a slice of: the position of each in the list that it is in, outermost

@@ -35,7 +35,7 @@ from vdl.kafka.lookup import (
     endpoint,
     find_topic,
 )
-from vdl.kafka.parts import PART_ELEMENTS, names_of_page
+from vdl.kafka.parts import PAGE_ELEMENTS, names_of_page
 from vdl.kafka.permissions.mutation_quota import Creation
 from vdl.kafka.wire import describe_topic_partitions as described
 from vdl.kafka.wire.metadata import (
@@ -438,7 +438,7 @@ def handle_describe_topic_partitions(
         is_among = not request.topics or start in names
         if request.cursor.partition_index < 0 or not is_among:
             return fail_describe_topic_partitions(
-                replace(request, topics=request.topics[:PART_ELEMENTS]),
+                replace(request, topics=request.topics[:PAGE_ELEMENTS]),
                 ctx.api_version,
                 ErrorCode.INVALID_REQUEST,
             )
@@ -448,7 +448,7 @@ def handle_describe_topic_partitions(
     response = described.DescribeTopicPartitionsResponse()
     for name in names:
         topic = find_topic(ctx, name)
-        if len(response.topics) == PART_ELEMENTS or (topic is not None and not left):
+        if len(response.topics) == PAGE_ELEMENTS or (topic is not None and not left):
             response.next_cursor = described.Cursor(name, first)
             return response
         answer = described.DescribeTopicPartitionsResponseTopic(

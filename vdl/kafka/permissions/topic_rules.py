@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API
 from vdl.kafka.lookup import all_topics, find_topic
-from vdl.kafka.parts import PART_ELEMENTS, names_of_page
+from vdl.kafka.parts import PAGE_ELEMENTS, names_of_page
 from vdl.kafka.permissions.rules import NO_ID, Check, Each, Finish, Need, NeedOf, Refused
 from vdl.state.acls import CLUSTER_NAME, AclOperation, AclResource
 from vdl.state.resource_configs import ResourceType
@@ -211,7 +211,7 @@ def described_topics(check: Check) -> Finish | Refused | None:
         if names[start : start + 1] != [cursor.topic_name]:
             return None  # refused as invalid
         names = names[start:]
-    page, rest = names[:PART_ELEMENTS], names[PART_ELEMENTS:]
+    page, rest = names[:PAGE_ELEMENTS], names[PAGE_ELEMENTS:]
     allowed = [name for name in page if may_describe(check, name)]
     visible = frozenset(allowed)
     if cursor is not None and cursor.topic_name not in visible:

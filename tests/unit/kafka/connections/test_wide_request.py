@@ -30,6 +30,7 @@ from vdl.kafka.limits.memory import partitions_bytes
 from vdl.kafka.limits.rests import AT_ONCE_NS
 from vdl.kafka.parts import (
     LOOP_ELEMENTS,
+    PAGE_ELEMENTS,
     PART_ELEMENTS,
     PARTS,
     WHOLE_ELEMENTS,
@@ -672,7 +673,7 @@ def test_topics_are_described_in_pages_that_a_turn_can_make(who: str) -> None:
     """DescribeTopicPartitions: each page tells where the next one begins, also where nobody may see
     what is there; all together tell of each name once."""
     described = describe_topic_partitions
-    names = NAMES[: 3 * PART_ELEMENTS]
+    names = NAMES[: 3 * PAGE_ELEMENTS]
     world = secured(*(bind(Do.DESCRIBE, TOPIC, name) for name in names[::7]))
     world.topic("n70", 3)
     asker = client(world, Principal(who))
@@ -683,8 +684,8 @@ def test_topics_are_described_in_pages_that_a_turn_can_make(who: str) -> None:
             [described.TopicRequest(name) for name in reversed(names)], 2_000, cursor
         )
         answer, most, _ = turns(world, asker, 75, 0, request)
-        assert most <= PART_ELEMENTS * BRANCHES
-        assert len(answer.topics) <= PART_ELEMENTS
+        assert most <= PAGE_ELEMENTS * BRANCHES
+        assert len(answer.topics) <= PAGE_ELEMENTS
         told += [topic.name for topic in answer.topics]
         cursor = answer.next_cursor
         if cursor is None:
@@ -696,7 +697,7 @@ def test_topics_are_described_in_pages_that_a_turn_can_make(who: str) -> None:
     )
     answer = asker.ask(75, 0, request)
     assert {topic.error_code for topic in answer.topics} == {ErrorCode.INVALID_REQUEST}
-    assert len(answer.topics) == PART_ELEMENTS
+    assert len(answer.topics) == PAGE_ELEMENTS
 
 
 def produced(names: list[str], size: int, *, acks: int = -1) -> produce.ProduceRequest:
