@@ -95,6 +95,10 @@ GC_THRESHOLDS = (2_000, 5, 1_000_000)
 a server keeps is the entries of its cache, hundreds of thousands: to look through them stops it for
 a tenth of a second, and finds nothing, because nothing on the way of a record makes cycles."""
 GC_FULL_SECONDS = 600
+SWITCH_SECONDS = 0.001
+"""How long a thread that computes in Python keeps the interpreter from one that wants it. Of
+Python's own 5 ms the loop loses that much at each look at its files, and the journal's thread
+behind each sync, while a long request is decoded."""
 
 
 class NoDialer:
@@ -137,6 +141,7 @@ class Process:
     async def run(self) -> int:
         """Serve until told to stop; the exit code."""
         self._loop.set_exception_handler(self._loop_failed)
+        sys.setswitchinterval(SWITCH_SECONDS)
         try:
             await self._start()
         except DataMissing as error:
