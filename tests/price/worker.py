@@ -47,7 +47,7 @@ from tests.price.wishes import (
 )
 from vdl.config.settings import parse_config
 from vdl.kafka.api import API, load
-from vdl.kafka.parts import PARTS, Whole
+from vdl.kafka.parts import PARTS, REPLICAS_MAX, Whole
 from vdl.kafka.wire import create_topics, init_producer_id, offset_commit, registry
 from vdl.kafka.wire.header import RequestHeader, encode_request_header
 from vdl.server.loop import TurnLoop
@@ -216,7 +216,7 @@ def find(server: Server, key: int, who: str) -> Price:
     wholes = [
         row for row in (rows if isinstance(rows, tuple) else (rows,)) if isinstance(row, Whole)
     ]
-    elements = min([CLIMB_ELEMENTS, *(row.at_once for row in wholes)])
+    elements = min([CLIMB_ELEMENTS, *(row.most(REPLICAS_MAX) for row in wholes)])
     first = next(paths(key, newest), ())
     best = Wish(first, elements=elements, bytes=CLIMB_BYTES)
     turn_ms(newest, replace(best, elements=10))  # what is loaded at first use is
@@ -234,7 +234,7 @@ def find(server: Server, key: int, who: str) -> Price:
     full = [
         replace(wish, elements=ELEMENTS, bytes=BYTES),
         replace(wish, elements=ELEMENTS, bytes=FEW_BYTES),
-        *(replace(wish, elements=row.at_once, bytes=BYTES) for row in wholes),
+        *(replace(wish, elements=row.most(REPLICAS_MAX), bytes=BYTES) for row in wholes),
         # What is cut costs the more, the smaller it is; a list that is not shows when it is long.
         *(Wish(path) for path in paths(key, version) if len(path) > 1),
     ]

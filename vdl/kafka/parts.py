@@ -42,10 +42,12 @@ PAGE_ELEMENTS = 1_000
 """Of an answer that may be one page of several: they cost less, and each page costs a request."""
 WHOLE_ELEMENTS = 10_000
 """Elements of a request that is not cut: some 40 ms, and more than a server has partitions."""
-TOPICS_ELEMENTS = 3 * KafkaOptions().replicas_per_server_max
-"""The same where partitions may each be alone in a topic: of a Fetch, and of a heartbeat, which
-also says what it subscribes to."""
-REPLICAS_ELEMENTS = 6 * KafkaOptions().replicas_per_server_max
+REPLICAS_MAX = KafkaOptions().replicas_per_server_max
+"""Of a server, unless its configuration says otherwise."""
+TOPICS_TIMES = 3
+"""Elements for each replica that a server may have where partitions may each be alone in a topic:
+of a Fetch, and of a heartbeat, which also says what it subscribes to."""
+REPLICAS_TIMES = 6
 """The same with the replicas of each, which are mere numbers: some milliseconds."""
 FIRST = 1
 TWO = 2
@@ -93,9 +95,15 @@ class Whole:
     """All that is counted. With the list of the response that a refusal fills, element by element;
     empty where the answer has one error for all of them."""
     at_once: int = WHOLE_ELEMENTS
+    times: int = 0
+    """More may be named where a server may have so many replicas: so many times as many."""
     numbers: tuple[Parts, ...] = ()
     """Lists of mere numbers in those lists, which cost less. With all of `lists` they may be
-    `REPLICAS_ELEMENTS`."""
+    `REPLICAS_TIMES` as many as a server may have replicas."""
+
+    def most(self, replicas_max: int) -> int:
+        """Return how many elements are done at once by a server of so many replicas at most."""
+        return max(self.at_once, self.times * replicas_max)
 
 
 def _sort_topics(request: Any) -> None:
@@ -160,9 +168,9 @@ _FILTER = "a filter: each element costs a comparison, and none is judged or answ
 _ONE_LOOK = "one look at all partitions, which may wait for any of them"
 
 
-def _whole(why: str, *lists: str, at_once: int = WHOLE_ELEMENTS) -> Whole:
+def _whole(why: str, *lists: str, times: int = 0) -> Whole:
     """Lists whose elements are not answered one by one when all are refused."""
-    return Whole(why, tuple(Parts(asked, "") for asked in lists), at_once)
+    return Whole(why, tuple(Parts(asked, "") for asked in lists), times=times)
 
 
 PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
@@ -179,7 +187,7 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
             Parts("topics.partitions", "responses.partitions"),
             Parts("forgotten_topics_data.partitions", ""),
         ),
-        at_once=TOPICS_ELEMENTS,
+        times=TOPICS_TIMES,
     ),
     2: (_PARTITIONS,),
     3: (
@@ -284,7 +292,7 @@ PARTS: Mapping[int, tuple[Parts | Whole, ...] | Page | Whole] = {
         _ONE_COMMAND,
         "subscribed_topic_names",
         "topic_partitions.partitions",
-        at_once=TOPICS_ELEMENTS,
+        times=TOPICS_TIMES,
     ),
     69: (Parts("group_ids", "groups"),),
     74: _whole(_FILTER, "resource_types"),

@@ -838,13 +838,17 @@ class ClientSession:
         if not api.pipelined:
             exchange.request = message
             if len(request.body) > NARROW_BYTES:
-                self._begin(exchange, ctx, in_parts(api, version, message))
+                self._begin(exchange, ctx, self._in_parts(api, version, message))
                 return
         elif request.bytes > PARTITIONS_FROM_BYTES and (more := partitions_bytes(message)):
             self._count_partitions(exchange, more)
-            self._begin(exchange, ctx, in_parts(api, version, message))
+            self._begin(exchange, ctx, self._in_parts(api, version, message))
             return
         self._handle(exchange, ctx, message)
+
+    def _in_parts(self, api: Api, version: int, message: Any) -> Decoded:
+        replicas_max = self._frontend.context.config.replicas_per_server_max
+        return in_parts(api, version, message, replicas_max)
 
     def _count_partitions(self, exchange: Exchange, more: int) -> None:
         """`more` bytes are held by a Produce for its partitions until it is answered."""
@@ -876,7 +880,8 @@ class ClientSession:
                 self._count_partitions(exchange, outcome.partitions_bytes)
             later.complete(_InTurn(partial(begin, outcome)))
 
-        job = partial(decoded, exchange.api, exchange.version, request.body)
+        replicas_max = self._frontend.context.config.replicas_per_server_max
+        job = partial(decoded, exchange.api, exchange.version, request.body, replicas_max)
         self._frontend.context.decoding.run(ctx.asker, job, done)
         if not later.done:
             later.when_done(self._answered)

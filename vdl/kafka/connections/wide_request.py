@@ -33,7 +33,8 @@ from vdl.kafka.limits.memory import partitions_bytes
 from vdl.kafka.parts import (
     PART_ELEMENTS,
     PARTS,
-    REPLICAS_ELEMENTS,
+    REPLICAS_MAX,
+    REPLICAS_TIMES,
     WHOLE_ELEMENTS,
     Page,
     Parts,
@@ -204,17 +205,20 @@ class Decoded(NamedTuple):
     partitions_bytes: int = 0
 
 
-def decoded(api: Api, version: int, body: memoryview) -> Decoded | WireError:
-    """Decode a request, and arrange its elements if they are many. Any thread."""
+def decoded(
+    api: Api, version: int, body: memoryview, replicas_max: int = REPLICAS_MAX
+) -> Decoded | WireError:
+    """Decode a request, and arrange its elements if they are many. Any thread. `replicas_max`: as
+    many as this server may have."""
     try:
         message = api.wire.decode_request(body, version)
     except WireError as error:
         return error
-    found = in_parts(api, version, message)
+    found = in_parts(api, version, message, replicas_max)
     return found._replace(partitions_bytes=partitions_bytes(message)) if api.pipelined else found
 
 
-def in_parts(api: Api, version: int, message: Any) -> Decoded:
+def in_parts(api: Api, version: int, message: Any, replicas_max: int = REPLICAS_MAX) -> Decoded:
     """See how a request is done. Any thread."""
     rows = PARTS.get(api.key)
     if isinstance(rows, Page):
@@ -222,8 +226,8 @@ def in_parts(api: Api, version: int, message: Any) -> Decoded:
     row = row_of(rows, message)
     if isinstance(row, Whole):
         if not (
-            has_more(row.lists, message, row.at_once)
-            or has_more(row.numbers, message, REPLICAS_ELEMENTS)
+            has_more(row.lists, message, row.most(replicas_max))
+            or has_more(row.numbers, message, REPLICAS_TIMES * replicas_max)
         ):
             return Decoded(message, None)
         by, parts = refusals_of(row, message)

@@ -33,6 +33,7 @@ from vdl.kafka.parts import (
     PAGE_ELEMENTS,
     PART_ELEMENTS,
     PARTS,
+    REPLICAS_MAX,
     WHOLE_ELEMENTS,
     Page,
     Parts,
@@ -224,9 +225,9 @@ def test_what_is_not_cut_is_refused_when_it_is_too_much(
     api = API[key]
     seen: list[Any] = []
     monkeypatch.setattr(api, "_handler", lambda ctx, request: seen.append(request))
-    small = tuple(replace(row, at_once=SMALL) for row in WHOLES[key])
+    small = tuple(replace(row, at_once=SMALL, times=0) for row in WHOLES[key])
     monkeypatch.setitem(PARTS, key, small)  # type: ignore[arg-type]
-    monkeypatch.setattr(wide_request, "REPLICAS_ELEMENTS", SMALL)
+    monkeypatch.setattr(wide_request, "REPLICAS_TIMES", 0)
     for who in ("root", "alice"):
         world = secured()
         for version in range(api.min_version, api.max_version + 1):
@@ -286,6 +287,19 @@ def test_what_names_all_that_a_set_may_have_is_done(name: str) -> None:
     found = wide_request.decoded(API[key], version, memoryview(body))
     assert isinstance(found, wide_request.Decoded)
     assert found.wide is None
+
+
+@pytest.mark.parametrize("key", [1, 68], ids=["Fetch", "ConsumerGroupHeartbeat"])
+def test_server_that_may_have_more_replicas_is_asked_for_more_at_once(key: int) -> None:
+    """A consumer may read all that a server leads, as many as its configuration allows."""
+    version = API[key].max_version
+    path = next(path for path in wishes.paths(key, version) if len(path) == 1)
+    wish = wishes.Wish(path, elements=5 * REPLICAS_MAX)
+    body = memoryview(wishes.write(key, version, wish).body)
+    for replicas_max, is_done in ((REPLICAS_MAX, False), (2 * REPLICAS_MAX, True)):
+        found = wide_request.decoded(API[key], version, body, replicas_max)
+        assert isinstance(found, wide_request.Decoded)
+        assert (found.wide is None) is is_done
 
 
 HELD = [
@@ -374,7 +388,7 @@ def test_each_element_of_what_is_refused_has_its_answer(key: int, version: int) 
     asker = client(world, Principal("root"))
     for path in wishes.paths(key, version):
         for shape in ("inner", "outer"):
-            wish = wishes.Wish(path, shape, elements=row.at_once + 2_000, others=1)
+            wish = wishes.Wish(path, shape, elements=row.most(REPLICAS_MAX) + 2_000, others=1)
             body = wishes.write(key, version, wish).body
             request = api.wire.decode_request(memoryview(body), version)
             asked = {
