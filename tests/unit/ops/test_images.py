@@ -66,6 +66,17 @@ def test_image_copies_all_that_is_installed(dockerfile):
     assert packages | read <= set(copied(dockerfile))
 
 
+def test_images_begin_with_what_a_digest_names():
+    """Whoever can change a tag cannot change what is built; all begin with the same."""
+    bases = {
+        base
+        for dockerfile in DOCKERFILES
+        for base in re.findall(r"^FROM (\S+)", dockerfile.read_text(), re.MULTILINE)
+    }
+    (base,) = bases
+    assert re.fullmatch(r"python:3\.11-[a-z-]+@sha256:[0-9a-f]{64}", base)
+
+
 def test_what_is_locked_is_what_is_asked_for():
     """`make lock` was run since a dependency changed; pip takes no file without a hash."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
