@@ -1,7 +1,9 @@
-"""`vdl user`: users of a cluster and their passwords, over Kafka's own APIs (KIP-554)."""
+"""`vdl user`: users of a cluster and their passwords, over Kafka's own APIs (KIP-554), or in a data
+directory where nobody is left who may."""
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import click
 
 from vdl.commands.admin_requests import check, connection_options, with_client
+from vdl.commands.certificates import CertificateError, write_private
 from vdl.kafka.client import KafkaClient
 from vdl.kafka.security.protocol import SCRAM_SHA_256, SCRAM_SHA_512
 from vdl.kafka.security.scram import ITERATIONS_MIN, salted_password
@@ -21,6 +24,8 @@ from vdl.kafka.wire.describe_user_scram_credentials import (
     DescribeUserScramCredentialsRequest,
     UserName,
 )
+from vdl.server.first_users import users_text
+from vdl.server.offline_users import NAME as OFFLINE_USERS
 
 DESCRIBE, ALTER = 50, 51
 NUMBERS = {SCRAM_SHA_256: 1, SCRAM_SHA_512: 2}
@@ -36,10 +41,16 @@ def user() -> None:
 
 @user.command()
 @click.argument("name")
-@connection_options(config_required=True)
-def add(*, name: str, bootstrap: str, config: Path) -> None:
+@click.option(
+    "--offline", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR",
+    help="A server's data directory: the user is added when that server starts next.",
+)  # fmt: skip
+@connection_options()
+def add(*, name: str, offline: Path | None, bootstrap: str, config: Path | None) -> None:
     """Add a user, or give one another password: the first line of the input, or a random one that
-    is printed, if the input is a terminal."""
+    is printed, if the input is a terminal. Where nobody is left who may, --offline does it."""
+    if (config is None) is (offline is None):
+        raise click.UsageError("expected either --config or --offline")
     if sys.stdin.isatty():
         password = secrets.token_urlsafe(_PASSWORD_BYTES)
         click.echo(password)
@@ -47,6 +58,9 @@ def add(*, name: str, bootstrap: str, config: Path) -> None:
         password = sys.stdin.readline().rstrip("\r\n")
     if not password:
         raise click.UsageError("the password is empty")
+    if offline is not None:
+        _add_offline(offline, name, password)
+        return
     upserts = []
     for mechanism, number in NUMBERS.items():
         salt = secrets.token_bytes(_SALT_BYTES)
@@ -93,7 +107,23 @@ def list_users(*, bootstrap: str, config: Path) -> None:
     with_client(bootstrap, config, show)
 
 
-def _alter(bootstrap: str, config: Path, request: AlterUserScramCredentialsRequest) -> None:
+def _add_offline(directory: Path, name: str, password: str) -> None:
+    """Leave the user for the server that has the directory. It is to be whose that is."""
+    file = directory / OFFLINE_USERS
+    if not (directory / "identity").exists():
+        raise click.ClickException(f"{directory} is no data directory")
+    if file.exists():
+        raise click.ClickException(f"{file} is there: the server has not started since")
+    try:
+        write_private(file, users_text([(name, password)]).encode())
+        found = directory.stat()
+        os.chown(file, found.st_uid, found.st_gid, follow_symlinks=False)
+    except (CertificateError, OSError) as error:
+        raise click.ClickException(f"{file}: {error}") from error
+    click.echo("The user is added when the server starts next.")
+
+
+def _alter(bootstrap: str, config: Path | None, request: AlterUserScramCredentialsRequest) -> None:
     def send(client: KafkaClient) -> None:
         for result in client.request(ALTER, request).results:
             check(result.error_code, result.error_message)

@@ -33,9 +33,16 @@ _SALT_BYTES = 16
 def read_first_users(path: Path) -> list[ScramUpsert]:
     """Raises ConfigError, which has nothing of the file in it."""
     try:
-        lines = path.read_text(encoding="ascii").splitlines()
+        data = path.read_bytes()
     except OSError as error:
         raise ConfigError(str(path), "", error.strerror or str(error)) from None
+    return parse_users(path, data)
+
+
+def parse_users(path: Path, data: bytes) -> list[ScramUpsert]:
+    """Read what a file has. Raises ConfigError, which has nothing of the file in it."""
+    try:
+        lines = data.decode("ascii").splitlines()
     except UnicodeDecodeError:
         raise ConfigError(str(path), "", "is no list of users") from None
     if len(lines) > _USERS_MAX:
@@ -61,9 +68,13 @@ def _parse(fields: list[str]) -> ScramUpsert:
 
 def first_users_text(users: Iterable[tuple[str, str]]) -> str:
     """The file for these users and passwords, for all mechanisms. Takes milliseconds for each."""
-    lines = [
-        "# Users that a new cluster begins with. What is here counts only until there are any."
-    ]
+    head = "# Users that a new cluster begins with. What is here counts only until there are any.\n"
+    return head + users_text(users)
+
+
+def users_text(users: Iterable[tuple[str, str]]) -> str:
+    """The lines of these users."""
+    lines = []
     for user, password in users:
         for mechanism in sorted(HASHES):
             salt = secrets.token_bytes(_SALT_BYTES)

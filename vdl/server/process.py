@@ -67,6 +67,7 @@ from vdl.server.metrics import (
     store_numbers,
     tls_samples,
 )
+from vdl.server.offline_users import take_added_users
 from vdl.server.problem import NOT_WRONG
 from vdl.server.recovery_progress import RecoveryProgress
 from vdl.server.secret_files import readable_by_others
@@ -202,6 +203,7 @@ class Process:
                 meaning="every user of this machine may read them: chmod o= them",
             )
         self._on_open()
+        added_users = take_added_users(config.data_dir)  # the directory is this process's alone
         self._open_audit()
         recovery.ended(len(store.logs))
         if store.strays:
@@ -229,6 +231,7 @@ class Process:
             pattern_compute=self._patterns.run,
             cpu_ns=time.thread_time_ns,
             first_users=users,
+            added_users=added_users,
             delegation_keys=read_delegation_keys(config),
             audit=self._audit,
             tokens=tokens,

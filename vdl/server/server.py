@@ -126,6 +126,7 @@ class Server:
         pattern_compute: Compute | None = None,
         cpu_ns: Callable[[], int] = lambda: 0,
         first_users: Sequence[ScramUpsert] = (),
+        added_users: Sequence[ScramUpsert] = (),
         delegation_keys: DelegationKeys = DelegationKeys(),  # noqa: B008 - cannot change
         audit: AuditLog | None = None,
         tokens: Validator | None = None,
@@ -136,8 +137,9 @@ class Server:
         of the server. `loggers`: those whose levels may be changed. `login_compute`: where
         passwords are checked. `pattern_compute`: where patterns are matched, one after the other;
         None: where everything is computed. `cpu_ns`: processor time of a thread. `first_users`:
-        those of a cluster that never had any. `tokens`: who judges those of OAUTHBEARER.
-        `delegation_keys`: what secrets of delegation tokens are made of."""
+        those of a cluster that never had any. `added_users`: those that an operator adds now.
+        `tokens`: who judges those of OAUTHBEARER. `delegation_keys`: what secrets of delegation
+        tokens are made of."""
         self.config = config
         self.store = store
         self.clock = clock
@@ -163,6 +165,7 @@ class Server:
         self._login_compute = login_compute
         self._pattern_work = PatternWork(pattern_compute or store.workers.compute, clock, cpu_ns)
         self._first_users = first_users
+        self._added_users = list(added_users)
         self._delegation_keys = delegation_keys
         self._tokens = tokens
         self._log = log
@@ -501,6 +504,7 @@ class Server:
             self.state = ServerState.SERVING
             self._log.info("serving", server=self.config.server_id)
             self._add_first_users()
+            self._add_users()
             self.on_serving()
             # Behind the listeners: who leads can be reached.
             self.host.begin_serving()
@@ -523,6 +527,28 @@ class Server:
     def _first_users_decided(self, outcome: Outcome) -> None:
         if outcome.kind is not OutcomeKind.APPLIED:
             self.clock.call_later(_REGISTER_RETRY_NS, self._add_first_users)
+
+    def _add_users(self) -> None:
+        """Those that an operator added in the data directory."""
+        host = self.host
+        if host is None or not self._added_users or self.state is not ServerState.SERVING:
+            return
+        host.propose_catalog(
+            AlterScramCredentials([], self._added_users, self._random_bytes(_DECOY_KEY_BYTES)),
+            deadline_ns=self.clock.now_ns() + _REGISTER_DEADLINE_NS,
+            done=self._users_added,
+        )
+
+    def _users_added(self, outcome: Outcome) -> None:
+        if outcome.kind is not OutcomeKind.APPLIED:
+            self.clock.call_later(_REGISTER_RETRY_NS, self._add_users)
+            return
+        for one, (error, text) in zip(self._added_users, outcome.result.errors, strict=True):
+            if error is ErrorCode.NONE:
+                self._log.warning("user_added_offline", user=one.user, mechanism=one.mechanism)
+            else:
+                self._log.error("user_not_added", user=one.user, reason=text)
+        self._added_users = []
 
     # --- stopping --------------------------------------------------------------------------------
     def stop(self, done: Callable[[], None], *, transfer: bool = True) -> None:

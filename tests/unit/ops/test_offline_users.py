@@ -1,0 +1,66 @@
+"""Users that an operator adds in a data directory: taken once, and from nobody else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vdl.config.settings import ConfigError
+from vdl.server.first_users import users_text
+from vdl.server.offline_users import NAME, take_added_users
+
+USERS = users_text([("admin", "a-password-nobody-guesses")])
+
+
+def left(directory: Path, text: str = USERS, mode: int = 0o600) -> Path:
+    path = directory / NAME
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_users_that_were_added_count_once(tmp_path: Path) -> None:
+    """What is changed or removed later does not come back with a start."""
+    path = left(tmp_path)
+    assert {one.user for one in take_added_users(tmp_path)} == {"admin"}
+    assert not path.exists()
+    assert take_added_users(tmp_path) == []
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602])
+def test_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
+    """And stays where it is, for whoever looks at it. Nothing of it is said."""
+    path = left(tmp_path, mode=mode)
+    with pytest.raises(ConfigError) as caught:
+        take_added_users(tmp_path)
+    assert "others" in str(caught.value)
+    assert USERS.split()[3] not in str(caught.value)
+    assert path.exists()
+
+
+def test_file_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    with pytest.raises(ConfigError, match="others"):
+        take_added_users(tmp_path)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    """A link to another file, a pipe that nobody writes into, and what is no list of users."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text(USERS)
+    elsewhere.chmod(0o600)
+    (tmp_path / NAME).symlink_to(elsewhere)
+    with pytest.raises(ConfigError):
+        take_added_users(tmp_path)
+    (tmp_path / NAME).unlink()
+    os.mkfifo(tmp_path / NAME, 0o600)
+    with pytest.raises(ConfigError):
+        take_added_users(tmp_path)
+    (tmp_path / NAME).unlink()
+    path = left(tmp_path, text="no users\n")
+    with pytest.raises(ConfigError):
+        take_added_users(tmp_path)
+    assert path.exists()
