@@ -23,17 +23,18 @@ from struct import Struct
 import pyarrow as pa
 
 from vdl.kafka.client import KafkaClient, Unreachable
+from vdl.kafka.security.client_settings import ClientSettingsError
 from vdl.kafka.wire.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from vdl.pipeline.columns import Gathered, open_lane
 from vdl.pipeline.errors import BatchUnreadable, PipelineError, UndecodableBatch
+from vdl.pipeline.fast_client import PLAIN_CLIENT, FastClient
 from vdl.pipeline.inflated import Inflated
 from vdl.pipeline.positions import OffsetRange
 from vdl.records.batch import Buffer, CorruptBatch, crc_matches, split_batches
 
 METADATA_KEY, FETCH_KEY = 3, 1
 KAFKA_PORT = 9092
-CLIENT_ID = "vdl-pipeline"
 FETCH_BYTES = 8 << 20
 TOGETHER_RANGES = 128
 """Ranges that are read ahead with one Fetch to each leader: 64 KiB of the answer for each."""
@@ -51,7 +52,7 @@ class NotFetched(PipelineError):
     """An answer that is no good case."""
 
 
-FAILURES = (Unreachable, NotFetched, UndecodableBatch, CorruptBatch)
+FAILURES = (Unreachable, NotFetched, UndecodableBatch, CorruptBatch, ClientSettingsError)
 """Nothing is wrong with what was yielded before."""
 
 
@@ -59,8 +60,9 @@ class Leaders:
     """Connections to the servers that lead partitions, for one task that reads some. Use in a
     `with`; not from two threads."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, client: FastClient = PLAIN_CLIENT) -> None:
         self._bootstrap = bootstrap
+        self._client = client
         self._open = ExitStack()
         self._topics: dict[str, tuple[bytes, dict[int, tuple[str, int]]]] = {}
         self._clients: dict[tuple[str, int], KafkaClient] = {}
@@ -76,13 +78,13 @@ class Leaders:
     def of(self, wanted: OffsetRange) -> tuple[bytes, KafkaClient]:
         """The topic's id, and a connection to who leads the partition. Raises FAILURES."""
         if wanted.topic not in self._topics:
-            self._topics[wanted.topic] = _leaders(wanted.topic, self._bootstrap)
+            self._topics[wanted.topic] = _leaders(wanted.topic, self._bootstrap, self._client)
         topic_id, places = self._topics[wanted.topic]
         if wanted.partition not in places:
             raise NotFetched(f"{wanted.topic} {wanted.partition} has no leader")
         place = places[wanted.partition]
         if place not in self._clients:
-            self._clients[place] = self._open.enter_context(connect(*place))
+            self._clients[place] = self._open.enter_context(connect(*place, self._client))
         return topic_id, self._clients[place]
 
     def read_ahead(self, ranges: Sequence[OffsetRange], *, isolation: str) -> None:
@@ -241,9 +243,12 @@ def _behind(batch: memoryview) -> int:
     return int(base + delta + 1)
 
 
-def connect(host: str, port: int) -> KafkaClient:
+def connect(host: str, port: int, client: FastClient) -> KafkaClient:
     """As it is: for use in a `with`."""
-    return KafkaClient(host, port, timeout_seconds=TIMEOUT_SECONDS, client_id=CLIENT_ID)
+    return KafkaClient(
+        host, port, timeout_seconds=TIMEOUT_SECONDS, client_id=client.client_id,
+        settings=client.settings,
+    )  # fmt: skip
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
@@ -256,7 +261,9 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def ask_metadata(topics: Sequence[str], bootstrap: str) -> MetadataResponse:
+def ask_metadata(
+    topics: Sequence[str], bootstrap: str, client: FastClient = PLAIN_CLIENT
+) -> MetadataResponse:
     """What the first server that answers says of these topics. Raises FAILURES."""
     asked = MetadataRequest(
         topics=[MetadataRequestTopic(name=topic) for topic in topics],
@@ -265,8 +272,8 @@ def ask_metadata(topics: Sequence[str], bootstrap: str) -> MetadataResponse:
     reason: Exception = NotFetched("there is no server to ask")
     for address in bootstrap.split(","):
         try:
-            with connect(*_host_and_port(address)) as client:
-                metadata: MetadataResponse = client.request(METADATA_KEY, asked)
+            with connect(*_host_and_port(address), client) as server:
+                metadata: MetadataResponse = server.request(METADATA_KEY, asked)
         except Unreachable as error:
             reason = error
         else:
@@ -274,9 +281,11 @@ def ask_metadata(topics: Sequence[str], bootstrap: str) -> MetadataResponse:
     raise reason
 
 
-def _leaders(topic: str, bootstrap: str) -> tuple[bytes, dict[int, tuple[str, int]]]:
+def _leaders(
+    topic: str, bootstrap: str, client: FastClient = PLAIN_CLIENT
+) -> tuple[bytes, dict[int, tuple[str, int]]]:
     """A topic's id, and by partition where the server is that leads it. Raises FAILURES."""
-    metadata = ask_metadata([topic], bootstrap)
+    metadata = ask_metadata([topic], bootstrap, client)
     places = {broker.node_id: (broker.host, broker.port) for broker in metadata.brokers}
     for found in metadata.topics:
         leaders = {

@@ -20,6 +20,7 @@ from vdl.kafka.wire.list_offsets import (
     ListOffsetsTopic,
 )
 from vdl.kafka.wire.metadata import MetadataResponse
+from vdl.pipeline.fast_client import FastClient
 from vdl.pipeline.fetch import ISOLATION, NotFetched, ask_metadata, connect
 from vdl.pipeline.positions import Positions, TopicPositions
 
@@ -29,16 +30,21 @@ Led = Mapping[str, Sequence[int]]
 
 
 def look_up(
-    bootstrap: str, topics: Sequence[str], times: Sequence[int], *, isolation: str
+    bootstrap: str,
+    topics: Sequence[str],
+    times: Sequence[int],
+    *,
+    isolation: str,
+    client: FastClient,
 ) -> list[Positions]:
     """For each time (ms since 1970, -2 for where logs begin, -1 for where they end) the offsets of
     all partitions, -1 where nothing is as young. Raises FAILURES."""
-    metadata = ask_metadata(topics, bootstrap)
+    metadata = ask_metadata(topics, bootstrap, client)
     found: list[dict[str, dict[int, int]]] = [{topic: {} for topic in topics} for _ in times]
     for place, led in _led(metadata).items():
         requests = [(LIST_OFFSETS_KEY, _request(led, time, isolation)) for time in times]
-        with connect(*place) as client:
-            answers: list[ListOffsetsResponse] = client.requests(requests)
+        with connect(*place, client) as server:
+            answers: list[ListOffsetsResponse] = server.requests(requests)
         for offsets, answer in zip(found, answers, strict=True):
             _take(answer, offsets)
     ids = {row.name or "": _text(row.topic_id) for row in metadata.topics}

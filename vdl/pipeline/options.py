@@ -16,7 +16,8 @@
 | segments | | data directories of servers: sealed segments are read from there |
 | allowLoss | false | go on at the log's start when retention was quicker, instead of failing |
 | unreadable | fail | of a batch that nobody can read: `fail`, or `letter`, one row for it |
-| client.* | | any setting of librdkafka, which reads everything then |
+| client.* | | any setting of librdkafka, which reads everything itself unless all of them only |
+| | | say who asks and how the connection is secured (`fast_client.py`) |
 
 Must not know: Spark, Kafka clients.
 """

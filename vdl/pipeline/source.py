@@ -121,13 +121,15 @@ def read_ranges(task: BrokerTask, options: ReadOptions) -> Iterator[Any]:
     import pyarrow as pa
 
     from vdl.pipeline.columns import CHUNK_BYTES, CHUNK_RECORDS
+    from vdl.pipeline.fast_client import PLAIN_CLIENT, fast_client
     from vdl.pipeline.fetch import TOGETHER_RANGES, Leaders
 
     small: list[Any] = []
     rows = size = 0
-    with Leaders(options.bootstrap) as leaders:
+    fast = fast_client(options.client)
+    with Leaders(options.bootstrap, fast or PLAIN_CLIENT) as leaders:
         for number, wanted in enumerate(task.pieces):
-            if number % TOGETHER_RANGES == 0 and len(task.pieces) > 1 and not options.client:
+            if number % TOGETHER_RANGES == 0 and len(task.pieces) > 1 and fast is not None:
                 together = task.pieces[number : number + TOGETHER_RANGES]
                 leaders.read_ahead(together, isolation=options.isolation)
             for batch in read_over(leaders, wanted, options):
@@ -142,23 +144,26 @@ def read_ranges(task: BrokerTask, options: ReadOptions) -> Iterator[Any]:
 
 def read_broker(wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
     """One range, over connections of its own. Raises what `read_range` does."""
+    from vdl.pipeline.fast_client import PLAIN_CLIENT, fast_client
     from vdl.pipeline.fetch import Leaders
 
-    with Leaders(options.bootstrap) as leaders:
+    with Leaders(options.bootstrap, fast_client(options.client) or PLAIN_CLIENT) as leaders:
         yield from read_over(leaders, wanted, options)
 
 
 def read_over(leaders: Leaders, wanted: OffsetRange, options: ReadOptions) -> Iterator[Any]:
     """Whole batches as long as all is well, and the rest as a client library reads it; all of it
-    when there are settings for that library. A batch that nobody can read fails, or is a `letter`
-    with which the range goes on behind it. Raises what `read_range` does."""
+    when there are settings that only that library knows. A batch that nobody can read fails, or is
+    a `letter` with which the range goes on behind it. Raises what `read_range` does."""
+    from vdl.pipeline.fast_client import fast_client
     from vdl.pipeline.fetch import FAILURES, read_batches
 
+    is_fast = fast_client(options.client) is not None
     position = wanted.start
     while position < wanted.end:
         rest = OffsetRange(wanted.topic, wanted.partition, position, wanted.end)
         doubtful: BatchUnreadable | None = None
-        if not options.client:
+        if is_fast:
             try:
                 for behind, batch in read_batches(
                     rest,

@@ -1,9 +1,9 @@
 """What the driver asks a cluster: topic ids, where logs begin and end, offsets of a time.
 
 Offsets in the good case over a connection of its own (`offsets.py`), all else, and whatever has
-settings for a client, through the admin client of an unmodified librdkafka; ListOffsets goes out
-once per leader and not once per partition. Each call has its own deadline, so a cluster that is
-away is an error, not a wait for ever.
+settings that only librdkafka knows, through the admin client of an unmodified librdkafka;
+ListOffsets goes out once per leader and not once per partition. Each call has its own deadline, so
+a cluster that is away is an error, not a wait for ever.
 
 Must not know: Spark.
 """
@@ -147,14 +147,16 @@ class Topics:
 
     def _offsets(self, *times: int) -> list[Positions]:
         """For each time the offsets of all partitions; -1 where nothing is as young."""
+        from vdl.pipeline.fast_client import fast_client
         from vdl.pipeline.fetch import FAILURES
         from vdl.pipeline.offsets import look_up
 
-        if not self._options.client:
+        fast = fast_client(self._options.client)
+        if fast is not None:
             with contextlib.suppress(*FAILURES):
                 return look_up(
                     self._options.bootstrap, self._options.topics, times,
-                    isolation=self._options.isolation,
+                    isolation=self._options.isolation, client=fast,
                 )  # fmt: skip
         ids = self.ids()
         return [self._listed(ids, time) for time in times]

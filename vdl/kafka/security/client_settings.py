@@ -4,6 +4,7 @@
 security.protocol=SASL_SSL            PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL
 ssl.ca.location=tls/ca.pem            who signs the servers' certificates; empty: the system's
 ssl.certificate.location, ssl.key.location    the client's own, where it shows one
+ssl.key.password                      of a key that is encrypted
 ssl.endpoint.identification.algorithm=https   or none: any host name will do
 sasl.mechanism=SCRAM-SHA-512          or SCRAM-SHA-256, or PLAIN
 sasl.username, sasl.password
@@ -39,6 +40,7 @@ KNOWN = frozenset(
         "ssl.certificate.location",
         "ssl.endpoint.identification.algorithm",
         "ssl.key.location",
+        "ssl.key.password",
         "vdl.admin.certificate.location",
         "vdl.admin.key.location",
     }
@@ -47,7 +49,6 @@ KNOWN = frozenset(
 OF_JAVA_CLIENTS = frozenset(
     {
         "sasl.jaas.config",
-        "ssl.key.password",
         "ssl.keystore.certificate.chain",
         "ssl.keystore.key",
         "ssl.keystore.location",
@@ -72,7 +73,7 @@ class ClientSettingsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What such a file says. `str` of it does not tell the password."""
+    """What such a file says. `str` of it does not tell the passwords."""
 
     protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
     ca: Path | None = None
@@ -82,6 +83,7 @@ class ClientSettings:
     user: str = ""
     password: str = ""
     admin: KeyPair | None = None
+    key_password: str = ""
 
     def __repr__(self) -> str:
         return f"ClientSettings({self.protocol.value}, {self.mechanism}, user={self.user!r})"
@@ -98,8 +100,9 @@ class ClientSettings:
         context.check_hostname = self.checks_host
         if self.own is not None:
             own = self.own
-            # A pass phrase would be asked for at the terminal.
-            _load(own.key, context.load_cert_chain, own.certificate, own.key, lambda: "")
+            # Without one a pass phrase would be asked for at the terminal.
+            told = self.key_password
+            _load(own.key, context.load_cert_chain, own.certificate, own.key, lambda: told)
         return context
 
     def admin_files(self) -> TlsFiles | None:
@@ -174,6 +177,7 @@ def parse_client_settings(
         get("sasl.username"),
         get("sasl.password"),
         _pair(get("vdl.admin.certificate.location"), get("vdl.admin.key.location"), folder),
+        get("ssl.key.password"),
     )
     if settings.protocol.has_login:
         if mechanism not in _MECHANISMS:
