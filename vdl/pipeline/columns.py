@@ -154,9 +154,9 @@ class Gathered:
         kind, count = TYPES[name], len(found.offset)
         match name:
             case "key":
-                return _slices(pa.py_buffer(data), found.key_at, found.key_length)
+                return slices(pa.py_buffer(data), found.key_at, found.key_length)
             case "value":
-                return _slices(pa.py_buffer(data), found.value_at, found.value_length)
+                return slices(pa.py_buffer(data), found.value_at, found.value_length)
             case "offset":
                 return pa.array(found.offset, kind)
             case "timestamp":
@@ -210,7 +210,7 @@ def _check(good: Any, what: str) -> None:
         raise UndecodableBatch(f"a batch's records: {what}")
 
 
-def _slices(buffer: pa.Buffer, at: Ints, length: Ints) -> pa.Array:
+def slices(buffer: pa.Buffer, at: Ints, length: Ints) -> pa.Array:
     """Pieces of a buffer, in rising order of their places, as a binary array; -1 is null."""
     count = len(at)
     edges: Ints = np.empty(2 * count + 1, np.int32)

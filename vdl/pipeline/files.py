@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from vdl.pipeline.decode import DEAD_ONLY, explain, range_end
 from vdl.pipeline.file_stats import stats_of
 from vdl.pipeline.partitioning import PartitionField, divided, to_json
 from vdl.pipeline.positions import OffsetRange
-from vdl.pipeline.read import HEADERS
+from vdl.pipeline.read import HEADERS, named_row
 from vdl.pipeline.storage import Storage, storage_of
 from vdl.pipeline.table import FILE_BYTES
 
@@ -61,6 +61,9 @@ REPORT = pa.schema(
     ]
 )
 ROWS, DEAD = "rows", "dead"
+WRITTEN = "written: "
+"""What the reason of a dead letter begins with that is none, but the report of a file that was
+written where its records were read (`direct.py`)."""
 DEAD_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -101,12 +104,16 @@ class WriteSpec:
 
 def write_batches(batches: Iterator[pa.RecordBatch], spec: WriteSpec) -> Iterator[pa.RecordBatch]:
     """Write what comes; one report for each file."""
-    task = _task_name()
-    rows = _Rows(spec, task)
+    task = task_name()
+    rows = FileRows(spec, task)
     dead = _File(f"{spec.dead_folder}/{spec.prefix}-{task}-dead.parquet", DEAD, spec.storage)
+    found: list[dict[str, Any]] = []
     try:
         for batch in map(in_utc, gathered(batches)):
             good, bad = _split(batch, spec)
+            if bad is not None and bad.num_rows:
+                bad, told = _without_reports(bad)
+                found += told
             if good is not None and good.num_rows:
                 rows.add(good)
             if bad is not None and bad.num_rows:
@@ -119,9 +126,24 @@ def write_batches(batches: Iterator[pa.RecordBatch], spec: WriteSpec) -> Iterato
         rows.abandon()
         dead.abandon()
         raise
-    found = [report for report in reports if report is not None]
+    found += [report for report in reports if report is not None]
     if found:
         yield pa.RecordBatch.from_pylist(found, schema=REPORT)
+
+
+def written_row(report: str, columns: Sequence[str]) -> pa.RecordBatch:
+    """A report, among records that are read, as `_without_reports` finds it behind Spark."""
+    return named_row({"topic": "", "partition": 0, "offset": 0}, f"{WRITTEN}{report}", columns)
+
+
+def _without_reports(bad: pa.RecordBatch) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
+    """(dead letters, reports among them)."""
+    errors = bad.column("_error")
+    is_report = pc.starts_with(errors, WRITTEN)
+    if not pc.any(is_report).as_py():
+        return bad, []
+    texts = errors.filter(is_report).to_pylist()
+    return bad.filter(pc.invert(is_report)), [json.loads(t.removeprefix(WRITTEN)) for t in texts]
 
 
 def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -224,7 +246,7 @@ def _ranges(topics: pa.Array, partitions: pa.Array, offsets: pa.Array) -> list[O
     return [OffsetRange(str(r["t"]), int(r["p"]), r["o_min"], r["o_max"] + 1) for r in found]
 
 
-class _Rows:
+class FileRows:
     """The rows of a task: a file at a time for each partition."""
 
     def __init__(self, spec: WriteSpec, task: str) -> None:
@@ -373,7 +395,7 @@ class _File:
             self._storage.remove(self._path)
 
 
-def _task_name() -> str:
+def task_name() -> str:
     """Of this attempt of this task: no other has it."""
     from pyspark import TaskContext
 

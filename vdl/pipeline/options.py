@@ -41,6 +41,8 @@ COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timesta
 """As the official connector has them; `headers` is the eighth, where it is asked for."""
 
 _TEXT = ("bootstrap", "topics", "start", "end", "isolation", "segments", "columns", "unreadable")
+DIRECT = "direct"
+"""A job's own: `Direct` as text."""
 _NUMBERS = ("maxRows", "maxBytes", "minPartitions", "stallSeconds")
 _SWITCHES = ("headers", "allowLoss")
 NAMES = (*_TEXT, *_NUMBERS, *_SWITCHES)
@@ -97,6 +99,8 @@ class ReadOptions:
     letters: bool = False
     """Whether a range without readable records becomes a row (`read.letter`)."""
     client: Mapping[str, str] = field(default_factory=dict)
+    direct: str = ""
+    """What a job writes where it is read (`direct.Direct`), and how; "": nothing."""
 
 
 def parse(options: Mapping[str, str]) -> ReadOptions:
@@ -128,6 +132,7 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
             for name, value in given.items()
             if name.startswith(CLIENT_PREFIX)
         },
+        direct=given.get(DIRECT, ""),
     )
 
 
@@ -157,7 +162,7 @@ def parse_where(name: str, text: str) -> Where:
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:
-    known = {name.lower() for name in NAMES} | SPARKS_OWN
+    known = {name.lower() for name in NAMES} | SPARKS_OWN | {DIRECT}
     unknown = [n for n in given if n not in known and not n.startswith(CLIENT_PREFIX)]
     if unknown:
         raise OptionError(f"no such option: {', '.join(sorted(unknown))} (there are {NAMES})")

@@ -172,17 +172,20 @@ def letter(
 ) -> pa.RecordBatch:
     """A row that stands for a range without readable records, at its first offset: its only header
     has no name, which no record of Kafka's can have, and says why."""
-    told = unreadable_text(wanted.start, wanted.end, reason).encode()
     row = {
         "value": data or None,
         "topic": wanted.topic,
         "partition": wanted.partition,
         "offset": wanted.start,
-        "timestampType": 0,
-        "headers": [{"key": None, "value": told}],
     }
+    return named_row(row, unreadable_text(wanted.start, wanted.end, reason), columns)
+
+
+def named_row(row: Mapping[str, Any], told: str, columns: Sequence[str]) -> pa.RecordBatch:
+    """A row that is no record, and what it says in its only header, which has no name."""
+    whole = {**row, "timestampType": 0, "headers": [{"key": None, "value": told.encode()}]}
     schema = schema_of(columns)
-    return pa.RecordBatch.from_pylist([{n: row.get(n) for n in columns}], schema=schema)
+    return pa.RecordBatch.from_pylist([{n: whole.get(n) for n in columns}], schema=schema)
 
 
 def _settings(

@@ -29,7 +29,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from vdl.pipeline.files import DEAD, DEAD_SCHEMA, REPORT_DDL, ROWS, WriteSpec, w
 from vdl.pipeline.job import INPUT, TOPIC, Job
 from vdl.pipeline.lag import Lag, lag_of
 from vdl.pipeline.open_table import dead_table, rows_table, storage_settings
-from vdl.pipeline.options import At, parse_where
+from vdl.pipeline.options import DIRECT, At, parse_where
 from vdl.pipeline.partitioning import check_columns, from_json
 from vdl.pipeline.positions import (
     OffsetRange,
@@ -153,6 +153,8 @@ class Runner:
         self._dead_positions = Positions()
         self._failure: BaseException | None = None
         self._has_committed = False
+        self._columns: Any = None
+        """The table's, as Arrow has them, once they are known."""
         self._stopping = threading.Event()
         self._clock: Callable[[], float] = time.time
         self._group = GroupOffsets(job)
@@ -253,7 +255,7 @@ class Runner:
         positions = self._topics.resolve(parse_where("start", self._job.source.start))
         ends = self._topics.ends()
         stop = admit(positions, _not_before(ends, positions), rows_max=20 * count)
-        decoded = self._decoded(self._bounded(positions, stop))
+        decoded = self._decoded(self._bounded(positions, stop, is_shown=True))
         dead = [r.asDict() for r in decoded.filter("_error is not null").limit(count).collect()]
         rows = self._transformed(decoded)
         if self._job.window is not None:
@@ -301,12 +303,12 @@ class Runner:
         rows = self._transformed(self._decoded(empty))
         if self._job.window is not None:
             rows = all_windows(rows, self._job.window)
-        if self._job.sink.partition_by or self._job.is_upsert:
-            from pyspark.sql.pandas.types import to_arrow_schema
+        from pyspark.sql.pandas.types import to_arrow_schema
 
-            columns = to_arrow_schema(rows.schema, timezone="UTC")
-            check_columns(self._job.sink.partition_by, columns)
-            check_key(self._job.sink.upsert_key, columns)
+        self._columns = to_arrow_schema(rows.schema, timezone="UTC")
+        check_columns(self._job.sink.partition_by, self._columns)
+        if self._job.is_upsert:
+            check_key(self._job.sink.upsert_key, self._columns)
         return _names(rows.schema.fields, is_upsert=self._job.is_upsert)
 
     def _checkpoints(self) -> Path:
@@ -326,7 +328,7 @@ class Runner:
         source = self._job.source
         reader = self._spark.readStream
         if source.kind == "vdl":
-            options = {**source.reader_options(), "columns": ",".join(COLUMNS)}
+            options = {**source.reader_options(), "columns": ",".join(COLUMNS), **self._direct()}
             options["start"] = json.dumps(self._positions.to_json())
             return reader.format("vdl").options(**options).load()
         begin = self._positions.of(source.topics)
@@ -337,11 +339,13 @@ class Runner:
         }
         return reader.format("kafka").options(**options).load()
 
-    def _bounded(self, start: Positions, end: Positions) -> Any:
+    def _bounded(self, start: Positions, end: Positions, *, is_shown: bool = False) -> Any:
+        """`is_shown`: it is not to be written."""
         source = self._job.source
         reader = self._spark.read
         if source.kind == "vdl":
             options = {**source.reader_options(), "columns": ",".join(COLUMNS)}
+            options |= {} if is_shown else self._direct()
             options["start"] = json.dumps(start.to_json())
             options["end"] = json.dumps(end.to_json())
             return reader.format("vdl").options(**options).load()
@@ -351,6 +355,29 @@ class Runner:
             "endingOffsets": connector_offsets(end.of(source.topics)),
         }
         return reader.format("kafka").options(**options).load()
+
+    def _direct(self) -> dict[str, str]:
+        """The option by which tasks write what they read, where the rows are written as they are
+        decoded and can be decoded without Spark; else none."""
+        from vdl.pipeline.direct import Direct, can_write
+
+        job, schema = self._job, self._columns
+        is_plain = not (job.steps or job.rules or job.envelope or job.rescued or job.is_upsert)
+        if schema is None or not is_plain or job.window is not None or job.sink.kind == TOPIC:
+            return {}
+        given = dict(self._spark.sparkContext.getConf().getAll())
+        if not can_write(job.format, schema, given):
+            return {}
+        direct = Direct(
+            form=job.format,
+            # A run writes its batches one after the other, and no two attempts of tasks of a
+            # session have one number.
+            spec=self._write_spec(f"{job.name}-{self._run}-0-direct"),
+            schema=schema.serialize().to_pybytes(),
+            is_utc=self._spark.conf.get("spark.sql.session.timeZone") == "UTC",
+            registry=resolved(job.registry),
+        )
+        return {DIRECT: direct.to_text()}
 
     def _connector_options(self) -> dict[str, str]:
         source = self._job.source
@@ -483,25 +510,15 @@ class Runner:
         return found
 
     def _write(self, decoded: Any, number: int, end: Positions) -> Written:
-        spec = WriteSpec(
-            prefix=f"{self._job.name}-{self._run}-{number}",
-            rows_folder=self._rows_table.staging(self._run),
-            dead_folder=self._dead_table.staging(self._run),
-            topic=self._job.source.topics[0] if len(self._job.source.topics) == 1 else "",
-            kinds=_kinds(self._job.schema),
+        spec = replace(
+            self._write_spec(f"{self._job.name}-{self._run}-{number}"),
             dead_there=self._dead_there(),
-            storage=storage_settings(self._job),
-            # Upserts are divided where they are merged.
-            partition_by=() if self._job.is_upsert else self._job.sink.partition_by,
-            file_bytes=self._job.sink.file_bytes,
         )
         window, rules = self._job.window, self._job.rules
         is_plain = not self._job.steps and window is None and self._job.sink.kind != TOPIC
         if is_plain and not rules:
             rows = decoded.drop(*DEAD_ONLY)
             return self._collect([(decoded, spec)], rows)
-        from dataclasses import replace
-
         from pyspark.sql import Observation
 
         whats = [*observed(), *expectations.observed(rules)]
@@ -527,6 +544,20 @@ class Runner:
         written = written.and_dead(self._collect([(letters, replace(spec, only=DEAD))], rows))
         return self._told(written, counts_of(again))
 
+    def _write_spec(self, prefix: str) -> WriteSpec:
+        job = self._job
+        return WriteSpec(
+            prefix=prefix,
+            rows_folder=self._rows_table.staging(self._run),
+            dead_folder=self._dead_table.staging(self._run),
+            topic=job.source.topics[0] if len(job.source.topics) == 1 else "",
+            kinds=_kinds(job.schema),
+            storage=storage_settings(job),
+            # Upserts are divided where they are merged.
+            partition_by=() if job.is_upsert else job.sink.partition_by,
+            file_bytes=job.sink.file_bytes,
+        )
+
     def _told(self, written: Written, counts: Mapping[str, Any]) -> Written:
         """With what was observed of all records. Raises ExpectationFailed."""
         rules = self._job.rules
@@ -545,8 +576,6 @@ class Runner:
 
     def _write_windows(self, rows: Any, spec: WriteSpec, window: Window) -> Written:
         """Closed windows for the table, open ones for the next batch."""
-        from dataclasses import replace
-
         table = self._rows_table
         assert isinstance(table, WindowSink), self._job.sink.kind
         folder = table.window_folder()

@@ -105,6 +105,17 @@ def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[
     if task is None:
         return  # Spark makes one such where there is nothing to read.
     assert isinstance(partition, RangePartition), partition
+    found = read_task(task, options)
+    if options.direct:
+        from vdl.pipeline.direct import Direct, written
+
+        found = written(found, Direct.from_text(options.direct))
+    yield from found
+    exempt_modules_from_collection()
+
+
+def read_task(task: BrokerTask | SegmentTask | LostRange, options: ReadOptions) -> Iterator[Any]:
+    """The records of one task."""
     if isinstance(task, SegmentTask):
         yield from read_segments(task, options)
     elif isinstance(task, LostRange):
@@ -113,7 +124,6 @@ def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[
         yield letter(task.wanted, LOST, options.columns)
     else:
         yield from read_ranges(task, options)
-    exempt_modules_from_collection()
 
 
 def read_ranges(task: BrokerTask, options: ReadOptions) -> Iterator[Any]:

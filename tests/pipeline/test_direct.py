@@ -1,0 +1,150 @@
+"""Rows that are written where they are read: the same table as by Spark's way."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="needs the `spark` extra")
+pytest.importorskip("pyspark", reason="needs the `spark` extra")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from confluent_kafka import Producer
+
+from tests.pipeline.test_reading import create
+from tests.pipeline.test_spark import job_of, run_once
+from vdl.pipeline.direct import JSON, Direct, can_write, written
+from vdl.pipeline.files import WRITTEN, WriteSpec
+from vdl.pipeline.open_table import rows_table
+from vdl.pipeline.positions import OffsetRange
+from vdl.pipeline.read import letter, schema_of
+from vdl.pipeline.runner import Runner
+from vdl.pipeline.verify import verify
+
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
+ROWS = pa.schema(
+    [
+        ("n", pa.int64()), ("_partition", pa.int32()), ("_offset", pa.int64()),
+        ("_timestamp", pa.timestamp("us", tz="UTC")),
+    ]
+)  # fmt: skip
+SCHEMA = "n bigint, d double, s string, at timestamp"
+
+
+def direct_of(folder: Path) -> Direct:
+    spec = WriteSpec("job-0123456789ab-0-direct", str(folder), str(folder), "t", {"n": "bigint"})
+    return Direct(JSON, spec, ROWS.serialize().to_pybytes(), is_utc=True)
+
+
+def batch_of(values: list[bytes | None], first: int = 0) -> pa.RecordBatch:
+    rows = [
+        {"value": value, "topic": "t", "partition": 0, "offset": first + n}
+        for n, value in enumerate(values)
+    ]
+    names = dict.fromkeys(COLUMNS)
+    return pa.RecordBatch.from_pylist([names | row for row in rows], schema=schema_of(COLUMNS))
+
+
+def test_direct_writes_what_is_sure_and_leaves_the_rest(tmp_path: Path) -> None:
+    """Also letters of the source, whatever stands in them."""
+    letters = letter(OffsetRange("t", 0, 3, 9), "cut off", COLUMNS, b'{"n":5}')
+    batches = [batch_of([b'{"n":1}', b"{", b'{"n":2}']), letters]
+    told = Direct.from_text(direct_of(tmp_path).to_text())
+    *left, report = written(iter(batches), told)
+    assert [one.column("offset").to_pylist() for one in left] == [[1], [3]]
+    assert all(one.schema == schema_of(COLUMNS) for one in (*left, report))
+    (header,) = report.column("headers").to_pylist()[0]
+    assert header["key"] is None
+    reported = json.loads(header["value"].decode().removeprefix(WRITTEN))
+    assert (reported["rows"], reported["spans"]) == (2, '[["t", 0, 0, 3]]')
+    assert pq.read_table(reported["path"]).to_pylist() == [
+        {"n": 1, "_partition": 0, "_offset": 0, "_timestamp": None},
+        {"n": 2, "_partition": 0, "_offset": 2, "_timestamp": None},
+    ]
+
+
+def test_direct_of_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    def broken() -> Any:
+        yield batch_of([b'{"n":1}'])
+        raise OSError("the leader is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        list(written(broken(), direct_of(tmp_path)))
+    batches = iter([batch_of([b'{"n":1}', b"{"])] * 2)
+    running: Any = written(batches, direct_of(tmp_path))
+    next(running)
+    running.close()  # as a task is that is ended
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings"),
+    [
+        ([("n", pa.decimal128(9, 2))], []),
+        ([("n", pa.list_(pa.int64()))], []),
+        ([("n", pa.float32())], []),
+        ([("n", pa.int64()), ("n", pa.int64())], []),
+        ([("_offset", pa.int64()), ("n", pa.int64())], []),
+        ([], []),
+        ([("n", pa.int64())], ["spark.sql.legacy.timeParserPolicy"]),
+    ],
+)
+def test_direct_is_not_for_what_spark_may_read_otherwise(
+    columns: list[Any], settings: list[str]
+) -> None:
+    assert can_write(JSON, ROWS, ["spark.sql.session.timeZone"])
+    assert not can_write(JSON, pa.schema([*columns, *list(ROWS)[1:]]), settings)
+    assert not can_write("raw", ROWS, [])
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("sink", ["parquet", "delta", "iceberg"])
+def test_job_writes_the_same_table_either_way(
+    spark: Any, bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str
+) -> None:
+    """Rows, types, dead letters; and whoever recounts it finds nothing wrong."""
+    topic = f"direct-{sink}"
+    values = [
+        json.dumps({"n": n, "d": n / 3, "s": f"é{n}", "at": "2026-11-29T10:00:00.5Z"}).encode()
+        for n in range(500)
+    ]
+    odd = [b'{"n":1.5}', b'{"d":"NaN"}', b'{"s":{"a":1}}', b"no", b'{"n":1}{"n":2}', b'{"at":12}']
+    create(bootstrap, topic)
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for n, value in enumerate([*values[:250], *odd, *values[250:], None]):
+        producer.produce(topic, value, b"k", partition=n % 2, timestamp=1_000_000 + n)
+    assert producer.flush(30) == 0
+    found = {}
+    for way in ("direct", "by Spark"):
+        folder = tmp_path / way
+        folder.mkdir()
+        job = replace(
+            job_of(folder, bootstrap, topic, sink=sink),
+            schema="n bigint, d double, s string, at timestamp",
+        )
+        if way == "by Spark":
+            monkeypatch.setattr(Runner, "_direct", lambda runner: {})
+        totals = run_once(job, spark)
+        table = rows_table(job)
+        table.open({topic: ("", 2)})
+        files = table.files()
+        read = [pq.read_table(path, partitioning=None) for path in files]
+        assert len({one.schema for one in read}) == 1
+        rows = pa.concat_tables(read).sort_by(
+            [("_partition", "ascending"), ("_offset", "ascending")]
+        )
+        found[way] = (totals.rows, totals.dead, read[0].schema, rows)
+        if sink != "parquet":
+            assert any("-direct-" in path for path in files) == (way == "direct")
+        if way == "direct":
+            assert verify(job, spark).is_good
+    one, other = found.values()
+    assert one[:3] == other[:3]
+    # One of them is not equal to itself.
+    assert repr(one[3].to_pylist()) == repr(other[3].to_pylist())
+    assert one[1] > 1
