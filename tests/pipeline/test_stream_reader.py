@@ -117,3 +117,27 @@ def test_stream_of_what_is_there_now_ends_there(limit: ReadLimit) -> None:
     assert latest(made, begin, limit) == at({0: 20, 1: 20})
     for start in (at({0: 20, 1: 20}), at({0: 25, 1: 20})):
         assert latest(made, start, limit) == start
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("loss", ["false", "true"])
+def test_partition_that_was_added_and_trimmed_begins_where_its_log_does(
+    limit: ReadLimit, loss: str
+) -> None:
+    """Nothing of it was promised to anybody, so nothing is lost."""
+    cluster = Cluster()
+    made = reader(cluster, allowLoss=loss)
+    cluster.first, cluster.end = at({0: 0, 1: 0, 2: 500}), at({0: 20, 1: 20, 2: 505})
+    begin = at({0: 20, 1: 20})
+    end = latest(made, begin, limit)
+    assert end == cluster.end
+    # It is trimmed further before the batch is planned.
+    cluster.first = at({0: 0, 1: 0, 2: 502})
+    tasks = [task.value for task in made.partitions(begin.to_json(), end.to_json())]
+    assert tasks == [BrokerTask((OffsetRange("t", 2, 502, 505),))]
+    # And as a whole, then the batch has nothing of it, and the next one says what is gone.
+    cluster.first = cluster.end = at({0: 20, 1: 20, 2: 600})
+    assert not [t for t in made.partitions(begin.to_json(), end.to_json()) if t.value]
+    if loss == "false":
+        with pytest.raises(RowsGone, match="t/2: offset 505 is wanted, the log begins at 600"):
+            made.partitions(end.to_json(), cluster.end.to_json())

@@ -424,6 +424,9 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_same_topics(begin, ends)
         # Where logs begin is asked when a batch is planned: this is called far more often.
         check_reachable(begin, Positions({}), ends)
+        if any(begin.offset(t, p) is None for t, p, _ in ends.partitions()):
+            # A partition that was added begins where its log does, which may be trimmed already.
+            begin = begin.over(topics.begins())
         self._ends = ends
         # A stream that begins at the end asks for it behind its target.
         target = ends if self._target is None else later(capped(ends, self._target), begin)
@@ -452,13 +455,15 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = self._ask()
         firsts = topics.begins()
         check_same_topics(begin, firsts)
+        if not self._options.allow_loss:
+            check_reachable(begin, firsts, stop)
+        # Nothing of a partition that was added has been read: it begins where its log does.
+        begin = begin.over(capped(firsts, stop))
         lost: list[InputPartition] = []
         if self._options.allow_loss:
             lost = lost_between(begin, firsts, stop, self._options)
             begin = later(begin, firsts)
             stop = later(stop, begin)
-        else:
-            check_reachable(begin, firsts, stop)
         return plan(self._options, ranges(begin, stop), firsts, self._seen) + lost
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
