@@ -143,3 +143,60 @@ def test_filters_on_time_cut_from_below_and_are_done_again() -> None:
     pushed, left = push(filters)
     assert left == filters
     assert pushed.time_first_ms == 1_356_998_400_001
+
+
+CONNECTORS = {
+    "kafka.bootstrap.servers": "h:1",
+    "subscribe": "a,b",
+    "startingOffsets": '{"a":{"0":23,"1":-2}}',
+    "endingOffsets": "latest",
+    "failOnDataLoss": "false",
+    "maxOffsetsPerTrigger": "7",
+    "includeHeaders": "true",
+    "minPartitions": "3",
+    "kafka.isolation.level": "read_uncommitted",
+    "kafka.security.protocol": "SASL_SSL",
+    "kafka.sasl.mechanism": "PLAIN",
+    "kafka.sasl.jaas.config": (
+        "org.apache.kafka.common.security.plain.PlainLoginModule required "
+        'username="job" password="se\\"cret";'
+    ),
+    "kafka.ssl.truststore.type": "PEM",
+    "kafka.ssl.truststore.location": "/ca.pem",
+    "kafka.ssl.endpoint.identification.algorithm": "",
+}
+
+
+def test_options_by_the_connectors_names_are_the_same() -> None:
+    """A query that read with the official connector reads with another format."""
+    found = parse(CONNECTORS)
+    own = {
+        "bootstrap": "h:1", "topics": "a,b", "start": CONNECTORS["startingOffsets"],
+        "allowLoss": "true", "maxRows": "7", "headers": "true", "minPartitions": "3",
+        "isolation": "read_uncommitted", "client.security.protocol": "SASL_SSL",
+        "client.sasl.mechanism": "PLAIN", "client.sasl.username": "job",
+        "client.sasl.password": 'se"cret', "client.ssl.ca.location": "/ca.pem",
+        "client.ssl.endpoint.identification.algorithm": "none",
+    }  # fmt: skip
+    assert found == parse(own)
+    assert (found.allow_loss, found.rows_max, found.topics) == (True, 7, ("a", "b"))
+    times = parse({**LEAST, "startingTimestamp": "1000", "endingTimestamp": "2000"})
+    assert (times.start, times.end) == (AtTime(1000), AtTime(2000))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("kafka.fetch.max.bytes", "1", "no meaning here"),
+        ("kafka.ssl.truststore.location", "/ca.jks", "in PEM"),
+        ("kafka.sasl.jaas.config", "com.example.Login required;", "no user and password"),
+        ("subscribe", "c", "topics is given, too"),
+        ("subscribePattern", "a.*", "no such option: subscribepattern"),
+        ("failOnDataLoss", "maybe", "allowLoss: 'maybe' is neither"),
+    ],
+)
+def test_options_of_the_connector_without_meaning_are_refused(
+    name: str, value: str, told: str
+) -> None:
+    with pytest.raises(OptionError, match=told):
+        parse({**LEAST, name: value})

@@ -19,6 +19,8 @@
 | client.* | | any setting of librdkafka, which reads everything itself unless all of them only |
 | | | say who asks and how the connection is secured (`fast_client.py`) |
 
+Those that the official connector has, too, may have its names (`connector_options.py`).
+
 Must not know: Spark, Kafka clients.
 """
 
@@ -29,6 +31,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from vdl.pipeline.connector_options import OptionRefused, renamed
 from vdl.pipeline.errors import PipelineError
 from vdl.pipeline.positions import Positions
 
@@ -72,7 +75,8 @@ class AtTime:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """These offsets; the log's start for partitions they do not name."""
+    """These offsets; the log's start for partitions they do not name. -2 is the log's start, too,
+    and -1 its end, as the official connector says it."""
 
     positions: Positions
 
@@ -105,7 +109,10 @@ class ReadOptions:
 
 def parse(options: Mapping[str, str]) -> ReadOptions:
     """Options as Spark hands them over, names in any case. Raises OptionError."""
-    given = {name.lower(): value for name, value in options.items()}
+    try:
+        given = renamed({name.lower(): value for name, value in options.items()})
+    except OptionRefused as error:
+        raise OptionError(str(error)) from None
     _refuse_unknown(given)
     columns = _columns(given)
     isolation = given.get("isolation", "read_committed")

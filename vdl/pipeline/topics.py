@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from confluent_kafka import (
@@ -113,15 +113,17 @@ class Topics:
         if isinstance(where, AtTime):
             return self.resolve(where)
         if isinstance(where, At):
-            return _named(where, known.firsts)
+            return _named(where, known)
         return known.firsts if isinstance(where, Earliest) else known.ends
 
     def resolve(self, where: Where) -> Positions:
         """Offsets for `where`, of every partition there is."""
         if isinstance(where, AtTime):
             return self._at_time(where)
+        if isinstance(where, At):
+            return _named(where, self.bounds())
         (found,) = self._offsets(LATEST if isinstance(where, Latest) else EARLIEST)
-        return _named(where, found) if isinstance(where, At) else found
+        return found
 
     def begins(self) -> Positions:
         return self.resolve(Earliest())
@@ -239,6 +241,21 @@ class Topics:
         self._admin = None
 
 
-def _named(where: At, firsts: Positions) -> Positions:
+def _named(where: At, known: Bounds) -> Positions:
     """The offsets that are named, of the topics there are; of other partitions the first ones."""
-    return where.positions.of(firsts.topics).over(firsts)
+    named = where.positions.of(known.firsts.topics)
+    topics = {
+        topic: replace(
+            told,
+            offsets={
+                partition: {
+                    EARLIEST: known.firsts.offset(topic, partition),
+                    LATEST: known.ends.offset(topic, partition),
+                }.get(offset, offset)
+                or 0
+                for partition, offset in told.offsets.items()
+            },
+        )
+        for topic, told in named.topics.items()
+    }
+    return Positions(topics).over(known.firsts)
