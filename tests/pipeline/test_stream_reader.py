@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 pytest.importorskip("pyspark", reason="needs the `spark` extra")
@@ -141,3 +143,31 @@ def test_partition_that_was_added_and_trimmed_begins_where_its_log_does(
     if loss == "false":
         with pytest.raises(RowsGone, match="t/2: offset 505 is wanted, the log begins at 600"):
             made.partitions(end.to_json(), cluster.end.to_json())
+
+
+def test_progress_of_a_stream_tells_its_lag() -> None:
+    """By partition, behind the batch that was planned last."""
+    cluster = Cluster()
+    made = reader(cluster)
+    assert made.reportLatestOffset() is None
+    end = latest(made, at({0: 0, 1: 20}), ReadMaxRows(5))
+    assert end == at({0: 5, 1: 20})
+    told = made.reportLatestOffset()
+    assert told == {"t": {"id": "id", "offsets": {"0": 20, "1": 20}, "lag": {"0": 15, "1": 0}}}
+
+
+def test_error_of_a_stream_is_told_without_its_causes() -> None:
+    """Spark shows them all, each with the way that it took."""
+
+    class Broken(Cluster):
+        def ends(self) -> Positions:
+            try:
+                raise OSError("no route")
+            except OSError as error:
+                raise LogShrank("t", 0, known=5, end=3) from error
+
+    with pytest.raises(LogShrank) as found:
+        latest(reader(Broken()), at({0: 5, 1: 5}), ReadMaxRows(1))
+    assert found.value.__suppress_context__
+    assert "no route" not in "".join(traceback.format_exception(found.value))
+    assert len(traceback.format_exception(found.value)) <= 6

@@ -10,10 +10,11 @@ again stops the query instead of being skipped to its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -29,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from vdl.pipeline.errors import BatchUnreadable, TooLarge, UndecodableBatch
+from vdl.pipeline.errors import BatchUnreadable, PipelineError, TooLarge, UndecodableBatch
 from vdl.pipeline.filters import Pushed, push
 from vdl.pipeline.options import AtTime, ReadOptions, parse
 from vdl.pipeline.positions import (
@@ -99,8 +100,32 @@ class VdlDataSource(DataSource):
         return VdlStreamReader(parse(self.options))
 
 
+Act = TypeVar("Act", bound=Callable[..., Any])
+
+
+def in_short(act: Act) -> Act:
+    """What stops a reader is told without what it was caused by and the way it took: Spark shows
+    all of that as a page, and the message says what is to do."""
+
+    @functools.wraps(act)
+    def told_in_short(*given: Any) -> Any:
+        try:
+            return act(*given)
+        except PipelineError as error:
+            raise error.with_traceback(None) from None
+
+    return cast("Act", told_in_short)  # of the same arguments
+
+
 def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[Any]:
     """The executor's side of both readers."""
+    try:
+        yield from _read_partition(partition, options)
+    except PipelineError as error:
+        raise error.with_traceback(None) from None  # as `in_short`
+
+
+def _read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[Any]:
     task = partition.value
     if task is None:
         return  # Spark makes one such where there is nothing to read.
@@ -339,6 +364,7 @@ class VdlReader(DataSourceReader):
         self._pushed, left = push(filters)
         return left
 
+    @in_short
     def partitions(self) -> Sequence[InputPartition]:
         with closing(Topics(self._options)) as topics:
             return self._planned(topics)
@@ -398,6 +424,8 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics: Topics | None = None
         self._target: Positions | None = None
         self._ends: Positions | None = None
+        self._planned: Positions | None = None
+        """Where the last batch that was asked for ends."""
         self._row_bytes: dict[tuple[str, int], float] = {}
         self._batches_planned = 0
         self._seen: Seen = {}
@@ -406,6 +434,7 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Tasks get a pickle of this: connections stay here.
         return {**self.__dict__, "_topics": None, "_seen": {}}
 
+    @in_short
     def initialOffset(self) -> dict[str, Any]:
         found = self._ask().resolve(self._options.start)
         check_same_topics(found, self._ask().begins())
@@ -414,9 +443,11 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.rows_max)
 
+    @in_short
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._ask().ends()
 
+    @in_short
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = Positions.from_json(start)
         topics = self._ask()
@@ -431,25 +462,38 @@ class VdlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A stream that begins at the end asks for it behind its target.
         target = ends if self._target is None else later(capped(ends, self._target), begin)
         if isinstance(limit, ReadAllAvailable):
-            return target.over(begin).to_json()
+            self._planned = target.over(begin)
+            return self._planned.to_json()
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.rows_max
         waiting = ranges(begin, target.over(begin))
         if waiting and self._options.bytes_max and self._batches_planned % SAMPLES_EVERY == 0:
             starts = [(r.topic, r.partition, r.start) for r in waiting]
             self._row_bytes |= topics.row_bytes(starts)
         self._batches_planned += bool(waiting)
-        end = admit(
+        self._planned = admit(
             begin,
             target.over(begin),
             rows_max=rows_max,
             bytes_max=self._options.bytes_max,
             row_bytes=self._row_bytes,
         )
-        return end.to_json()
+        return self._planned.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return None if self._ends is None else self._ends.to_json()
+        """What Spark shows as `latestOffset` in a query's progress, and goes by for nothing: where
+        the topics end, and how many offsets each partition is behind that after this batch. A
+        Python source has no other way to tell a metric."""
+        from vdl.pipeline.lag import lag_of
 
+        if self._ends is None or self._planned is None:
+            return None
+        told = self._ends.to_json()
+        behind = lag_of(self._planned, self._ends)
+        for (topic, partition), count in behind.items():
+            told[topic].setdefault("lag", {})[str(partition)] = count
+        return told
+
+    @in_short
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, stop = Positions.from_json(start), Positions.from_json(end)
         topics = self._ask()
