@@ -129,6 +129,20 @@ def test_batch_of_other_columns_leaves_no_dead_letters_and_sends_nothing(begin: 
     assert again.dead.sequence == 2
 
 
+def test_columns_that_the_table_does_not_take_are_found_before_a_batch_is_read(
+    begin: Begin,
+) -> None:
+    """By `plan` as by a run; nothing is changed by looking."""
+    begin().commit(at(5, 0))
+    again = begin()
+    again.runner._columns = CHANGED
+    with pytest.raises(SinkInconsistent, match="columns have changed"):
+        again.runner._check_table()
+    again.runner._columns = ROW
+    again.runner._check_table()
+    assert begin().rows.sequence == 1
+
+
 def test_backfill_takes_as_many_times_more_bytes_as_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

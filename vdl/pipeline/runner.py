@@ -251,7 +251,8 @@ class Runner:
 
     def preview(self, count: int) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
         """(the table's columns, the first decoded rows, dead letters among those looked at).
-        Writes nothing."""
+        Writes nothing. Raises what would stop a run before its first batch."""
+        self._open()
         positions = self._topics.resolve(parse_where("start", self._job.source.start))
         ends = self._topics.ends()
         stop = admit(positions, _not_before(ends, positions), rows_max=20 * count)
@@ -294,6 +295,7 @@ class Runner:
         else:
             # Partitions that were added since begin at their start.
             self._positions = self._positions.over(self._topics.begins())
+        self._check_table()
         self._on_open(_columns(self._job.schema), columns)
 
     def _check_steps(self) -> list[tuple[str, str]]:
@@ -310,6 +312,18 @@ class Runner:
         if self._job.is_upsert:
             check_key(self._job.sink.upsert_key, self._columns)
         return _names(rows.schema.fields, is_upsert=self._job.is_upsert)
+
+    def _check_table(self) -> None:
+        """That the table takes rows of the job's columns, before any is read. Raises what its
+        `check` does."""
+        columns = self._columns
+        if self._job.is_upsert:
+            columns = columns.remove(columns.get_field_index(OP))
+        nothing = Commit(
+            self._job.name, self._run, 0, self._positions, self._positions, 0, 0, (),
+            schema_lines(columns), **self._whereabouts,
+        )  # fmt: skip
+        self._rows_table.check(nothing, columns)
 
     def _checkpoints(self) -> Path:
         """Of this job's runs: other jobs may have the same folder in their files."""
