@@ -24,7 +24,8 @@ def spark() -> Iterator[Any]:
         check_installed()
     except NotInstalled as error:
         pytest.skip(str(error))
-    session = make_session("vdl-tests", settings={"spark.sql.shuffle.partitions": "2"})
+    settings = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
+    session = make_session("vdl-tests", settings=settings)
     try:
         yield session
     finally:

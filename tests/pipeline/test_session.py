@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import tempfile
 import xml.etree.ElementTree as ET
@@ -156,3 +157,18 @@ def test_connector_pom_leaves_out_what_spark_has() -> None:
     assert len(found) == len(jars.ARTIFACTS)
     for dependency in found:
         assert dependency.findtext("m:exclusions/m:exclusion/m:artifactId", "", space) == "*"
+
+
+def test_pages_of_a_local_session_are_on_and_for_this_machine_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They have no login. Where somebody has said another address, that is taken."""
+    told = session_settings(master="", settings={}, is_submitted=False)
+    assert told.get("spark.ui.enabled", "true") == "true"
+    assert int(told["spark.port.maxRetries"]) > 16  # jobs on one machine
+    monkeypatch.delenv(session.LOCAL_ADDRESS, raising=False)
+    session.keep_pages_local(told)
+    assert os.environ[session.LOCAL_ADDRESS] == "127.0.0.1"
+    monkeypatch.setenv(session.LOCAL_ADDRESS, "10.0.0.1")
+    session.keep_pages_local(told)
+    assert os.environ[session.LOCAL_ADDRESS] == "10.0.0.1"

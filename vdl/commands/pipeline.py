@@ -516,6 +516,9 @@ def _run_told(
     from vdl.pipeline.lag import LagWatch
 
     spark = _session(job)
+    pages = spark.sparkContext.uiWebUrl
+    if pages and not quiet:
+        click.echo(f"Spark's pages: {pages}", err=True)
     on_open = None if lineage is None else lineage.on_open
     with _progress(quiet=quiet) as show:
 

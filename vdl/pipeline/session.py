@@ -29,7 +29,10 @@ JAVA_SECONDS_MAX = 120
 """For `java -version`: a tenth of a second, but on a machine with too much to do."""
 SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
-    "spark.ui.enabled": "false",
+    # One for each job of a machine: Spark looks for a free port so often.
+    "spark.port.maxRetries": "100",
+    # What stops a job is told in a line, not by the way that it took through Python.
+    "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
@@ -53,6 +56,8 @@ OWN_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 SUBMITTED = ("SPARK_ENV_LOADED", "PYSPARK_GATEWAY_PORT")
 """Of the environment of what spark-submit has started. On YARN in cluster mode only the second is:
 there the application's master starts Python, and no script of Spark's."""
+LOCAL_ADDRESS = "SPARK_LOCAL_IP"
+"""Of the environment: the address that Spark's pages are served at, all of them without it."""
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 MASTER_DEFAULT = "local[2]"
 
@@ -159,6 +164,12 @@ def local_sockets() -> dict[str, str]:
     }
 
 
+def keep_pages_local(settings: Mapping[str, str]) -> None:
+    """Have Spark's pages served where the driver listens, if nobody has said where: they have no
+    login, and show what a job does."""
+    os.environ.setdefault(LOCAL_ADDRESS, settings["spark.driver.bindAddress"])
+
+
 def is_local(master: str) -> bool:
     """Whether driver and executors are on this machine."""
     return master.startswith("local")
@@ -262,6 +273,7 @@ def make_session(
         )
         if not is_submitted and is_local(wanted["spark.master"]):
             wanted = {**local_sockets(), **wanted}
+            keep_pages_local(wanted)
         if jars:
             wanted["spark.jars"] = ",".join(jars)
         before(start_jvm(wanted))
