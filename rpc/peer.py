@@ -223,7 +223,7 @@ class PeerEngine:
         self._bulk_bytes = 0
         """Of the bulk lane, not yet written."""
         self._large_bytes = 0
-        """Of the last frame that was larger than the bound; what came behind it is
+        """Of the last frame that was larger than half the bound; what came behind it is
         `_behind_large`."""
         self._behind_large = 0
         self._begun_bytes = 0
@@ -362,11 +362,10 @@ class PeerEngine:
     ) -> bool:
         """Queue one frame; False, and nothing queued, when the link is not open, is unborn and the
         frame is for members of a cluster, its bound is hit, or the other end is of a version that
-        takes no frame as large. `urgent`: before all bulk, as are
-        all frames that are never bulk.
+        takes no frame as large. `urgent`: before all bulk, as are all frames that are never bulk.
 
         The buffers are kept, not copied: they must not change until written. One frame larger than
-        the whole bound passes as long as no other is queued; it is in no other's way, for what is
+        half the bound passes as long as no other is queued; it is in no other's way, for what is
         left of it does not count. Raises ValueError for a frame that the peer would refuse.
         """
         if self.state is not LinkState.OPEN:
@@ -388,14 +387,12 @@ class PeerEngine:
             return False
         unsent = self.unsent_bytes
         bytes_max = limits.in_flight_bytes_max
-        is_large = is_bulk and length > bytes_max
+        # Counted, it would wait for a moment in which next to nothing is queued.
+        is_large = is_bulk and length > bytes_max // 2
         if unsent:
             large_left = self._large_left()
             if not is_bulk:
                 bytes_max += limits.control_reserve_bytes
-            elif not is_large and length > bytes_max // 2:
-                # Else it would wait for a moment in which nothing is queued.
-                bytes_max = bytes_max // 2 + HEAD_BYTES + length
             if is_large and large_left:
                 return False
             needed = 0 if is_large else HEAD_BYTES + length
@@ -413,7 +410,7 @@ class PeerEngine:
         return True
 
     def _large_left(self) -> int:
-        """What of a frame larger than the bound is not written yet."""
+        """What of a frame larger than half the bound is not written yet."""
         return max(0, min(self._large_bytes, self._bulk_bytes - self._behind_large))
 
     def ping(self, now_ns: int) -> None:

@@ -33,7 +33,6 @@ ROWS = pa.schema(
         ("_timestamp", pa.timestamp("us", tz="UTC")),
     ]
 )  # fmt: skip
-SCHEMA = "n bigint, d double, s string, at timestamp"
 
 
 def direct_of(folder: Path) -> Direct:

@@ -15,7 +15,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.commands",),
     ("vdl.sim", "vdl.server.process"),
     ("vdl.server.administration", "vdl.server.recovery_progress", "vdl.server.loop"),
-    ("vdl.server.diagnosis",),
+    ("vdl.server.diagnosis", "vdl.server.offline_users"),
     (
         "vdl.server.delegation_key",
         "vdl.server.first_users",
@@ -30,7 +30,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("vdl.config.settings",),
     ("vdl.config.listeners",),
     ("vdl.config.values",),
-    ("vdl.server.metrics", "vdl.pipeline", "vdl.kafka.connections"),
+    ("vdl.server.audit_file", "vdl.server.metrics", "vdl.pipeline", "vdl.kafka.connections"),
     ("vdl.kafka.handlers",),
     ("vdl.kafka.permissions",),
     ("vdl.kafka.api", "vdl.kafka.lookup", "vdl.kafka.parts"),

@@ -39,7 +39,6 @@ from rpc.lanes import in_lanes
 from rpc.peer import FrameType
 from rpc.queries import Quorum
 from vdl.logstream.bootstrap import encode_record
-from vdl.logstream.elections.last_resort import LastResort
 from vdl.logstream.elections.timers import Timers
 from vdl.logstream.front import Front
 from vdl.logstream.group.durable_responses import DurableResponses, Responses
@@ -69,6 +68,7 @@ from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.group_commands import GroupCommands
 from vdl.logstream.peers.inbox import Inbox
 from vdl.logstream.peers.journal_marks import JournalMarks
+from vdl.logstream.peers.last_resort import LastResort
 from vdl.logstream.peers.leader_proofs import LeaderProofs
 from vdl.logstream.peers.liveness import Liveness
 from vdl.logstream.peers.server_status import ServerStatus

@@ -18,7 +18,6 @@ from vdl.clock import MS, NEVER
 from vdl.logstream.cleanup.compaction import LogCompaction
 from vdl.logstream.cleanup.trimming import Trimming
 from vdl.logstream.elections.disk_watch import DiskWatch
-from vdl.logstream.elections.last_resort import LastResort
 from vdl.logstream.elections.overload import Overload
 from vdl.logstream.elections.timers import Timers
 from vdl.logstream.group.group import Group
@@ -32,6 +31,7 @@ from vdl.logstream.peers.entry_repair import EntryRepair
 from vdl.logstream.peers.forwarding import Forwarding
 from vdl.logstream.peers.group_commands import GroupCommands
 from vdl.logstream.peers.journal_marks import JournalMarks
+from vdl.logstream.peers.last_resort import LastResort
 from vdl.logstream.peers.leader_proofs import LeaderProofs
 from vdl.logstream.peers.queries import Queries
 from vdl.logstream.peers.server_status import ServerStatus

@@ -16,6 +16,7 @@ class Partition:
 
     entries_are_state = True
     item_count = 1
+    large = None
 
     def __init__(self) -> None:
         self.state = PartitionState()
@@ -50,6 +51,6 @@ def test_first_checkpoint_makes_a_long_list_of_aborted_transactions_once(
 
     monkeypatch.setattr(_Run, "ranges", ranges)
     applied = AppliedState(owner, is_replaced=not is_lost, piece=100)
-    assert applied.collect(is_lost=is_lost) == (whole, True)
+    assert applied.collect(is_lost=is_lost) == (dict(whole), True)
     assert looked == []
-    assert applied.collect(is_lost=False) == ([], False)
+    assert applied.collect(is_lost=False) == ({}, False)

@@ -259,18 +259,6 @@ def test_peer_frame_larger_than_the_bound_is_in_no_others_way() -> None:
     assert [len(frame.payload) for frame in frames] == [400, 5_000]
 
 
-def test_peer_large_frame_passes_beside_a_little() -> None:
-    """It need not wait for a moment in which nothing is queued; nothing passes beside it."""
-    dialer, acceptor = linked(limits=PeerLimits(in_flight_bytes_max=1_000))
-    assert dialer.send(FrameType.RAFT, [bytes(500 - HEAD_BYTES)])
-    assert dialer.send(FrameType.RAFT, [bytes(5_000)])
-    assert not dialer.send(FrameType.RAFT, [bytes(5_000)])
-    assert not dialer.send(FrameType.RAFT, [b""])
-    assert len(move(dialer, acceptor)) == 2
-    assert dialer.send(FrameType.RAFT, [bytes(501 - HEAD_BYTES)])
-    assert not dialer.send(FrameType.RAFT, [bytes(5_000)])
-
-
 def test_peer_frame_larger_than_any_frame_is_our_bug() -> None:
     """At the frame limit it passes, one more raises at the sender."""
     limits = PeerLimits(frame_bytes_max=2_000)

@@ -44,7 +44,6 @@ from raft.messages import (
 from raft.types import Entry
 from segments.api import ENTRY_FRAME_BYTES
 from vdl.clock import MS
-from vdl.logstream.elections.last_resort import LastResort
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.outbox import SERVER_SHIFT, server_of
 from vdl.logstream.group.snapshots import DecodeError, open_snapshot
@@ -53,6 +52,7 @@ from vdl.logstream.peers.commit_propagation import CommitPropagation
 from vdl.logstream.peers.contradictions import Contradictions
 from vdl.logstream.peers.dissent import Dissent
 from vdl.logstream.peers.early_messages import EarlyMessages
+from vdl.logstream.peers.last_resort import LastResort
 from vdl.logstream.peers.leader_proofs import LeaderProofs
 from vdl.logstream.peers.server_status import ServerStatus
 from vdl.logstream.state import HostState

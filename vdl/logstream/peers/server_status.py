@@ -6,7 +6,7 @@ votes and acknowledges as any other. A leader that no client reaches is an outag
 its peers hear it and nobody else campaigns. So its replicas do not campaign, also when leadership
 is handed to them (`may_lead_group`). The catalog is the exception: no server serves before it has a
 leader, so while a server starts it may be that. It hands the catalog over once a server serves.
-Another is a replica that alone has the last entries (`elections/last_resort.py`).
+Another is a replica that alone has the last entries (`last_resort.py`).
 
 A server that serves clients badly gives its leaderships away where it can, and keeps what nobody
 else can take: all may be in its state. Its disk is full: it goes on reading, voting and following
