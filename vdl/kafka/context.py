@@ -27,7 +27,6 @@ from vdl.kafka.limits.decoding import Decoding
 from vdl.kafka.limits.memory import AnswerAccount, AnswerMemory, RequestMemory
 from vdl.kafka.limits.pattern_work import PatternWork
 from vdl.kafka.limits.repeats import REPEATS_MAX, Repeats
-from vdl.kafka.limits.rests import Rests
 from vdl.kafka.partitions.down_conversion import DownConversion
 from vdl.kafka.partitions.fetch_sessions import FetchSessions
 from vdl.kafka.partitions.log_sizes import LogSizes
@@ -92,8 +91,6 @@ class Context:
     read_throttle: ReadThrottle = field(init=False)
     batch_rules: RulesByTopic = field(init=False)
     record_checks: RecordChecks = field(init=False)
-    rests: Rests = field(init=False)
-    """Who had requests of very many elements done."""
     decoding: Decoding = field(init=False)
     down_conversion: DownConversion = field(init=False)
     requests: RequestMemory = field(init=False)
@@ -152,8 +149,7 @@ class Context:
         self.pattern_work = self.pattern_work or PatternWork(self.compute, self.clock)
         self.batch_rules = RulesByTopic()
         self.record_checks = RecordChecks(self.compute, config.record_check_loop_bytes)
-        self.rests = Rests(self.clock)
-        self.decoding = Decoding(self.compute, self.clock, self.rests, self.pattern_work.cpu_ns)
+        self.decoding = Decoding(self.compute)
         self.down_conversion = DownConversion(self.compute)
         self.push_reader = PushReader(self.compute)
         self.fetch_sessions = FetchSessions(

@@ -24,8 +24,7 @@ that arrive and sends what it wants sent. Rules:
 * A long request is decoded in a thread (`limits.decoding`), and so is one that has many elements,
   which is found out by beginning to decode it; what its connection sent behind it waits. One of
   many elements is done in parts, if its API allows it (`vdl.kafka.parts`): one in a turn of the
-  loop, when it is the connection's turn. Who has much of that done rests in between
-  (`limits.rests`). Each part is judged by what its client may do then.
+  loop, when it is the connection's turn. Each part is judged by what its client may do then.
 * Where clients have quotas (`vdl.kafka.limits.client_quotas`), one that used more is told so in its
   answer, and its connection is not read for as long.
 * What the socket does not take stays here. If it is a small slice of a large chunk of the tail
@@ -780,12 +779,6 @@ class ClientSession:
         budget.started_ns = self._frontend.context.clock.now_ns()
         budget.starts += 1
 
-    def _rests_later(self) -> None:
-        """Count the time since then, which a part of a long request took."""
-        context = self._frontend.context
-        used_ns = context.clock.now_ns() - self._frontend.start_budget.started_ns
-        context.rests.used(self.info.asker, used_ns)
-
     def release(self) -> None:
         """The host may have room again."""
         self._held_back = False
@@ -1020,7 +1013,6 @@ class ClientSession:
                 return False
             self._starts_now()
             answer.step()
-            self._rests_later()
             return True
         if type(answer) is Unbuilt:
             has_begun = wide is not None and wide.bytes > 0  # it is to end, and give back its room
@@ -1066,7 +1058,6 @@ class ClientSession:
         the last, and what is to be sent is the answer of the exchange."""
         if isinstance(answer, BaseException):
             answer = self._frontend.handler_failed(exchange, answer)
-        began_ns = self._frontend.context.clock.now_ns()
         answer = self._finish(exchange, answer)
         exchange.finishes = ()
         try:
@@ -1080,11 +1071,8 @@ class ClientSession:
         exchange.answer = pause = Later()
         pause.when_done(self._answered)
         step = partial(self._begin_part, exchange, wide.context, wide)
-        context = self._frontend.context
-        context.rests.used(self.info.asker, context.clock.now_ns() - began_ns)
         # Behind the next look at the files.
-        rest_ns = max(1, context.rests.left_ns(self.info.asker))
-        context.clock.call_later(rest_ns, partial(pause.complete, _InTurn(step)))
+        self._frontend.context.clock.call_later(1, partial(pause.complete, _InTurn(step)))
         return True
 
     def _finish(self, exchange: Exchange, answer: Any) -> Any:

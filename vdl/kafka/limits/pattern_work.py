@@ -97,7 +97,7 @@ class PatternWork:
         default is for servers on virtual time."""
         self._compute = compute
         self._clock = clock
-        self.cpu_ns = cpu_ns
+        self._cpu_ns = cpu_ns
         self._askers: OrderedDict[str, _Asker] = OrderedDict()
         """In the order of their turns."""
         self._waiting = 0
@@ -235,11 +235,11 @@ class PatternWork:
     # --- in the thread -----------------------------------------------------------------------
     def _slice(self, asked: Asked) -> int:
         """Do one slice; return the processor time it took (ns)."""
-        began_ns = self.cpu_ns()
+        began_ns = self._cpu_ns()
         left, spent_ns = SLICE_STEPS, 0
         while left > 0 and len(asked.found) < len(asked.questions) and not asked.is_over:
             left -= self._do_some(asked, left)
-            now_ns = self.cpu_ns() - began_ns
+            now_ns = self._cpu_ns() - began_ns
             asked.spent_ns += now_ns - spent_ns
             spent_ns = now_ns
             if asked.spent_ns > CPU_NS_MAX and len(asked.found) < len(asked.questions):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -12,22 +11,17 @@ from typing import Any
 import pytest
 
 from tests.price import wishes
-from tests.unit.kafka.connections.test_turn_budget import BusyTime
 from tests.unit.kafka.fake_host import Client, World, batch
 from tests.unit.kafka.permissions.test_permissions import GROUP, TOPIC, Do, bind, client, secured
-from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API, ROWS
 from vdl.kafka.codegen.samples import Sampler
 from vdl.kafka.codegen.schema import load_all
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections import wide_request
-from vdl.kafka.connections.turn_budget import SHORT_NS
 from vdl.kafka.connections.wide_request import JoinedAnswer, arranged, parts_of
-from vdl.kafka.context import RequestContext
 from vdl.kafka.limits.decoding import LOOP_BYTES, Decoding
 from vdl.kafka.limits.memory import partitions_bytes
-from vdl.kafka.limits.rests import AT_ONCE_NS
 from vdl.kafka.parts import (
     LOOP_ELEMENTS,
     PAGE_ELEMENTS,
@@ -551,19 +545,11 @@ def test_connection_that_closes_ends_its_wide_request() -> None:
     assert (world.context.requests.used, world.context.answers.used) == (0, 0)
 
 
-def let_wait(world: World, jobs: list[tuple[Any, Any]]) -> None:
-    """Requests wait in `jobs` to be decoded."""
-    context = world.context
-    context.decoding = Decoding(
-        lambda job, done: jobs.append((job, done)), world.clock, context.rests, lambda: 0
-    )
-
-
 def test_connection_that_closes_while_its_request_is_decoded_holds_it_until_then() -> None:
     """The thread has the bytes, whatever became of the connection."""
     world = secured()
     jobs: list[tuple[Any, Any]] = []
-    let_wait(world, jobs)
+    world.context.decoding = Decoding(lambda job, done: jobs.append((job, done)))
     asker = client(world)
     version, request = ASKED[10]
     asker.request(10, version, request)
@@ -580,7 +566,7 @@ def test_long_requests_are_decoded_in_turns_between_their_senders() -> None:
     """One that sends many delays itself. What is malformed ends its connection all the same."""
     world = secured()
     jobs: list[tuple[Any, Any]] = []
-    let_wait(world, jobs)
+    world.context.decoding = Decoding(lambda job, done: jobs.append((job, done)))
     many = [client(world) for _ in range(3)]
     other = client(world, Principal("bob"))
     version, request = ASKED[10]
@@ -601,40 +587,6 @@ def test_long_requests_are_decoded_in_turns_between_their_senders() -> None:
     done(job())
     world.run(1)
     assert many[0].closed
-
-
-def test_who_has_much_done_in_parts_has_a_quarter_of_the_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """However many connections it has. Somebody else, and one request, is done at once."""
-    world = World(time=BusyTime())
-    part_ns = 10 * MS
-    handler = API[10].handler
-
-    def slow(ctx: RequestContext, request: Any) -> Any:
-        world.time.now_ns += part_ns
-        parts[ctx.principal.name] += 1
-        return handler(ctx, request)
-
-    parts: Counter[str] = Counter()
-    monkeypatch.setattr(API[10], "_handler", slow)
-    version, request = ASKED[10]
-    crowd = [client(world, Principal("eve")) for _ in range(9)]
-    began_ns = world.time.now_ns
-    while world.time.now_ns < began_ns + 5_000 * MS:
-        for asker in crowd:
-            if not asker.session.busy:
-                asker.received.clear()
-                asker.expected.clear()
-                asker.request(10, version, request)
-        world.run(20)
-    took_ns = world.time.now_ns - began_ns
-    assert parts["eve"] * part_ns <= AT_ONCE_NS + took_ns // 4 + len(crowd) * part_ns
-    assert parts["eve"] * part_ns >= took_ns // 5
-    before_ns = world.time.now_ns
-    assert client(world, Principal("bob")).ask(10, version, request, 1_000).coordinators
-    most_ns = parts["bob"] * part_ns + parts["bob"] * (SHORT_NS + part_ns)
-    assert world.time.now_ns - before_ns <= 1_000 * MS + most_ns
 
 
 def test_part_is_judged_by_what_its_client_may_do_then() -> None:
@@ -756,7 +708,7 @@ def test_produce_of_many_partitions_is_decoded_in_a_thread_and_keeps_its_place()
     world = World()
     (stream,) = world.topic("last")
     jobs: list[tuple[Any, Any]] = []
-    let_wait(world, jobs)
+    world.context.decoding = Decoding(lambda job, done: jobs.append((job, done)))
     asker = world.client()
     asker.request(0, 9, produced(["last"], 10))
     asker.request(0, 9, produced([*NAMES[:LOOP_ELEMENTS], "last"], 20))
@@ -780,7 +732,7 @@ def test_produce_is_charged_for_its_partitions_once_they_are_known(*, is_gone: b
     world = World()
     world.topic("last")
     jobs: list[tuple[Any, Any]] = []
-    let_wait(world, jobs)
+    world.context.decoding = Decoding(lambda job, done: jobs.append((job, done)))
     memory = world.context.requests
     asker = world.client()
     request = produced([*NAMES[:LOOP_ELEMENTS], "last"], 20)
