@@ -253,9 +253,11 @@ def _write_pair(file: Path, certificate: x509.Certificate, key: ec.EllipticCurve
     write_private(file, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
 
 
-def write_private(file: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Whole or not at all, and never readable for others than it is to be. Raises
-    CertificateError."""
+def write_private(
+    file: Path, data: bytes, *, mode: int = 0o600, owner: tuple[int, int] | None = None
+) -> None:
+    """Whole or not at all, and never readable for others than it is to be. `owner`: user and group
+    ids, if it is to be another user's. Raises CertificateError."""
     fresh = file.with_name(f"{file.name}.new")
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -263,6 +265,8 @@ def write_private(file: Path, data: bytes, *, mode: int = 0o600) -> None:
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as opened:
             os.fchmod(descriptor, mode)
+            if owner is not None:
+                os.fchown(descriptor, *owner)
             opened.write(data)
             opened.flush()
             os.fsync(descriptor)

@@ -3,7 +3,6 @@ directory where nobody is left who may."""
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from pathlib import Path
@@ -115,9 +114,9 @@ def _add_offline(directory: Path, name: str, password: str) -> None:
     if file.exists():
         raise click.ClickException(f"{file} is there: the server has not started since")
     try:
-        write_private(file, users_text([(name, password)]).encode())
         found = directory.stat()
-        os.chown(file, found.st_uid, found.st_gid, follow_symlinks=False)
+        users = users_text([(name, password)]).encode()
+        write_private(file, users, owner=(found.st_uid, found.st_gid))
     except (CertificateError, OSError) as error:
         raise click.ClickException(f"{file}: {error}") from error
     click.echo("The user is added when the server starts next.")

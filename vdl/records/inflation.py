@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from mmap import mmap
 from typing import Protocol
 
 import cramjam
@@ -42,6 +43,9 @@ WINDOW_BYTES_MAX = 1 << 27
 
 SNAPPY_BLOCK_BYTES_MAX = 128 << 20
 """Of one block, decompressed: it cannot be had in pieces."""
+
+_SNAPPY_EXPANSION_MAX = 22
+"""Three bytes of a block are a copy of 64 at most; no other element becomes more by byte."""
 
 _GZIP = 31
 """To zlib: a header and an end as gzip has them, and the largest window."""
@@ -161,6 +165,7 @@ class _Snappy:
             block = next(self._blocks, None)
             if block is None:
                 return 0
+            self._block = memoryview(b"")  # the room of the last one goes before the next is made
             self._block = self._decompressed(block)
         taken = min(len(room), len(self._block))
         room[:taken] = self._block[:taken]
@@ -170,11 +175,15 @@ class _Snappy:
     def _decompressed(self, block: memoryview) -> memoryview:
         try:
             length = cramjam.snappy.decompress_raw_len(block) if block else -1
-            if not 0 <= length <= SNAPPY_BLOCK_BYTES_MAX:
+            # Believed only as far as its bytes can become so many: it costs room.
+            possible = min(SNAPPY_BLOCK_BYTES_MAX, _SNAPPY_EXPANSION_MAX * len(block))
+            if not 0 <= length <= possible:
                 raise CorruptCompression(Compression.SNAPPY, self._size)
-            out = memoryview(bytearray(length))
-            if length:
-                cramjam.snappy.decompress_raw_into(block, out)
+            if not length:
+                return memoryview(b"")
+            # Pages come as they are written: to fill them all with zeros would stop the loop.
+            out = memoryview(mmap(-1, length))
+            cramjam.snappy.decompress_raw_into(block, out)
         except cramjam.DecompressionError as error:
             raise CorruptCompression(Compression.SNAPPY, self._size) from error
         return out

@@ -6,7 +6,8 @@ there (`first_users.py` has their form), and the server has them added to the cl
 next. The file must be the server's own user's, and nobody else may read or write it.
 
 It counts once: it is removed before anybody is added. A server that ends in between has added
-nobody, and the operator tries again; what is removed or changed later does not come back.
+nobody, and the operator tries again; what is removed or changed later does not come back. One that
+is older than a day is refused: a copy of the directory would add the user again.
 
 Must not know: how credentials are checked.
 """
@@ -24,11 +25,13 @@ from vdl.state.commands import ScramUpsert
 NAME = ".added_users"
 """A name that the store takes for nobody's."""
 _BYTES_MAX = 1 << 20
+_AGE_SECONDS_MAX = 86_400
 
 
-def take_added_users(directory: Path) -> list[ScramUpsert]:
-    """Return the users of the file, which is removed; none without a file. Raises ConfigError,
-    which has nothing of the file in it, and leaves it where it is."""
+def take_added_users(directory: Path, now_seconds: float) -> list[ScramUpsert]:
+    """Return the users of the file, which is removed; none without a file. `now_seconds`: of the
+    wall clock. Raises ConfigError, which has nothing of the file in it, and leaves it where it
+    is."""
     path = directory / NAME
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -44,6 +47,8 @@ def take_added_users(directory: Path) -> list[ScramUpsert]:
             raise ConfigError(
                 str(path), "", "others than the server's own user may have written it"
             )
+        if now_seconds - found.st_mtime > _AGE_SECONDS_MAX:
+            raise ConfigError(str(path), "", "is older than a day: remove it")
         data = os.read(file, _BYTES_MAX)
     finally:
         os.close(file)

@@ -203,7 +203,8 @@ class Process:
                 meaning="every user of this machine may read them: chmod o= them",
             )
         self._on_open()
-        added_users = take_added_users(config.data_dir)  # the directory is this process's alone
+        # The directory is this process's alone from here on.
+        added_users = take_added_users(config.data_dir, time.time())
         self._open_audit()
         recovery.ended(len(store.logs))
         if store.strays:

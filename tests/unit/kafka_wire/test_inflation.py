@@ -2,6 +2,7 @@
 
 import random
 import tracemalloc
+from typing import Any
 
 import cramjam
 import lz4.frame
@@ -21,6 +22,15 @@ def read(codec: Compression, data: bytes, piece: int = 1 << 16) -> bytes:
     while size := stream.readinto(room):
         out += room[:size]
     return bytes(out)
+
+
+def stated(length: int) -> bytes:
+    """The head of a block of Snappy that says how much it becomes."""
+    out = bytearray()
+    while length > 127:
+        out.append(length & 127 | 128)
+        length >>= 7
+    return bytes([*out, length])
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -43,12 +53,20 @@ def test_stream_that_is_cut_off_or_goes_on_is_refused(codec: Compression) -> Non
 def test_snappy_without_frames_is_read_and_has_a_bound() -> None:
     """What it says of its own length is believed only up to that."""
     assert read(Compression.SNAPPY, bytes(cramjam.snappy.compress_raw(TEXT))) == TEXT
-    length, out = SNAPPY_BLOCK_BYTES_MAX + 1, bytearray()
-    while length > 127:
-        out.append(length & 127 | 128)
-        length >>= 7
     with pytest.raises(CorruptCompression):
-        read(Compression.SNAPPY, bytes([*out, length]) + bytes(100))
+        read(Compression.SNAPPY, stated(SNAPPY_BLOCK_BYTES_MAX + 1) + bytes(8 << 20))
+
+
+@pytest.mark.parametrize("room", [bytes, memoryview])
+def test_snappy_is_believed_no_more_than_its_bytes_can_become(
+    monkeypatch: pytest.MonkeyPatch, room: Any
+) -> None:
+    """A few bytes that state a large length cost no room; what becomes the most is read."""
+    zeros = room(bytes(cramjam.snappy.compress_raw(bytes(1 << 20))))
+    assert read(Compression.SNAPPY, zeros) == bytes(1 << 20)
+    monkeypatch.setattr("vdl.records.inflation.mmap", None)
+    with pytest.raises(CorruptCompression):
+        read(Compression.SNAPPY, stated(SNAPPY_BLOCK_BYTES_MAX) + bytes(60))
 
 
 def test_linked_blocks_of_lz4_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,9 @@ def left(directory: Path, text: str = USERS, mode: int = 0o600) -> Path:
 def test_users_that_were_added_count_once(tmp_path: Path) -> None:
     """What is changed or removed later does not come back with a start."""
     path = left(tmp_path)
-    assert {one.user for one in take_added_users(tmp_path)} == {"admin"}
+    assert {one.user for one in take_added_users(tmp_path, time.time())} == {"admin"}
     assert not path.exists()
-    assert take_added_users(tmp_path) == []
+    assert take_added_users(tmp_path, time.time()) == []
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602])
@@ -34,7 +35,7 @@ def test_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int
     """And stays where it is, for whoever looks at it. Nothing of it is said."""
     path = left(tmp_path, mode=mode)
     with pytest.raises(ConfigError) as caught:
-        take_added_users(tmp_path)
+        take_added_users(tmp_path, time.time())
     assert "others" in str(caught.value)
     assert USERS.split()[3] not in str(caught.value)
     assert path.exists()
@@ -44,7 +45,15 @@ def test_file_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     left(tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 12_345)
     with pytest.raises(ConfigError, match="others"):
-        take_added_users(tmp_path)
+        take_added_users(tmp_path, time.time())
+
+
+def test_file_of_long_ago_is_refused(tmp_path: Path) -> None:
+    """It came with a copy of the directory: whoever removed the user since is not overruled."""
+    written = left(tmp_path).stat().st_mtime
+    with pytest.raises(ConfigError, match="day"):
+        take_added_users(tmp_path, written + 86_401)
+    assert len(take_added_users(tmp_path, written + 86_399)) > 0
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
@@ -54,13 +63,13 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     elsewhere.chmod(0o600)
     (tmp_path / NAME).symlink_to(elsewhere)
     with pytest.raises(ConfigError):
-        take_added_users(tmp_path)
+        take_added_users(tmp_path, time.time())
     (tmp_path / NAME).unlink()
     os.mkfifo(tmp_path / NAME, 0o600)
     with pytest.raises(ConfigError):
-        take_added_users(tmp_path)
+        take_added_users(tmp_path, time.time())
     (tmp_path / NAME).unlink()
     path = left(tmp_path, text="no users\n")
     with pytest.raises(ConfigError):
-        take_added_users(tmp_path)
+        take_added_users(tmp_path, time.time())
     assert path.exists()

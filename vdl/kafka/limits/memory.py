@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 64 << 10
 """Bytes of one connection, in each direction, that are not counted."""
-MEDIUM_BYTES = 1 << 20
+MEDIUM_BYTES = 4 << 20
 """Requests that decode to no more, such as a Fetch of a thousand partitions, have a reserve."""
 UNCOUNTED_BYTES = 1 << 10
 """Answers of no more are not counted."""
