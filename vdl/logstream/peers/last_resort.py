@@ -1,6 +1,6 @@
 """A replica on a server that serves no clients, of which nobody else can take the place.
 
-Such a replica does not campaign (`peers/server_status.py`). Where it has entries that the other
+Such a replica does not campaign (`server_status.py`). Where it has entries that the other
 voters which are left lack, none of those can be elected either (§5.4.1), and nobody may go on
 without these entries, for they may be committed. So after `TIMEOUTS` election timeouts in which it
 heard no leader and gave nobody its vote, and refused one to a server that serves, it may campaign
