@@ -132,7 +132,7 @@ class Tail:
         chunk = Chunk(bytearray(FRAME_BYTES), index, payload)
         chunk.charge = 0
         chunk.used = FRAME_BYTES + len(payload)
-        self.cache.large.add(chunk)
+        self.cache.holds_large(chunk)
         self.chunks.append(chunk)
         self.firsts.append(index)
         return chunk
@@ -220,7 +220,7 @@ class TailCache:
     """The budget of all tails. Counts hits and what no segment holds yet."""
 
     __slots__ = (
-        "_evictable", "_spare", "bytes", "bytes_max", "evicted", "hits", "large",
+        "_evictable", "_large", "_spare", "bytes", "bytes_max", "evicted", "hits", "large_bytes",
         "large_bytes_min", "misses", "unflushed",
     )  # fmt: skip
 
@@ -232,17 +232,25 @@ class TailCache:
         self.hits = 0
         self.misses = 0
         self.evicted = 0
-        self.large: set[Chunk] = set()
+        self._large: set[Chunk] = set()
         """Large entries that no segment holds yet."""
+        self.large_bytes = 0
+        """Of them all."""
         self._evictable: OrderedDict[Chunk, Tail] = OrderedDict()
         """Chunks whose entries were all in segments when they came here, oldest first; of each tail
         in order. None that its tail has dropped."""
         self._spare: deque[bytearray] = deque()
 
-    @property
-    def large_bytes(self) -> int:
-        """Bytes of large entries that no segment holds yet."""
-        return sum([chunk.used for chunk in self.large])
+    def holds_large(self, chunk: Chunk) -> None:
+        """There is another large entry, which no segment holds yet."""
+        self._large.add(chunk)
+        self.large_bytes += chunk.used
+
+    def _no_longer_waits(self, chunk: Chunk) -> None:
+        """A segment holds it, or it is gone."""
+        if chunk in self._large:
+            self._large.remove(chunk)
+            self.large_bytes -= chunk.used
 
     def memory(self, capacity: int) -> bytearray:
         """Memory for a chunk. When the budget is used up, the oldest chunks that segments hold go
@@ -289,7 +297,7 @@ class TailCache:
 
     def may_go(self, tail: Tail, chunk: Chunk) -> None:
         """All entries of the chunk are in segments; from now on they are charged for, too."""
-        self.large.discard(chunk)
+        self._no_longer_waits(chunk)
         charge = len(chunk.memory) + ENTRY_OVERHEAD_BYTES * len(chunk.entries)
         self.bytes += charge - chunk.charge
         chunk.charge = charge
@@ -299,7 +307,7 @@ class TailCache:
     def drop(self, chunk: Chunk) -> None:
         """Its tail has no more of it; neither has the cache."""
         self.bytes -= chunk.charge
-        self.large.discard(chunk)
+        self._no_longer_waits(chunk)
         self._evictable.pop(chunk, None)
 
     def evict(self, room: int = 0) -> None:
