@@ -493,6 +493,11 @@ class Store(Protocol):
         harm. A part of the reserve is kept from them for votes and notes, and a part of the rest
         for those that are essential."""
 
+    def has_room_for(self, size: int) -> bool:
+        """Whether there is room for one more entry of so many bytes, which may be more than a file
+        of the journal takes. What was staged and refused for want of room would hold up all that
+        comes behind it, votes too. Asks the file system where the files at hand do not do."""
+
     on_durable: Callable[[int], None]
     """Called on the loop with the largest durable token, after each journal write."""
 

@@ -375,6 +375,9 @@ class MemoryStore:
     def entry_room(self, *, is_essential: bool) -> int:
         return 1 << 30
 
+    def has_room_for(self, size: int) -> bool:
+        return True
+
     @property
     def server_id(self) -> ServerId:
         return self.image.server_id

@@ -316,6 +316,10 @@ class DiskStore:
     def entry_room(self, *, is_essential: bool) -> int:
         return self._journal.entry_room(pieces_kept=3 if is_essential else 5)
 
+    def has_room_for(self, size: int) -> bool:
+        # Each large entry goes to a segment, too, before its journal file is free.
+        return self.accepts_appends and self._journal.has_room_for(size, self._cache.large_bytes)
+
     def cluster_record(self) -> bytes:
         return self._registry.cluster_record
 

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 
 from ids import NO_INDEX, Index, LogId, Offset
 from segments.api import CorruptRecord, EntryLike, SegmentLimits
-from segments.checkpoint.rooms import SPACE_TIMES, cut_behind, free_bytes, give_back
+from segments.checkpoint.rooms import SPACE_TIMES, cut_behind, give_back
 from segments.io import failpoint
 from segments.io.fs import (
     File,
     FileSystem,
     cut_off,
+    free_bytes,
     is_refused,
     read_whole,
     uncache_steps,

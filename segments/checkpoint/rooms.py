@@ -14,14 +14,13 @@ Must not know: when a checkpoint begins, how room is made.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from ids import LogId
 from segments.api import SegmentLimits
 from segments.io import failpoint
-from segments.io.fs import File, FileSystem, is_unreadable
+from segments.io.fs import File, is_unreadable
 from segments.log.log import DiskLog
 from segments.log.segment import LogFiles
 
@@ -191,10 +190,3 @@ def cut_behind(file: File, position: int) -> bool:
             raise
         return False
     return True
-
-
-def free_bytes(fs: FileSystem, path: str) -> int:
-    """How much the disk still takes; 0 where it does not say."""
-    with contextlib.suppress(OSError):
-        return fs.space(path)[1]
-    return 0

@@ -21,11 +21,11 @@ from typing import Protocol
 from ids import NO_INDEX, LogId, Offset
 from segments.api import MetaBatch, SegmentLimits, StoreOptions, Workers
 from segments.checkpoint.flusher import FlushPlan, FlushResult, FlushSpan, Pulse, run_flush
-from segments.checkpoint.rooms import Rooms, Surplus, free_bytes, give_back
+from segments.checkpoint.rooms import Rooms, Surplus, give_back
 from segments.directory.log_registry import LogRegistry
 from segments.format.block import FLUSHED, HARD
 from segments.io import failpoint
-from segments.io.fs import DISK_FULL_RETRY_MS, is_refused
+from segments.io.fs import DISK_FULL_RETRY_MS, free_bytes, is_refused
 from segments.journal.split import block_bytes
 from segments.journal.writer import Journal
 from segments.log.log import DiskLog

@@ -827,6 +827,13 @@ def cut_off(file: File, length: int) -> None:
         file.truncate(length)
 
 
+def free_bytes(fs: FileSystem, path: str) -> int:
+    """How much the disk still takes; 0 where it does not say."""
+    with suppress(OSError):
+        return fs.space(path)[1]
+    return 0
+
+
 def make_durable_directory(fs: FileSystem, path: str) -> None:
     """Make a directory and its missing parents so that a power cut does not take them back: a new
     name is durable only when the directory it stands in has been synced."""

@@ -22,7 +22,14 @@ from segments.format.block import (
     padded,
 )
 from segments.io import failpoint
-from segments.io.fs import File, FileSystem, is_refused, read_around, unless_refused
+from segments.io.fs import (
+    File,
+    FileSystem,
+    free_bytes,
+    is_refused,
+    read_around,
+    unless_refused,
+)
 from segments.io.reserve import Reserve
 
 _ZEROS = bytes(1 << 20)
@@ -184,6 +191,10 @@ class JournalFiles:
     def pieces_for(self, wanted: int) -> int:
         """How many pieces of the reserve so many bytes are."""
         return -(-wanted // self.reserve.piece_bytes)
+
+    def free_bytes(self) -> int:
+        """How much the disk still takes; 0 where it does not say."""
+        return free_bytes(self._fs, self._directory)
 
     def remove(self, paths: Sequence[str]) -> None:
         """Remove files that nobody needs, durably. Raises OSError; to be called again then."""

@@ -52,6 +52,9 @@ from segments.log.log import Batch, DiskLog
 from segments.log.placement import Payload, write_payloads
 
 _PADDING = bytes(PAGE_BYTES)
+ROOM_FILES = 2
+"""So many files more there is to be room for beside an entry that makes one longer: the next one,
+and what others write meanwhile."""
 
 
 class JournalOwner(Protocol):
@@ -628,6 +631,17 @@ class Journal:
         else:
             room = max(room, ahead)
         return room - self.queue.block_bytes - self._under_way_bytes - 2 * PAGE_BYTES
+
+    def has_room_for(self, size: int, beside: int) -> bool:
+        """Whether a block with one more entry of so many bytes finds room: in the next file as it
+        is, or, where that must be longer, on the disk, which is to have `beside` bytes for others.
+        The file system knows what is free without a look at the medium."""
+        allocation = self.allocation
+        needed = size + self.queue.block_bytes + self._under_way_bytes + 2 * PAGE_BYTES
+        if allocation.has_next and needed <= allocation.prepared[0].capacity - self._header_bytes():
+            return True
+        files = allocation.files
+        return needed + beside + ROOM_FILES * files.file_bytes <= files.free_bytes()
 
     def _prepare(self) -> None:
         """Have the next file ready, and the reserve whole, in the background."""

@@ -129,3 +129,38 @@ def test_lives_of_a_log_with_large_entries(options, backend, seed, tmp_path):
         check(engine, log, held)
     assert engine.fatal == []
     engine.crash()
+
+
+@pytest.mark.parametrize(("size", "room", "is_taken"), [
+    (40_000, 0, True), (90_000, 150_000, False), (90_000, 300_000, True),
+])  # fmt: skip
+def test_disk_has_room_for_a_large_entry_in_the_next_file_or_beside_what_others_need(
+    size, room, is_taken
+):
+    """One that finds none when it is written holds up votes: so its owner asks before."""
+    options = replace(SMALL, large_bytes_min=LARGE, journal_file_bytes=64 << 10)
+    engine = SimHarness(options)
+    engine.start()
+    log, other = engine.new_log(), engine.new_log(group_id=10)
+    engine.disk.room = room
+    assert engine.store.has_room_for(size) is is_taken
+    if is_taken:
+        stage(engine, log, size, {})
+        engine.submit()
+    engine.store.set_hard_state(other, HardState(7, 2, 0))
+    engine.submit()
+    assert not engine.fatal
+
+
+def test_full_disk_has_room_for_no_large_entry():
+    """What has been refused once is not asked again."""
+    engine = SimHarness(replace(SMALL, large_bytes_min=LARGE, journal_file_bytes=64 << 10))
+    engine.start()
+    log = engine.new_log()
+    engine.disk.room = 0
+    while engine.store.accepts_appends:
+        stage(engine, log, 20_000, {})
+        engine.store.submit()
+        engine.workers.advance(100)
+    engine.disk.room = 1 << 30
+    assert not engine.store.has_room_for(2_000)

@@ -717,6 +717,7 @@ class Host:
             agreed_ms=self.agreed_ms,
             next_producer_id=lambda: self.catalog.next_producer_id,
             alive=self._alive,
+            large_room=self.state.large_room,
         )
         self._opener.open(log, placement, stream)
 

@@ -26,6 +26,7 @@ from vdl.logstream.bootstrap import BirthRecord
 from vdl.logstream.front import Front, NoFront
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas
+from vdl.logstream.group.large_room import LargeRoom
 from vdl.logstream.group.log_stream import LogStream
 from vdl.logstream.group.outbox import SERVER_SHIFT, Outbox
 from vdl.logstream.group.state_group import StateGroup
@@ -50,9 +51,10 @@ class HostState:
 
     __slots__ = (
         "alive", "boot", "cache_bytes_max", "catalog", "catalog_group", "clock", "dissenting",
-        "front", "full", "gaps", "groups", "in_sync", "log", "loop_time", "lost", "options",
-        "outbox", "record", "request_numbers", "rng", "server_id", "silent", "state_groups",
-        "stats", "store", "streams", "system_groups", "time", "transport", "unheard",
+        "front", "full", "gaps", "groups", "in_sync", "large_room", "log", "loop_time", "lost",
+        "options", "outbox", "record", "request_numbers", "rng", "server_id", "silent",
+        "state_groups", "stats", "store", "streams", "system_groups", "time", "transport",
+        "unheard",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +87,7 @@ class HostState:
         restart. Invariant: no number is used twice, for whatever kind of request, nor by another
         process of this server."""
         self.stats = HostStats()
+        self.large_room = LargeRoom(store, self.stats)
         self.front: Front = NoFront()
         """Clients, and topics' settings. Set once, when the host starts."""
         self.outbox = Outbox(clock)

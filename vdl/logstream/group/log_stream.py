@@ -34,6 +34,7 @@ from vdl.errors import ErrorCode
 from vdl.logstream.group.appends import Appended, HeldAppend, Verify, Waiter
 from vdl.logstream.group.group import Group
 from vdl.logstream.group.in_sync_replicas import InSyncReplicas, copied
+from vdl.logstream.group.large_room import LargeRoom
 from vdl.logstream.group.offset_for_time import (
     NO_TIME,
     TimedOffset,
@@ -129,6 +130,7 @@ class LogStream:
         "_held",
         "_idle_producers",
         "_in_sync",
+        "_large_room",
         "_next_producer_id",
         "_options",
         "_outbox",
@@ -164,9 +166,11 @@ class LogStream:
         agreed_ms: Callable[[], int],
         next_producer_id: Callable[[], int] = int,
         alive: Mapping[ServerId, Hello],
+        large_room: LargeRoom,
     ) -> None:
-        """`in_sync` and `gaps`: the server's. `agreed_ms`: what time it is. `next_producer_id`: ids
-        from it on are not given out yet. `alive`: the other servers linked now."""
+        """`in_sync`, `gaps` and `large_room`: the server's. `agreed_ms`: what time it is.
+        `next_producer_id`: ids from it on are not given out yet. `alive`: the other servers linked
+        now."""
         self.topic = topic
         self.partition = partition
         self.state = state
@@ -178,6 +182,7 @@ class LogStream:
         self._agreed_ms = agreed_ms
         self._next_producer_id = next_producer_id
         self._alive = alive
+        self._large_room = large_room
         self._proved = gaps.count
         """After so many gaps a quorum has answered here, or nobody led before the last of them."""
         self._overlay = Overlay()
@@ -420,6 +425,10 @@ class LogStream:
         uncommitted = group.node.raft.uncommitted_bytes
         if uncommitted and uncommitted + len(batch) > self._options.uncommitted_bytes_max:
             return False
+        is_large = len(batch) > LARGE_BATCH_BYTES
+        if is_large and not self._large_room.fits_disk(len(batch)):
+            done(Appended(ErrorCode.KAFKA_STORAGE_ERROR))
+            return True
         entry = Entry(data=batch, records=header.count, timestamp=header.max_timestamp)
         try:
             group.propose(entry)
@@ -428,6 +437,8 @@ class LogStream:
                 return False
             done(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             return True
+        if is_large:
+            self._large_room.take(len(batch))
         patch_position(batch, base_offset=entry.base_offset, leader_epoch=entry.term)
         if producer_id >= 0:
             self._overlay.append(

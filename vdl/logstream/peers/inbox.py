@@ -274,7 +274,10 @@ class Inbox:
             if size > LARGE_BATCH_BYTES:
                 if large_bytes and large_bytes + size > LARGE_BYTES_MAX:
                     return entries[:at]
+                if not self._state.large_room.fits_disk(size):
+                    return entries[:at]
                 large_bytes += size
+                self._state.large_room.take(size)
         return entries
 
     def _without_entries(self, message: MsgApp, group: Group) -> PeerMessage:
