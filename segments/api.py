@@ -414,6 +414,10 @@ class Log(Protocol):
         """The last one that was done to all of the log; as much of a later one may be done."""
 
     @property
+    def large_bytes(self) -> int:
+        """Of this log, see `Store.large_bytes`."""
+
+    @property
     def damaged(self) -> Sequence[tuple[Index, Index]]:
         """Ranges [first, end) of entries that a read or the scrubber found damaged in their
         segments, ascending. Terms and offsets around them are known; reading them raises

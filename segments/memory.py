@@ -218,6 +218,10 @@ class MemoryLog:
         return self.state.compacted
 
     @property
+    def large_bytes(self) -> int:
+        return 0
+
+    @property
     def damaged(self) -> Sequence[tuple[Index, Index]]:
         return ()
 

@@ -380,6 +380,11 @@ class DiskLog:
         return self.compacted
 
     @property
+    def large_bytes(self) -> int:
+        # Those that a segment holds are no part of the tail.
+        return sum([chunk.used for chunk in self.tail.chunks if chunk.payload is not None])
+
+    @property
     def damaged(self) -> Sequence[tuple[Index, Index]]:
         return self.damaged_ranges.ranges
 

@@ -47,7 +47,7 @@ def test_large_entry_is_sent_as_it_came_and_leaves_memory_when_a_segment_holds_i
     log, held = engine.new_log(), {}
     for size in (20, 90_000, 30):
         stage(engine, log, size, held)
-    assert engine.store.large_bytes == 90_048
+    assert engine.store.large_bytes == log.large_bytes == 90_048
     assert engine.store.unflushed_bytes < 1_000
     small, large, _ = log.entries(1, 4, 1 << 30)
     engine.store.set_hard_state(log, HardState(1, 2, 3))
@@ -55,6 +55,7 @@ def test_large_entry_is_sent_as_it_came_and_leaves_memory_when_a_segment_holds_i
     assert engine.store.flushable_bytes < 1_000
     engine.checkpoint()
     assert (engine.store.large_bytes, engine.store.unflushed_bytes) == (0, 0)
+    assert log.large_bytes == 0
     with pytest.raises(NotInMemory):
         log.entries(2, 3, 1 << 30)
     assert (bytes(small.data), bytes(large.data)) == (held[1], held[2])

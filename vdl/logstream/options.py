@@ -12,6 +12,10 @@ TICK_NS = 10 * MS
 LARGE_BATCH_BYTES = 16 << 20
 """A batch beyond it is large: servers of before take none, so none is appended beside one."""
 
+LARGE_LED_BYTES_MAX = 160 << 20
+"""Of large batches in memory and in no segment, with one more that a leader is to append: one, if
+it is one of the largest."""
+
 COMMANDS_BYTES = 1 << 20
 """Commands and markers that a leader takes beyond `uncommitted_bytes_max`: what makes room, ends a
 transaction or moves a replica does not wait until producers leave room."""

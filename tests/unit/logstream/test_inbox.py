@@ -35,8 +35,8 @@ from rpc.peer import FrameType
 from segments.api import ENTRY_FRAME_BYTES
 from segments.memory import MemoryStore
 from vdl.errors import ErrorCode
+from vdl.logstream.group.large_room import TAKEN_BYTES_MAX
 from vdl.logstream.options import LARGE_BATCH_BYTES
-from vdl.logstream.peers.inbox import LARGE_BYTES_MAX
 
 Make = Callable[[int, int], Message]
 
@@ -257,13 +257,13 @@ def test_follower_takes_what_it_has_room_for_or_what_no_flush_frees(
 
 @pytest.mark.parametrize(
     ("held", "taken"),
-    [(0, 3), (10, 3), (LARGE_BYTES_MAX - LARGE_BATCH_BYTES, 1)],
+    [(0, 4), (10, 4), (TAKEN_BYTES_MAX - LARGE_BATCH_BYTES, 2)],
 )
 def test_follower_takes_large_entries_apart_from_all_others(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, held: int, taken: int
 ) -> None:
-    """`held` bytes of them are in memory and in no segment. What comes before one for which there
-    is no room is taken."""
+    """`held` bytes of them are in memory and in no segment. One of each server is taken beyond the
+    bound, and what comes before another."""
     group_id = cluster.create_topic()
     peer = cluster.leader(group_id).leader_server
     here = peer % 3 + 1
@@ -271,9 +271,9 @@ def test_follower_takes_large_entries_apart_from_all_others(
     monkeypatch.setattr(MemoryStore, "large_bytes", property(lambda _: held))
     node = host.groups[group_id].node
     last, term = node.last_index, node.term
-    sizes = (10, LARGE_BATCH_BYTES + 1, 20)
+    sizes = (10, LARGE_BATCH_BYTES + 1, LARGE_BATCH_BYTES + 1, 20)
     entries = [Entry(term, last + n, data=bytes(size)) for n, size in enumerate(sizes, 1)]
-    message = MsgApp(node.id, node.lead, term, term, last, entries, last + 3)
+    message = MsgApp(node.id, node.lead, term, term, last, entries, last + 4)
     last_frame(cluster, group_id, peer, here, message)
     assert node.last_index == last + taken
     assert host.stats.appends_refused == 0

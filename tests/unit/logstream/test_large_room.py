@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from segments.memory import MemoryStore
+from segments.memory import MemoryLog, MemoryStore
 from vdl.errors import ErrorCode
-from vdl.logstream.group import log_stream
+from vdl.logstream.group import large_room, log_stream
+from vdl.logstream.group.outbox import server_of
 from vdl.logstream.peers import inbox
 
 LARGE = 10_000
@@ -68,3 +69,52 @@ def test_follower_whose_disk_has_no_room_takes_a_large_batch_once_it_has(
     rooms.clear()
     cluster.run(1_000)
     assert host.stream(group_id).high_watermark == 1
+
+
+@pytest.fixture
+def uncommitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores hold large entries until they are committed, as one does that flushes them then."""
+
+    def large_bytes(log: MemoryLog) -> int:
+        entries = log.state.entries[log.commit_index + 1 - log.first_index :]
+        return sum(len(entry.data) for entry in entries if len(entry.data) > LARGE)
+
+    monkeypatch.setattr(MemoryLog, "large_bytes", property(large_bytes))
+    monkeypatch.setattr(
+        MemoryStore,
+        "large_bytes",
+        property(lambda store: sum(map(large_bytes, store.logs.values()))),
+    )
+
+
+def test_leader_refuses_a_large_batch_while_others_leave_no_room(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, uncommitted: None
+) -> None:
+    """What comes in one turn counts together, and room comes with the commit."""
+    monkeypatch.setattr(large_room, "LARGE_LED_BYTES_MAX", 5 * LARGE)
+    leaders = [cluster.leader(cluster.create_topic(f"t{n}")) for n in range(3)]
+    fates = [cluster.append(leader, bytes(2 * LARGE)) for leader in leaders]
+    cluster.run(500)
+    assert errors(*fates) == [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR]
+    assert errors(cluster.append(leaders[2], bytes(9 * LARGE))) == [None]
+    cluster.run(500)
+
+
+def test_two_servers_that_are_full_of_their_own_take_one_from_each_other(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, uncommitted: None
+) -> None:
+    """A third one is away: none commits without the other, and nothing leaves before."""
+    monkeypatch.setattr(large_room, "TAKEN_BYTES_MAX", 1)
+    group_ids = [cluster.create_topic(f"t{n}") for n in range(6)]
+    for group_id in group_ids[3:]:
+        leader = cluster.leader(group_id)
+        (to,) = [one for one in leader.group.members if server_of(one) == 2]
+        leader.group.node.transfer_leader(to)
+        cluster.nodes[leader.leader_server].host._outbox.mark_dirty(leader.group)
+    cluster.run(500)
+    streams = [cluster.leader(group_id) for group_id in group_ids]
+    assert {stream.leader_server for stream in streams} == {1, 2}
+    cluster.nodes[3].crash()
+    fates = [cluster.append(stream, bytes(2 * LARGE), ms=9_000) for stream in streams]
+    cluster.run(9_500)
+    assert errors(*fates) == [ErrorCode.NONE] * 6

@@ -86,6 +86,7 @@ from vdl.kafka.permissions.table import CHANGES, check_request, finished
 from vdl.kafka.security.audit import FULL_RETRY_MS
 from vdl.kafka.security.login import LOGIN_APIS, LoginState
 from vdl.kafka.wire.runtime import EncodeError, TooManyElements, WireError
+from vdl.logstream.options import LARGE_LED_BYTES_MAX
 
 _HEAD = Struct(">ii").pack
 _HEAD_FLEXIBLE = Struct(">iix").pack
@@ -98,9 +99,6 @@ in one read tell of the end alone."""
 _STALL_PARTS = 6
 """While others wait for memory, a connection that holds some and makes no progress is closed after
 a sixth of `frame_deadline_ms`."""
-LARGE_BYTES_MAX = 160 << 20
-"""Of large batches in memory and in no segment, with the one that is to start: one, if it is one of
-the largest."""
 FRAME_RATE_MIN = 1 << 10
 """Bytes a second: the slowest an arriving request may be."""
 CONTENDED_RATE_MIN = 1 << 20
@@ -696,7 +694,7 @@ class ClientSession:
         context = self._frontend.context
         large_bytes = context.host.large_bytes
         return not context.record_checks.has_large and (
-            not large_bytes or large_bytes + size <= LARGE_BYTES_MAX
+            not large_bytes or large_bytes + size <= LARGE_LED_BYTES_MAX
         )
 
     def _is_super(self) -> bool:

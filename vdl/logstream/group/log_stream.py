@@ -426,7 +426,7 @@ class LogStream:
         if uncommitted and uncommitted + len(batch) > self._options.uncommitted_bytes_max:
             return False
         is_large = len(batch) > LARGE_BATCH_BYTES
-        if is_large and not self._large_room.fits_disk(len(batch)):
+        if is_large and not self._large_room.may_append(len(batch)):
             done(Appended(ErrorCode.KAFKA_STORAGE_ERROR))
             return True
         entry = Entry(data=batch, records=header.count, timestamp=header.max_timestamp)

@@ -61,8 +61,6 @@ FULL_DISK_BYTES = 16 << 10
 """What a full disk takes of a group at one time, and then only what must be."""
 ENTRY_OVERHEAD_BYTES = 256
 """More than an entry takes in the journal besides its data."""
-LARGE_BYTES_MAX = 256 << 20
-"""Of large batches that no segment holds yet, unless it is one: each other server may send one."""
 NEEDED_NS = 500 * MS
 """How long entries wait before a full disk takes them: longer than others need to commit them."""
 SENT_BY_HOSTS: Final[frozenset[type[PeerMessage]]] = frozenset(
@@ -268,16 +266,14 @@ class Inbox:
     def _with_room_for_large(self, message: MsgApp, group: Group) -> list[Entry]:
         """The first of a leader's entries: those that are here already, and of the others those
         before the first large one for which there is no room. They count apart: see `Store`."""
-        entries, large_bytes = message.entries, self._store.large_bytes
+        entries, large_room = message.entries, self._state.large_room
+        server_id = server_of(message.from_)
         for at in range(_held_of(message, group), len(entries)):
             size = len(entries[at].data)
             if size > LARGE_BATCH_BYTES:
-                if large_bytes and large_bytes + size > LARGE_BYTES_MAX:
+                if not large_room.may_take(size, group, server_id):
                     return entries[:at]
-                if not self._state.large_room.fits_disk(size):
-                    return entries[:at]
-                large_bytes += size
-                self._state.large_room.take(size)
+                large_room.take(size)
         return entries
 
     def _without_entries(self, message: MsgApp, group: Group) -> PeerMessage:

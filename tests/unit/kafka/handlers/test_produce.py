@@ -12,7 +12,6 @@ from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.configs.topic_configs import BATCH_BYTES_MAX
-from vdl.kafka.connections.client_session import LARGE_BYTES_MAX
 from vdl.kafka.partitions import record_checks
 from vdl.kafka.partitions.record_checks import (
     CHECKS_AT_ONCE,
@@ -27,6 +26,7 @@ from vdl.kafka.wire.produce import (
     TopicProduceData,
 )
 from vdl.logstream.group.state_group import Outcome, OutcomeKind
+from vdl.logstream.options import LARGE_LED_BYTES_MAX
 from vdl.records.batch import (
     HEADER_BYTES,
     Record,
@@ -255,7 +255,7 @@ def test_large_batches_are_checked_one_at_a_time_and_wait_for_those_before() -> 
     world = World()
     (stream,) = world.topic(configs={"max.message.bytes": str(BATCH_BYTES_MAX)})
     large = produce(batch(size=LARGE_BYTES_COUNTED + 1))
-    for large_bytes, waits in ((LARGE_BYTES_MAX, True), (0, False)):
+    for large_bytes, waits in ((LARGE_LED_BYTES_MAX, True), (0, False)):
         world.host.large_bytes = large_bytes
         client, before = world.client(), len(stream.batches)
         client.request(PRODUCE, 9, large)
