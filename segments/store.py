@@ -282,7 +282,7 @@ class DiskStore:
 
     @property
     def unflushed_bytes(self) -> int:
-        return self._cache.unflushed - self._cache.large_bytes
+        return self._cache.crowding
 
     @property
     def large_bytes(self) -> int:

@@ -310,14 +310,25 @@ class CheckpointScheduler:
         bytes_max = self._options.checkpoint_bytes
         if self._is_crowded:
             cache_bytes_max = self._options.cache_bytes_max
-            is_waited_for = self._has_committed and 2 * self._cache.unflushed > cache_bytes_max
+            is_waited_for = self._has_committed and 2 * self._cache.crowding > cache_bytes_max
             bytes_max = 0 if is_waited_for else min(bytes_max, cache_bytes_max // 8)
+        if self._cache.large and self._has_large_to_flush():
+            bytes_max = 0
         journaled_bytes, entries = self._at_last
         if (
             self._entries - entries >= self._options.checkpoint_entries
             or self._journaled[0] - journaled_bytes >= bytes_max
         ):
             self.begin()
+
+    def _has_large_to_flush(self) -> bool:
+        """Whether a segment can take a large entry, which leaves memory then."""
+        return any(
+            chunk.payload is not None and log.flushed_index < chunk.first <= log.flush_last
+            for log in self.dirty.values()
+            if log.unflushed >= self._options.large_bytes_min and _can_flush(log)
+            for chunk in log.tail.chunks
+        )
 
     def begin_for_waiters(self) -> None:
         """The files are free again."""
@@ -439,7 +450,7 @@ class CheckpointScheduler:
         step it would make hundreds of tails due."""
         room = max(self._options.cache_bytes_max // 8, 1)
         share = min(FLUSH_BYTES_MIN, room // max(len(self.dirty), 1))
-        filled = min(max(2 * self._cache.unflushed - room, 0), room)
+        filled = min(max(2 * self._cache.crowding - room, 0), room)
         return FLUSH_BYTES_MIN - (FLUSH_BYTES_MIN - share) * filled // room
 
     @property
@@ -448,7 +459,7 @@ class CheckpointScheduler:
 
     @property
     def _is_crowded(self) -> bool:
-        return self._cache.unflushed > self._options.cache_bytes_max // 4
+        return self._cache.crowding > self._options.cache_bytes_max // 4
 
     @property
     def _is_pressed(self) -> bool:

@@ -252,6 +252,11 @@ class TailCache:
             self._large.remove(chunk)
             self.large_bytes -= chunk.used
 
+    @property
+    def crowding(self) -> int:
+        """Bytes that no segment holds yet and that are in others' way: large entries are not."""
+        return self.unflushed - self.large_bytes
+
     def memory(self, capacity: int) -> bytearray:
         """Memory for a chunk. When the budget is used up, the oldest chunks that segments hold go
         for it, and theirs is used again, once nobody holds a view of it any more.

@@ -165,3 +165,38 @@ def test_full_disk_has_room_for_no_large_entry():
         engine.workers.advance(100)
     engine.disk.room = 1 << 30
     assert not engine.store.has_room_for(2_000)
+
+
+def checkpoints_while_others_append(size):
+    """(how many begin while 100 small appends come to another log, the engine and its log) beside
+    an entry of so many bytes that is not committed."""
+    engine = SimHarness(
+        replace(
+            SMALL, large_bytes_min=LARGE, segment_bytes=1 << 20, journal_file_bytes=1 << 20,
+            cache_bytes_max=64_000, checkpoint_entries=1_000_000,
+        )
+    )  # fmt: skip
+    engine.start()
+    log, other = engine.new_log(), engine.new_log(group_id=10)
+    if size:
+        stage(engine, log, size, {})
+        engine.submit()
+    before = engine.store._checkpoints.count
+    for _ in range(100):
+        engine.store.append(other, Writer(other).entries(1, size=30))
+        engine.store.set_hard_state(other, HardState(1, 2, other.last_index))
+        engine.submit()
+        engine.workers.advance(5)
+    return engine.store._checkpoints.count - before, engine, log
+
+
+def test_large_entry_has_a_checkpoint_begin_when_it_is_committed_and_not_before():
+    """While it is not, no checkpoint could do anything about it."""
+    without, *_ = checkpoints_while_others_append(0)
+    count, engine, log = checkpoints_while_others_append(100_000)
+    assert count <= without + 1
+    assert engine.store.large_bytes > 100_000
+    engine.store.set_hard_state(log, HardState(1, 2, 1))
+    engine.submit()
+    engine.workers.advance(100)
+    assert engine.store.large_bytes == 0
