@@ -220,10 +220,8 @@ class _Connection:
         bytes_max = backlog.bytes_max
         self.stream.limit_unsent(bytes_max)
         self.notable_bytes = bytes_max // 2 if backlog.is_bounded else _NEVER_BYTES
-        if backlog.is_bounded:
-            self.engine.piece_bytes = bytes_max // 2
-        else:
-            self.engine.piece_bytes = self.engine.frame_bytes_max
+        # A link that is not bounded is not endlessly fast: a frame of 100 MiB is no single piece.
+        self.engine.piece_bytes = min(self.engine.frame_bytes_max, bytes_max // 2)
 
     def close(self, reason: RejectReason | None = None, text: str = "") -> None:
         """End it, with a last word if there is a reason and the engine still speaks."""

@@ -9,6 +9,7 @@ from struct import pack
 
 import pytest
 
+from rpc.backlog import BACKLOG_BYTES_MAX
 from rpc.hello import RejectReason
 from rpc.link_options import LinkOptions
 from rpc.peer import FrameType, PeerLimits, Role
@@ -657,3 +658,14 @@ def test_links_confirm_a_silent_peer_is_bounded() -> None:
     assert asked == []
     world.run(2)
     assert asked == [False]
+
+
+def test_link_however_fast_cuts_a_large_frame_into_pieces() -> None:
+    """A heartbeat waits for one piece of it, not for all."""
+    world = World(2)
+    world.run(SETTLED_MS)
+    connection = world[1].links._open[2]
+    while connection.backlog.is_bounded:
+        connection.backlog.ran_dry()
+    connection._bound()
+    assert connection.engine.piece_bytes <= BACKLOG_BYTES_MAX // 2
