@@ -184,15 +184,17 @@ class Host:
     def _judge_leading(self) -> None:
         """This server serves clients since just now, or does not any more: its replicas may lead,
         or not."""
-        tick = self.loop_time.tick()
         for group in list(self._groups.values()):
-            group.catch_up(tick)
-            if not group.node.is_leader:
-                # Ticks that passed unseen say nothing of a leader that lives.
-                self._proofs.report_leader(group)
-            group.node.allow_leading(allowed=self._status.may_lead_group(group.group_id))
-            self._outbox.mark_dirty(group)
-            self._campaign_if_preferred(group)
+            self._judge_group(group)
+
+    def _judge_group(self, group: Group) -> None:
+        group.catch_up(self.loop_time.tick())
+        if not group.node.is_leader:
+            # Ticks that passed unseen say nothing of a leader that lives.
+            self._proofs.report_leader(group)
+        group.node.allow_leading(allowed=self._status.may_lead_group(group.group_id))
+        self._outbox.mark_dirty(group)
+        self._campaign_if_preferred(group)
 
     @property
     def is_known(self) -> bool:
@@ -743,7 +745,21 @@ class Host:
                 partition=self.state.told_of(group.group_id),
                 applied=group.applied,
             )
+        group.on_loading = partial(self._loading_changed, group)
         self._run_group(group)
+
+    def _loading_changed(self, group: Group) -> None:
+        """What is loaded counts as applied: until it is there, others lead."""
+        if group.is_loading:
+            self._status.note_loading(group.group_id, is_loading=True)
+            group.node.allow_leading(allowed=False)
+        else:
+            self.clock.call_soon(partial(self._loaded, group))
+
+    def _loaded(self, group: Group) -> None:
+        if not self._outbox.is_closed and self.state.is_here(group) and not group.is_loading:
+            self._status.note_loading(group.group_id, is_loading=False)
+            self._judge_group(group)
 
     def _became_whole(self, group: Group) -> None:
         if not self._outbox.is_closed and self.state.is_here(group):
@@ -801,6 +817,7 @@ class Host:
         if stream is not None:
             stream.close()
         if group is not None:
+            self._status.note_loading(group_id, is_loading=False)
             self.timers.forget(group)
             group.reads.fail()
             group.withdraw_reads()

@@ -208,6 +208,30 @@ def test_snapshot_in_parts_brings_a_replica_up_to_date(large: Cluster, loads: li
     assert [item for item in stored if item[0] != b"\0"] == items(large, away)
 
 
+def test_replica_that_loads_a_snapshot_does_not_lead(
+    large: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader ends meanwhile, and nobody else is able to lead: this one does once it could
+    serve. Until then its peers know that they are not to hand it the leadership."""
+    away = follower(large)
+    fall_behind(large, away)
+    monkeypatch.setattr(state_loading, "LOADED_PER_TURN", 1)
+    large.nodes[away].start()
+    group = until_it_loads_a_snapshot(large, away)
+    large.run(20)
+    ids = set(large.nodes) - {away}
+    assert not any(large.nodes[one].host._status.can_lead(away, NUMBER) for one in ids)
+    gone = next(one for one in ids if state_group(large, one).serving)
+    (other,) = ids - {gone}
+    state_group(large, other).group.node.allow_leading(allowed=False)
+    large.nodes[gone].crash()
+    while group.is_loading:
+        large.run(1)
+        assert not group.node.is_leader
+    large.run(3_000)
+    assert leader(large).group is group
+
+
 def test_crash_while_a_snapshot_is_loaded_loses_nothing(large: Cluster) -> None:
     """The journal has it: the next start loads it from there."""
     away = follower(large)

@@ -213,6 +213,7 @@ class Group:
         "lost_leader",
         "meta_applied",
         "node",
+        "on_loading",
         "on_whole",
         "owes_tick",
         "owner",
@@ -314,6 +315,7 @@ class Group:
         nobody acts on its state."""
         self.on_whole: Callable[[], None] | None = None
         """Called once, when the state is whole; only if it was not from the beginning."""
+        self.on_loading: Callable[[], None] | None = None  # when `is_loading` has changed
         self.apply_stalled = False
         """What is to be applied next could not be read: see `retry_apply`."""
         self.meta_applied = applied
@@ -324,8 +326,11 @@ class Group:
         """As a checkpoint of this life got them. What an earlier one got may be older than
         `members`, which replay may have moved."""
         self._stored_for: Membership | None = None
-        is_replaced, piece = bool(log.installed_state), options.encoded_items_per_turn
-        self._state = AppliedState(owner, is_replaced=is_replaced, piece=piece)
+        self._state = AppliedState(
+            owner,
+            is_replaced=bool(log.installed_state),
+            piece=options.encoded_items_per_turn,
+        )
         self.trim_refused = 0
         """Where the log would have been cut when the state was last found too large for that."""
         self.snapshot_cache = SnapshotCache()
@@ -397,10 +402,16 @@ class Group:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the state reflects everything that it did before a restart. What a replica that
-        is not whole must not do follows: it does not campaign, because entries wait to be applied
-        that are not in memory (`raft.candidate`), so it never leads or serves."""
-        return self.applied >= self.whole_at and self._state.loading is None
+        """Whether the state reflects everything that it did before a restart, and is loaded. One
+        that is not whole never leads or serves: it does not campaign, because entries wait to be
+        applied that are not in memory (`raft.candidate`), or as long as `is_loading`, which its
+        host sees to."""
+        return self.applied >= self.whole_at and not self.is_loading
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a state from elsewhere is being loaded, which counts as applied."""
+        return self._state.loading is not None
 
     @property
     def needs_pump(self) -> bool:
@@ -634,8 +645,7 @@ class Group:
         items = [item for piece in state.pieces for item in piece]
         self._state.replaced(items)
         self.owner.install(items)
-        self._note_whole()
-        self._apply_what_waited()
+        self._loaded()
 
     def _load(self, state: OpenSnapshot, outbox: Outbox) -> None:
         """Take the state in pieces. A crash in between leaves what there was before, or, of a
@@ -643,16 +653,20 @@ class Group:
 
         def loaded() -> None:
             self.owner.installed()
-            self._note_whole()
-            self._apply_what_waited()
+            self._loaded()
             outbox.mark_dirty(self)
 
         self._encodings.add(self._state.load(state.pieces, loaded))
+        if self.on_loading is not None:
+            self.on_loading()
 
-    def _apply_what_waited(self) -> None:
-        """The state is loaded."""
+    def _loaded(self) -> None:
+        """The state is loaded: apply what waited for that."""
+        self._note_whole()
         for message in self._state.take_unapplied():
             self.apply(message)
+        if self.on_loading is not None:
+            self.on_loading()
 
     def take_state(self, snapshot: Snapshot, taken: Callable[[], None]) -> bool:
         """Take the state that another replica made of entries which this one has and cannot read,

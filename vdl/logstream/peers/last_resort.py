@@ -48,6 +48,7 @@ class LastResort:
         raft, group_id = group.node.raft, group.group_id
         if (
             not raft.may_lead
+            and not group.is_loading  # a server that serves loads, too
             and not raft.log.is_up_to_date(index=request.index, term=request.log_term)
             and self._status.can_lead(server_id, group_id)
         ):

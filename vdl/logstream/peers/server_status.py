@@ -6,7 +6,8 @@ votes and acknowledges as any other. A leader that no client reaches is an outag
 its peers hear it and nobody else campaigns. So its replicas do not campaign, also when leadership
 is handed to them (`may_lead_group`). The catalog is the exception: no server serves before it has a
 leader, so while a server starts it may be that. It hands the catalog over once a server serves.
-Another is a replica that alone has the last entries (`last_resort.py`).
+Another is a replica that alone has the last entries (`last_resort.py`). A replica that loads a
+state does not campaign either.
 
 A server that serves clients badly gives its leaderships away where it can, and keeps what nobody
 else can take: all may be in its state. Its disk is full: it goes on reading, voting and following
@@ -41,6 +42,7 @@ class ServerStatus:
         "_full",
         "_incomplete",
         "_is_late",
+        "_loading",
         "_log",
         "_peers",
         "_sent",
@@ -66,6 +68,8 @@ class ServerStatus:
         self._stalled = False
         self._incomplete: tuple[GroupId, ...] = ()
         self._damaged: tuple[GroupId, ...] = ()
+        self._loading: set[GroupId] = set()
+        """Groups whose replicas here load a state: nobody could be served of it."""
         self._sent = Condition(unavailable=True)
         """What was sent to the peers last; a server begins without clients."""
         self._unsent: set[ServerId] = set()
@@ -110,7 +114,7 @@ class ServerStatus:
     def may_lead_group(self, group_id: GroupId) -> bool:
         """Whether a replica here may lead its group at all."""
         is_allowed = self._serves or group_id == CATALOG_GROUP or group_id in self.last_resorts
-        return is_allowed and not self._stopping
+        return is_allowed and not self._stopping and group_id not in self._loading
 
     @property
     def serves(self) -> bool:
@@ -143,10 +147,20 @@ class ServerStatus:
                 self._log.info("flush_goes_on")
 
     def note_incomplete(self, group_id: GroupId) -> None:
-        """A replica of ours has been opened whose state waits for a damaged entry: nobody is to
+        """The state of a replica of ours waits for a damaged entry, or to be loaded: nobody is to
         offer it the leadership in the second before all are looked at again."""
         if group_id not in self._incomplete:
             self._incomplete = (*self._incomplete, group_id)
+
+    def note_loading(self, group_id: GroupId, *, is_loading: bool) -> None:
+        """Whether a replica of ours loads a state: it may not lead until it is there, and peers
+        hear that before they offer it the leadership."""
+        if is_loading:
+            self._loading.add(group_id)
+            self.note_incomplete(group_id)
+            self.look()
+        else:
+            self._loading.discard(group_id)
 
     def note_damage(self, incomplete: Iterable[GroupId], damaged: Iterable[GroupId]) -> None:
         """Groups whose replicas here cannot lead, and others that have damaged entries: all there
