@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vdl.logstream.group.state_encoding import AppliedState
+from vdl.logstream.group.state_encoding import AppliedState, StateEncoding
 from vdl.state.aborted import RUN_RANGES, AbortedRange, _Run
 from vdl.state.partition import PartitionState
 
@@ -54,3 +54,23 @@ def test_first_checkpoint_makes_a_long_list_of_aborted_transactions_once(
     assert applied.collect(is_lost=is_lost) == (dict(whole), True)
     assert looked == []
     assert applied.collect(is_lost=False) == ({}, False)
+
+
+def test_encoding_that_had_much_to_take_reads_small_pieces_again() -> None:
+    """A storm of changes doubles what is read at a time, once it is over no more."""
+    read: list[bytes] = []
+
+    def items() -> Any:
+        for number in range(10_000):
+            read.append(b"%d" % number)
+            yield read[-1], b""
+
+    storm = 100 * [(b"c", b"")], 200 * [(b"c", b"")], 400 * [(b"c", b"")], 3 * [(b"c", b"")]
+    changes = iter(storm)
+    encoding = StateEncoding(items(), lambda limit: next(changes, [])[:limit], piece=100)
+    sizes = []
+    for _ in range(7):
+        before = len(read)
+        encoding.read_on()
+        sizes.append(len(read) - before)
+    assert sizes == [0, 0, 0, 797, 100, 100, 100]

@@ -93,8 +93,9 @@ class StateEncoding:
         left = self._room - len(changes)
         if not left:
             # Perhaps as much changes as is taken: take more the next time, to come to an end.
-            self._room *= 2
+            self._room = 2 * len(changes)
             return False
+        self._room = max(self._piece, 2 * len(changes))
         for key, value in islice(self._items, left):
             self._put(key, value)
             left -= 1
