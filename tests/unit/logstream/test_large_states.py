@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from segments import memory
 from tests.unit.logstream.conftest import Cluster
 from vdl.clock import MS
 from vdl.logstream.group import state_encoding, state_loading
@@ -244,6 +245,76 @@ def test_crash_while_a_snapshot_is_loaded_loses_nothing(large: Cluster) -> None:
     large.run(200)
     node.start()
     large.run(4_000)
+    assert items(large, away) == leader(large).items()
+
+
+@pytest.fixture
+def encodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many states were encoded in one turn."""
+    sizes: list[int] = []
+    encode = Coordinator.items
+
+    def counted(machine: Coordinator) -> Any:
+        found = encode(machine)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(Coordinator, "items", counted)
+    return sizes
+
+
+def restart(cluster: Cluster, server_id: int) -> None:
+    node = cluster.nodes[server_id]
+    node.crash()
+    node.start()
+    cluster.run(4_000)
+
+
+def stored_again(cluster: Cluster, server_id: int) -> Any:
+    """What two starts find that nothing is replayed behind: each loads what a checkpoint has."""
+    checkpoint(cluster)
+    checkpoint(cluster)
+    assert not state_group(cluster, server_id).group.log.installed_state
+    restart(cluster, server_id)
+    return items(cluster, server_id)
+
+
+def test_first_checkpoint_behind_a_snapshot_encodes_nothing_anew(
+    large: Cluster, encodes: list[int]
+) -> None:
+    """After a restart too: the journal's snapshot was encoded already."""
+    away = follower(large)
+    fall_behind(large, away)
+    node = large.nodes[away]
+    node.start()
+    until_it_loads_a_snapshot(large, away)
+    large.run(3_000)
+    restart(large, away)
+    group = state_group(large, away).group
+    assert group.log.installed_state
+    commit(large, "late", 5)
+    encodes.clear()
+    checkpoint(large)
+    checkpoint(large)
+    assert encodes == []
+    assert stored_again(large, away) == leader(large).items()
+
+
+def test_checkpoint_for_one_that_was_lost_encodes_nothing_in_one_turn(
+    large: Cluster, encodes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start replays the whole log then, and all of the state is what changed."""
+    away = follower(large)
+    restart(large, away)
+    log = state_group(large, away).group.log
+    monkeypatch.setattr(memory.MemoryLog, "is_meta_lost", property(lambda found: found is log))
+    encodes.clear()
+    checkpoint(large)
+    checkpoint(large)
+    assert log.applied_index > 10
+    assert encodes == []
+    monkeypatch.undo()
+    restart(large, away)
     assert items(large, away) == leader(large).items()
 
 

@@ -253,9 +253,11 @@ class Group:
         is_linked: Callable[[NodeId], bool],
         full: Set[ServerId],
         heard_ago: Callable[[NodeId], int],
+        loaded: dict[bytes, bytes | None] | None = None,
     ) -> None:
         """`placement`: what the members are to be, preferred leader first; `members`: what they
-        are, as of `applied`. `full`: the servers whose disks are known to be full, at any time."""
+        are, as of `applied`. `full`: the servers whose disks are known to be full, at any time.
+        `loaded`: see `AppliedState`."""
         self.group_id = log.group_id
         self.replica_id = replica_id
         self.log = log
@@ -330,6 +332,7 @@ class Group:
             owner,
             is_replaced=bool(log.installed_state),
             piece=options.encoded_items_per_turn,
+            loaded=loaded,
         )
         self.trim_refused = 0
         """Where the log would have been cut when the state was last found too large for that."""

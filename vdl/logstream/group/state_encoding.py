@@ -153,8 +153,17 @@ class AppliedState:
         "encoding", "large", "loading", "unapplied",
     )  # fmt: skip
 
-    def __init__(self, owner: StateOwner, *, is_replaced: bool, piece: int) -> None:
-        """`piece`: see `StateEncoding`; a state that is not larger is not encoded in pieces."""
+    def __init__(
+        self,
+        owner: StateOwner,
+        *,
+        is_replaced: bool,
+        piece: int,
+        loaded: dict[bytes, bytes | None] | None = None,
+    ) -> None:
+        """`piece`: see `StateEncoding`; a state that is not larger is not encoded in pieces.
+        `loaded`: the whole state, as it was before the changes that nobody has taken; None: it is
+        stored, or to be encoded."""
         self._owner = owner
         self._piece = piece
         self._is_replaced = is_replaced
@@ -168,9 +177,9 @@ class AppliedState:
         """A state from elsewhere that is loaded in pieces. Set it to None to end it."""
         self.unapplied: list[MsgStorageApply] = []
         """What is to be applied once it is."""
-        self._unstored: dict[bytes, bytes | None] = {}
+        self._unstored: dict[bytes, bytes | None] = {} if loaded is None else loaded
         """What was taken of the state's changes and no checkpoint has got yet."""
-        self._unstored_is_all = False
+        self._unstored_is_all = loaded is not None
         """That it is the whole state, and not only what changed of it."""
 
     def encode(self) -> StateEncoding | None:

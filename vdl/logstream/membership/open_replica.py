@@ -116,7 +116,13 @@ class ReplicaOpener:
             self._hosting.replica_lost(log)
             return
         applied, members, items = found
-        then = partial(self._make, log, placement, owner)
+        large = owner.large
+        loaded: dict[bytes, bytes | None] | None = None
+        if large is not None and (log.installed_state or applied == NO_INDEX):
+            # No checkpoint holds any of it. All of it would be encoded again for the first one: it
+            # is this, and what is replayed on it.
+            loaded = {}
+        then = partial(self._make, log, placement, owner, loaded)
         replay = Replay(
             state.store,
             log,
@@ -126,19 +132,20 @@ class ReplicaOpener:
             then=then,
             wanted=wanted,
         )
-        large = owner.large
         if large is not None and items.count > LOADED_PER_TURN:
             self.encodings.add(
                 StateLoading(
                     items.pieces,
                     large,
-                    took=lambda _: None,
+                    took=(lambda _: None) if loaded is None else loaded.update,
                     wanted=wanted,
                     loaded=lambda: replay.run(applied),
                 )
             )
             return
         whole = [item for piece in items.pieces for item in piece]
+        if loaded is not None:
+            loaded.update(whole)
 
         def listed(aborted: AbortedTransactions | BaseException) -> None:
             if isinstance(aborted, BaseException):
@@ -159,6 +166,7 @@ class ReplicaOpener:
         log: storage.Log,
         placement: Placement,
         owner: LogStream | StateGroup,
+        loaded: dict[bytes, bytes | None] | None,
         applied: Index,
         members: Members,
     ) -> None:
@@ -180,6 +188,7 @@ class ReplicaOpener:
             is_linked=state.is_linked,
             full=state.full,
             heard_ago=self._liveness.heard_ago,
+            loaded=loaded,
         )
         owner.group = group
         self._hosting.opened(group)
