@@ -14,6 +14,7 @@ from vdl.errors import ErrorCode
 from vdl.kafka.groups import led_coordinator
 from vdl.kafka.wire import delete_groups as delete_wire
 from vdl.kafka.wire import offset_commit as commit_wire
+from vdl.state import commands
 from vdl.state.coordinator import COORDINATOR_BYTES_MAX
 from vdl.state.offsets import OFFSET_BYTES
 
@@ -233,3 +234,39 @@ def test_groups_that_commits_make_count_where_positions_have_a_bound_of_their_ow
     assert SHARE - 40_000 < machine.shared_bytes <= SHARE
     assert made > 10
     assert error_of(send_commit(cluster, GROUP, "alice", 10)) is ErrorCode.NONE
+
+
+def commit_in_transaction(cluster: Cluster, group: str, user: str, producer: int) -> ErrorCode:
+    """A transaction with some positions; it ends when it may have them."""
+    led = cluster.servers[1].groups.find(group)
+    assert isinstance(led, led_coordinator.LedCoordinator)
+    offsets = [
+        commands.OffsetCommit("t", b"i" * 16, number, 1, -1, "m" * 4_000)
+        for number in range(POSITIONS)
+    ]
+    commit = commands.CommitTransactionOffsets(group, -1, "", None, producer, 0, 1, offsets)
+    errors = []
+    if not led.propose_for(user, commit, lambda outcome: errors.append(outcome.result.error)):
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    cluster.pump()
+    cluster.advance(1_000)
+    led.propose_for("", commands.EndTransactionOffsets(producer, 0, 1, True), lambda _: None)
+    cluster.pump()
+    return ErrorCode(errors[0])
+
+
+@pytest.mark.usefixtures("small_bounds")
+def test_positions_that_transactions_commit_count_as_others_do() -> None:
+    """For whoever sent them, also when all is counted anew before a transaction ends."""
+    cluster = secured(version=VERSION_OF_MANY_POSITIONS)
+    machine = cluster.machine(GROUP)
+    send_commit(cluster, GROUP, "alice", 1, 0)
+    assert machine.positions_bound is not None
+    made = []
+    for producer, name in enumerate(names(cluster, "eve"), 1):
+        if commit_in_transaction(cluster, name, "eve", producer) is not ErrorCode.NONE:
+            break
+        made.append(name)
+    share = OFFSET_BYTES * SMALL_MAX * 3 // 4
+    assert share - POSITIONS * 4_200 < machine.offsets.bytes <= share
+    assert error_of(send_commit(cluster, GROUP, "alice", 20)) is ErrorCode.NONE

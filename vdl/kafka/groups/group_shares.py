@@ -113,10 +113,11 @@ class GroupShares:
         return self._shares.may_take(owner, more)
 
     def _recount(self) -> None:
-        """Count all groups anew, and forget those that are gone."""
+        """Count all groups anew, and forget those that are gone, but for those that a transaction
+        gives positions when it ends."""
         for group_id in list(self._owners):
             self._count(group_id)
-            if not self._counted[group_id]:
+            if not self._counted[group_id] and not self._machine.pending.holds(group_id):
                 del self._owners[group_id], self._counted[group_id]
 
     def _count(self, group_id: str) -> None:
@@ -128,8 +129,10 @@ class GroupShares:
 
 def positions_growth(machine: Coordinator, command: Any) -> int:
     """How many bytes more positions take with a client's command, at most, where they have a bound
-    of their own; 0 or less: none."""
-    if machine.positions_bound is None or not isinstance(command, commands.CommitOffsets):
+    of their own; 0 or less: none. With a transaction's, once that ends."""
+    if machine.positions_bound is None:
+        return 0
+    if not isinstance(command, commands.CommitOffsets | commands.CommitTransactionOffsets):
         return 0
     return machine.offsets.growth(command.group_id, command.offsets)
 
