@@ -270,3 +270,15 @@ def test_positions_that_transactions_commit_count_as_others_do() -> None:
     share = OFFSET_BYTES * SMALL_MAX * 3 // 4
     assert share - POSITIONS * 4_200 < machine.offsets.bytes <= share
     assert error_of(send_commit(cluster, GROUP, "alice", 20)) is ErrorCode.NONE
+
+
+def test_only_commits_that_are_refused_give_positions_a_bound_of_their_own() -> None:
+    """Members have no use for it."""
+    cluster = secured(version=VERSION_OF_MANY_POSITIONS)
+    large = {"range": b"r" * POSITIONS * 4_000}
+    for name in names(cluster, "eve"):
+        joined = join(cluster, group_id=name, version=3, protocols=large, user="eve")
+        if joined.response.error_code != ErrorCode.NONE:
+            break
+    cluster.advance(1_000)
+    assert cluster.machine(GROUP).positions_bound is None

@@ -463,7 +463,8 @@ class LedCoordinator:
             owner = shares.begin(asker, command.group_id, more)
             if owner is None:
                 self._end_shares(command.group_id, taken)
-                self._raise_bound()
+                if isinstance(command, commands.CommitOffsets | commands.CommitTransactionOffsets):
+                    self._raise_bound()
                 return False
             taken.append((shares, owner, more))
         if not taken:
