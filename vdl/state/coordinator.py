@@ -62,8 +62,10 @@ POSITIONS_MAX = 1_000_000
 number. Offsets of transactions count when they are committed, and may exceed that when these end,
 by no more than the other bound."""
 
-_BOUNDS_KEY = b"b"
-"""Where the bounds of positions are stored, once they have some."""
+_BOUNDS_KEY = b"g"
+"""Where the bounds of positions are stored, once they have some. A build that does not know them
+takes it for a group, which it is not, and refuses to start: with the bound of before it would
+refuse commits that the others apply."""
 
 TRANSACTIONS_BYTES_MAX = COORDINATOR_BYTES_MAX // 2
 """How much of that transactional ids may take: clients that draw ever new ones must not keep groups
@@ -793,7 +795,11 @@ class Coordinator:
 
     def end_load(self) -> None:
         items, self._coming = self._coming, []
-        self.groups.load([value for key, value in items if key[:1] == b"g"])
+        bounds = [
+            decode_value(value, tuple[int, int]) for key, value in items if key == _BOUNDS_KEY
+        ]
+        groups = [value for key, value in items if key[:1] == b"g" and key != _BOUNDS_KEY]
+        self.groups.load(groups)
         self.pending.load(
             ended=[value for key, value in items if key[:1] == b"e"],
             pending=[value for key, value in items if key[:1] == b"p"],
@@ -803,7 +809,6 @@ class Coordinator:
             prefix = KEY_PREFIXES[kind]
             table.load([value for key, value in items if key[:1] == prefix])
         self.share.states.load([value for key, value in items if key[:1] == b"q"])
-        bounds = [decode_value(value, tuple[int, int]) for key, value in items if key[:1] == b"b"]
         self.positions_bound = PositionsBound(*bounds[0]) if bounds else None
         self._is_bound_dirty = False
 

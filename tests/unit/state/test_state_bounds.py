@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from vdl.errors import ErrorCode
@@ -17,8 +18,9 @@ from vdl.logstream.group.snapshots import (
 )
 from vdl.state import commands
 from vdl.state.catalog import Catalog
+from vdl.state.changed_parts import ChangedParts
 from vdl.state.consumer_group import GroupState
-from vdl.state.consumer_groups import GROUP_BYTES_MAX
+from vdl.state.consumer_groups import GROUP_BYTES_MAX, ConsumerGroups
 from vdl.state.coordinator import COORDINATOR_BYTES_MAX, Coordinator
 from vdl.state.group_kinds import COORDINATOR_IS_FULL
 from vdl.state.resource_configs import CONFIGS_BYTES_MAX
@@ -310,6 +312,18 @@ def test_bounds_of_positions_are_never_lowered_and_outlive_a_restart() -> None:
     assert again.positions_bound == bound
     assert dict(script.machine.take_dirty()) == dict(again.items())
     assert again.take_dirty() == []
+
+
+def test_bounds_of_positions_are_none_that_an_older_build_passes_over() -> None:
+    """It would refuse what others apply. It takes everything whose key begins like a group's for a
+    group, and does not start with one that is none."""
+    script = raised()
+    groups = [value for key, value in script.machine.items() if key[:1] == b"g"]
+    with pytest.raises(msgspec.DecodeError):
+        ConsumerGroups(ChangedParts()).load(groups)
+    again = Coordinator()
+    again.load(script.machine.items())
+    assert again.positions_bound == script.machine.positions_bound
 
 
 def test_a_state_that_is_loaded_in_pieces_is_the_same() -> None:
