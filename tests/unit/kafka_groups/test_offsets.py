@@ -615,6 +615,34 @@ def test_groups_are_looked_at_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.assert_replicas_equal()
 
 
+def test_what_is_over_is_removed_one_command_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While none is decided, because a majority is slow or away, no more are proposed."""
+    cluster, number = expiring_groups(monkeypatch)
+    cluster.advance(590_000)
+    cluster.commits = False
+    cluster.advance(12_000)
+    assert len(cluster.logs[number].uncommitted) == 1
+    cluster.commits = True
+    cluster.pump()
+    cluster.advance(10_000)
+    assert len(cluster.servers[1].state_groups[number].machine.offsets) == 1
+
+
+def test_partitions_that_were_deleted_are_worked_off_by_one_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many positions they have: it removes them in turns, where there may be many."""
+    monkeypatch.setattr(led_coordinator, "DELETED_MAX", 3)
+    cluster, number = expiring_groups(monkeypatch)
+    cluster.apply_catalog(commands.DeleteTopics(["t"]))
+    cluster.advance(590_000)
+    assert len(cluster.servers[1].state_groups[number].machine.offsets) == 11
+    cluster.advance(12_000)
+    assert len(cluster.servers[1].state_groups[number].machine.offsets) == 0
+
+
 def test_who_leads_no_more_looks_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its successor begins anew, at its own time."""
     cluster, number = expiring_groups(monkeypatch)

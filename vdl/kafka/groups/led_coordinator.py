@@ -73,8 +73,9 @@ RAISED_FROM = COORDINATOR_BYTES_MAX // 2
 """Positions that take more are given a bound of their own, before there is no room."""
 
 DELETED_MAX = 10_000
-"""Offsets of deleted partitions that one check removes, at about: a partition is removed whole. The
-rest is removed by the next check."""
+"""Offsets of deleted partitions that one check removes, at about: a partition is removed whole. So
+many partitions, where positions have a bound of their own: theirs are removed in turns. The rest is
+removed by the next check."""
 
 
 class GroupOptions(Protocol):
@@ -423,7 +424,7 @@ class LedCoordinator:
                 self.live(group_id).resume()
         self.consumer = LedConsumerGroups(self)
         self.share = LedShareGroups(machine.share.groups, clock, catalog, self.propose)
-        self._expiry = OffsetExpiry(machine, clock, self.propose)
+        self._expiry = OffsetExpiry(machine, clock, self._propose_then)
         self._offsets_timer = self._check_offsets_later()
 
     @property
@@ -449,6 +450,9 @@ class LedCoordinator:
     def propose(self, command: Any) -> None:
         """For a timer, which is armed to try again."""
         self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=_ignore)
+
+    def _propose_then(self, command: Any, done: Callable[[Outcome], None]) -> None:
+        self.state_group.propose(command, deadline_ns=self.deadline_ns(), done=done)
 
     def propose_for(self, asker: str, command: Any, done: Callable[[Outcome], None]) -> bool:
         """Propose what a client asked for; False: it is not, because its principal has its share of
@@ -610,10 +614,11 @@ class LedCoordinator:
         one check removes."""
         found: list[GroupId] = []
         count = 0
+        in_turns = self.machine.positions_bound is not None
         for partition_group, positions in self.machine.offsets.by_partition.items():
             if self.catalog.has_deleted(partition_group):
                 found.append(partition_group)
-                count += positions
+                count += 1 if in_turns else positions
                 if count >= DELETED_MAX:
                     break
         shared = set(self.machine.share.states.partition_groups())

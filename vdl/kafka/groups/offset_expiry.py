@@ -2,7 +2,8 @@
 
 A coordinator may have a million positions, and to look at all of them takes a third of a second. So
 its leader goes through its groups over many turns, and removes what it finds with a command for the
-groups of each turn. A group that changes in between is judged when the command is applied.
+groups of each turn, the next once the one before is decided. A group that changes in between is
+judged when the command is applied.
 
 Must not know: when it is looked, which partitions are deleted.
 """
@@ -14,6 +15,7 @@ from typing import Any
 
 from ids import GroupId
 from vdl.clock import MS, Clock, Timer
+from vdl.logstream.group.state_group import Outcome
 from vdl.state import commands
 from vdl.state.coordinator import Coordinator
 
@@ -25,29 +27,37 @@ PAUSE_NS = 10 * MS
 class OffsetExpiry:
     """See the module."""
 
-    def __init__(self, machine: Coordinator, clock: Clock, propose: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        machine: Coordinator,
+        clock: Clock,
+        propose: Callable[[Any, Callable[[Outcome], None]], None],
+    ) -> None:
+        """`propose`: told whom to tell when it is decided, once."""
         self._machine = machine
         self._clock = clock
         self._propose = propose
         self._group_ids: Iterator[str] = iter(())
         self._deleted: list[GroupId] = []
         self._retention_ms = self._now_ms = 0
+        self._is_looking = False
+        """Whether groups are left to be looked at."""
+        self._is_first = False
         self._timer: Timer | None = None
-        """Runs while groups are left to be looked at."""
 
     def begin(self, retention_ms: int, deleted: list[GroupId], now_ms: int) -> None:
         """Look through all groups once, as far as that is not being done. See `ExpireOffsetsOf`."""
-        if self._timer is not None:
+        if self._is_looking:
             return
+        self._is_looking = True
         self._group_ids = iter(list(self._machine.group_ids()))
         self._retention_ms, self._deleted, self._now_ms = retention_ms, deleted, now_ms
-        if deleted:
-            # What is no group's position goes with the first.
-            self._expire([])
+        self._is_first = True
         self._look()
 
     def close(self) -> None:
         """This server leads the coordinator no more."""
+        self._is_looking = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -61,7 +71,6 @@ class OffsetExpiry:
             looked_at.append(group_id)
             left -= 1 + len(offsets.of(group_id))
             if left <= 0:
-                self._timer = self._clock.call_later(PAUSE_NS, self._look)
                 break
         found = self._machine.expirable(self._now_ms, self._retention_ms, looked_at)
         due = {group.group_id for group, _ in found}
@@ -69,10 +78,22 @@ class OffsetExpiry:
         due.update(group_id for group_id, _ in kinds)
         if deleted:
             due.update(one for one in looked_at if offsets.in_partitions(one, deleted))
-        if due:
+        if due or (deleted and self._is_first):
+            # What is no group's position goes with the first.
             self._expire(sorted(due))
+        elif looked_at:
+            self._look_on()
+        else:
+            self._is_looking = False
+        self._is_first = False
+
+    def _look_on(self) -> None:
+        if self._is_looking:
+            self._timer = self._clock.call_later(PAUSE_NS, self._look)
 
     def _expire(self, group_ids: list[str]) -> None:
+        """Whatever becomes of it, the next check looks again."""
         self._propose(
-            commands.ExpireOffsetsOf(group_ids, self._retention_ms, self._deleted, self._now_ms)
+            commands.ExpireOffsetsOf(group_ids, self._retention_ms, self._deleted, self._now_ms),
+            lambda _: self._look_on(),
         )
