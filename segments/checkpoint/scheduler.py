@@ -312,7 +312,7 @@ class CheckpointScheduler:
             cache_bytes_max = self._options.cache_bytes_max
             is_waited_for = self._has_committed and 2 * self._cache.crowding > cache_bytes_max
             bytes_max = 0 if is_waited_for else min(bytes_max, cache_bytes_max // 8)
-        if self._cache.large and self._has_large_to_flush():
+        if self._cache.large_bytes and self._has_large_to_flush():
             bytes_max = 0
         journaled_bytes, entries = self._at_last
         if (
