@@ -495,13 +495,16 @@ class DiskLog:
         """Where the entries are placed; None: they are not."""
         if sum([len(entry.data) for entry in entries]) < bytes_min:
             return None
+        limits = self.limits or limits
+        assert limits is not None, "no limits for a segment"
+        longest = max([len(entry.data) for entry in entries])
+        if SEGMENT_HEADER_BYTES + FRAME_BYTES + longest > limits.bytes:
+            return None  # no room that there will be takes it
         placement = self.placement
         placement.is_wanted = True
         placement.wishes += 1
         if not placement.rooms or placement.rewind_token or self.has_scrap:
             return None
-        limits = self.limits or limits
-        assert limits is not None, "no limits for a segment"
         newest = placement.begun[-1] if placement.begun else self.segments[-1]
         is_due = newest.first_index <= self.roll_above
         roll_at = max(placement.index, self.roll_above) + 1 if is_due else 0

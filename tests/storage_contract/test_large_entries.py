@@ -200,3 +200,13 @@ def test_large_entry_has_a_checkpoint_begin_when_it_is_committed_and_not_before(
     engine.submit()
     engine.workers.advance(100)
     assert engine.store.large_bytes == 0
+
+
+def test_entry_that_is_larger_than_a_segment_wishes_for_no_room():
+    """There would be none, and others could have it."""
+    engine = SimHarness(OPTIONS["placed"])
+    engine.start()
+    log = engine.new_log()
+    for size, is_wanted in ((16 << 10, False), (15 << 10, True)):
+        stage(engine, log, size, {})
+        assert log.placement.is_wanted is is_wanted
