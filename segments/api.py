@@ -477,6 +477,10 @@ class Store(Protocol):
         a look at each log that has some."""
 
     @property
+    def writing_bytes(self) -> int:
+        """Bytes of the journal's write that is under way, 0 while there is none."""
+
+    @property
     def file_work(self) -> int:
         """0 while neither a checkpoint nor a removal runs; else a number that changes with each
         step of it. A number that stays the same for long is the sign of a disk that hangs."""

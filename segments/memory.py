@@ -369,6 +369,10 @@ class MemoryStore:
         return 0
 
     @property
+    def writing_bytes(self) -> int:
+        return 0
+
+    @property
     def file_work(self) -> int:
         return 0
 

@@ -293,6 +293,10 @@ class DiskStore:
         return self._checkpoints.flushable_bytes()
 
     @property
+    def writing_bytes(self) -> int:
+        return self._journal.writing_bytes
+
+    @property
     def file_work(self) -> int:
         if not (self._checkpoints.is_running or self._removals.is_running):
             return 0

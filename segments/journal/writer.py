@@ -171,6 +171,8 @@ class Journal:
         self._started_ns = 0
         self._under_way_bytes = 0
         """Use: of the current file's room, what the block under way takes. 0: there is none."""
+        self._payload_bytes = 0
+        """Of what it refers to."""
         self._unproved = False
         """Use: an idle block follows.
         Invariant: True while the newest block that needs a proof has no block behind it."""
@@ -279,6 +281,11 @@ class Journal:
         return self.queue.is_closing and not self.queue.is_wanted and self.is_idle
 
     @property
+    def writing_bytes(self) -> int:
+        """Of the block under way, with what it refers to."""
+        return self._under_way_bytes and self._under_way_bytes + self._payload_bytes
+
+    @property
     def is_full(self) -> bool:
         """A file, or a piece of the reserve, was refused for want of room."""
         return self.allocation.room is Room.FULL
@@ -354,6 +361,7 @@ class Journal:
         if self.state is WriterState.STOPPED:
             return
         payloads, write.part.payloads = write.part.payloads, []
+        self._payload_bytes = sum([payload.bytes for payload in payloads])
         if payloads:
             write.awaits_payloads = True
             self._write_payloads(write, payloads)

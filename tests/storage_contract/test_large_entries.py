@@ -210,3 +210,16 @@ def test_entry_that_is_larger_than_a_segment_wishes_for_no_room():
     for size, is_wanted in ((16 << 10, False), (15 << 10, True)):
         stage(engine, log, size, {})
         assert log.placement.is_wanted is is_wanted
+
+
+def test_store_says_how_many_bytes_it_is_writing(options):
+    """A disk may take long for them, and does not hang then."""
+    engine = SimHarness(options)
+    engine.start()
+    log = engine.new_log()
+    assert engine.store.writing_bytes == 0
+    stage(engine, log, 9_000, {})
+    engine.store.submit()
+    assert engine.store.writing_bytes > 9_000
+    engine.workers.advance(100)
+    assert engine.store.writing_bytes == 0

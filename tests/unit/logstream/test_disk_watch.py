@@ -1,7 +1,7 @@
 """When a disk is said to hang: not when it is only slow."""
 
 from vdl.clock import MS
-from vdl.logstream.elections.disk_watch import PATIENCE_TIMES, DiskWatch
+from vdl.logstream.elections.disk_watch import PATIENCE_TIMES, RATE_MIN, DiskWatch
 
 PATIENCE_MS = 3_000
 LOOK_MS = 100
@@ -15,16 +15,16 @@ class Watched:
         self.watch = DiskWatch(PATIENCE_MS, 0)
         self.durable = 0
 
-    def write(self, took_ms: int) -> bool:
-        """One write that takes so long; whether the disk was said to hang meanwhile."""
+    def write(self, took_ms: int, size: int = 0) -> bool:
+        """One write of so many bytes, which takes so long; whether the disk was said to hang."""
         self.watch.staged(self.durable + 1)
         end_ms = self.now_ms + took_ms
         hung = False
         while self.now_ms < end_ms:
             self.now_ms += LOOK_MS
-            hung |= self.watch.is_hung(self.durable, self.now_ms * MS)
+            hung |= self.watch.is_hung(self.durable, self.now_ms * MS, size)
         self.durable += 1
-        self.watch.is_hung(self.durable, self.now_ms * MS)
+        self.watch.is_hung(self.durable, self.now_ms * MS, 0)
         return hung
 
 
@@ -58,3 +58,12 @@ def test_steps_at_other_files_go_by_the_same_measure() -> None:
         assert not disk.watch.is_stalled(7, disk.now_ms * MS)
         later_ms = disk.now_ms + PATIENCE_MS + 500
         assert disk.watch.is_stalled(7, later_ms * MS) is is_stalled
+
+
+def test_large_write_is_waited_for_as_long_as_it_may_take() -> None:
+    """A batch of 100 MiB takes a slow disk seconds, which is none that hangs."""
+    size, may_take_ms = 10 * RATE_MIN, PATIENCE_MS + 10_000
+    for took_ms, is_hung in ((may_take_ms - 500, False), (may_take_ms + 500, True)):
+        disk = Watched()
+        assert not any(disk.write(50) for _ in range(100))
+        assert disk.write(took_ms, size) is is_hung

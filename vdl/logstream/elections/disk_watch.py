@@ -6,7 +6,8 @@ own disk fails. So it has to notice by itself. The same goes for a disk that wri
 hangs over a segment: what it has taken piles up in memory.
 
 A disk that is slow does not hang. Where writes have lately taken long, more is waited for: on disks
-that all need seconds for a sync, leaderships would wander for ever.
+that all need seconds for a sync, leaderships would wander for ever. And a write of 100 MiB may take
+as long as that at `RATE_MIN`.
 
 Must not know: the disk, who leads what.
 """
@@ -17,6 +18,8 @@ from typing import Final
 
 from vdl.clock import MS
 
+RATE_MIN: Final = 10 << 20
+"""Bytes a second: slower, a large write hangs."""
 USUAL_TIMES: Final = 3
 """So many times as long as writes have lately taken is waited for at the least."""
 PATIENCE_TIMES: Final = 5
@@ -29,6 +32,7 @@ class DiskWatch:
 
     __slots__ = (
         "_owed", "_patience_ns", "_since_ns", "_staged", "_usual_ns", "_work", "_work_since_ns",
+        "_writing_bytes",
     )  # fmt: skip
 
     def __init__(self, patience_ms: int, now_ns: int) -> None:
@@ -39,6 +43,8 @@ class DiskWatch:
         self._since_ns = now_ns
         self._usual_ns = 0
         """How long writes have lately taken, a long one for some time after."""
+        self._writing_bytes = 0
+        """Of the largest write since then."""
         self._work = 0
         """`Store.file_work` as it has been since `_work_since_ns`."""
         self._work_since_ns = now_ns
@@ -47,15 +53,19 @@ class DiskWatch:
         """The journal is to write up to `token` now."""
         self._staged = token
 
-    def is_hung(self, durable: int, now_ns: int) -> bool:
-        """Whether something handed over longer ago than the patience is still not durable."""
+    def is_hung(self, durable: int, now_ns: int, writing_bytes: int) -> bool:
+        """Whether something handed over longer ago than the patience is still not durable. A write
+        of so many bytes is under way."""
         if durable >= self._owed:
             took_ns = now_ns - self._since_ns
             self._usual_ns = max(took_ns, self._usual_ns - self._usual_ns // 16)
             self._owed = self._staged
             self._since_ns = now_ns
+            self._writing_bytes = writing_bytes
             return False
-        return now_ns - self._since_ns > self._limit_ns()
+        self._writing_bytes = max(self._writing_bytes, writing_bytes)
+        large_ns = self._writing_bytes * 1_000 * MS // RATE_MIN
+        return now_ns - self._since_ns > self._limit_ns() + large_ns
 
     def _limit_ns(self) -> int:
         usual_ns = min(USUAL_TIMES * self._usual_ns, PATIENCE_TIMES * self._patience_ns)
