@@ -636,9 +636,11 @@ def test_partitions_that_were_deleted_are_worked_off_by_one_check(
     """However many positions they have: it removes them in turns, where there may be many."""
     monkeypatch.setattr(led_coordinator, "DELETED_MAX", 3)
     cluster, number = expiring_groups(monkeypatch)
-    cluster.apply_catalog(commands.DeleteTopics(["t"]))
+    cluster.create_topic("u", partitions=1)
+    commit(cluster, 3, topic="u")
+    cluster.apply_catalog(commands.DeleteTopics(["t", "u"]))
     cluster.advance(590_000)
-    assert len(cluster.servers[1].state_groups[number].machine.offsets) == 11
+    assert len(cluster.servers[1].state_groups[number].machine.offsets) == 12
     cluster.advance(12_000)
     assert len(cluster.servers[1].state_groups[number].machine.offsets) == 0
 
