@@ -129,6 +129,11 @@ HELP: dict[str, str] = {
     "vdl_server_record_checks_refused_total": "Batches refused for what is inside them.",
     "vdl_server_pattern_slices_total": "Slices of work on clients' patterns, in their thread.",
     "vdl_server_patterns_compiled_total": "Patterns of clients that were compiled.",
+    "vdl_server_coordinator_offsets": "Committed offsets of the coordinators that are led here.",
+    "vdl_server_coordinator_bytes": "What these coordinators hold, with groups and transactions.",
+    "vdl_server_coordinator_room_used_ratio": (
+        "How much of its room the fullest of them uses: at 1 it refuses commits."
+    ),
     "vdl_server_down_conversions_total": "Answers converted for consumers before Kafka 0.11.",
     "vdl_server_request_memory_bytes": "Requests that are arriving or not answered.",
     "vdl_server_request_memory_bytes_max": "The most they may come to.",

@@ -722,6 +722,7 @@ class Server:
             "answer_memory_waits_total": frontend.context.answers.waits,
             "cold_read_bytes_per_second": frontend.context.read_throttle.pace.rate,
             "acknowledgement_usual_seconds": frontend.context.read_throttle.pace.usual_ns / 1e9,
+            **(frontend.context.groups.numbers() if frontend.context.groups else {}),
             **(frontend.context.transactions.numbers() if frontend.context.transactions else {}),
             "fetch_sessions": len(frontend.context.fetch_sessions),
             "fetch_session_partitions": frontend.context.fetch_sessions.partitions,

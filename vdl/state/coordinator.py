@@ -211,6 +211,16 @@ class Coordinator:
         held = self.bytes_held
         return held if self.positions_bound is None else held - self.offsets.bytes
 
+    @property
+    def room_used(self) -> float:
+        """How much of the bound that is nearest is used: at 1 something is refused."""
+        shared = self.shared_bytes / COORDINATOR_BYTES_MAX
+        bound = self.positions_bound
+        if bound is None:
+            return shared
+        of_bytes = self.offsets.bytes / bound.bytes_max
+        return max(shared, of_bytes, len(self.offsets) / bound.count_max)
+
     def _room(self, held: int) -> int:
         """How much what takes `held` bytes now, and is no position, may take, the rest being as it
         is."""

@@ -282,3 +282,18 @@ def test_only_commits_that_are_refused_give_positions_a_bound_of_their_own() -> 
             break
     cluster.advance(1_000)
     assert cluster.machine(GROUP).positions_bound is None
+
+
+@pytest.mark.usefixtures("small_bounds")
+def test_operators_see_how_full_a_coordinator_is() -> None:
+    """Before it refuses anything: the fullest of a server's, by the bound that is nearest."""
+    cluster = secured(version=VERSION_OF_MANY_POSITIONS, authorizer=False)
+    groups, machine = cluster.servers[1].groups, cluster.machine(GROUP)
+    assert set(groups.numbers().values()) == {0}
+    send_commit(cluster, GROUP, "alice", 1, 0)
+    assert machine.positions_bound is not None
+    fill(cluster, "eve", "eve")
+    seen = groups.numbers()
+    assert seen["coordinator_offsets"] == len(machine.offsets)
+    assert seen["coordinator_bytes"] == machine.bytes_held
+    assert seen["coordinator_room_used_ratio"] == machine.offsets.bytes / SMALL_BYTES_MAX > 0.8

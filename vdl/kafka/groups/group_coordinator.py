@@ -133,6 +133,17 @@ class GroupCoordinator:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return ErrorCode.NOT_COORDINATOR
 
+    def numbers(self) -> dict[str, int | float]:
+        """For metrics, by name: of all coordinators that are led here, and of the fullest."""
+        machines = [led.machine for led in self._led.values()]
+        return {
+            "coordinator_offsets": sum(len(machine.offsets) for machine in machines),
+            "coordinator_bytes": sum(machine.bytes_held for machine in machines),
+            "coordinator_room_used_ratio": max(
+                (machine.room_used for machine in machines), default=0.0
+            ),
+        }
+
     def all_here(self) -> list[LedCoordinator | ErrorCode]:
         """Every coordinator group this server leads, in order; 14 for one that loads."""
         found: list[LedCoordinator | ErrorCode] = []
