@@ -406,6 +406,7 @@ class Server:
             compute=context.compute,
             pattern_work=self._pattern_work,
             own_topics=(offsets_topic(host.catalog), transactions_topic(host.catalog)),
+            log=context.log,
         )
         context.transactions = TransactionCoordinator(
             host=host, clock=self.clock, options=config.kafka

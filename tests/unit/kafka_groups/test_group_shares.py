@@ -297,3 +297,34 @@ def test_operators_see_how_full_a_coordinator_is() -> None:
     assert seen["coordinator_offsets"] == len(machine.offsets)
     assert seen["coordinator_bytes"] == machine.bytes_held
     assert seen["coordinator_room_used_ratio"] == machine.offsets.bytes / SMALL_BYTES_MAX > 0.8
+
+
+class Told:
+    """A log that is read here."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, object]] = []
+
+    def info(self, event: str, **fields: object) -> None:
+        self.seen.append({"event": event, **fields})
+
+    warning = error = info
+
+
+@pytest.mark.usefixtures("small_bounds")
+@pytest.mark.parametrize("awaits_servers", [False, True])
+def test_log_is_told_that_a_coordinator_is_full(awaits_servers: bool) -> None:
+    """Once a minute, and whether that is for a server that is away or of an older version."""
+    version = OLDER if awaits_servers else VERSION_OF_MANY_POSITIONS
+    cluster = secured(version=version, authorizer=False)
+    log = Told()
+    led = cluster.servers[1].groups.find(GROUP)
+    assert isinstance(led, led_coordinator.LedCoordinator)
+    led._log = log
+    fill(cluster, "eve", "eve")
+    fill(cluster, "eve", "more")
+    assert [one["event"] for one in log.seen] == ["coordinator_full"]
+    assert log.seen[0]["awaits_servers"] is awaits_servers
+    cluster.advance(60_000)
+    fill(cluster, "eve", "late")
+    assert len(log.seen) == 2

@@ -35,6 +35,7 @@ from vdl.kafka.groups.led_coordinator import (
 )
 from vdl.kafka.host import Compute, at_once
 from vdl.kafka.limits.pattern_work import PatternWork
+from vdl.log import Log
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
 from vdl.state.catalog import Catalog, TopicInfo
@@ -73,6 +74,7 @@ class GroupCoordinator:
         compute: Compute = at_once,
         pattern_work: PatternWork | None = None,
         own_topics: Iterable[TopicInfo] = (),
+        log: Log | None = None,
     ) -> None:
         """`options`: as they are now. `compute`: where what takes long is computed. `pattern_work`:
         the server's. `own_topics`: Kafka's own, which are views here."""
@@ -83,6 +85,7 @@ class GroupCoordinator:
         self._clock = clock
         self._rng = rng
         self._options = options
+        self._log = log
         self._led: dict[GroupId, LedCoordinator] = {}
 
     def attach(self, state_group: StateGroup) -> None:
@@ -114,6 +117,7 @@ class GroupCoordinator:
             self._compute,
             self._pattern_work,
             self._own_topics,
+            self._log,
         )
 
     def on_stopped_serving(self, group: StateGroup) -> None:

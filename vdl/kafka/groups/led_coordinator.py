@@ -40,6 +40,7 @@ from vdl.kafka.groups.led_share_groups import LedShareGroups
 from vdl.kafka.groups.offset_expiry import OffsetExpiry
 from vdl.kafka.host import Compute
 from vdl.kafka.limits.pattern_work import PatternWork
+from vdl.log import Log
 from vdl.logstream.group.state_group import Outcome, OutcomeKind, StateGroup
 from vdl.state import commands
 from vdl.state.catalog import Catalog, TopicInfo
@@ -68,6 +69,12 @@ RETRY_NS = 500 * MS
 
 STALL_NS = 1_000 * MS
 """A timer this late means that the server was stalled, not that clients were silent."""
+
+TOLD_NS = 60_000 * MS
+"""How often the log is told that room is short."""
+
+FULL_FROM = 0.7
+"""Of its room: a commit that is refused with less in use was not refused for want of room."""
 
 RAISED_FROM = COORDINATOR_BYTES_MAX // 2
 """Positions that take more are given a bound of their own, before there is no room."""
@@ -397,6 +404,7 @@ class LedCoordinator:
         compute: Compute,
         pattern_work: PatternWork,
         own_topics: Mapping[str, TopicInfo],
+        log: Log | None = None,
     ) -> None:
         """`options`: as they are now. `settled_ms`: the time to delete by, of `AgreedTime`.
         `compute`: where what takes long is computed. `own_topics`: Kafka's own, by name, which are
@@ -417,6 +425,9 @@ class LedCoordinator:
         """Once positions have a bound of their own, and somebody commits some."""
         self._is_raising = False
         """Whether `RaisePositionsBound` is proposed."""
+        self._log = log
+        self._told_ns = -TOLD_NS
+        """When the log was last told that room is short."""
         self._live: dict[str, LiveGroup] = {}
         """Groups with members or pending members, and others that requests named."""
         for group_id, group in machine.groups.groups.items():
@@ -506,6 +517,8 @@ class LedCoordinator:
             error is COORDINATOR_IS_FULL or machine.offsets.bytes > RAISED_FROM
         ):
             self._raise_bound()
+        elif error is COORDINATOR_IS_FULL and machine.room_used > FULL_FROM:
+            self._tell_full(awaits_servers=False)
 
     def _raise_bound(self) -> None:
         """Give positions a bound of their own, if all replicas know what that is."""
@@ -513,6 +526,7 @@ class LedCoordinator:
         if machine.positions_bound is not None or self._is_raising:
             return
         if not group.members_speak(VERSION_OF_MANY_POSITIONS):
+            self._tell_full(awaits_servers=True)
             return
         self._is_raising = True
 
@@ -521,6 +535,20 @@ class LedCoordinator:
 
         command = commands.RaisePositionsBound(POSITIONS_BYTES_MAX, POSITIONS_MAX)
         group.propose(command, deadline_ns=self.deadline_ns(), done=done)
+
+    def _tell_full(self, *, awaits_servers: bool) -> None:
+        """`awaits_servers`: there is more room once all replicas know of it."""
+        now_ns = self.clock.now_ns()
+        if self._log is None or now_ns - self._told_ns < TOLD_NS:
+            return
+        self._told_ns = now_ns
+        self._log.warning(
+            "coordinator_full",
+            coordinator=self.state_group.group_id,
+            offsets=len(self.machine.offsets),
+            bytes=self.machine.bytes_held,
+            awaits_servers=awaits_servers,
+        )
 
     def undecided(self, outcome: Outcome) -> ErrorCode:
         """See `undecided`."""
