@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 
+from tests.wire import AnyApiClient, codec
 from vdl.config.values import parse_address
-from vdl.kafka.client import KafkaClient
-from vdl.kafka.wire import header, registry
+from vdl.kafka.wire import header
 from vdl.kafka.wire.metadata import MetadataRequest, MetadataRequestTopic
 
 METADATA_KEY = 3
@@ -50,7 +50,7 @@ class Connection:
 
 def frame(api_key: int, version: int, request: Any) -> bytes:
     """A request as it goes over the wire. The correlation id is 0: answers come in order."""
-    module = registry.module(api_key)
+    module = codec(api_key)
     head = header.encode_request_header(
         header.RequestHeader(api_key, version, 0, "bench", 0),
         is_flexible=version >= module.FLEXIBLE_FROM,
@@ -62,7 +62,7 @@ def frame(api_key: int, version: int, request: Any) -> bytes:
 def leaders(bootstrap: str, topic: str) -> Sequence[tuple[str, int]]:
     """The address of each partition's leader, by partition."""
     first = parse_address(bootstrap.partition(",")[0])
-    with KafkaClient(first.host, first.port) as client:
+    with AnyApiClient(first.host, first.port) as client:
         asked = MetadataRequest(topics=[MetadataRequestTopic(name=topic)])
         metadata = client.request(METADATA_KEY, asked)
     addresses = {broker.node_id: (broker.host, broker.port) for broker in metadata.brokers}

@@ -29,6 +29,7 @@ from tests.bench.requests import Requests
 from tests.bench.rounds import Comparison, Figures, percentiles
 from tests.bench.systems import System, rss_mb
 from tests.bench.topics import create_led_topic
+from tests.wire import codec_of
 from vdl.kafka.wire import fetch, join_group
 from vdl.kafka.wire.header import RequestHeader, encode_request_header
 
@@ -211,7 +212,7 @@ def _fetch_frame(topic: str) -> bytes:
         max_bytes=50 << 20,
         topics=[fetch.FetchTopic(topic, partitions=partitions)],
     )
-    body = b"".join(fetch.encode_request(request, 11))
+    body = b"".join(codec_of(fetch).encode_request(request, 11))
     return _framed(fetch.API_KEY, 11, body, is_flexible=False)
 
 
@@ -224,5 +225,5 @@ def _join_frame(number: int) -> bytes:
         protocol_type="consumer",
         protocols=[join_group.JoinGroupRequestProtocol("range", metadata)],
     )
-    body = b"".join(join_group.encode_request(request, 2))
+    body = b"".join(codec_of(join_group).encode_request(request, 2))
     return _framed(join_group.API_KEY, 2, body, is_flexible=False)

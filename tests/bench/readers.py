@@ -42,6 +42,7 @@ from tests.bench.tailing import (
     Tailing,
 )
 from tests.bench.topics import create_led_topic
+from tests.wire import codec_of
 from vdl.kafka.wire import fetch
 from vdl.records.batch import HEADER_BYTES, LENGTH_FROM
 
@@ -201,7 +202,7 @@ class _Reader:
     def take(self, answer: bytes, *, again: bool) -> int:
         """How many records came; the next ones are asked for."""
         # Behind the correlation id and a flexible header's empty tags.
-        found = fetch.decode_response(memoryview(answer)[5:], FETCH_VERSION)
+        found = codec_of(fetch).decode_response(memoryview(answer)[5:], FETCH_VERSION)
         partition = found.responses[0].partitions[0]
         assert partition.error_code == 0, f"a fetch was answered with error {partition.error_code}"
         assert not isinstance(partition.records, list), "decoded"

@@ -13,6 +13,7 @@ from collections import deque
 
 from tests.bench.frames import Connection, frame, leaders
 from tests.bench.load import RECORD_BYTES
+from tests.wire import codec_of
 from vdl.kafka.wire import produce
 from vdl.records.batch import Record, build_batch
 
@@ -129,6 +130,6 @@ def produce_frame(topic: str, partition: int, batch: memoryview) -> bytes:
 def check_produced(answer: bytes) -> None:
     """Raises AssertionError unless the record was taken."""
     # Behind the correlation id and a flexible header's empty tags.
-    found = produce.decode_response(memoryview(answer)[5:], VERSION)
+    found = codec_of(produce).decode_response(memoryview(answer)[5:], VERSION)
     code = found.responses[0].partition_responses[0].error_code
     assert code == 0, f"a request was answered with error {code}"

@@ -21,6 +21,7 @@ from tests.bench.load import RECORD_BYTES
 from tests.bench.requests import ANSWER_SECONDS_MAX, check_produced, produce_frame
 from tests.bench.rounds import Figures, percentiles
 from tests.bench.systems import cpu_seconds
+from tests.wire import codec_of
 from vdl.kafka.wire import fetch
 from vdl.records.batch import HEADER_BYTES, LENGTH_FROM, Record, build_batch
 
@@ -146,7 +147,7 @@ class Tailing:
     def _read(self, consumer: _Consumer, answer: bytes) -> None:
         now = time.monotonic()
         # Behind the correlation id and a flexible header's empty tags.
-        found = fetch.decode_response(memoryview(answer)[5:], FETCH_VERSION)
+        found = codec_of(fetch).decode_response(memoryview(answer)[5:], FETCH_VERSION)
         partition = found.responses[0].partitions[0]
         assert partition.error_code == 0, f"a fetch was answered with error {partition.error_code}"
         records = memoryview(partition.records or b"")

@@ -19,7 +19,7 @@ from tests.chaos.conftest import Figure
 from tests.chaos.harness.cluster import create_topic, wait_healthy
 from tests.chaos.harness.replica_set import ReplicaSet
 from tests.chaos.harness.wires import Wires
-from vdl.kafka.client import KafkaClient
+from tests.wire import AnyApiClient
 from vdl.kafka.wire import fetch, metadata
 from vdl.logstream.options import TICK_NS, HostOptions
 
@@ -47,7 +47,7 @@ class Asker(threading.Thread):
     def __init__(self, replica_set: ReplicaSet, server_id: int) -> None:
         super().__init__(daemon=True)
         listener = replica_set.server(server_id).config().listeners[0]
-        self._client = KafkaClient(listener.host, listener.port, timeout_seconds=30.0)
+        self._client = AnyApiClient(listener.host, listener.port, timeout_seconds=30.0)
         self._ends = threading.Event()
         self.first: dict[int, float] = {}
         """When a partition was served, since it last was not."""

@@ -13,7 +13,7 @@ from tests.chaos.conftest import Figure
 from tests.chaos.harness.cluster import create_topic, wait_healthy
 from tests.chaos.harness.consumers import FIND, ConsumerThread, Sightings
 from tests.chaos.harness.replica_set import ReplicaSet
-from vdl.kafka.client import KafkaClient
+from tests.wire import AnyApiClient
 from vdl.kafka.wire import find_coordinator as find_wire
 
 CHURN_SECONDS = float(os.environ.get("CHURN", "0"))
@@ -31,7 +31,7 @@ def coordinator(replica_set: ReplicaSet) -> int:
     host, _, port = replica_set.bootstrap.split(",")[0].rpartition(":")
     deadline = time.monotonic() + 20
     while True:
-        with KafkaClient(host, int(port)) as client:
+        with AnyApiClient(host, int(port)) as client:
             request = find_wire.FindCoordinatorRequest(coordinator_keys=[GROUP])
             (found,) = client.request(FIND, request).coordinators
         if not found.error_code:

@@ -15,6 +15,7 @@ import pytest
 from tests.chaos.conftest import Figure
 from tests.chaos.harness.cluster import create_topic, wait_healthy
 from tests.chaos.harness.replica_set import ReplicaSet
+from tests.wire import AnyApiClient
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire import api_versions, find_coordinator, metadata, offset_commit
 from vdl.kafka.wire import offset_fetch as fetch_wire
@@ -53,13 +54,13 @@ class Asker:
         for server_id in self._servers.running():
             host, port = self._servers.address(server_id).split(":")
             try:
-                with KafkaClient(host, int(port)) as client:
+                with AnyApiClient(host, int(port)) as client:
                     asked = find_coordinator.FindCoordinatorRequest(coordinator_keys=["g0"])
                     (found,) = client.request(FIND, asked).coordinators
             except (Unreachable, OSError):
                 continue
             if not found.error_code:
-                return KafkaClient(found.host, found.port).__enter__()
+                return AnyApiClient(found.host, found.port).__enter__()
         raise Unreachable("nobody", "is the coordinator")
 
     def request(self, key: int, requests: list[object]) -> list[object]:
@@ -139,7 +140,7 @@ class Pinger:
         asked = api_versions.ApiVersionsRequest("t", "1")
         while not self._is_over.is_set():
             try:
-                with KafkaClient(place[0], int(place[1]), timeout_seconds=30) as client:
+                with AnyApiClient(place[0], int(place[1]), timeout_seconds=30) as client:
                     while not self._is_over.wait(0.005):
                         began = time.monotonic()
                         client.request(VERSIONS, asked)
@@ -167,7 +168,7 @@ def test_coordinator_with_many_positions_moves_and_starts_with_all_of_them(
     killed, then all of them."""
     host, port = servers.address(1).split(":")
     create_topic(servers, TOPIC, partitions=PARTITIONS)
-    with KafkaClient(host, int(port), timeout_seconds=60) as client:
+    with AnyApiClient(host, int(port), timeout_seconds=60) as client:
         named = metadata.MetadataRequestTopic(name=TOPIC)
         (made,) = client.request(METADATA, metadata.MetadataRequest([named])).topics
     asker = Asker(servers)

@@ -14,7 +14,8 @@ from tests.chaos.conftest import Figure
 from tests.chaos.harness.cluster import wait_healthy
 from tests.chaos.harness.load import IDEMPOTENT, Load, assert_kept, read_back
 from tests.chaos.harness.replica_set import ReplicaSet, serving
-from vdl.kafka.client import KafkaClient, Unreachable
+from tests.wire import AnyApiClient
+from vdl.kafka.client import Unreachable
 from vdl.kafka.wire import alter_partition_reassignments as alter
 from vdl.kafka.wire import list_partition_reassignments as listing
 from vdl.kafka.wire.create_topics import (
@@ -56,7 +57,7 @@ def ask(servers: ReplicaSet, key: int, request: object) -> object:
     for server_id in servers.server_ids:
         host, _, port = servers.address(server_id).rpartition(":")
         try:
-            with KafkaClient(host, int(port), timeout_seconds=10.0) as client:
+            with AnyApiClient(host, int(port), timeout_seconds=10.0) as client:
                 return client.request(key, request)
         except Unreachable:
             continue
@@ -165,7 +166,7 @@ def set_limits(servers: ReplicaSet, rate: int | None, listed: dict[int, list[int
 
 def alter_configs(servers: ReplicaSet, resource: AlterConfigsResource, *, server: int) -> None:
     host, _, port = servers.address(server).rpartition(":")
-    with KafkaClient(host, int(port), timeout_seconds=10.0) as client:
+    with AnyApiClient(host, int(port), timeout_seconds=10.0) as client:
         answer = client.request(44, IncrementalAlterConfigsRequest([resource], False))
     assert [row.error_code for row in answer.responses] == [0], answer
 

@@ -6,6 +6,7 @@ import socket
 from struct import Struct
 from typing import Any
 
+from tests.wire import codec
 from vdl.kafka.wire import (
     api_versions,
     create_topics,
@@ -87,7 +88,7 @@ class RawConnection:
         is_flexible = response_header_is_flexible(key, version, FLEXIBLE_FROM)
         answered_id, start = decode_response_header(view, is_flexible=is_flexible)
         assert answered_id == correlation_id
-        return MODULES[key].decode_response(view[start:], version)
+        return codec(key).decode_response(view[start:], version)
 
     def is_alive(self) -> bool:
         """Whether requests on this connection are still answered."""
@@ -110,7 +111,7 @@ def header(key: int, version: int, *, correlation_id: int = 1) -> bytes:
 
 
 def request_frame(message: Any, *, key: int, version: int, correlation_id: int = 1) -> bytes:
-    body = b"".join(MODULES[key].encode_request(message, version))
+    body = b"".join(codec(key).encode_request(message, version))
     return framed(header(key, version, correlation_id=correlation_id) + body)
 
 

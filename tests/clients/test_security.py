@@ -29,6 +29,7 @@ from joserfc import jwk, jwt
 from tests.chaos.harness.replica_set import ROOT, ReplicaSet
 from tests.clients.clients import CLIENTS, Client
 from tests.clients.driver import Driver, Record
+from tests.wire import AnyApiClient
 from vdl.commands.certificates import (
     _write_signed,
     open_authority,
@@ -37,7 +38,6 @@ from vdl.commands.certificates import (
 )
 from vdl.commands.replica_set import make_replica_set, write_configs
 from vdl.commands.secure_set import secure_replica_set
-from vdl.kafka.client import KafkaClient
 from vdl.kafka.security.client_settings import read_client_settings
 from vdl.kafka.wire.create_topics import CreatableTopic, CreateTopicsRequest
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
@@ -128,7 +128,7 @@ class Secured:
         """Made by the administrator, with one partition."""
         settings = read_client_settings(self.directory / "client.properties")
         host, _, port = self.bootstrap().partition(",")[0].partition(":")
-        with KafkaClient(host, int(port), settings=settings) as client:
+        with AnyApiClient(host, int(port), settings=settings) as client:
             request = CreateTopicsRequest([CreatableTopic(name, 1, 3, [], [])], 10_000)
             (made,) = client.request(19, request).topics
             assert made.error_code == 0, made
@@ -315,7 +315,7 @@ def test_secrets_are_in_nothing_that_servers_wrote(secured: Secured) -> None:
             with urllib.request.urlopen(f"http://{http}/{path}", timeout=10) as answer:
                 said.append(answer.read())
         host, _, port = secured.bootstrap().split(",")[number - 1].partition(":")
-        with KafkaClient(host, int(port), settings=settings) as client:
+        with AnyApiClient(host, int(port), settings=settings) as client:
             asked = DescribeConfigsRequest(
                 resources=[DescribeConfigsResource(4, str(number), None)]
             )

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.codec.java_oracle import NEWEST, OLDER
-from vdl.kafka.codegen.samples import Sampler, side_of, to_json, wire_module
+from tests.wire import complete
+from vdl.kafka.codegen.samples import Sampler, side_of, to_json
 from vdl.kafka.codegen.schema import load_all
 from vdl.kafka.wire.header import RequestHeader, encode_request_header, encode_response_header
 from vdl.records.batch import BatchFields, Record, build_batch, iter_records, read_header
@@ -24,7 +25,7 @@ def test_messages_of_every_version_have_the_bytes_kafka_gives_them(oracle: Oracl
     rng = random.Random(11)
     lines, expected = [], []
     for api in load_all():
-        module = wire_module(api)
+        module = complete(api)
         for message in api.messages:
             side = side_of(api, message)
             for version in message.versions:

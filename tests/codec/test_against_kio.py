@@ -6,7 +6,8 @@ from importlib import import_module
 
 import kio.serial
 
-from vdl.kafka.codegen.samples import Sampler, side_of, wire_module
+from tests.wire import complete
+from vdl.kafka.codegen.samples import Sampler, side_of
 from vdl.kafka.codegen.schema import load_all, snake_case
 
 SAMPLES = 3
@@ -19,7 +20,7 @@ def test_messages_read_and_written_by_kio_keep_their_bytes() -> None:
     for api in load_all():
         for message in api.messages:
             side = side_of(api, message)
-            encode = getattr(wire_module(api), f"encode{side}")
+            encode = getattr(complete(api), f"encode{side}")
             for version in message.versions:
                 kind = side.removeprefix("_") or "data"
                 name = f"kio.schema.{snake_case(api.name)}.v{version}.{kind}"

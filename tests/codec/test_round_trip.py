@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.wire import complete
 from vdl.kafka.codegen.samples import Sampler, side_of, wire_module
 from vdl.kafka.codegen.schema import Api, Message, load_all
 from vdl.kafka.wire.runtime import UnsupportedVersion, WireError
@@ -18,7 +19,7 @@ CUTS_MAX = 120
 
 def _codec(api: Api, message: Message) -> tuple[Any, Any]:
     side = side_of(api, message)
-    module = wire_module(api)
+    module = complete(api)
     return getattr(module, f"decode{side}"), getattr(module, f"encode{side}")
 
 
@@ -84,9 +85,30 @@ def test_random_bytes_raise_nothing_but_wire_errors(data: bytes, pick: int, vers
 def test_versions_outside_the_schema_are_unsupported(api: Api, message: Message) -> None:
     """Both directions refuse a version below or above the schema's."""
     decode, encode = _codec(api, message)
-    sample = getattr(wire_module(api), message.name)()
+    sample = getattr(complete(api), message.name)()
     for version in (message.versions.first - 1, message.versions.last + 1):
         with pytest.raises(UnsupportedVersion):
             decode(memoryview(bytes(100)), version)
         with pytest.raises(UnsupportedVersion):
             encode(sample, version)
+
+
+@pytest.mark.parametrize(
+    "api", [api for api in load_all() if api.key >= 0], ids=lambda api: api.name
+)
+def test_versions_of_own_clients_are_those_of_the_whole_codec(api: Api) -> None:
+    """What servers have of the client's direction does as the whole codec does."""
+    rng = random.Random(9)
+    for each in load_all():
+        if each.key < 0:
+            continue
+        own, whole = wire_module(each), complete(each)
+        request, response = each.messages
+        for version in own.CLIENT_VERSIONS:
+            sample = Sampler(rng).message(each, request, version)
+            sent = b"".join(own.encode_request(sample, version))
+            assert sent == b"".join(whole.encode_request(sample, version))
+            sample = Sampler(rng).message(each, response, version)
+            received = memoryview(b"".join(own.encode_response(sample, version)))
+            assert own.decode_response(received, version) == sample
+        assert tuple(request.versions) == whole.CLIENT_VERSIONS

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
+from tests.wire import codec
 from vdl.kafka.wire import header, registry
 from vdl.kafka.wire.sasl_authenticate import SaslAuthenticateRequest
 from vdl.kafka.wire.sasl_handshake import SaslHandshakeRequest
@@ -56,19 +57,19 @@ class Connection:
     def ask(self, message: Any, version: int) -> Any:
         """The decoded response. Raises Closed, TimeoutError, and EncodeError when the version has
         no place for what the message says."""
-        module = registry.module(key_of(message))
+        module = codec(key_of(message))
         body = b"".join(module.encode_request(message, version))
         answer = self.ask_raw(module.API_KEY, version, body)
         return module.decode_response(answer, version)
 
     def answer(self, message: Any, version: int) -> Any:
         """The decoded response to what was sent before. Raises Closed, TimeoutError."""
-        module = registry.module(key_of(message))
+        module = codec(key_of(message))
         return module.decode_response(self._answer(module.API_KEY, version), version)
 
     def send(self, message: Any, version: int) -> None:
         """A request that gets no answer, or whose answer is not waited for."""
-        module = registry.module(key_of(message))
+        module = codec(key_of(message))
         body = b"".join(module.encode_request(message, version))
         self._send(module.API_KEY, version, body)
 

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from tests.chaos.harness.load import IDEMPOTENT, Load, assert_kept, read_back
 from tests.chaos.harness.replica_set import ReplicaSet, serving
 from tests.ecosystem.programs import run_tool, wait_until
-from vdl.kafka.client import KafkaClient
+from tests.wire import AnyApiClient
 from vdl.kafka.wire.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 
 pytestmark = pytest.mark.java
@@ -80,7 +80,7 @@ def throttled(bootstrap: str) -> str:
     """Which replicas of the topic a throttle is for, as any client is told."""
     host, _, port = bootstrap.partition(",")[0].rpartition(":")
     asked = DescribeConfigsResource(TOPIC_RESOURCE, TOPIC, [THROTTLE])
-    with KafkaClient(host, int(port), timeout_seconds=30.0) as client:
+    with AnyApiClient(host, int(port), timeout_seconds=30.0) as client:
         answer: Any = client.request(32, DescribeConfigsRequest([asked], False))
     (config,) = answer.results[0].configs
     return config.value or ""

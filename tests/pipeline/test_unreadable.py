@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError
 
 from tests.chaos.harness.replica_set import ReplicaSet
 from tests.pipeline.test_reading import create, topics_of
-from vdl.kafka.client import KafkaClient
+from tests.wire import AnyApiClient
 from vdl.kafka.wire.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from vdl.pipeline.decode import range_end
 from vdl.pipeline.errors import BatchUnreadable, unreadable_text
@@ -87,7 +87,7 @@ def filled(servers: ReplicaSet, topic: str, kind: str) -> str:
     with closing(topics_of(servers.bootstrap, topic)) as topics:
         topic_id = base64.urlsafe_b64decode(topics.ids()[topic][0] + "==")
     host, port = servers.bootstrap.split(":")
-    with KafkaClient(host, int(port)) as client:
+    with AnyApiClient(host, int(port)) as client:
         for batch in (batch_of(GOOD), garbage(kind), batch_of(GOOD), garbage(kind)):
             rows = [PartitionProduceData(index=0, records=memoryview(batch))]
             told = [TopicProduceData(name=topic, topic_id=topic_id, partition_data=rows)]

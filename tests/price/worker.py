@@ -45,6 +45,7 @@ from tests.price.wishes import (
     steps,
     write,
 )
+from tests.wire import codec
 from vdl.config.settings import parse_config
 from vdl.kafka.api import API, load
 from vdl.kafka.parts import PARTS, REPLICAS_MAX, Whole
@@ -144,7 +145,7 @@ class Server:
             self.call(8, 8, offset_commit.OffsetCommitRequest(name, topics=[topic]))
 
     def call(self, key: int, version: int, message: Any) -> None:
-        body = b"".join(API[key].wire.encode_request(message, version))
+        body = b"".join(codec(key).encode_request(message, version))
         self.ask("all", key, version, body, ANSWER_SECONDS)
 
     def ask(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import secrets
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from vdl.kafka.security.client_settings import ClientSettings
@@ -55,12 +55,14 @@ class KafkaClient:
         timeout_seconds: float = 5.0,
         client_id: str = CLIENT_ID,
         settings: ClientSettings | None = None,
+        module: Callable[[int], ModuleType] = registry.module,
     ) -> None:
-        """`settings`: how it is secured; None: not at all."""
+        """`settings`: how it is secured; None: not at all. `module`: finds the codec of an API."""
         self._host, self._port = host, port
         self._settings = settings or ClientSettings()
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._client_id = client_id
+        self._module = module
         self._timeout_seconds = timeout_seconds
         self._correlation_id = 0
         self._versions: dict[int, tuple[int, int]] = {}
@@ -161,10 +163,11 @@ class KafkaClient:
             raise Unreachable(self._address, self._problem)
         frames, sent = [], []
         for api_key, message in asked:
-            module = registry.module(api_key)
+            module = self._module(api_key)
             low, high = self._versions.get(api_key, (0, -1))
-            version = min(high, module.MAX_VERSION)
-            if version < max(low, module.MIN_VERSION):
+            known = (v for v in module.CLIENT_VERSIONS if low <= v <= high)
+            version = max(known, default=-1)
+            if version < 0:
                 raise Unreachable(self._address, f"does not offer {module.NAME}")
             self._correlation_id += 1
             head = header.encode_request_header(

@@ -167,7 +167,7 @@ class _Link:
         self.address = address
         self.connection: ClientConnection | None = None
         self.ready = False
-        self.versions: dict[int, int] = {}
+        self._newest: dict[int, int] = {}
         self._stream: Stream | None = None
         self._dial: Dial | None = None
         self._dial_timer: Timer | None = None
@@ -256,7 +256,7 @@ class _Link:
         if self._dial_timer is not None:
             self._dial_timer.cancel()
         caps = {**NAMED_UP_TO, **self.client.options.version_caps}
-        self.versions = {
+        self._newest = {
             row.api_key: min(row.max_version, caps.get(row.api_key, row.max_version))
             for row in response.api_keys
         }
@@ -279,7 +279,8 @@ class _Link:
             if answer is not None:
                 answer(Failure("connection lost", sent=False))
             return
-        version = min(self.versions.get(api.API_KEY, api.MIN_VERSION), api.MAX_VERSION)
+        newest = self._newest.get(api.API_KEY, api.MIN_VERSION)
+        version = max(known for known in api.CLIENT_VERSIONS if known <= newest)
         self._track(connection.request(api, build(version), version, answer), timeout_ms)
         if not self._flush_due:
             self._flush_due = True

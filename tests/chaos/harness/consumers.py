@@ -12,6 +12,7 @@ import time
 from typing import Any
 from uuid import uuid4
 
+from tests.wire import AnyApiClient
 from vdl.errors import ErrorCode
 from vdl.kafka.client import KafkaClient, Unreachable
 from vdl.kafka.wire import consumer_group_heartbeat as heartbeat_wire
@@ -135,7 +136,7 @@ class ConsumerThread:
     def _coordinator(self) -> tuple[str, int]:
         host, port = self.addresses[self._number % len(self.addresses)]
         self._number += 1
-        with KafkaClient(host, port, timeout_seconds=TIMEOUT_SECONDS) as client:
+        with AnyApiClient(host, port, timeout_seconds=TIMEOUT_SECONDS) as client:
             request = find_wire.FindCoordinatorRequest(coordinator_keys=[self.group])
             (found,) = client.request(FIND, request).coordinators
         if found.error_code:
@@ -144,7 +145,7 @@ class ConsumerThread:
 
     def _live(self, address: tuple[str, int]) -> None:
         """With one coordinator, until it is another one's turn, or the member is to go."""
-        with KafkaClient(*address, timeout_seconds=TIMEOUT_SECONDS) as client:
+        with AnyApiClient(*address, timeout_seconds=TIMEOUT_SECONDS) as client:
             while not self.is_stopping.is_set():
                 interval = self._heartbeat(client)
                 until = time.monotonic() + interval

@@ -26,6 +26,7 @@ from functools import cache
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
+from tests.wire import codec_of
 from vdl.kafka.client import CLIENT_ID, KafkaClient, Unreachable
 from vdl.kafka.security.client_settings import ClientSettings
 from vdl.kafka.wire import (
@@ -94,7 +95,7 @@ class _Client(KafkaClient):
 
 def _made(module: Any, message: Any, client_id: str = CLIENT_ID) -> Sent:
     version = module.MAX_VERSION
-    return module, version, b"".join(module.encode_request(message, version)), client_id
+    return module, version, b"".join(codec_of(module).encode_request(message, version)), client_id
 
 
 _again = itertools.repeat
@@ -179,7 +180,7 @@ def _positions() -> Iterator[Sent]:
     for _ in itertools.count():
         group = f"{PREFIX}{uuid.uuid4()}"
         request = offset_commit.OffsetCommitRequest(group_id=group, topics=topics)
-        body = b"".join(offset_commit.encode_request(request, 9))
+        body = b"".join(codec_of(offset_commit).encode_request(request, 9))
         yield offset_commit, 9, body, CLIENT_ID
 
 
@@ -196,7 +197,7 @@ def _sessions() -> Iterator[Sent]:
     rows = [fetch.FetchPartition(number, partition_max_bytes=1) for number in range(1_000)]
     topics = [fetch.FetchTopic(topic=f"{PREFIX}topic", partitions=rows)]
     request = fetch.FetchRequest(max_bytes=1, session_epoch=0, topics=topics)
-    return _again((fetch, 12, b"".join(fetch.encode_request(request, 12)), CLIENT_ID))
+    return _again((fetch, 12, b"".join(codec_of(fetch).encode_request(request, 12)), CLIENT_ID))
 
 
 def _client_ids() -> Iterator[Sent]:

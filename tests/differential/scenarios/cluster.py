@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.differential.batches import batch
 from tests.differential.connection import key_of
 from tests.differential.side import Side
-from vdl.kafka.wire import registry
+from tests.wire import codec
 from vdl.kafka.wire.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
@@ -242,7 +242,7 @@ def cut_short(side: Side) -> None:
     for label, message in requests.items():
         versions = side.versions(key_of(message))
         for version in {versions[0], versions[-1]}:
-            module = registry.module(key_of(message))
+            module = codec(key_of(message))
             try:
                 body = b"".join(module.encode_request(message, version))
             except EncodeError:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.bench.frames import Connection, frame
 from tests.bench.requests import PRODUCE_KEY, VERSION, check_produced, produce_frame
+from tests.wire import codec_of
 from vdl.kafka.wire import produce
 
 
@@ -47,7 +48,7 @@ def test_produce_frame_of_batch_is_its_request() -> None:
     made = produce_frame("topic", 7, memoryview(b"batch"))
     assert int.from_bytes(made[:4], "big") == len(made) - 4
     empty = produce.ProduceRequest()
-    empty_body = b"".join(produce.encode_request(empty, VERSION))
+    empty_body = b"".join(codec_of(produce).encode_request(empty, VERSION))
     head_bytes = len(frame(PRODUCE_KEY, VERSION, empty)) - len(empty_body)
     request = produce.decode_request(memoryview(made)[head_bytes:], VERSION)
     assert request.acks == -1

@@ -16,9 +16,9 @@ from typing import Any
 
 from rpc.queries import Quorum
 from segments.api import NotInMemory, OffsetOutOfRange, Slices, StorageError
+from tests.wire import codec
 from vdl.clock import MS, NEVER
 from vdl.errors import ErrorCode
-from vdl.kafka.api import API
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections.client_session import ClientSession
 from vdl.kafka.connections.frontend import Frontend
@@ -600,7 +600,7 @@ class Client:
         return Struct(">i").pack(len(header) + len(body)) + header + body
 
     def request(self, api_key: int, version: int, message: Any) -> None:
-        body = b"".join(API[api_key].wire.encode_request(message, version))
+        body = b"".join(codec(api_key).encode_request(message, version))
         self.session.receive(self.frame(api_key, version, body))
 
     def answers(self) -> list[Any]:
@@ -616,7 +616,7 @@ class Client:
             flexible = response_header_is_flexible(api_key, version, registry.FLEXIBLE_FROM)
             got, start = decode_response_header(frame, is_flexible=flexible)
             assert got == correlation_id, "answers out of order"
-            found.append(API[api_key].wire.decode_response(frame[start:], version))
+            found.append(codec(api_key).decode_response(frame[start:], version))
             position += 4 + size
         self.received.clear()
         return found

@@ -13,6 +13,8 @@ from tests.unit.kafka.fake_host import World
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Gathering, Later, Reply
 from vdl.kafka.api import API, ROWS, TELEMETRY_KEYS, Api, advertised
+from vdl.kafka.codegen.uses import OLDER_VERSIONS
+from vdl.kafka.wire import registry
 from vdl.kafka.wire.api_versions import ApiVersionsRequest
 from vdl.state import commands
 from vdl.state.resource_configs import ResourceType
@@ -69,6 +71,13 @@ def test_api_array_that_is_passed_on_is_in_the_request(api: Api) -> None:
     """Its elements are counted when the request is decoded."""
     if api.passed_on:
         assert getattr(getattr(api.wire, f"{api.name}Request")(), api.passed_on) == []
+
+
+def test_own_clients_speak_the_newest_version_that_is_offered() -> None:
+    """A client of the same build never falls back to an older layout."""
+    newest = {API[key].name: last for key, _, last in advertised(has_telemetry=True)}
+    for name in OLDER_VERSIONS:
+        assert newest[name] in API[registry.KEYS[name]].wire.CLIENT_VERSIONS, name
 
 
 def test_api_keys_are_unique_and_only_produce_overlaps() -> None:

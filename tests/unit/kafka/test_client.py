@@ -36,7 +36,7 @@ class Server:
             while head := requests.read(4):
                 key, version, number = unpack(">hhi", requests.read(*unpack(">i", head))[:8])
                 if key == api_versions.API_KEY:
-                    known = [ApiVersion(18, 0, 3), ApiVersion(DESCRIBE_CLUSTER, 0, 0)]
+                    known = [ApiVersion(18, 0, 3), ApiVersion(DESCRIBE_CLUSTER, 0, 2)]
                     answer = ApiVersionsResponse(api_keys=known)
                     body = b"".join(api_versions.encode_response(answer, version))
                     connection.sendall(pack(">ii", 4 + len(body), number) + body)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tests.unit.kafka.fake_host import Client, World, batch, fill
+from tests.wire import codec
 from vdl.kafka.api import ROWS, Api
 from vdl.kafka.wire import incremental_alter_configs as incremental
 from vdl.kafka.wire.alter_client_quotas import (
@@ -173,7 +174,7 @@ def test_damaged_requests_never_fail_the_server(api: Api) -> None:
     for stream in world.topic():
         fill(stream, 3)
     for version in range(api.min_version, api.max_version + 1):
-        sound = b"".join(api.wire.encode_request(sound_requests(version)[api.key], version))
+        sound = b"".join(codec(api.key).encode_request(sound_requests(version)[api.key], version))
         for _ in range(DAMAGED_PER_VERSION):
             client: Client = world.client()
             client.session.receive(client.frame(api.key, version, damaged(sound, rng)))

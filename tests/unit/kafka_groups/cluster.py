@@ -15,6 +15,7 @@ from typing import Any
 from raft.errors import DropReason, ProposalDropped
 from raft.types import Entry
 from rpc.hello import PROTOCOL_VERSION
+from tests.wire import codec_of
 from vdl.clock import MS
 from vdl.errors import ErrorCode
 from vdl.kafka.answer import Later
@@ -245,7 +246,7 @@ class Call:
         answer = self.answer.response if isinstance(self.answer, Later) else self.answer
         wire = API[self.key].wire
         data = b"".join(bytes(b) for b in wire.encode_response(answer, self.version))
-        return wire.decode_response(memoryview(data), self.version)
+        return codec_of(wire).decode_response(memoryview(data), self.version)
 
     def hang_up(self) -> None:
         """The client's connection is gone."""
@@ -406,7 +407,7 @@ class Cluster:
         """A request as its handler gets it: through the codec. `user`: of whom; empty: nobody."""
         api = API[key]
         wire = api.wire
-        data = b"".join(bytes(b) for b in wire.encode_request(request, version))
+        data = b"".join(bytes(b) for b in codec_of(wire).encode_request(request, version))
         ctx = RequestContext(
             server=(context := self.servers[server].context),
             connection=ConnectionInfo(

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from tests.wire import codec_of
 from vdl.kafka.wire import (
     api_versions,
     create_topics,
@@ -42,7 +43,9 @@ def produce_request(records: object) -> produce.ProduceRequest:
 @pytest.mark.parametrize("version", [3, 9, 12])
 def test_decoded_records_are_a_view_of_the_frame(version: int) -> None:
     """Records are not copied: patching the view patches the frame."""
-    frame = bytearray(b"".join(produce.encode_request(produce_request(b"records!"), version)))
+    frame = bytearray(
+        b"".join(codec_of(produce).encode_request(produce_request(b"records!"), version))
+    )
     request = produce.decode_request(memoryview(frame), version)
     records = request.topic_data[0].partition_data[0].records
     assert isinstance(records, memoryview)
@@ -55,7 +58,7 @@ def test_decoded_records_are_a_view_of_the_frame(version: int) -> None:
 def test_encoded_records_are_the_very_buffers_that_were_given(version: int) -> None:
     """Large buffers are gathered, never joined."""
     pieces = [b"first", memoryview(b"second"), bytearray(b"third")]
-    buffers = produce.encode_request(produce_request(list(pieces)), version)
+    buffers = codec_of(produce).encode_request(produce_request(list(pieces)), version)
     for piece in pieces:
         assert any(buffer is piece for buffer in buffers)
     decoded = produce.decode_request(memoryview(b"".join(buffers)), version)
@@ -65,14 +68,16 @@ def test_encoded_records_are_the_very_buffers_that_were_given(version: int) -> N
 def test_empty_and_null_records_are_told_apart() -> None:
     """A fetch answers empty records, a bad produce may carry null."""
     for records, expected in ((b"", b""), ([], b""), (None, None)):
-        data = b"".join(produce.encode_request(produce_request(records), 9))
+        data = b"".join(codec_of(produce).encode_request(produce_request(records), 9))
         decoded = produce.decode_request(memoryview(data), 9)
         assert decoded.topic_data[0].partition_data[0].records == expected
 
 
 def test_text_that_is_not_utf8_is_replaced() -> None:
     """As Kafka reads it; the name is then refused like any other bad name."""
-    data = bytearray(b"".join(heartbeat.encode_request(heartbeat.HeartbeatRequest("ab"), 0)))
+    data = bytearray(
+        b"".join(codec_of(heartbeat).encode_request(heartbeat.HeartbeatRequest("ab"), 0))
+    )
     data[2:4] = b"\xff\xfe"
     assert heartbeat.decode_request(memoryview(data), 0).group_id == "\ufffd\ufffd"
 
@@ -84,7 +89,7 @@ def test_null_where_the_version_forbids_it_is_an_error() -> None:
     with pytest.raises(NullField):
         heartbeat.decode_request(memoryview(bytes(20)), 4)
     with pytest.raises(EncodeError):
-        heartbeat.encode_request(heartbeat.HeartbeatRequest(None), 4)  # type: ignore[arg-type]
+        codec_of(heartbeat).encode_request(heartbeat.HeartbeatRequest(None), 4)  # type: ignore[arg-type]
 
 
 def test_null_array_is_not_the_empty_array() -> None:
@@ -92,7 +97,7 @@ def test_null_array_is_not_the_empty_array() -> None:
     for topics in (None, []):
         request = metadata.MetadataRequest(topics)
         for version in (1, 9, 13):
-            data = b"".join(metadata.encode_request(request, version))
+            data = b"".join(codec_of(metadata).encode_request(request, version))
             assert metadata.decode_request(memoryview(data), version).topics == topics
 
 
@@ -186,9 +191,9 @@ def test_string_longer_than_kafka_allows_is_refused_in_flexible_versions() -> No
             with pytest.raises(error):
                 heartbeat.decode_request(memoryview(data), 4)
     with pytest.raises(UnsupportedField):
-        heartbeat.encode_request(heartbeat.HeartbeatRequest("g" * 32_768), 4)
+        codec_of(heartbeat).encode_request(heartbeat.HeartbeatRequest("g" * 32_768), 4)
     with pytest.raises(UnencodableMessage):
-        heartbeat.encode_request(heartbeat.HeartbeatRequest("g" * 32_768), 0)
+        codec_of(heartbeat).encode_request(heartbeat.HeartbeatRequest("g" * 32_768), 0)
 
 
 def api_versions_request(tags: bytes) -> memoryview:
@@ -213,7 +218,7 @@ def test_tagged_field_count_above_the_remaining_bytes_is_refused() -> None:
 
 def test_known_tagged_field_of_another_length_than_stated_is_refused() -> None:
     """The cluster id of a Fetch (tag 0) that ends before or after its stated length."""
-    plain = b"".join(fetch.encode_request(fetch.FetchRequest(), 12))
+    plain = b"".join(codec_of(fetch).encode_request(fetch.FetchRequest(), 12))
     assert plain[-1:] == b"\0"
     for length in (2, 4):
         tags = bytes([1, 0, length]) + b"\x03id" + bytes(4)
@@ -228,29 +233,32 @@ def test_tagged_struct_that_was_not_sent_is_none() -> None:
         responses=[fetch.FetchableTopicResponse(topic_id=bytes(16), partitions=[partition])]
     )
     data = b"".join(fetch.encode_response(response, 16))
-    assert fetch.decode_response(memoryview(data), 16).responses[0].partitions[0] == partition
+    assert (
+        codec_of(fetch).decode_response(memoryview(data), 16).responses[0].partitions[0]
+        == partition
+    )
     partition.current_leader = fetch.LeaderIdAndEpoch(1, 7)
     data = b"".join(fetch.encode_response(response, 16))
-    assert fetch.decode_response(memoryview(data), 16) == response
+    assert codec_of(fetch).decode_response(memoryview(data), 16) == response
 
 
 def test_field_the_version_lacks_is_dropped_if_ignorable_and_refused_otherwise() -> None:
     """Kafka's rule: an ignorable field is left out, another must hold its default."""
     request = fetch.FetchRequest(rack_id="here")
     assert (
-        fetch.decode_request(memoryview(b"".join(fetch.encode_request(request, 4))), 4)
+        fetch.decode_request(memoryview(b"".join(codec_of(fetch).encode_request(request, 4))), 4)
         == fetch.FetchRequest()
     )
     static = heartbeat.HeartbeatRequest(group_instance_id="static")
     with pytest.raises(UnsupportedField) as caught:
-        heartbeat.encode_request(static, 2)
+        codec_of(heartbeat).encode_request(static, 2)
     assert caught.value.what == "GroupInstanceId"
 
 
 def test_value_out_of_range_is_our_error_and_says_which_message() -> None:
     """A number that does not fit is an EncodeError with its cause."""
     with pytest.raises(UnencodableMessage) as caught:
-        heartbeat.encode_request(heartbeat.HeartbeatRequest("g", generation_id=2**31), 0)
+        codec_of(heartbeat).encode_request(heartbeat.HeartbeatRequest("g", generation_id=2**31), 0)
     assert (caught.value.what, caught.value.version) == ("HeartbeatRequest", 0)
     assert isinstance(caught.value.__cause__, struct.error)
 

@@ -25,9 +25,9 @@ def response(module: object, message: object, version: int, correlation_id: int)
 def test_pipelined_answers_reach_their_requests_whole_or_byte_by_byte(piece: int) -> None:
     """Answers come in order, whatever the chunks."""
     connection, answers = ClientConnection("c"), list[Message | Failure]()
-    for version in (0, 4):
+    for version in (3, 4):
         connection.request(heartbeat, heartbeat.HeartbeatRequest("g"), version, answers.append)
-    data = response(heartbeat, heartbeat.HeartbeatResponse(error_code=27), 0, 1)
+    data = response(heartbeat, heartbeat.HeartbeatResponse(error_code=27), 3, 1)
     data += response(heartbeat, heartbeat.HeartbeatResponse(error_code=25), 4, 2)
     for start in range(0, len(data), piece):
         connection.receive(data[start : start + piece])
@@ -38,7 +38,7 @@ def test_requests_are_what_a_server_reads() -> None:
     """Header and body agree with the server's own reader, flexible or not."""
     connection = ClientConnection("client-x")
     connection.request(metadata, metadata.MetadataRequest(topics=None), 8, lambda answer: None)
-    connection.request(metadata, metadata.MetadataRequest(topics=None), 12, lambda answer: None)
+    connection.request(metadata, metadata.MetadataRequest(topics=None), 13, lambda answer: None)
     server = Connection()
     for buffer in connection.outgoing:
         view = memoryview(buffer)
@@ -53,21 +53,21 @@ def test_requests_are_what_a_server_reads() -> None:
         assert request.client_id == "client-x"
         assert metadata.decode_request(request.body, request.api_version).topics is None
         versions.append(request.api_version)
-    assert versions == [8, 12]
+    assert versions == [8, 13]
 
 
 def test_answer_to_another_request_is_refused() -> None:
     """A wrong correlation id means that nothing on the connection can be trusted."""
     connection = ClientConnection("c")
-    connection.request(heartbeat, heartbeat.HeartbeatRequest("g"), 0, lambda answer: None)
+    connection.request(heartbeat, heartbeat.HeartbeatRequest("g"), 3, lambda answer: None)
     with pytest.raises(WireError):
-        connection.receive(response(heartbeat, heartbeat.HeartbeatResponse(), 0, 7))
+        connection.receive(response(heartbeat, heartbeat.HeartbeatResponse(), 3, 7))
 
 
 def test_lost_connection_leaves_unknown_outcomes() -> None:
     """What was sent may have been done."""
     connection, answers = ClientConnection("c"), list[Message | Failure]()
-    connection.request(heartbeat, heartbeat.HeartbeatRequest("g"), 0, answers.append)
+    connection.request(heartbeat, heartbeat.HeartbeatRequest("g"), 3, answers.append)
     connection.close("reset")
     assert answers == [Failure("reset", sent=True)]
 

@@ -69,7 +69,10 @@ class _ReadRun:
 class Decoder:
     """Writes the body of one decode function."""
 
-    def __init__(self, message: Message, version: int, structs: Structs) -> None:
+    def __init__(
+        self, message: Message, version: int, structs: Structs, *, is_inlined: bool
+    ) -> None:
+        """`is_inlined`: read strings and counts in line instead of by calls."""
         self._message = message
         self._version = version
         self._is_flexible = version in message.flexible
@@ -78,6 +81,7 @@ class Decoder:
         self._run = _ReadRun(self._source, structs)
         self._structs_begun = 0
         self._arrays_open = 0
+        self._is_inlined = is_inlined
 
     def body(self) -> str:
         """The function's statements."""
@@ -143,6 +147,12 @@ class Decoder:
     def _sized(self, fact: Field, type_: str, local: str, *, is_nullable: bool) -> None:
         """A string, bytes or records: a length, then that many bytes."""
         source = self._source
+        if type_ == "string" and not self._is_inlined:
+            self._run.flush()
+            take = self._helper("string", is_nullable=is_nullable)
+            target = f"{local}, pos, budget"
+            source.line(f'{target} = {take}(view, pos, size, budget, "{fact.name}")')
+            return
         self._length("h" if type_ == "string" else "i", is_string=type_ == "string")
         take = {
             "string": 'view[pos:end].tobytes().decode("utf-8", "replace")',
@@ -177,9 +187,16 @@ class Decoder:
 
     def _array(self, fact: Field, local: str) -> None:
         source = self._source
-        self._length("i")
         least = min_bytes(fact, self._version, is_flexible=self._is_flexible)
         assert least >= 1, f"elements of {fact.name} may be empty"
+        if not self._is_inlined and self._version not in fact.nullable:
+            self._run.flush()
+            take = self._helper("count")
+            arguments = f'view, pos, size, budget, {least}, "{fact.name}"'
+            source.line(f"n, pos, budget = {take}({arguments})")
+            self._elements(fact, local)
+            return
+        self._length("i")
         scaled = "n" if least == 1 else f"n * {least}"
         bad = f'raise bad_length("{fact.name}", n, size - pos)'
         if self._version in fact.nullable:
@@ -188,17 +205,26 @@ class Decoder:
             with source.block("else:"):
                 with source.block(f"if {scaled} > size - pos:"):
                     source.line(bad)
+                self._count_elements(fact)
                 self._elements(fact, local)
             return
         with source.block(f"if not 0 <= {scaled} <= size - pos:"):
             source.line(bad)
+        self._count_elements(fact)
         self._elements(fact, local)
+
+    def _helper(self, what: str, *, is_nullable: bool = False) -> str:
+        """Name of the function of `runtime` that takes a field of this form."""
+        compact = "compact_" if self._is_flexible else ""
+        return f"take_{compact}{'nullable_' if is_nullable else ''}{what}"
+
+    def _count_elements(self, fact: Field) -> None:
+        self._source.line("budget -= n")
+        with self._source.block("if budget < 0:"):
+            self._source.line(f'raise TooManyElements("{fact.name}", n)')
 
     def _elements(self, fact: Field, local: str) -> None:
         source = self._source
-        source.line("budget -= n")
-        with source.block("if budget < 0:"):
-            source.line(f'raise TooManyElements("{fact.name}", n)')
         character = STRUCT_CHARACTERS.get(fact.element)
         if character is not None and not fact.is_struct:
             source.line(f"end = pos + n * {FIXED_BYTES[character]}")

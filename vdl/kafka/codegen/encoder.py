@@ -52,7 +52,10 @@ class _WriteRun:
 class Encoder:
     """Writes the body of one encode function."""
 
-    def __init__(self, message: Message, version: int, structs: Structs) -> None:
+    def __init__(
+        self, message: Message, version: int, structs: Structs, *, is_inlined: bool
+    ) -> None:
+        """`is_inlined`: write strings and counts in line instead of by calls."""
         self._message = message
         self._version = version
         self._is_flexible = version in message.flexible
@@ -60,6 +63,7 @@ class Encoder:
         self._run = _WriteRun(self._source, structs)
         self._structs = structs
         self._structs_begun = 0
+        self._is_inlined = is_inlined
         self._has_records = _has_records(message.fields, version)
 
     def body(self) -> str:
@@ -142,6 +146,11 @@ class Encoder:
         if not may_be_none(fact):
             self._text_or_bytes(fact.type, expression)
             return
+        if is_nullable and fact.type == "string" and not self._is_inlined:
+            self._run.flush()
+            put = self._helper("nullable_string")
+            source.line(f"{self._run.out} += {put}({expression})")
+            return
         source.line(f"{local} = {expression}")
         with source.block(f"if {local} is None:"):
             if is_nullable:
@@ -155,7 +164,15 @@ class Encoder:
         self._length("h" if fact.type == "string" else "i")
         source.line(f"{self._run.out} += raw")
 
+    def _helper(self, what: str) -> str:
+        """Name of the function of `runtime` that makes the bytes of a field of this form."""
+        return f"put_{'compact_' if self._is_flexible else ''}{what}"
+
     def _text_or_bytes(self, type_: str, expression: str) -> None:
+        if type_ == "string" and not self._is_inlined:
+            self._run.flush()
+            self._source.line(f"{self._run.out} += {self._helper('string')}({expression})")
+            return
         self._source.line(f"raw = {expression}" + (".encode()" if type_ == "string" else ""))
         self._source.line("n = len(raw)")
         self._length("h" if type_ == "string" else "i")
@@ -194,8 +211,12 @@ class Encoder:
             if may_be_none(fact):
                 with source.block(f"if {local} is None:"):
                     source.line(f'raise UnsupportedField("{fact.name}")')
-            source.line(f"n = len({local})")
-            self._length("i")
+            if self._is_inlined:
+                source.line(f"n = len({local})")
+                self._length("i")
+            else:
+                self._run.flush()
+                source.line(f"{self._run.out} += {self._helper('count')}(len({local}))")
             self._elements(fact, local)
 
     def _elements(self, fact: Field, local: str) -> None:

@@ -6,6 +6,13 @@ every failure to read them is a `WireError`, whatever the bytes; failing to enco
 and an `EncodeError`. Bytes left over after a message are ignored, as Kafka ignores them.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from struct import error as StructError
+from typing import Protocol, TypeVar
+
 from vdl.errors import VdlError
 
 Buffer = bytes | bytearray | memoryview
@@ -24,6 +31,14 @@ have to be replaced, at some ten microseconds."""
 STRING_BYTES_MAX = 0x7FFF
 VERSION_NEVER = 32767
 """`FLEXIBLE_FROM` of a message that has no flexible version."""
+
+Decoded = TypeVar("Decoded", covariant=True)
+Encoded = TypeVar("Encoded", contravariant=True)
+
+_read_h = Struct(">h").unpack_from
+_read_i = Struct(">i").unpack_from
+_pack_h = Struct(">h").pack
+_pack_i = Struct(">i").pack
 
 
 class WireError(VdlError):
@@ -195,3 +210,177 @@ def skip_tagged_fields(view: memoryview, pos: int, first: int, size: int) -> int
     for _ in range(count):
         _, _, pos = read_tag(view, pos, size)
     return pos
+
+
+# --- entry points of a module ---------------------------------------------------------------------
+class Decode(Protocol[Decoded]):
+    """Decode one kind of message."""
+
+    def __call__(self, view: memoryview, version: int, budget: int = ELEMENTS_MAX) -> Decoded:
+        """Return the message. Bytes after it are ignored. Raise WireError for any invalid bytes."""
+        ...
+
+
+class Encode(Protocol[Encoded]):
+    """Encode one kind of message."""
+
+    def __call__(self, message: Encoded, version: int) -> list[Buffer]:
+        """Return the message as buffers to be sent in order. Raise EncodeError."""
+        ...
+
+
+def decoder(
+    what: str, *layouts: tuple[int, int, Callable[[memoryview, int], Decoded]]
+) -> Decode[Decoded]:
+    """Return the decoder of the message `what`; `layouts`: first version, last version, function."""
+    by_version = _by_version(layouts)
+
+    def decode(view: memoryview, version: int, budget: int = ELEMENTS_MAX) -> Decoded:
+        layout = by_version.get(version)
+        if layout is None:
+            raise UnsupportedVersion(what, version)
+        try:
+            return layout(view, budget)
+        except (IndexError, StructError):
+            raise ShortBuffer(what, len(view)) from None
+
+    return decode
+
+
+def encoder(
+    what: str, *layouts: tuple[int, int, Callable[[Encoded], list[Buffer]]]
+) -> Encode[Encoded]:
+    """Return the encoder of the message `what`; `layouts`: first version, last version, function."""
+    by_version = _by_version(layouts)
+
+    def encode(message: Encoded, version: int) -> list[Buffer]:
+        layout = by_version.get(version)
+        if layout is None:
+            raise UnsupportedVersion(what, version)
+        try:
+            return layout(message)
+        except (AttributeError, StructError, TypeError, ValueError) as error:
+            raise UnencodableMessage(what, version) from error
+
+    return encode
+
+
+Layout = TypeVar("Layout")
+
+
+def _by_version(layouts: tuple[tuple[int, int, Layout], ...]) -> dict[int, Layout]:
+    return {
+        version: layout for first, last, layout in layouts for version in range(first, last + 1)
+    }
+
+
+# --- fields of variable size, for modules whose speed does not matter -----------------------------
+def take_count(
+    view: memoryview, pos: int, size: int, budget: int, least: int, what: str
+) -> tuple[int, int, int]:
+    """Return `(count, position after it, budget left)` of an array whose elements take at least
+    `least` bytes. Raise WireError if the count is negative or does not fit."""
+    n = _read_i(view, pos)[0]
+    return _checked_count(n, pos + 4, size, budget, least, what)
+
+
+def take_compact_count(
+    view: memoryview, pos: int, size: int, budget: int, least: int, what: str
+) -> tuple[int, int, int]:
+    """As `take_count`, in flexible versions."""
+    n = view[pos]
+    pos += 1
+    if n > 127:
+        n, pos = read_uvarint(view, pos, n)
+    return _checked_count(n - 1, pos, size, budget, least, what)
+
+
+def _checked_count(
+    n: int, pos: int, size: int, budget: int, least: int, what: str
+) -> tuple[int, int, int]:
+    if not 0 <= n * least <= size - pos:
+        raise bad_length(what, n, size - pos)
+    budget -= n
+    if budget < 0:
+        raise TooManyElements(what, n)
+    return n, pos, budget
+
+
+def take_string(
+    view: memoryview, pos: int, size: int, budget: int, what: str
+) -> tuple[str, int, int]:
+    """Return `(text, position after it, budget left)`. Raise WireError if it is null or cut."""
+    n = _read_h(view, pos)[0]
+    return _checked_string(view, n, pos + 2, size, budget, what)
+
+
+def take_compact_string(
+    view: memoryview, pos: int, size: int, budget: int, what: str
+) -> tuple[str, int, int]:
+    """As `take_string`, in flexible versions."""
+    n = view[pos]
+    pos += 1
+    if n > 127:
+        n, pos = read_string_length(view, pos, n)
+    return _checked_string(view, n - 1, pos, size, budget, what)
+
+
+def _checked_string(
+    view: memoryview, n: int, pos: int, size: int, budget: int, what: str
+) -> tuple[str, int, int]:
+    end = pos + n
+    if not pos <= end <= size:
+        raise bad_length(what, n, size - pos)
+    if n > TEXT_BYTES and (budget := budget - n // TEXT_BYTES) < 0:
+        raise TooManyElements(what, n)
+    return view[pos:end].tobytes().decode("utf-8", "replace"), end, budget
+
+
+def take_nullable_string(
+    view: memoryview, pos: int, size: int, budget: int, what: str
+) -> tuple[str | None, int, int]:
+    """As `take_string`, where null is allowed."""
+    if _read_h(view, pos)[0] < 0:
+        return None, pos + 2, budget
+    return take_string(view, pos, size, budget, what)
+
+
+def take_compact_nullable_string(
+    view: memoryview, pos: int, size: int, budget: int, what: str
+) -> tuple[str | None, int, int]:
+    """As `take_nullable_string`, in flexible versions."""
+    if not view[pos]:
+        return None, pos + 1, budget
+    return take_compact_string(view, pos, size, budget, what)
+
+
+def put_count(n: int) -> bytes:
+    """Return the count of an array."""
+    return _pack_i(n)
+
+
+def put_compact_count(n: int) -> bytes:
+    """As `put_count`, in flexible versions."""
+    return write_uvarint(n + 1)
+
+
+def put_string(text: str) -> bytes:
+    """Return a string with its length."""
+    raw = text.encode()
+    return _pack_h(len(raw)) + raw
+
+
+def put_compact_string(text: str) -> bytes:
+    """As `put_string`, in flexible versions. Raise UnsupportedField if it is too long."""
+    raw = text.encode()
+    return write_string_length(len(raw) + 1) + raw
+
+
+def put_nullable_string(text: str | None) -> bytes:
+    """As `put_string`; None is null."""
+    return _pack_h(-1) if text is None else put_string(text)
+
+
+def put_compact_nullable_string(text: str | None) -> bytes:
+    """As `put_nullable_string`, in flexible versions."""
+    return b"\0" if text is None else put_compact_string(text)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.kafka.fake_host import LISTENER, Client, World, batch, fill
+from tests.wire import codec
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API, Api
 from vdl.kafka.configs.options import KafkaOptions
@@ -100,7 +101,7 @@ def test_bytes_after_the_body_are_ignored() -> None:
     """Kafka ignores them; so a newer client's unknown tail does no harm."""
     world = World()
     client = world.client()
-    body = b"".join(API[METADATA].wire.encode_request(MetadataRequest([]), 1))
+    body = b"".join(codec(METADATA).encode_request(MetadataRequest([]), 1))
     client.session.receive(client.frame(METADATA, 1, body + b"more"))
     world.run()
     (answer,) = client.answers()
@@ -139,7 +140,7 @@ def test_requests_that_wait_behind_bad_bytes_are_answered_first() -> None:
     (stream,) = world.topic()
     client = world.client()
     client.request(FETCH, 11, poll())
-    body = b"".join(API[METADATA].wire.encode_request(MetadataRequest([]), 1))
+    body = b"".join(codec(METADATA).encode_request(MetadataRequest([]), 1))
     client.session.receive(client.frame(METADATA, 1, body) + b"GET / HTTP/1.1")
     world.run()
     assert not client.closed
@@ -409,7 +410,7 @@ def test_a_request_that_gets_on_may_take_its_time(rate: int, is_cut: bool) -> No
     (stream,) = world.topic()
     world.run()
     client = world.client()
-    body = b"".join(API[PRODUCE].wire.encode_request(produce(size=300 * FRAME_RATE_MIN), 9))
+    body = b"".join(codec(PRODUCE).encode_request(produce(size=300 * FRAME_RATE_MIN), 9))
     data = client.frame(PRODUCE, 9, body)
     for at in range(0, len(data), rate):
         if client.closed:
@@ -440,7 +441,7 @@ def pipelined(world: World, *, whole: int) -> tuple[Client, bytes]:
     """A client that sent so many Produce requests and a part of one more, and the rest of that."""
     world.run()  # time 0 says that nothing has begun to arrive
     client = world.client()
-    body = b"".join(API[PRODUCE].wire.encode_request(produce(), 9))
+    body = b"".join(codec(PRODUCE).encode_request(produce(), 9))
     data = b"".join(client.frame(PRODUCE, 9, body) for _ in range(whole + 1))
     client.session.receive(data[:-20])
     return client, data[-20:]

@@ -12,6 +12,7 @@ from weakref import ref
 import pytest
 
 from tests.unit.kafka.fake_host import Client, World, batch, fill
+from tests.wire import codec, codec_of
 from vdl.clock import MS
 from vdl.kafka.answer import Later, Unbuilt
 from vdl.kafka.api import API, Api
@@ -50,7 +51,7 @@ LONG = 5 * MIB
 def body_of(size: int) -> bytes:
     data = PartitionProduceData(0, memoryview(batch(size=size)))
     request = ProduceRequest(None, -1, 30_000, [TopicProduceData("t", bytes(16), [data])])
-    return b"".join(produce.encode_request(request, 9))
+    return b"".join(codec_of(produce).encode_request(request, 9))
 
 
 class Sender:
@@ -301,7 +302,7 @@ def costly(monkeypatch: pytest.MonkeyPatch) -> CostlyWorld:
 
 def ask(client: Client, count: int = 1) -> None:
     """So many requests that arrive in one read."""
-    body = b"".join(API[API_VERSIONS].wire.encode_request(ApiVersionsRequest("x", "1"), 3))
+    body = b"".join(codec(API_VERSIONS).encode_request(ApiVersionsRequest("x", "1"), 3))
     frames = b"".join(client.frame(API_VERSIONS, 3, body) for _ in range(count))
     into = client.session.get_buffer(len(frames))
     assert len(into) >= len(frames), "more than one read"

@@ -13,6 +13,7 @@ import pytest
 from tests.price import wishes
 from tests.unit.kafka.fake_host import Client, World, batch
 from tests.unit.kafka.permissions.test_permissions import GROUP, TOPIC, Do, bind, client, secured
+from tests.wire import codec, codec_of
 from vdl.errors import ErrorCode
 from vdl.kafka.api import API, ROWS
 from vdl.kafka.codegen.samples import Sampler
@@ -277,7 +278,7 @@ def largest_that_are_usual() -> dict[str, tuple[int, int, Any]]:
 def test_what_names_all_that_a_set_may_have_is_done(name: str) -> None:
     """INVALID_REQUEST is final to clients."""
     key, version, request = largest_that_are_usual()[name]
-    body = b"".join(API[key].wire.encode_request(request, version))
+    body = b"".join(codec(key).encode_request(request, version))
     found = wide_request.decoded(API[key], version, memoryview(body))
     assert isinstance(found, wide_request.Decoded)
     assert found.wide is None
@@ -739,7 +740,7 @@ def test_produce_is_charged_for_its_partitions_once_they_are_known(*, is_gone: b
     asker.request(0, 9, request)
     world.run(100)
     waiting = memory.used
-    assert 0 < waiting <= 2 * len(b"".join(produce.encode_request(request, 9)))
+    assert 0 < waiting <= 2 * len(b"".join(codec_of(produce).encode_request(request, 9)))
     if is_gone:
         asker.session.connection_lost()
     ((job, done),) = jobs

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.kafka.fake_host import Client, World, batch, fill
+from tests.wire import codec_of
 from vdl.errors import ErrorCode
 from vdl.kafka.configs.options import KafkaOptions
 from vdl.kafka.connections.connection import OTHER_BYTES_MAX
@@ -240,7 +241,7 @@ def test_metadata_known_to_all_in_one_turn_is_built_one_after_the_other() -> Non
 def framed(client: Client, request: FetchRequest) -> bytes:
     from vdl.kafka.wire import fetch as wire
 
-    return client.frame(FETCH, 11, b"".join(wire.encode_request(request, 11)))
+    return client.frame(FETCH, 11, b"".join(codec_of(wire).encode_request(request, 11)))
 
 
 def test_who_takes_its_answer_byte_by_byte_is_given_up_while_others_wait() -> None:
@@ -330,7 +331,7 @@ def produce_request(size: int) -> ProduceRequest:
 def encoded(request: ProduceRequest) -> bytes:
     from vdl.kafka.wire import produce
 
-    return b"".join(produce.encode_request(request, 9))
+    return b"".join(codec_of(produce).encode_request(request, 9))
 
 
 def send(client: Client, count: int) -> None:

@@ -1,0 +1,84 @@
+"""Which messages VDL itself sends and receives, and which are worth inlined code.
+
+A server decodes requests and encodes responses, in every version. The other direction is generated
+only where VDL is a client: its commands, its pipeline and the simulator. Clients of tests that
+speak more get it from `tests/wire`.
+"""
+
+OLDER_VERSIONS: dict[str, tuple[int, ...]] = {
+    "AddOffsetsToTxn": (3,),
+    "AddPartitionsToTxn": (0, 3),
+    "AlterClientQuotas": (),
+    "AlterPartitionReassignments": (),
+    "AlterUserScramCredentials": (),
+    "ApiVersions": (3,),
+    "ConsumerGroupHeartbeat": (),
+    "CreateAcls": (),
+    "CreateDelegationToken": (),
+    "CreatePartitions": (),
+    "CreateTopics": (),
+    "DeleteAcls": (),
+    "DeleteTopics": (),
+    "DescribeAcls": (),
+    "DescribeClientQuotas": (),
+    "DescribeCluster": (),
+    "DescribeConfigs": (),
+    "DescribeDelegationToken": (),
+    "DescribeUserScramCredentials": (),
+    "EndTxn": (1, 4),
+    "ExpireDelegationToken": (),
+    "Fetch": (11, 12),
+    "FindCoordinator": (2,),
+    "Heartbeat": (3,),
+    "IncrementalAlterConfigs": (),
+    "InitProducerId": (1, 4, 5),
+    "JoinGroup": (5,),
+    "LeaveGroup": (2,),
+    "ListOffsets": (5,),
+    "Metadata": (8,),
+    "OffsetCommit": (7, 9),
+    "OffsetFetch": (5, 9),
+    "Produce": (8, 9),
+    "RenewDelegationToken": (),
+    "SaslAuthenticate": (),
+    "SaslHandshake": (),
+    "ShareAcknowledge": (),
+    "ShareFetch": (),
+    "ShareGroupHeartbeat": (),
+    "SyncGroup": (3,),
+    "TxnOffsetCommit": (4,),
+}
+"""API that VDL uses as a client → versions it needs beside the newest one: the simulator's old
+clients, and readers that name topics instead of giving their ids."""
+
+INLINED = frozenset(
+    {
+        "AddOffsetsToTxn",
+        "AddPartitionsToTxn",
+        "ConsumerGroupHeartbeat",
+        "EndTxn",
+        "Fetch",
+        "FindCoordinator",
+        "Heartbeat",
+        "InitProducerId",
+        "JoinGroup",
+        "ListOffsets",
+        "Metadata",
+        "OffsetCommit",
+        "OffsetFetch",
+        "OffsetForLeaderEpoch",
+        "Produce",
+        "ShareAcknowledge",
+        "ShareFetch",
+        "SyncGroup",
+        "TxnOffsetCommit",
+    }
+)
+"""APIs of the data path: fields of variable size are read and written in line. The others call a
+function of `runtime` for each, which takes a fifth of the lines."""
+
+
+def client_versions(name: str, newest: int) -> frozenset[int]:
+    """Return the versions of an API that VDL speaks as a client; none if it never does."""
+    older = OLDER_VERSIONS.get(name)
+    return frozenset() if older is None else frozenset({*older, newest})
