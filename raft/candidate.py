@@ -1,16 +1,16 @@
-"""Elections: campaigning and voting (§5.2, §5.4.1, thesis §9.6).
+"""Elections: campaigns and votes (§5.2, §5.4.1, thesis §9.6).
 
-`campaign` asks for votes: in two rounds with pre-vote (would you vote for me, then: vote for me),
-in one without, or when the old leader hands over. A candidate's vote for itself is a message like
-the others: it counts once its own disk holds it. With `durable_campaign` nobody else is asked
-before.
+`campaign` requests votes. With pre-vote there are two rounds, a query and the election; without it,
+or when the old leader transfers leadership, there is only the election. A candidate's vote for
+itself is a message like the others: it counts once its own disk holds it. With `durable_campaign`
+votes are requested from the others only after that.
 
-A vote that is being written is not abandoned for another term. Otherwise its candidate would have
-waited for nothing, and on a disk as slow as an election timeout nobody would ever win. So with
-`durable_campaign` a replica does not campaign before its vote, for whomever, is durable, and then
-for `VOTE_WAITS` times as long as that write took, because the others' disks need time too. A
-candidate with a faster disk asks again before the slower ones have answered. Their late votes count
-while the term they were given in is current and has no leader.
+A vote that is being written is not abandoned for another term. Otherwise, on a disk as slow as an
+election timeout, no candidate would ever win. So with `durable_campaign` a replica does not
+campaign before its vote, for any candidate, is durable, and then waits for `VOTE_WAITS` times as
+long as that write took, because the others' disks need time too. A candidate with a faster disk
+campaigns again before the slower ones have answered. Their late votes count while the term they
+were given in is current and has no leader.
 
 Voting is here too, because granting and counting votes are two sides of one rule; every role votes.
 """
@@ -48,14 +48,14 @@ from raft.state import CANDIDATE, FOLLOWER, LEADER, PRE_CANDIDATE, Raft
 from raft.types import CONF_CHANGE_KINDS, NONE
 
 VOTE_WAITS: Final = 4
-"""How many times as long as the own disk took the others' are given: they may be writing something
-else first, and no two syncs are equal."""
+"""Time given to the other voters' disks, as a multiple of the time the replica's own took. They may
+be writing something else first, and syncs differ in duration."""
 VOTE_WAIT_MAX: Final = 2_000
 """Upper bound of that wait, in ticks."""
 
 
 class Campaign(Enum):
-    """Why and how a replica stands."""
+    """Kind of campaign."""
 
     PRE_ELECTION = "pre-election"
     ELECTION = "election"
@@ -63,7 +63,7 @@ class Campaign(Enum):
 
 
 def tick(raft: Raft, ticks: int) -> None:
-    """Time passes for a replica that does not lead: campaign when nobody was heard for long."""
+    """Advance time for a replica that does not lead; campaign after an election timeout."""
     raft.election_elapsed += ticks
     due = raft.election_elapsed >= raft.randomized_election_timeout
     if raft.campaign_due:
@@ -85,8 +85,11 @@ def start_campaign(raft: Raft) -> None:
 
 
 def hup(raft: Raft, how: Campaign) -> None:
-    """Campaign, unless leading, not a voter, or about to apply another membership; or there is no
-    term left to campaign in."""
+    """Campaign if this replica may.
+
+    It may not while it leads, is not promotable, or is about to apply another membership, or if
+    there is no higher term.
+    """
     if raft.state is LEADER or not raft.is_promotable or raft.term >= TERM_MAX:
         return
     _commit_what_conf_changes_prove(raft)
@@ -95,29 +98,34 @@ def hup(raft: Raft, how: Campaign) -> None:
 
 
 def campaign_soon(raft: Raft, ticks: int) -> None:
-    """Campaign in so many ticks, or when those who were asked have had their time."""
+    """Campaign in `ticks` ticks, or after the current election has had its time."""
     if ticks < raft.vote_wait:
         ticks = raft.vote_wait + raft.rng.randrange(raft.election_ticks)
     raft.campaign_due = ticks
 
 
 def allow_leading(raft: Raft) -> None:
-    """The host lets this replica lead. If its election timeout has run out meanwhile, it begins
-    anew somewhere within: replicas that are allowed together would split their votes."""
+    """Let this replica lead.
+
+    If its election timeout has expired meanwhile, it restarts at a random point: replicas that are
+    allowed at the same time would otherwise split the vote.
+    """
     if raft.may_lead:
         return
     raft.may_lead = True
     timeout = raft.randomized_election_timeout
     if raft.state is FOLLOWER and raft.election_elapsed >= timeout:
-        # A leader that was not heard for so long must not become one that was heard just now: it
-        # would keep this replica from voting for another one (§6).
+        # Resetting the elapsed time must not turn a leader long silent into one heard just now:
+        # this replica would then refuse to vote for another one (§6).
         raft.lead = NONE
         raft.election_elapsed = raft.rng.randrange(timeout)
 
 
 def forbid_leading(raft: Raft) -> None:
-    """The host does not let this replica lead: no campaign begins, none that is under way is
-    won, by a late vote neither."""
+    """Do not let this replica lead.
+
+    No campaign begins, and a campaign in progress is not won, not even by a late vote.
+    """
     raft.may_lead = False
     raft.campaign_due = 0
     if raft.state is not LEADER:
@@ -127,8 +135,11 @@ def forbid_leading(raft: Raft) -> None:
 
 
 def vote_is_durable(raft: Raft) -> None:
-    """The vote of this term is on the disk: whoever asked for it has all of the election timeout
-    from now on, and as long as disks like this one need."""
+    """Handle that the vote of this term is durable.
+
+    The candidate gets a full election timeout from now on, and the time that disks like this one
+    need.
+    """
     if not raft.vote_pending:
         return
     raft.vote_pending = False
@@ -140,11 +151,11 @@ def vote_is_durable(raft: Raft) -> None:
 
 
 def campaign(raft: Raft, how: Campaign) -> None:
-    """Ask all voters for their vote, or whether they would give it."""
+    """Request votes, or pre-votes, from all voters."""
     match how:
         case Campaign.PRE_ELECTION:
             _become_pre_candidate(raft)
-            # A grant is for the term after this one, a rejection for ours: see MsgPreVoteResp.
+            # A grant is for the next term, a rejection for ours: see MsgPreVoteResp.
             _request_votes(raft, MsgPreVote, MsgPreVoteResp, raft.term + 1, transfer=False)
             if raft.durable_campaign:
                 _on_pre_vote_answer(raft, MsgPreVoteResp(raft.id, raft.id, raft.term + 1))
@@ -158,7 +169,7 @@ def campaign(raft: Raft, how: Campaign) -> None:
 
 def _become_pre_candidate(raft: Raft) -> None:
     assert raft.state is not LEADER
-    # Neither term nor vote changes: that is what pre-vote is for.
+    # Neither term nor vote changes: that is the purpose of pre-vote.
     raft.votes = {}
     raft.lead = NONE
     raft.campaign_due = 0
@@ -182,7 +193,7 @@ def _request_votes(
     transfer: bool,
 ) -> None:
     log = raft.log
-    # A pre-vote promises nothing, neither for who asks nor for who answers: it need not wait.
+    # A pre-vote commits neither side to anything, so it need not wait for the disk.
     waits = raft.durable_campaign and request is MsgVote
     queue = raft.msgs_after_append if waits else raft.msgs
     for voter in sorted(raft.membership.voters()):
@@ -194,13 +205,15 @@ def _request_votes(
 
 
 def _commit_what_conf_changes_prove(raft: Raft) -> None:
-    """Of two membership changes in the log the earlier one is committed: a leader appends the next
-    only once it has applied the one before (thesis §4.1).
+    """Commit the second newest membership change in the log, which the newest one proves committed.
 
-    The later one brings a commit index that covers the earlier, but a crash may keep the entries
-    and not that. With members two changes old a majority need not overlap the present one's.
-    Refusing alone would not do: of those who have the later change perhaps nobody else can win, and
-    nobody would commit the earlier. So it is committed here, applied, and the next timeout stands.
+    A leader appends a membership change only once it has applied the one before (thesis §4.1).
+
+    The later change brings a commit index that covers the earlier one, but a crash may keep the
+    entries and lose that index. With members two changes old a majority need not overlap the
+    current one. Refusing to campaign is not enough: perhaps only replicas with the later change can
+    win, and then the earlier one would never be committed. So it is committed here and applied, and
+    the next timeout starts the campaign.
     """
     if raft.disable_conf_change_validation:
         return
@@ -211,7 +224,7 @@ def _commit_what_conf_changes_prove(raft: Raft) -> None:
         try:
             entries = log.slice(first, log.last_index + 1, log.applying_bytes_max)
         except NotInMemory as answer:
-            # Never what a crash left: only what is committed leaves memory.
+            # Not what a crash left: only committed entries leave memory.
             first = answer.end
             continue
         changes += [entry.index for entry in entries if entry.kind in CONF_CHANGE_KINDS]
@@ -221,10 +234,10 @@ def _commit_what_conf_changes_prove(raft: Raft) -> None:
 
 
 def _has_unapplied_conf_change(raft: Raft) -> bool:
-    """Whether a committed membership change waits to be applied.
+    """Return True if a committed membership change waits to be applied.
 
-    Campaigning with the old voters could then elect a leader beside the one of the new voters.
-    What storage does not hold in memory counts as a change: applying will bring it in.
+    A campaign with the old voters could elect a leader beside the one of the new voters. Entries
+    that are not in memory count as a change: applying will load them.
     """
     log = raft.log
     first = log.applied + 1
@@ -249,7 +262,7 @@ def _vote(raft: Raft, candidate: NodeId) -> None:
 
 
 def handle_vote(raft: Raft, msg: MsgVote) -> None:
-    """RequestVote, receiver (Figure 2). Learners vote too: the asker may know better (thesis)."""
+    """Handle RequestVote (Figure 2). Learners vote too: the candidate may be more up to date."""
     may_vote = raft.vote == msg.from_ or (raft.vote == NONE and raft.lead == NONE)
     may_vote = may_vote and not raft.log.lacks_committed
     if may_vote and raft.log.is_up_to_date(index=msg.index, term=msg.log_term):
@@ -263,7 +276,7 @@ def handle_vote(raft: Raft, msg: MsgVote) -> None:
 
 
 def handle_pre_vote(raft: Raft, msg: MsgPreVote) -> None:
-    """Would I vote? Changes nothing here (thesis §9.6)."""
+    """Handle a pre-vote request; it changes no term or vote here (thesis §9.6)."""
     may_vote = (
         msg.term > raft.term or raft.vote == msg.from_ or (raft.vote == NONE and raft.lead == NONE)
     )
@@ -275,16 +288,19 @@ def handle_pre_vote(raft: Raft, msg: MsgPreVote) -> None:
         and not _comes_first(raft, msg)
         and raft.log.is_up_to_date(index=msg.index, term=msg.log_term)
     ):
-        # The asked term, not ours: the asker is still in an older one and would drop the answer.
+        # The requested term, not ours: the sender is in an older one and would drop the answer.
         queue.append(MsgPreVoteResp(msg.from_, raft.id, msg.term))
     else:
         queue.append(MsgPreVoteResp(msg.from_, raft.id, raft.term, reject=True))
 
 
 def _comes_first(raft: Raft, msg: MsgPreVote) -> bool:
-    """Two that ask at one time would both be told yes, and then have a vote each: who has the
-    better log, or the lower id, goes on, and the other one leaves it to that one. For a moment
-    only: who goes on may not reach a majority."""
+    """Return True if this pre-candidate takes precedence over the sender of `msg`.
+
+    Simultaneous pre-candidates would both be granted and then have one vote each. So the one with
+    the better log, or the lower id, goes on, and the other yields to it. This holds only for a
+    short time, as the winner may not reach a majority.
+    """
     is_asking = raft.state is PRE_CANDIDATE and raft.election_elapsed < raft.election_ticks // 3
     if not (raft.durable_campaign and is_asking):
         return False
@@ -297,21 +313,26 @@ def _comes_first(raft: Raft, msg: MsgPreVote) -> bool:
 
 
 def _awaits_votes(raft: Raft, asker: NodeId) -> bool:
-    """Whether an election that this replica has a vote in may still come to an end: it is not
-    disturbed by another one while disks need their time. Whoever asks again though it was given
-    the vote, has not heard of that."""
+    """Return True if an election that this replica voted in may still be decided.
+
+    No other election disturbs it while disks need their time. A candidate that repeats its request
+    has not received the vote it was given.
+    """
     return raft.vote_pending or (raft.lead == NONE and raft.vote_wait > 0 and raft.vote != asker)
 
 
 def _count(raft: Raft, votes: dict[NodeId, bool], msg: MsgVoteResp | MsgPreVoteResp) -> VoteResult:
-    # The first answer of a voter counts: a repeated message is no second vote.
+    # The first answer of a voter counts: a repeated message is not a second vote.
     votes.setdefault(msg.from_, not msg.reject)
     return joint_vote(raft.membership.incoming, raft.membership.outgoing, votes)
 
 
 def on_vote_answer(raft: Raft, msg: MsgVoteResp) -> None:
-    """With `durable_campaign` also one that is late: who stood may ask for the next term by now.
-    Its log is what the vote was asked for: nobody has led this term."""
+    """Count a vote; with `durable_campaign` also a late one.
+
+    The candidate may have started a pre-vote for the next term by then. Its log is still the one
+    the vote was requested for, because no replica has led this term.
+    """
     if raft.ballots is None or not (raft.state is CANDIDATE or raft.durable_campaign):
         return
     result = _count(raft, raft.ballots, msg)
@@ -331,7 +352,7 @@ def _on_pre_vote_answer(raft: Raft, msg: MsgPreVoteResp) -> None:
     if result is VoteResult.WON:
         campaign(raft, Campaign.ELECTION)
     elif result is VoteResult.LOST:
-        # Ours, not the message's: a grant carries a term nobody has reached.
+        # Our term, not the message's: a grant carries a term that no replica has reached.
         become_follower(raft, raft.term, NONE)
 
 
@@ -363,12 +384,12 @@ def _on_proposal(raft: Raft, msg: MsgProp) -> None:
 
 
 def on_timeout_now(raft: Raft, msg: MsgTimeoutNow) -> None:
-    """The leader hands over: campaign at once, without asking first (thesis §3.10)."""
+    """Handle a transfer: campaign at once, without pre-vote (thesis §3.10)."""
     if raft.state is FOLLOWER:
         hup(raft, Campaign.TRANSFER)
 
 
-# `...`: each handler takes the message type it is listed under.
+# `...`: each handler takes the message type under which it is listed.
 HANDLERS: Final[dict[type[Message], Callable[..., None]]] = {
     MsgApp: _on_append,
     MsgHeartbeat: _on_heartbeat,

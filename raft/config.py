@@ -1,7 +1,7 @@
-"""Settings of one node of one group.
+"""Configuration of one node of one group.
 
-The defaults behave exactly as etcd's raft does. The last five settings are VDL's own: they change
-when messages leave, never what they mean.
+The defaults behave exactly as etcd's raft. The last six settings are VDL's own: they change when
+messages leave, not their meaning.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ class Config:
 
     id: NodeId
     election_ticks: int
-    """A follower that hears nothing for this long, up to twice this long, campaigns (§5.2)."""
+    """Ticks without a leader before a follower campaigns; at random up to twice that (§5.2)."""
     heartbeat_ticks: int
     storage: Storage
     rng: Random
-    """The only source of randomness: randomized election timeouts."""
+    """Only source of randomness: election timeouts."""
     applied: Index = NO_INDEX
-    """Last index already applied; 0 if the storage's snapshot is all there is."""
+    """Last index already applied; 0 if only the storage's snapshot is applied."""
 
     pre_vote: bool = False
-    """Ask before campaigning, so that a cut-off node does not raise the term (thesis §9.6)."""
+    """Query voters before campaigning, so that an isolated node does not raise the term (§9.6)."""
     check_quorum: bool = False
-    """A leader that does not hear from a quorum steps down; voters with a live leader do not
-    listen to candidates (thesis §6.2, §4.2.3)."""
+    """A leader that does not hear from a quorum steps down; voters with a live leader ignore
+    candidates (thesis §6.2, §4.2.3)."""
     async_storage_writes: bool = False
-    """Ready carries MsgStorageAppend and MsgStorageApply; there is no `advance`."""
+    """A Ready carries MsgStorageAppend and MsgStorageApply; `advance` is not used."""
     read_only_option: ReadOnlyOption = ReadOnlyOption.SAFE
     disable_proposal_forwarding: bool = False
-    """A follower refuses proposals instead of passing them to its leader."""
+    """A follower refuses proposals instead of forwarding them to its leader."""
     disable_conf_change_validation: bool = False
-    """Let membership changes into the log unchecked. For hosts that check at apply."""
+    """Append membership changes without checks. For hosts that check them on apply."""
     step_down_on_removal: bool = False
     """A leader that applies its own removal or demotion becomes a follower."""
 
@@ -57,37 +57,38 @@ class Config:
     max_committed_size_per_ready: int = 0
     """Bytes of entries given out for applying and not yet applied; 0: as max_size_per_msg."""
     max_uncommitted_entries_size: int = NO_LIMIT
-    """Bytes of payload a leader has appended and not seen applied; beyond it, proposals drop."""
+    """Bytes of payload a leader has appended and not applied; beyond it proposals are dropped."""
     max_inflight_msgs: int = 256
-    """MsgApps with entries sent to one peer and not answered."""
+    """MsgApps with entries in flight to one peer."""
     max_inflight_bytes: int = NO_LIMIT
-    """Bytes of payload sent to one peer and not answered; one message may go beyond."""
+    """Bytes of payload in flight to one peer; one message may exceed it."""
 
     quiet_heartbeats: bool = False
-    """Send MsgHeartbeat only to peers out of step, and a whole interval after they were in it at
-    the earliest: the host proves life by other means, and tells with `leader_heard` and
-    `peer_heard`."""
+    """Send MsgHeartbeat only to peers that are out of step, at the earliest a whole interval after
+    they were in step. The host proves liveness by other means and reports it with `leader_heard`
+    and `peer_heard`."""
     is_linked: Callable[[NodeId], bool] = _everybody
-    """With `quiet_heartbeats`: whether the host could send to a peer now. Asked when heartbeats are
-    due; to others they would be lost, for each group of a server that is gone. When a peer can be
-    sent to again, `ticks_until_due` is to be asked anew."""
+    """With `quiet_heartbeats`: return True if the host can send to a peer now. Called when
+    heartbeats are due: it avoids lost heartbeats for each group of a server that is down. When a
+    peer becomes reachable again, the host must query `ticks_until_due` again."""
     heard_ago: Callable[[NodeId], int] = _just_now
-    """With `quiet_heartbeats`: ticks since the host sent the newest of what it knows that the peer
-    has read. A peer is not asked again before it has read something that was sent later."""
+    """With `quiet_heartbeats`: return the age in ticks of the newest data from the host that the
+    peer is known to have read. A peer gets no further heartbeat before it has read something that
+    was sent later."""
     batch_appends: bool = False
-    """Put off MsgApps, and fold acknowledgements, to the next Ready: what one turn proposed and
-    committed leaves in one message a peer."""
+    """Defer MsgApps, and merge acknowledgements, to the next Ready: entries and commits of one turn
+    leave in one message per peer."""
     commit_apart: bool = False
-    """With `batch_appends`: no MsgApp for a commit index alone. Entries bring it along; where none
-    follow the host has MsgCommits made with `tell_commit`, in its own time."""
+    """With `batch_appends`: send no MsgApp for a commit index alone. Entries carry it along. If
+    none follow, the host obtains MsgCommits with `tell_commit` when it chooses."""
     durable_campaign: bool = False
-    """With asynchronous storage writes, ask for votes only once the own term and vote, and the log
-    they are asked for, are durable here (Figure 2). Else the others may elect a replica that a
-    crash takes back to before its candidacy: it may lead the same term again, with other entries,
-    and a vote given for a log that is lost may be counted for what is left of it."""
+    """With asynchronous storage writes, request votes only once the replica's own term and vote,
+    and the log the request describes, are durable here (Figure 2). Otherwise a crash may take the
+    elected replica back to before its candidacy: it could lead the same term again with other
+    entries, and a vote given to a log that is lost could be counted for what is left of it."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Raise InvalidConfig if the settings cannot work."""
         _require(self.id > NONE, "id", "must be above 0")
         _require(self.heartbeat_ticks > 0, "heartbeat_ticks", "must be above 0")
         _require(

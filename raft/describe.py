@@ -1,4 +1,4 @@
-"""Text forms of what the core says and holds: for traces, tools and transcripts.
+"""Text forms of the core's messages and state, for traces, tools and transcripts.
 
 The wording is that of etcd's raft, so that transcripts of both can be compared line by line.
 """
@@ -46,7 +46,7 @@ from raft.types import (
 )
 
 Formatter: TypeAlias = Callable[[Payload], str]
-"""How to print an entry's payload."""
+"""Function that formats an entry's payload."""
 
 _STATE_NAMES = {
     StateType.FOLLOWER: "StateFollower",
@@ -70,23 +70,23 @@ _LOCAL_NAMES = {LOCAL_APPEND_THREAD: "AppendThread", LOCAL_APPLY_THREAD: "ApplyT
 
 
 def quoted(data: Payload) -> str:
-    """A payload as a quoted string."""
+    """Return a payload as a quoted string."""
     text = bytes(data).decode("utf-8", "backslashreplace")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def state_name(state: StateType) -> str:
-    """`StateLeader` and so on."""
+    """Return the name of a role, such as `StateLeader`."""
     return _STATE_NAMES[state]
 
 
 def change(conf_change: ConfChange) -> str:
-    """`v1 l2 r3 u4`."""
+    """Format a membership change as `v1 l2 r3 u4`."""
     return " ".join(f"{_CHANGE_LETTERS[one.type]}{one.node_id}" for one in conf_change.changes)
 
 
 def entry(e: Entry, formatter: Formatter = quoted) -> str:
-    """`term/index kind payload`."""
+    """Format an entry as `term/index kind payload`."""
     if e.kind in (EntryKind.NORMAL, EntryKind.NOOP):
         payload = formatter(e.data)
     else:
@@ -95,23 +95,23 @@ def entry(e: Entry, formatter: Formatter = quoted) -> str:
 
 
 def entries(es: list[Entry], formatter: Formatter = quoted) -> str:
-    """One entry a line."""
+    """Format entries, one per line."""
     return "".join(entry(e, formatter) + "\n" for e in es)
 
 
 def hard_state(state: HardState) -> str:
-    """`Term:1 Vote:1 Commit:10`, the vote only if there is one."""
+    """Format a hard state as `Term:1 Vote:1 Commit:10`, without the vote if there is none."""
     vote = f" Vote:{state.vote}" if state.vote else ""
     return f"Term:{state.term}{vote} Commit:{state.commit}"
 
 
 def soft_state(state: SoftState) -> str:
-    """`Lead:1 State:StateLeader`."""
+    """Format a soft state as `Lead:1 State:StateLeader`."""
     return f"Lead:{state.lead} State:{state_name(state.state)}"
 
 
 def conf_state(state: ConfState) -> str:
-    """`Voters:[1 2] VotersOutgoing:[1] Learners:[] LearnersNext:[] AutoLeave:true`."""
+    """Format as `Voters:[1 2] VotersOutgoing:[1] Learners:[] LearnersNext:[] AutoLeave:true`."""
 
     def ids(values: tuple[NodeId, ...]) -> str:
         return "[" + " ".join(map(str, values)) + "]"
@@ -124,12 +124,12 @@ def conf_state(state: ConfState) -> str:
 
 
 def snapshot(s: Snapshot) -> str:
-    """`Index:4 Term:1 ConfState:…`."""
+    """Format a snapshot as `Index:4 Term:1 ConfState:…`."""
     return f"Index:{s.index} Term:{s.term} ConfState:{conf_state(s.conf_state)}"
 
 
 def membership(m: Membership) -> str:
-    """`voters=(1 2 3)&&(1) learners=(2) learners_next=(1) autoleave`."""
+    """Format as `voters=(1 2 3)&&(1) learners=(2) learners_next=(1) autoleave`."""
 
     def ids(values: frozenset[NodeId]) -> str:
         return "(" + " ".join(map(str, sorted(values))) + ")"
@@ -145,7 +145,10 @@ def membership(m: Membership) -> str:
 
 
 def progress(p: Progress) -> str:
-    """`StateReplicate match=14 next=17 learner paused pendingSnap=4 inactive inflight=2[full]`."""
+    """Format as `StateReplicate match=14 next=17 learner paused pendingSnap=4 inactive …`.
+
+    In-flight messages are shown as `inflight=2[full]`.
+    """
     text = f"{p.state.value} match={p.match} next={p.next}"
     if p.is_learner:
         text += " learner"
@@ -161,12 +164,12 @@ def progress(p: Progress) -> str:
 
 
 def progress_map(members: Mapping[NodeId, Progress]) -> str:
-    """One member a line."""
+    """Format the progress of all members, one per line."""
     return "".join(f"{node}: {progress(p)}\n" for node, p in sorted(members.items()))
 
 
 def message(m: Message, formatter: Formatter = quoted, indent: str = "") -> str:
-    """`1->2 MsgApp Term:1 Log:1/11 Commit:11 Entries:[1/12 EntryNormal "x"]`."""
+    """Format a message as `1->2 MsgApp Term:1 Log:1/11 Commit:11 Entries:[1/12 …]`."""
     log_term, index = _log_position(m)
     text = (
         f"{indent}{_address(m.from_)}->{_address(m.to)} {type(m).__name__} "
@@ -211,7 +214,7 @@ def _address(node: NodeId) -> str:
 
 
 def ready(r: Ready, formatter: Formatter = quoted) -> str:
-    """A Ready, one thing a line."""
+    """Format a Ready, one item per line."""
     text = ""
     if r.soft_state is not None:
         text += soft_state(r.soft_state) + "\n"
@@ -236,7 +239,7 @@ def ready(r: Ready, formatter: Formatter = quoted) -> str:
 
 
 def majority(voters: frozenset[NodeId], acked: Mapping[NodeId, Index]) -> str:
-    """A table of what each voter has; the bar's length is how many voters have less."""
+    """Format a table of the voters' indexes; bar length: number of voters with a lower index."""
     if not voters:
         return "<empty majority quorum>"
     width = len(voters)

@@ -1,8 +1,8 @@
 """Errors of the consensus core: one small tree, data as fields.
 
-What cannot happen is an assert, not an error here. `InvalidConfig`, `InvalidConfChange` and
-`StepLocalMessage` are the caller's mistake; `StepPeerNotFound` and `Contradiction` are a peer's;
-the storage errors are how a storage answers; `ProposalDropped` is an ordinary outcome that a host
+Conditions that cannot occur are asserts, not errors. `InvalidConfig`, `InvalidConfChange` and
+`StepLocalMessage` are mistakes of the caller; `StepPeerNotFound` and `Contradiction` of a peer. The
+storage errors are results of a storage. `ProposalDropped` is an ordinary outcome that a host
 handles.
 """
 
@@ -14,11 +14,11 @@ from ids import Index
 
 
 class RaftError(Exception):
-    """Any error of the consensus core."""
+    """Base class of all errors of the consensus core."""
 
 
 class InvalidConfig(RaftError):
-    """A `Config` field has an impossible value."""
+    """A `Config` field has an invalid value."""
 
     def __init__(self, field: str, rule: str) -> None:
         super().__init__(f"{field} {rule}")
@@ -35,7 +35,7 @@ class MalformedConfChange(RaftError):
 
 
 class StepLocalMessage(RaftError):
-    """A message that only the node itself may send came in from outside."""
+    """A message that only the node itself may send came from outside."""
 
     def __init__(self) -> None:
         super().__init__("raft: cannot step raft local message")
@@ -50,15 +50,20 @@ class StepPeerNotFound(RaftError):
 
 
 class Contradiction(RaftError):
-    """A peer's message says what cannot be, by itself or beside this log: one of the two replicas
-    is faulty, or has lost what it acknowledged. Nothing of the message was taken but its term, if
-    that can be. A host drops it and tells people; to repair anything would be to guess."""
+    """A peer's message is impossible, in itself or given this log.
+
+    One of the two replicas is faulty, or has lost what it acknowledged. Nothing of the message was
+    taken except its term, if that is possible. A host drops the message and raises an alarm; any
+    repair would be a guess.
+    """
 
 
 class Diverged(Contradiction):
-    """A leader has another entry where one is committed here. Both logs had a majority: one of the
-    replicas that made it has forgotten what it acknowledged. This replica cannot follow that leader
-    in its term."""
+    """A leader has another entry where one is committed here.
+
+    Both logs had a majority, so one of the replicas that formed it has lost what it acknowledged.
+    This replica cannot follow that leader in its term.
+    """
 
     def __init__(self, first: Index, what: str) -> None:
         super().__init__(what)
@@ -67,7 +72,7 @@ class Diverged(Contradiction):
 
 
 class DropReason(Enum):
-    """Why a proposal was not appended. In every case nothing of it was."""
+    """Reason why a proposal was not appended. In every case none of its entries was."""
 
     NO_LEADER = "no leader"
     """This replica does not lead and may not forward."""
@@ -77,7 +82,7 @@ class DropReason(Enum):
 
 
 class ProposalDropped(RaftError):
-    """A proposal was refused; nothing of it was appended."""
+    """A proposal was refused; none of its entries was appended."""
 
     def __init__(self, reason: DropReason) -> None:
         super().__init__("raft proposal dropped")
@@ -85,27 +90,27 @@ class ProposalDropped(RaftError):
 
 
 class StorageAnswer(RaftError):
-    """What a `Storage` raises instead of returning what was asked for."""
+    """Base class of errors that a `Storage` raises instead of returning a result."""
 
 
 class Compacted(StorageAnswer):
-    """The index lies before the first entry held."""
+    """The index is before the first entry held."""
 
 
 class Unavailable(StorageAnswer):
-    """The index lies behind the last entry held."""
+    """The index is after the last entry held."""
 
 
 class SnapshotOutOfDate(StorageAnswer):
-    """The snapshot offered is older than the one held."""
+    """The given snapshot is older than the one held."""
 
 
 class SnapshotTemporarilyUnavailable(StorageAnswer):
-    """A snapshot is being made; ask again later."""
+    """A snapshot is being made; try again later."""
 
 
 class NotInMemory(StorageAnswer):
-    """Entries [first, end) exist but only on disk: a host reads them outside the core."""
+    """Entries [first, end) exist only on disk. The host reads them outside the core."""
 
     def __init__(self, first: Index, end: Index) -> None:
         super().__init__(f"entries [{first}, {end}) are not in memory")

@@ -1,7 +1,7 @@
-"""The follower: answers its leader, passes requests on, and waits (§5.2, §5.3).
+"""The follower: answers its leader, forwards requests, and waits (§5.2, §5.3).
 
-Also the way back into this role from any other, `become_follower`, and the answers to MsgApp,
-MsgHeartbeat and MsgSnap, which are the same for a candidate once it has recognised the leader.
+Also contains `become_follower`, the transition from any other role, and the handling of MsgApp,
+MsgHeartbeat and MsgSnap, which a candidate shares once it has recognised the leader.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from raft.types import (
 )
 
 _POSITION_MAX: Final = (1 << 62) - 1
-"""No log gets so far: what is above it would fit nowhere, or nothing behind it."""
+"""Upper bound of indexes and offsets: no log reaches it, and higher ones could not be stored or
+counted on."""
 
 
 def become_follower(raft: Raft, term: Term, lead: NodeId) -> None:
@@ -48,29 +49,31 @@ def become_follower(raft: Raft, term: Term, lead: NodeId) -> None:
 
 
 def forget_leader(raft: Raft) -> None:
-    """Stop believing in the leader, so that candidates are heard; stay in the term. The election it
-    may have won is over."""
+    """Forget the leader, so that candidates are heard; stay in the term.
+
+    The election that leader may have won is over.
+    """
     raft.vote_wait = 0
-    # A lease-based leader answers reads trusting that nobody elects another one meanwhile.
+    # A lease-based leader answers reads on the premise that no other leader is elected.
     if raft.read_only_option is not ReadOnlyOption.LEASE_BASED:
         raft.lead = NONE
 
 
 def propose(raft: Raft, entries: list[Entry]) -> None:
-    """Forward to the leader. Raises ProposalDropped."""
+    """Forward entries to the leader. Raises ProposalDropped."""
     if raft.lead == NONE or raft.disable_proposal_forwarding:
         raise ProposalDropped(DropReason.NO_LEADER)
     raft.msgs.append(MsgProp(raft.lead, raft.id, NO_TERM, entries))
 
 
 def pass_transfer_on(raft: Raft, transferee: NodeId) -> None:
-    """Ask the leader to hand over to `transferee`."""
+    """Forward a transfer to `transferee` to the leader."""
     if raft.lead != NONE:
         raft.msgs.append(MsgTransferLeader(raft.lead, transferee, raft.term))
 
 
 def pass_read_on(raft: Raft, requester: NodeId, context: bytes) -> bool:
-    """Ask the leader for a read index. Returns False if there is none."""
+    """Forward a read index request to the leader. Return False if none is known."""
     if raft.lead == NONE:
         return False
     raft.msgs.append(MsgReadIndex(raft.lead, requester, NO_TERM, context))
@@ -78,10 +81,10 @@ def pass_read_on(raft: Raft, requester: NodeId, context: bytes) -> bool:
 
 
 def handle_append(raft: Raft, msg: MsgApp) -> None:
-    """AppendEntries, receiver (Figure 2). Raises Contradiction."""
+    """Handle AppendEntries (Figure 2). Raises Contradiction."""
     log = raft.log
     if msg.index < log.committed:
-        # The leader may go on from what is committed, unless its log is another one.
+        # The leader may continue from the commit index, unless its log differs.
         _check_committed(raft, msg.index, msg.log_term, msg.term)
         for entry in msg.entries:
             if entry.index > log.committed:
@@ -107,7 +110,7 @@ def handle_append(raft: Raft, msg: MsgApp) -> None:
             term, offset = entry.term, offset + entry.records
         conflict = log.find_conflict(entries)
         if conflict:
-            # Only from the first conflict on: a delayed, shorter MsgApp must not cut off what a
+            # Only from the first conflict on: a delayed, shorter MsgApp must not truncate what a
             # later one added (§5.3).
             known = conflict - entries[0].index
             log.append(entries[known:] if known else entries)
@@ -116,8 +119,11 @@ def handle_append(raft: Raft, msg: MsgApp) -> None:
 
 
 def _check_committed(raft: Raft, index: Index, term: Term, leader_term: Term) -> None:
-    """Raises Diverged if a leader has another entry where one is committed here. To
-    acknowledge that would have it count this log as a copy of its own (§5.4.3, Log Matching)."""
+    """Raise Diverged if a leader has another entry where one is committed here.
+
+    An acknowledgement would make the leader count this log as a copy of its own (§5.4.3, Log
+    Matching).
+    """
     log = raft.log
     if index < log.first_index() - 1 or log.matches(index=index, term=term):
         return
@@ -129,7 +135,7 @@ def _check_committed(raft: Raft, index: Index, term: Term, leader_term: Term) ->
 
 
 def _reject_append(raft: Raft, msg: MsgApp) -> None:
-    """Say where the logs may still agree, so that the leader need not go back one by one (§5.3)."""
+    """Reject with the last index where the logs may agree, to skip single steps back (§5.3)."""
     hint, hint_term = raft.log.find_conflict_by_term(
         index=min(msg.index, raft.log.last_index), term=msg.log_term
     )
@@ -147,13 +153,13 @@ def _reject_append(raft: Raft, msg: MsgApp) -> None:
 
 
 def handle_heartbeat(raft: Raft, msg: MsgHeartbeat) -> None:
-    """Take the commit index, return the context. Raises Contradiction."""
+    """Take the commit index and return the context. Raises Contradiction."""
     raft.log.commit_to(msg.commit)
     raft.msgs.append(MsgHeartbeatResp(msg.from_, raft.id, raft.term, msg.context))
 
 
 def handle_snapshot(raft: Raft, msg: MsgSnap) -> None:
-    """InstallSnapshot, receiver (§7). Raises Contradiction."""
+    """Handle InstallSnapshot (§7). Raises Contradiction."""
     if _restore(raft, msg.snapshot, msg.term):
         raft.acknowledge(msg.from_, raft.log.last_index)
     else:
@@ -161,8 +167,10 @@ def handle_snapshot(raft: Raft, msg: MsgSnap) -> None:
 
 
 def _restore(raft: Raft, snapshot: Snapshot, term: Term) -> bool:
-    """Replace log and membership by the snapshot's, sent in that term. Returns False if it brings
-    nothing. Raises Contradiction."""
+    """Replace log and membership by those of a snapshot sent in `term`.
+
+    Return False if the snapshot adds nothing. Raises Contradiction.
+    """
     log = raft.log
     assert raft.state is FOLLOWER, raft.state
     if snapshot.term > term or max(snapshot.index, snapshot.next_offset) > _POSITION_MAX:
@@ -171,7 +179,7 @@ def _restore(raft: Raft, snapshot: Snapshot, term: Term) -> bool:
         _check_committed(raft, snapshot.index, snapshot.term, term)
         return False
     if log.matches(index=snapshot.index, term=snapshot.term):
-        # The log has it all; only the commit index was behind.
+        # The log has all entries; only the commit index was behind.
         log.commit_to(snapshot.index)
         return False
     try:
@@ -179,16 +187,18 @@ def _restore(raft: Raft, snapshot: Snapshot, term: Term) -> bool:
     except InvalidConfChange as error:
         raise Contradiction(f"a snapshot with members that cannot be: {error}") from error
     log.restore(snapshot)
-    # The snapshot's membership supersedes whatever was known. It need not hold this replica: one
-    # that stands for the log's start may be older than the change that added it.
+    # The snapshot's membership replaces the old one. It need not contain this replica: a snapshot
+    # at the start of the log may be older than the change that added the replica.
     raft.progress = {}
     raft.set_membership(membership, snapshot.index)
     return True
 
 
 def take_state(raft: Raft, snapshot: Snapshot) -> None:
-    """As a snapshot that is installed (§7), but for the log, which has all of it and is kept: only
-    its state could not be made here."""
+    """Install the state of a snapshot (§7) but keep the log, which has all of its entries.
+
+    Used if only the state could not be produced here.
+    """
     log, index = raft.log, snapshot.index
     assert raft.state is not LEADER, raft.state
     assert log.applied == log.applying < index <= log.stable, (log.applied, log.applying, index)
@@ -246,7 +256,7 @@ def _on_read_index_answer(raft: Raft, msg: MsgReadIndexResp) -> None:
     raft.read_states.append(ReadState(msg.index, msg.context))
 
 
-# `...`: each handler takes the message type it is listed under.
+# `...`: each handler takes the message type under which it is listed.
 HANDLERS: Final[dict[type[Message], Callable[..., None]]] = {
     MsgApp: _on_append,
     MsgHeartbeat: _on_heartbeat,

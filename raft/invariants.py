@@ -1,12 +1,12 @@
-"""What must hold after every event: checks for simulations and tests, and a subset for production.
+"""Invariants that must hold after every event, for simulations, tests, and partly production.
 
-`check_node` looks at one replica and costs a microsecond or two. `ClusterInvariants` watches all
-replicas of a group over a whole run, restarts included, and knows the properties of the paper's
+`check_node` checks one replica and takes a microsecond or two. `ClusterInvariants` watches all
+replicas of a group over a whole run, restarts included, and checks the properties of the paper's
 Figure 3: Election Safety, Leader Append-Only, Log Matching, Leader Completeness, State Machine
 Safety. Call `observe` after every event on a replica: an event that is not observed is not checked,
 and the first observer of a commit is taken for its leader.
 
-A violation raises `InvariantViolation`. It is a bug in the core or a broken promise of the host
+A violation raises `InvariantViolation`. It is a bug in the core or a broken guarantee of the host
 (a lost write, a reused id), never chance.
 """
 
@@ -26,7 +26,7 @@ from raft.types import NO_LIMIT, NONE, Entry, HardState
 
 
 class InvariantViolation(RaftError):
-    """Something happened that must not."""
+    """An invariant does not hold."""
 
     def __init__(self, rule: str, **facts: object) -> None:
         super().__init__(rule + ": " + ", ".join(f"{name}={fact}" for name, fact in facts.items()))
@@ -43,7 +43,7 @@ def _require(holds: bool, rule: str, **facts: object) -> None:
 
 
 def check_node(node: RawNode) -> None:
-    """The indexes are in order, and the role fits the rest."""
+    """Check that the indexes are in order and that the role fits the other state."""
     raft = node.raft
     _check_log(raft)
     if raft.state is LEADER:
@@ -79,8 +79,10 @@ def _ends_right(log: RaftLog, last: Entry) -> bool:
 
 
 def _name_disorder(raft: Raft) -> None:
-    """Raise for the rule that `_check_log` found broken: telling them apart costs more than all
-    other checks together, and is nearly never needed."""
+    """Raise for the rule that `_check_log` found broken.
+
+    Separate, because distinguishing the rules costs more than all other checks together.
+    """
     log = raft.log
     facts = {
         "id": raft.id,
@@ -132,28 +134,28 @@ def _check_progress(raft: Raft) -> None:
 
 @dataclass(slots=True)
 class _Seen:
-    """A replica when it was last observed."""
+    """State of a replica when it was last observed."""
 
     term: Term
     commit: Index
     state_term: Term
-    """Term it was last seen leading in; 0: never."""
+    """Term in which it was last seen leading; 0 if never."""
     led_last: Index
-    """End of its log then."""
+    """Last index of its log at that time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Committed:
-    """An entry some replica has called committed."""
+    """Entry that some replica has reported as committed."""
 
     term: Term
     fingerprint: int
     commit_term: Term
-    """Term of the replica that said so first: the leader's."""
+    """Term of the replica that reported it first: the leader's."""
 
 
 class ClusterInvariants:
-    """Watches the replicas of one group."""
+    """Checks of all replicas of one group."""
 
     def __init__(self) -> None:
         self._seen: dict[NodeId, _Seen] = {}
@@ -162,20 +164,20 @@ class ClusterInvariants:
         self._committed: dict[Index, _Committed] = {}
         self._last_committed: Index = NO_INDEX
         self.fingerprint: Callable[[Entry], int] = entry_fingerprint
-        """What the same entry has in common on all replicas."""
+        """Return a value that is equal for the same entry on all replicas."""
 
     @property
     def last_committed(self) -> Index:
-        """Highest index any replica has called committed."""
+        """Highest index any replica has reported as committed."""
         return self._last_committed
 
     def committed_term(self, index: Index) -> Term:
-        """Term of the entry that was committed at an index; 0 where that was not seen."""
+        """Return the term of the entry committed at an index; 0 if that was not observed."""
         committed = self._committed.get(index)
         return committed.term if committed is not None else NO_TERM
 
     def restarted(self, node: RawNode, durable: HardState) -> None:
-        """A replica came back with what its disk held. A vote that never got there is no vote."""
+        """Record a restart from what the disk held; a vote that was not durable does not count."""
         for (voter, term), vote in list(self._votes.items()):
             is_lost = term >= durable.term and (term, vote) != (durable.term, durable.vote)
             if voter == node.id and is_lost:
@@ -194,7 +196,7 @@ class ClusterInvariants:
         self.observe(node)
 
     def observe(self, node: RawNode) -> None:
-        """Check a replica against itself, its past, and the others."""
+        """Check a replica against itself, its earlier state, and the other replicas."""
         check_node(node)
         raft = node.raft
         seen = self._seen.get(node.id)
@@ -275,13 +277,13 @@ class ClusterInvariants:
         seen.led_last = last
 
     def _check_completeness(self, raft: Raft) -> None:
-        """Everything committed in earlier terms is in a new leader's log."""
+        """Check that a new leader's log has everything committed in earlier terms."""
         index = self._last_committed
         # A late winner of an old term need not have what a newer leader committed since.
         while index in self._committed and self._committed[index].commit_term >= raft.term:
             index -= 1
         committed = self._committed.get(index)
-        # Of the entry before its first one a log still knows the term.
+        # A log also knows the term of the entry before its first one.
         if committed is None or index < raft.log.first_index() - 1:
             return
         _require(
@@ -293,7 +295,7 @@ class ClusterInvariants:
         )
 
     def check_logs(self, nodes: Iterable[RawNode]) -> None:
-        """Log Matching (§5.3): equal term at an index means equal logs up to there."""
+        """Check Log Matching (§5.3): equal term at an index means equal logs up to there."""
         known: dict[tuple[Index, Term], tuple[NodeId, Term]] = {}
         for node in nodes:
             log = node.raft.log
@@ -301,7 +303,7 @@ class ClusterInvariants:
             for index in map(Index, range(log.first_index(), log.last_index + 1)):
                 term = log.term(index)
                 other, other_previous = known.setdefault((index, term), (node.id, previous))
-                # The base of a compacted log may be all that is known of the entry before.
+                # For a compacted log, the base may be all that is known of the entry before.
                 _require(
                     previous == other_previous,
                     "Log Matching (§5.3)",
@@ -313,10 +315,10 @@ class ClusterInvariants:
 
 
 def entry_fingerprint(entry: Entry) -> int:
-    """Of all of an entry but index and term."""
+    """Return a checksum of everything in an entry except index and term."""
     return zlib.crc32(entry.data, place_fingerprint(entry))
 
 
 def place_fingerprint(entry: Entry) -> int:
-    """Of what an entry keeps when its log is compacted."""
+    """Return a checksum of what is kept of an entry when its log is compacted."""
     return zlib.crc32(f"{entry.kind}/{entry.base_offset}/{entry.records}".encode())

@@ -1,12 +1,12 @@
-"""The leader: appends, replicates, commits, and proves that it still leads (§5.3, §5.4.2, §8).
+"""The leader: appends, replicates, commits, and confirms its leadership (§5.3, §5.4.2, §8).
 
-Replication runs ahead of answers (thesis §10.2.1). Each member's `Progress` says what to send
-next and whether anything may be sent; an answer moves it, may commit, and sends what became
-possible. The leader's own log is one of the replicas: its acknowledgement arrives when its own
-disk has the entry.
+Replication is pipelined: entries are sent ahead of acknowledgements (thesis §10.2.1). Each member's
+`Progress` says what to send next and whether anything may be sent. An acknowledgement updates it,
+may commit entries, and sends what has become possible. The leader's own log is one of the replicas:
+its acknowledgement arrives when its own disk has the entry.
 
-With `batch_appends` nothing of this changes but the moment: what would be broadcast at once is
-noted in `broadcast_due` and leaves with the next Ready.
+`batch_appends` changes only the time of sending: a broadcast is noted in `broadcast_due` and leaves
+with the next Ready.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from raft.types import (
 )
 
 SNAPSHOT_ANSWERS_MAX: Final = 50
-"""Heartbeats a replica may answer after a snapshot was sent to it before another one is sent."""
+"""Heartbeats a replica may answer after a snapshot was sent before another one is sent."""
 
 
 def become_leader(raft: Raft) -> None:
-    """Begin to lead: append an empty entry, whose commit shows what is committed (§5.4.2, §8)."""
+    """Become leader and append an empty entry; its commit shows what is committed (§5.4.2, §8)."""
     assert raft.ballots is not None
     assert raft.may_lead
     assert raft.state is not LEADER
@@ -79,7 +79,7 @@ def become_leader(raft: Raft) -> None:
 
 
 def tick(raft: Raft, ticks: int) -> None:
-    """Time passes for a leader: check-quorum, the end of a transfer, heartbeats."""
+    """Advance time for a leader: check-quorum, end of a transfer, heartbeats."""
     raft.heartbeat_elapsed += ticks
     raft.election_elapsed += ticks
     if raft.election_elapsed >= raft.election_ticks:
@@ -87,7 +87,7 @@ def tick(raft: Raft, ticks: int) -> None:
         if raft.check_quorum and not _keep_quorum(raft):
             become_follower(raft, raft.term, NONE)
             return
-        # The transferee had an election timeout's time; take proposals again (thesis §3.10).
+        # The transferee has had one election timeout. Accept proposals again (thesis §3.10).
         raft.lead_transferee = NONE
     if raft.heartbeat_elapsed >= raft.heartbeat_ticks:
         rounds, raft.heartbeat_elapsed = divmod(raft.heartbeat_elapsed, raft.heartbeat_ticks)
@@ -95,12 +95,12 @@ def tick(raft: Raft, ticks: int) -> None:
         context = raft.pending_reads.last_round
         _send_heartbeats(raft, context)
         if context and raft.quiet_heartbeats:
-            # Whether what was sent to those out of step has come, their answers do not tell.
+            # Answers to a read's heartbeats do not show whether earlier messages have arrived.
             _send_heartbeats(raft, b"")
 
 
 def _keep_quorum(raft: Raft) -> bool:
-    """Whether a quorum was heard since the last check (thesis §6.2); begins the next period."""
+    """Return True if a quorum was heard since the last check (thesis §6.2); begin a new period."""
     active = {
         node: node == raft.id or progress.recent_active
         for node, progress in raft.progress.items()
@@ -112,7 +112,10 @@ def _keep_quorum(raft: Raft) -> bool:
 
 
 def peers_silent(raft: Raft, silent: Container[NodeId]) -> bool:
-    """Step down if those that are not silent are no quorum (thesis §6.2); whether it has."""
+    """Step down if the peers that are not silent form no quorum (thesis §6.2).
+
+    Return True if the leader stepped down.
+    """
     heard = {node: node == raft.id or node not in silent for node in raft.progress}
     if not raft.check_quorum or _is_quorum(raft, heard):
         return False
@@ -126,7 +129,7 @@ def _is_quorum(raft: Raft, heard: Mapping[NodeId, bool]) -> bool:
 
 
 def ticks_until_due(raft: Raft, never: int) -> int:
-    """Ticks until `tick` would do something."""
+    """Return the number of ticks until `tick` would do something."""
     due = never
     if raft.check_quorum or raft.lead_transferee != NONE:
         due = raft.election_ticks - raft.election_elapsed
@@ -140,7 +143,7 @@ def ticks_until_due(raft: Raft, never: int) -> int:
 
 
 def _rounds_to_heartbeats(raft: Raft) -> int:
-    """In how many rounds from now on anybody is sent one, at least 1; 0: in none."""
+    """Return the number of rounds until a heartbeat is sent, at least 1; 0 if none will be."""
     if not raft.quiet_heartbeats or raft.pending_reads.last_round:
         return 1
     first = 0
@@ -152,7 +155,7 @@ def _rounds_to_heartbeats(raft: Raft) -> int:
 
 
 def asks(raft: Raft) -> bool:
-    """Whether anybody is sent heartbeats, now or later. Asked with each proposal."""
+    """Return True if any peer receives heartbeats, now or later. Called for each proposal."""
     if not raft.quiet_heartbeats or raft.pending_reads.last_round:
         return True
     for node, progress in raft.peers:
@@ -162,7 +165,10 @@ def asks(raft: Raft) -> bool:
 
 
 def is_in_step(raft: Raft, progress: Progress) -> bool:
-    """Whether a replica has, or has been sent, all there is to know."""
+    """Return True if a replica has, or has been sent, all entries and the commit index.
+
+    Entries count as such only once they are acknowledged.
+    """
     log = raft.log
     return (
         progress.state is REPLICATE
@@ -173,19 +179,22 @@ def is_in_step(raft: Raft, progress: Progress) -> bool:
 
 def _send_heartbeats(raft: Raft, context: bytes) -> None:
     committed = raft.log.committed
-    # A read's round needs answers from everybody, whatever the host knows of life.
+    # A read's round needs answers from every peer, even if the host has proof of life.
     everybody = not raft.quiet_heartbeats or context != b""
     for node, progress in raft.peers:
         if everybody or _is_due_to_ask(raft, node, progress):
-            # Not beyond what is known to match: the rest of its log may not be ours.
+            # Not beyond what is known to match: the rest of the peer's log may differ from ours.
             commit = min(progress.match, committed)
             raft.msgs.append(MsgHeartbeat(node, raft.id, raft.term, commit, context))
             progress.sent_commit = commit
 
 
 def _is_due_to_ask(raft: Raft, node: NodeId, progress: Progress) -> bool:
-    """Whether it is a replica's turn to be sent a heartbeat because it is out of step. One that
-    may not even have read the last one is not: it is late, and each more would make it later."""
+    """Return True if an out-of-step replica receives a heartbeat in this round.
+
+    A replica that may not have read the last one yet receives none: more messages would delay
+    it further.
+    """
     rounds = raft.heartbeat_rounds
     if progress.ask_round > rounds or is_in_step(raft, progress) or not raft.is_linked(node):
         return False
@@ -199,7 +208,7 @@ def _is_due_to_ask(raft: Raft, node: NodeId, progress: Progress) -> bool:
 
 
 def propose(raft: Raft, entries: list[Entry]) -> None:
-    """Append entries to the log and send them. Raises ProposalDropped, then nothing changed."""
+    """Append entries to the log and send them. Raises ProposalDropped, then nothing has changed."""
     assert entries
     if raft.id not in raft.progress:
         raise ProposalDropped(DropReason.REMOVED)
@@ -210,8 +219,8 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
     for entry in entries:
         if entry.kind in CONF_CHANGE_KINDS:
             changes_members = True
-    # The first entry beyond an empty account is taken whatever its size; empty ones always are:
-    # a leader must be able to leave a joint configuration.
+    # The first entry is accepted whatever its size if nothing is uncommitted. Empty entries are
+    # always accepted: a leader must be able to leave a joint configuration.
     if (
         payload
         and raft.uncommitted_bytes
@@ -220,20 +229,20 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
         raise ProposalDropped(DropReason.UNCOMMITTED_LIMIT)
     if changes_members:
         _admit_conf_changes(raft, entries)
-        payload = payload_bytes(entries)  # less, where one has become an empty entry
+        payload = payload_bytes(entries)  # smaller if one has become an empty entry
     raft.uncommitted_bytes += payload
     if not asks(raft):
-        # Nobody is waited for: the interval that runs has nothing to end. Those whom these entries
-        # put out of step have a whole one for their answers.
+        # No answer is pending, so the current interval has no purpose. Peers that these entries put
+        # out of step have a whole interval to answer.
         raft.heartbeat_elapsed = 0
     _append(raft, entries)
     _broadcast(raft)
 
 
 def _admit_conf_changes(raft: Raft, entries: list[Entry]) -> None:
-    """Let membership changes in, or make them empty entries (thesis §4.1, §4.3).
+    """Accept membership changes, or turn them into empty entries (thesis §4.1, §4.3).
 
-    Raises MalformedConfChange, then nothing changed.
+    Raises MalformedConfChange, then nothing has changed.
     """
     changes = [
         (index, entry, decode_conf_change(entry.data))
@@ -242,7 +251,7 @@ def _admit_conf_changes(raft: Raft, entries: list[Entry]) -> None:
     ]
     for index, entry, change in changes:
         is_unapplied = raft.pending_conf_index > raft.log.applied
-        # Joint: only leaving it will do. Not joint: there is nothing to leave.
+        # Joint: only leaving is allowed. Not joint: there is nothing to leave.
         does_not_fit = raft.membership.is_joint != (change.changes == ())
         if (is_unapplied or does_not_fit) and not raft.disable_conf_change_validation:
             entry.kind = EntryKind.NOOP
@@ -252,7 +261,7 @@ def _admit_conf_changes(raft: Raft, entries: list[Entry]) -> None:
 
 
 def _append(raft: Raft, entries: list[Entry]) -> None:
-    """Give entries their place and term, and ask to hear when they are durable here."""
+    """Assign term, index and base offset, append, and queue this replica's acknowledgement."""
     log = raft.log
     index = log.last_index
     offset = log.next_offset
@@ -268,7 +277,7 @@ def _append(raft: Raft, entries: list[Entry]) -> None:
 
 
 def reduce_uncommitted(raft: Raft, payload: int) -> None:
-    """Entries were applied. Those of earlier leaders were never counted: stop at zero."""
+    """Subtract applied payload. Entries of earlier leaders were never counted: stop at zero."""
     raft.uncommitted_bytes = max(raft.uncommitted_bytes - payload, 0)
 
 
@@ -276,7 +285,7 @@ def reduce_uncommitted(raft: Raft, payload: int) -> None:
 
 
 def _broadcast(raft: Raft) -> None:
-    """News for everybody: entries, or a commit index."""
+    """Send new entries or a new commit index to all peers."""
     if raft.batch_appends:
         raft.broadcast_due = True
         return
@@ -285,7 +294,7 @@ def _broadcast(raft: Raft) -> None:
 
 
 def _owe_commit(raft: Raft) -> None:
-    """Some peer has to be told the commit index, if not at once."""
+    """Note that a peer needs the commit index, to be sent later."""
     if raft.commit_apart:
         raft.commit_news_due = True
     elif raft.batch_appends:
@@ -293,7 +302,7 @@ def _owe_commit(raft: Raft) -> None:
 
 
 def send_put_off(raft: Raft) -> None:
-    """Send what `batch_appends` put off: entries, else the commit index where it is news."""
+    """Send what `batch_appends` deferred: entries, or the commit index to peers that need it."""
     raft.broadcast_due = False
     committed, last = raft.log.committed, raft.log.last_index
     for node, progress in raft.peers:
@@ -305,8 +314,10 @@ def send_put_off(raft: Raft) -> None:
 
 
 def tell_commit(raft: Raft) -> list[MsgCommit]:
-    """What peers have not been told of the commit index, each as far as it has the entries
-    (`commit_apart`). One that acknowledges more later makes news due again."""
+    """Return a MsgCommit for each peer that lacks it, as far as the peer has the entries.
+
+    For `commit_apart`. A peer that acknowledges more entries later makes another one due.
+    """
     raft.commit_news_due = False
     committed = raft.log.committed
     news: list[MsgCommit] = []
@@ -321,12 +332,12 @@ def tell_commit(raft: Raft) -> list[MsgCommit]:
 def _maybe_send_append(
     raft: Raft, node: NodeId, progress: Progress, *, send_if_empty: bool
 ) -> bool:
-    """Send the next MsgApp, or a snapshot, unless paused. Returns whether something was sent."""
+    """Send the next MsgApp, or a snapshot, unless paused. Return True if something was sent."""
     if progress.is_paused:
         return False
     log = raft.log
     previous = progress.next - 1
-    # Full in-flight window: only empty MsgApps, so that a lost window is noticed.
+    # Full in-flight window: send only empty MsgApps, which detect a lost window.
     may_carry = progress.state is not REPLICATE or not progress.inflights.is_full
     if not send_if_empty and (previous >= log.last_index or not may_carry):
         return False
@@ -350,7 +361,7 @@ def _maybe_send_append(
                 piece = min(piece, raft.paced.get(node, piece))
             raft.cold_reads.append(ColdRead(node, progress.next, answer.end, piece))
             return False
-        # Not worth a read before it is known that the logs agree there: probe empty-handed.
+        # No read from disk before the logs are known to agree there: send an empty probe.
         entries = []
         progress.flow_paused = True
     _send_entries(raft, node, progress, previous_term, entries)
@@ -360,7 +371,7 @@ def _maybe_send_append(
 def _send_entries(
     raft: Raft, node: NodeId, progress: Progress, previous_term: Term, entries: list[Entry]
 ) -> None:
-    """Send a MsgApp with `entries` from `progress.next` on."""
+    """Send a MsgApp with `entries`, starting at `progress.next`."""
     commit = raft.log.committed
     raft.msgs.append(
         MsgApp(node, raft.id, raft.term, previous_term, progress.next - 1, entries, commit)
@@ -372,7 +383,7 @@ def _send_entries(
 
 
 def _maybe_send_snapshot(raft: Raft, node: NodeId, progress: Progress) -> bool:
-    """Send a snapshot to a replica that is behind the log's start (§7)."""
+    """Send a snapshot to a replica that is behind the start of the log (§7)."""
     if not progress.recent_active:
         return False
     try:
@@ -386,13 +397,13 @@ def _maybe_send_snapshot(raft: Raft, node: NodeId, progress: Progress) -> bool:
 
 
 def entries_ready(raft: Raft, node: NodeId, entries: list[Entry]) -> None:
-    """The host read what a ColdRead asked for; [] if it could not."""
+    """Send the entries of a ColdRead; [] if the host could not read them."""
     progress = raft.progress.get(node)
     if progress is None or progress.cold_read_first == 0:
         return
     if entries and entries[0].index != progress.cold_read_first:
-        # Asked for before the peer was probed anew: what is waited for now is still to come.
-        # Taken for it, each such answer would be one more read, and so one more such answer.
+        # Requested before the peer was probed again; the read that is pending now is still to
+        # come. Accepting stale results would trigger one more read, and so one more stale result.
         return
     progress.cold_read_first = NO_INDEX
     if progress.is_paused or not entries:
@@ -439,13 +450,13 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
         return
     if raft.quiet_heartbeats and index < progress.sent_commit and node != raft.id:
         # An append that begins below the follower's commit index is answered with that index, and
-        # its news of the commit index is not taken: as long as heartbeats are quiet nothing else
-        # would repeat it.
+        # the follower does not take the commit index from it. While heartbeats are quiet nothing
+        # else would repeat it, so the leader sends it again.
         progress.sent_commit = index
         _owe_commit(raft)
     if not progress.maybe_update(index) and not (
-        # A probe's answer without news still ends the probing. But not what a replica answers to
-        # this leader's messages of an older term, which its question for votes has overtaken.
+        # A probe's answer that adds nothing still ends the probing. This excludes an answer to
+        # this leader's messages of an older term, which its own vote request has overtaken.
         progress.match == index
         and progress.state is PROBE
         and (index == progress.next - 1 or not raft.quiet_heartbeats)
@@ -456,11 +467,11 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
     elif progress.state is PROBE:
         progress.become_replicate()
     elif progress.match + 1 >= raft.log.first_index():
-        # The snapshot is in, or was not needed: the log reaches back far enough.
+        # The snapshot is installed, or was not needed: the log reaches back far enough.
         progress.become_probe()
         progress.become_replicate()
     elif index >= progress.pending_snapshot:
-        # It is in, but the log was cut behind it meanwhile: the next one.
+        # It is installed, but the log was compacted beyond it meanwhile: send the next one.
         progress.become_probe()
     if _maybe_commit(raft):
         _commit_moved(raft)
@@ -476,10 +487,10 @@ def _on_append_answer(raft: Raft, msg: MsgAppResp) -> None:
 
 
 def _go_back(raft: Raft, node: NodeId, progress: Progress, msg: MsgAppResp) -> None:
-    """The logs do not agree there: probe further back, a term at a time (§5.3)."""
+    """Handle a rejection: the logs do not agree there, so probe further back by a term (§5.3)."""
     hint = msg.reject_hint
     if msg.log_term > 0:
-        # Nothing of ours with a higher term than the follower's can match there.
+        # None of our entries with a higher term than the follower's can match there.
         hint, _ = raft.log.find_conflict_by_term(index=hint, term=msg.log_term)
     if progress.maybe_decrease(rejected=msg.index, hint=hint):
         if progress.state is REPLICATE:
@@ -488,7 +499,7 @@ def _go_back(raft: Raft, node: NodeId, progress: Progress, msg: MsgAppResp) -> N
 
 
 def _maybe_commit(raft: Raft) -> bool:
-    """Commit what a quorum has durably, from this term only (§5.4.2). Returns whether it moved."""
+    """Commit what a quorum has durably, of this term only (§5.4.2). Return True if it moved."""
     index = majority_index([progress.match for progress in raft.incoming_progress])
     if raft.outgoing_progress:
         index = min(index, majority_index([progress.match for progress in raft.outgoing_progress]))
@@ -500,8 +511,7 @@ def _maybe_commit(raft: Raft) -> bool:
 
 
 def _commit_moved(raft: Raft) -> None:
-    """The commit index moved, by whatever it was counted: reads may wait for it, and all want to
-    know."""
+    """Handle a moved commit index: release postponed reads and send it to all peers."""
     _release_postponed_reads(raft)
     if raft.batch_appends:
         _owe_commit(raft)
@@ -514,7 +524,7 @@ def _on_heartbeat_answer(raft: Raft, msg: MsgHeartbeatResp) -> None:
     if progress is None:
         return
     progress.recent_active = True
-    # A read's heartbeat may overtake what was sent before it; its answer says nothing of that.
+    # A read's heartbeat may overtake messages sent before it, so its answer proves nothing.
     if not raft.quiet_heartbeats or not msg.context:
         _has_come(raft, msg.from_, progress)
     if raft.read_only_option is ReadOnlyOption.SAFE and msg.context:
@@ -522,13 +532,13 @@ def _on_heartbeat_answer(raft: Raft, msg: MsgHeartbeatResp) -> None:
 
 
 def _has_come(raft: Raft, node: NodeId, progress: Progress) -> None:
-    """A replica answered a heartbeat that travelled behind what was sent to it before."""
+    """Handle an answer to a heartbeat that was sent behind all earlier messages."""
     if progress.tries:
         progress.answered()
     progress.flow_paused = False
     if progress.state is SNAPSHOT and raft.quiet_heartbeats:
-        # It has arrived, and either is being installed or was dropped, of which nobody tells a
-        # leader whose host does not report on snapshots.
+        # The snapshot has arrived and is either being installed or was dropped. A leader whose
+        # host does not report on snapshots would never learn of the latter.
         progress.snapshot_answers += 1
         if progress.snapshot_answers > SNAPSHOT_ANSWERS_MAX:
             report_snapshot(raft, node, ok=False)
@@ -540,9 +550,9 @@ def _has_come(raft: Raft, node: NodeId, progress: Progress) -> None:
 
 
 def read_index(raft: Raft, requester: NodeId, context: bytes) -> None:
-    """Find an index that is safe to read at (§8)."""
+    """Answer, start or postpone a read index request (§8)."""
     if not raft.own_term_committed:
-        # Earlier terms' entries may be committed without this leader knowing (§8).
+        # Entries of earlier terms may be committed without this leader knowing (§8).
         raft.pending_reads.postpone(requester, context)
     elif raft.membership.is_singleton and raft.is_voter:
         _answer_read(raft, requester, context, raft.log.committed)
@@ -560,7 +570,7 @@ def _begin_read(raft: Raft, requester: NodeId, context: bytes) -> None:
 
 
 def _release_postponed_reads(raft: Raft) -> None:
-    """The term's first commit is known: reads may begin (§8)."""
+    """Start postponed reads: the first commit of the term is known (§8)."""
     postponed = raft.pending_reads.postponed
     if postponed:
         raft.pending_reads.postponed = []
@@ -591,9 +601,9 @@ def _on_read_index(raft: Raft, msg: MsgReadIndex) -> None:
 
 
 def membership_changed(raft: Raft) -> None:
-    """The leader has just applied a new membership: fit replication to it."""
+    """Adapt replication to a membership that the leader has just applied."""
     if not raft.is_voter:
-        # Removed or demoted. Without step-down it goes on leading until its successor appears.
+        # Removed or demoted. Without step-down it keeps leading until a successor appears.
         if raft.step_down_on_removal:
             become_follower(raft, raft.term, NONE)
         return
@@ -604,26 +614,26 @@ def membership_changed(raft: Raft) -> None:
         for node, progress in raft.peers:
             _maybe_send_append(raft, node, progress, send_if_empty=False)
     if raft.commit_apart:
-        # At once, not in the host's time: with this leader gone, who has not heard of the new
-        # members would ask for the votes of the old ones, and there may be too few of those.
+        # At once, not when the host chooses. If this leader fails, replicas that do not know the
+        # new members would request votes from the old ones, which may be too few by then.
         raft.msgs.extend(tell_commit(raft))
     if raft.lead_transferee not in raft.membership.voters():
         raft.lead_transferee = NONE
 
 
 def maybe_leave_joint(raft: Raft) -> None:
-    """Propose to leave a joint configuration that asks for it, once it is applied (paper §6)."""
+    """Propose to leave a joint configuration with auto_leave, once it is applied (paper §6)."""
     if not raft.membership.auto_leave or raft.log.applied < raft.pending_conf_index:
         return
     try:
         propose(raft, [Entry(kind=EntryKind.CONF_CHANGE_V2)])
     except ProposalDropped:
-        # A transfer is in progress: tried again at each apply, by this leader or the next.
+        # A transfer is in progress. This or the next leader retries at each apply.
         return
 
 
 def transfer(raft: Raft, transferee: NodeId) -> None:
-    """Hand leadership to a voter: bring it up to date, then let it campaign (thesis §3.10)."""
+    """Transfer leadership to a voter: bring it up to date, then let it campaign (thesis §3.10)."""
     progress = raft.progress.get(transferee)
     if progress is None or progress.is_learner:
         return
@@ -632,7 +642,7 @@ def transfer(raft: Raft, transferee: NodeId) -> None:
     raft.lead_transferee = NONE
     if transferee == raft.id:
         return
-    # It has one election timeout's time from now.
+    # The transferee has one election timeout from now on.
     raft.election_elapsed = 0
     raft.lead_transferee = transferee
     if progress.match == raft.log.last_index:
@@ -642,10 +652,10 @@ def transfer(raft: Raft, transferee: NodeId) -> None:
 
 
 def report_unreachable(raft: Raft, node: NodeId) -> None:
-    """The link to a replica failed: what was sent ahead is probably lost.
+    """Handle a failed link to a replica: messages sent ahead of answers are probably lost.
 
-    A snapshot too: it travels on the same link, and nobody else would tell. So does what would make
-    it lead: proposals do not wait for that any longer.
+    This includes a snapshot, which uses the same link and would not be reported otherwise. It
+    also includes the message that makes a transferee campaign, so proposals no longer wait for it.
     """
     if node == raft.lead_transferee:
         raft.lead_transferee = NONE
@@ -660,15 +670,15 @@ def report_unreachable(raft: Raft, node: NodeId) -> None:
 
 
 def report_snapshot(raft: Raft, node: NodeId, *, ok: bool) -> None:
-    """A snapshot was delivered, or was not."""
+    """Handle the delivery of a snapshot, or its failure."""
     progress = raft.progress.get(node)
     if progress is None or progress.state is not SNAPSHOT:
         return
     if not ok:
-        # Else probing would begin behind a snapshot that never arrived.
+        # Otherwise probing would begin behind a snapshot that never arrived.
         progress.pending_snapshot = NO_INDEX
     progress.become_probe()
-    # Delivered: its MsgAppResp resumes. Failed: the next heartbeat's answer does.
+    # Delivered: its MsgAppResp resumes sending. Failed: the next heartbeat's answer does.
     progress.flow_paused = True
 
 
@@ -680,7 +690,7 @@ def _on_transfer(raft: Raft, msg: MsgTransferLeader) -> None:
     transfer(raft, msg.from_)
 
 
-# `...`: each handler takes the message type it is listed under.
+# `...`: each handler takes the message type under which it is listed.
 HANDLERS: Final[dict[type[Message], Callable[..., None]]] = {
     MsgAppResp: _on_append_answer,
     MsgHeartbeatResp: _on_heartbeat_answer,

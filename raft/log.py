@@ -1,6 +1,6 @@
-"""The replicated log as the core sees it: a durable part in `Storage`, a tail held here.
+"""The replicated log as seen by the core: a durable part in `Storage`, and a tail held here.
 
-Indexes, in order; each one only ever meets its right neighbour::
+Order of the indexes; each one is only ever compared with its right neighbour::
 
     first … applied ≤ applying ≤ committed ≤ last
             stable ≤ in_progress ≤ last
@@ -9,12 +9,12 @@ Indexes, in order; each one only ever meets its right neighbour::
 - `in_progress`: everything up to here has been given out to be written.
 - `applied`, `applying`: the same two steps towards the state machine.
 
-`entries` holds every entry from `offset` on that is not yet both durable and handed to the state
-machine: what a leader has just appended is sent, committed and applied from the very objects that
-were proposed, without a look into storage. With that, `offset ≤ stable + 1` always.
+`entries` holds every entry from `offset` on that is not yet both durable and given out to be
+applied. Entries that a leader has just appended are therefore sent, committed and applied from the
+objects that were proposed, without access to storage. It follows that `offset ≤ stable + 1`.
 
-A conflicting suffix (§5.3) moves `stable` and `in_progress` back: what was on its way to the disk
-under those indexes no longer counts, whatever the disk says about it.
+A conflicting suffix (§5.3) moves `stable` and `in_progress` back: writes in progress under those
+indexes no longer count, even if the disk reports them as done.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raft.types import ENTRY_OVERHEAD_BYTES, Entry, Snapshot, Storage
 
 
 class RaftLog:
-    """The log of one replica. See the module's text for the indexes."""
+    """Log of one replica. See the module docstring for the indexes."""
 
     __slots__ = (
         "applied",
@@ -56,39 +56,39 @@ class RaftLog:
         self.last_index: Index = last
         self.last_term: Term = storage.term(last)
         self.next_offset: Offset = storage.next_offset(last)
-        """Kafka offset the next entry gets."""
+        """Kafka offset of the next entry."""
         self.stable: Index = last
         self.in_progress: Index = last
         self.offset: Index = last + 1
         self.entries: list[Entry] = []
         self.snapshot: Snapshot | None = None
-        """A received snapshot that is not yet durable."""
+        """Received snapshot that is not yet durable."""
         self.snapshot_in_progress = False
         self.lacks_to: Index = NO_INDEX
-        """Highest index that somebody said is committed while it was behind the end."""
-        # A log starts with what its snapshot covers; the host tells if it knows more.
+        """Highest index that was reported as committed while it was behind the end of this log."""
+        # A log starts with what its snapshot covers. The host passes `applied` if it knows more.
         self.committed: Index = base
         self.applying: Index = base
         self.applied: Index = base
         self.applying_bytes = 0
         self.applying_bytes_max = applying_bytes_max
         self.applying_paused = False
-        """Nothing more to apply before some of it is acknowledged."""
+        """True if nothing more may be given out before some of it is applied."""
         self.cold_read_first: Index = NO_INDEX
-        """First index of the host's read from disk for applying; 0: none pending."""
+        """First index of the host's read from disk for applying; 0 if none is pending."""
         self.cold_committed: list[Entry] = []
-        """What that read brought, to go into the next Ready."""
+        """Result of that read, for the next Ready."""
 
-    # --- Looking -------------------------------------------------------------------------------
+    # --- Queries -------------------------------------------------------------------------------
 
     def first_index(self) -> Index:
-        """Index of the first entry that can be read."""
+        """Return the index of the first entry that can be read."""
         if self.snapshot is not None:
             return self.snapshot.index + 1
         return self.storage.first_index()
 
     def term(self, index: Index) -> Term:
-        """Term of the entry at `index`. Raises Compacted, Unavailable."""
+        """Return the term of the entry at `index`. Raises Compacted, Unavailable."""
         if index == self.last_index:
             return self.last_term
         if index >= self.offset:
@@ -103,7 +103,7 @@ class RaftLog:
         return self.storage.term(index)
 
     def matches(self, *, index: Index, term: Term) -> bool:
-        """Whether the entry at `index` exists and has `term` (§5.3)."""
+        """Return True if the entry at `index` exists and has `term` (§5.3)."""
         if index == self.last_index:
             return self.last_term == term
         if index > self.last_index:
@@ -114,11 +114,11 @@ class RaftLog:
             return False
 
     def is_up_to_date(self, *, index: Index, term: Term) -> bool:
-        """Whether a log ending there is at least as up to date as this one (§5.4.1)."""
+        """Return True if a log ending there is at least as up to date as this one (§5.4.1)."""
         return term > self.last_term or (term == self.last_term and index >= self.last_index)
 
     def find_conflict(self, entries: list[Entry]) -> Index:
-        """First index whose entry differs from or is not in this log; 0 if none (§5.3)."""
+        """Return the first index whose entry differs or is missing here; 0 if none (§5.3)."""
         last = self.last_index
         for entry in entries:
             index = entry.index
@@ -127,18 +127,18 @@ class RaftLog:
         return NO_INDEX
 
     def find_conflict_by_term(self, *, index: Index, term: Term) -> tuple[Index, Term]:
-        """The largest index ≤ `index` whose term is ≤ `term`, and its term.
+        """Return the largest index ≤ `index` whose term is ≤ `term`, and its term.
 
-        Up to which point two logs may agree, given that one has `term` at `index` (§5.3, last
-        paragraph: skip a term at a time). Term 0 where the log no longer tells. Terms never sink,
-        so some twenty look-ups find it in any log.
+        This is the last index at which two logs may agree if the other one has `term` at `index`
+        (§5.3, last paragraph: skip a term at a time). Term 0 if the log does not reach back that
+        far. Terms never decrease, so some twenty lookups suffice for any log.
         """
         oldest = self.first_index() - 1
         if not oldest <= index <= self.last_index:
             return index, NO_TERM
         if (own_term := self.term(index)) <= term:
             return index, own_term
-        low, high = oldest, index  # the term at `high` is above, that before `low` is not
+        low, high = oldest, index  # the term at `high` is larger, the one before `low` is not
         while low < high:
             middle = (low + high) // 2
             if self.term(middle) > term:
@@ -150,7 +150,7 @@ class RaftLog:
         return low - 1, self.term(low - 1)
 
     def slice(self, lo: Index, hi: Index, bytes_max: int) -> list[Entry]:
-        """Entries [lo, hi) up to `bytes_max`, one at least if there is one.
+        """Return entries [lo, hi) up to `bytes_max`, at least one if there is one.
 
         Raises Compacted, NotInMemory.
         """
@@ -176,8 +176,10 @@ class RaftLog:
     # --- Appending -----------------------------------------------------------------------------
 
     def append(self, entries: list[Entry]) -> None:
-        """Add entries that continue the log, or replace its suffix from the first one on (§5.3).
-        Raises Contradiction, then nothing changed."""
+        """Append entries that continue the log, or replace its suffix from the first one on (§5.3).
+
+        Raises Contradiction, then nothing has changed.
+        """
         first = entries[0].index
         if first == self.last_index + 1:
             if entries[0].base_offset != self.next_offset:
@@ -202,13 +204,16 @@ class RaftLog:
         else:
             self.entries = list(entries)
             self.offset = first
-        # Durability of the old suffix says nothing about the new one.
+        # The old suffix being durable proves nothing about the new one.
         self.stable = min(self.stable, first - 1)
         self.in_progress = min(self.in_progress, first - 1)
 
     def commit_to(self, index: Index) -> None:
-        """Everything up to `index` is committed. Never moves back. Raises Contradiction: nobody
-        says so before this replica has acknowledged it."""
+        """Advance the commit index to `index`; never move it back.
+
+        Raises Contradiction if the log ends before `index`: no leader commits an entry on this
+        replica's behalf before it is acknowledged.
+        """
         if index > self.committed:
             if index > self.last_index:
                 self.lacks_to = max(self.lacks_to, index)
@@ -217,9 +222,11 @@ class RaftLog:
 
     @property
     def lacks_committed(self) -> bool:
-        """Whether entries are said to be committed that this log has not got. The replica may have
-        acknowledged and lost them: with its vote somebody could lead who never had them. So it has
-        no part in elections until it is told of them again."""
+        """True if entries reported as committed are missing in this log.
+
+        The replica may have acknowledged and lost them. With its vote a replica could win that
+        never had them, so it takes no part in elections until it receives them again.
+        """
         return self.last_index < self.lacks_to
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -242,24 +249,24 @@ class RaftLog:
     # --- Towards the disk ----------------------------------------------------------------------
 
     def unwritten(self) -> list[Entry]:
-        """Entries not yet given out to be written."""
+        """Return the entries not yet given out to be written."""
         if self.in_progress == self.last_index:
             return []
         return self.entries[self.in_progress + 1 - self.offset :]
 
     @property
     def has_unstable(self) -> bool:
-        """Whether entries are not yet durable."""
+        """True if some entries are not yet durable."""
         return self.last_index > self.stable
 
     def accept_unwritten(self) -> None:
-        """What `unwritten` and `snapshot` showed has been given out."""
+        """Count the results of `unwritten` and `snapshot` as given out."""
         self.in_progress = self.last_index
         if self.snapshot is not None:
             self.snapshot_in_progress = True
 
     def stable_to(self, *, index: Index, term: Term) -> None:
-        """Entries up to (`term`, `index`) are durable, unless overwritten since."""
+        """Mark entries up to (`term`, `index`) as durable, unless overwritten since."""
         if index <= self.stable or index > self.last_index:
             return
         if self.entries[index - self.offset].term != term:
@@ -269,13 +276,13 @@ class RaftLog:
         self._trim()
 
     def stable_snapshot_to(self, index: Index) -> None:
-        """The snapshot at `index` is durable."""
+        """Mark the snapshot at `index` as durable."""
         if self.snapshot is not None and self.snapshot.index == index:
             self.snapshot = None
             self.snapshot_in_progress = False
 
     def _trim(self) -> None:
-        """Let go of what is both durable and given out to be applied."""
+        """Drop entries that are both durable and given out to be applied."""
         done = min(self.stable, self.applying) + 1 - self.offset
         if done > 0:
             del self.entries[:done]
@@ -284,11 +291,11 @@ class RaftLog:
     # --- Towards the state machine -------------------------------------------------------------
 
     def appliable_end(self, *, allow_unstable: bool) -> Index:
-        """Last index that may be applied now. Without storage's own word: only durable ones."""
+        """Return the last index that may be applied now, within the durable part if required."""
         return self.committed if allow_unstable else min(self.committed, self.stable)
 
     def has_committed(self, *, allow_unstable: bool) -> bool:
-        """Whether `next_committed` has something to give."""
+        """Return True if `next_committed` would return entries."""
         committed = self.committed
         return (
             self.applying < committed
@@ -299,7 +306,7 @@ class RaftLog:
         )
 
     def next_committed(self, *, allow_unstable: bool) -> list[Entry]:
-        """Entries to apply next, within the limit on what is being applied. Raises NotInMemory."""
+        """Return entries to apply next, within the limit on applying bytes. Raises NotInMemory."""
         if not self.has_committed(allow_unstable=allow_unstable):
             return []
         if self.cold_committed:
@@ -315,7 +322,7 @@ class RaftLog:
             raise
 
     def supply_committed(self, entries: list[Entry]) -> None:
-        """The host read what `next_committed` did not find in memory; [] if it could not."""
+        """Accept entries that `next_committed` did not find in memory; [] if the read failed."""
         if not self.cold_read_first:
             return
         if entries and entries[0].index == self.cold_read_first:
@@ -325,14 +332,14 @@ class RaftLog:
             self.cold_read_first = NO_INDEX
 
     def accept_applying(self, entries: list[Entry], *, allow_unstable: bool) -> None:
-        """What `next_committed` showed has been given out."""
+        """Count the result of `next_committed` as given out."""
         last = entries[-1].index
         assert last <= self.committed, (last, self.committed)
         self.cold_read_first = NO_INDEX
         self.cold_committed = []
         self.applying = last
         self.applying_bytes += size_of(entries)
-        # Stopped short of the end means the limit was reached.
+        # Entries that stop short of the end mean that the limit was reached.
         self.applying_paused = (
             self.applying_bytes >= self.applying_bytes_max
             or last < self.appliable_end(allow_unstable=allow_unstable)
@@ -340,7 +347,7 @@ class RaftLog:
         self._trim()
 
     def applied_to(self, index: Index, bytes_applied: int) -> None:
-        """Everything up to `index` is applied."""
+        """Mark everything up to `index` as applied."""
         assert index <= self.committed, (index, self.committed)
         assert index >= self.applied, (index, self.applied)
         self.applied = index
@@ -352,19 +359,19 @@ class RaftLog:
 
 
 def payload_bytes(entries: list[Entry]) -> int:
-    """Bytes of payload."""
+    """Return the number of payload bytes."""
     if len(entries) == 1:
         return len(entries[0].data)
     return sum([len(entry.data) for entry in entries])
 
 
 def size_of(entries: list[Entry]) -> int:
-    """Bytes that count towards message and apply limits."""
+    """Return the bytes that count towards message and apply limits."""
     return payload_bytes(entries) + ENTRY_OVERHEAD_BYTES * len(entries)
 
 
 def limited(entries: list[Entry], bytes_max: int) -> list[Entry]:
-    """The longest prefix of at most `bytes_max`, one entry at least."""
+    """Return the longest prefix of at most `bytes_max` bytes, at least one entry."""
     if len(entries) < 2 or size_of(entries) <= bytes_max:
         return entries
     room = bytes_max

@@ -1,19 +1,19 @@
-"""Who belongs to a group, and how that changes (paper §6, thesis §4).
+"""Membership of a group, and its changes (paper §6, thesis §4).
 
 A `Membership` is a value: the incoming voters, the outgoing voters while a change is joint, the
-learners, and the learners to be. The four functions `simple`, `enter_joint`, `leave_joint` and
-`restored` make a new one or raise `InvalidConfChange`; nothing is ever changed in place.
+learners, and the learners-to-be. The four functions `simple`, `enter_joint`, `leave_joint` and
+`restored` return a new one or raise `InvalidConfChange`. Nothing is changed in place.
 
-- *simple*: voters change by one at most, so old and new majorities overlap (thesis §4.1).
-- *enter_joint*: any set of changes; until it is left, decisions need a majority of both the
-  incoming and the outgoing voters (paper §6). A voter that is to become a learner stays a voter
-  of the outgoing half until the joint configuration is left: it waits in `learners_next`.
+- *simple*: at most one voter changes, so old and new majorities overlap (thesis §4.1).
+- *enter_joint*: any set of changes. Until it is left, decisions need a majority of both the
+  incoming and the outgoing voters (paper §6). A voter that is to become a learner stays a voter of
+  the outgoing half until the joint configuration is left: it waits in `learners_next`.
 
-A membership takes effect when its entry is *applied*, not when it is appended as the paper has it.
-That is safe because at most one unapplied change is in the log, and a node with a committed but
+A membership takes effect when its entry is *applied*, not when it is appended as in the paper. That
+is safe because the log holds at most one unapplied change, and a node with a committed but
 unapplied one does not campaign.
 
-Also the encoding of a change as an entry's payload. Byte map, little endian::
+The module also encodes a change as an entry's payload. Byte map, little endian::
 
     0  version (1)   1  transition   2  changes, u16   4  length of context, u32
     8  per change: type u8, node id u64
@@ -46,14 +46,14 @@ _EMPTY: Final[frozenset[NodeId]] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A group's configuration.
+    """Configuration of a group.
 
-    Invariant: learners are no voters of either half; learners_next are outgoing voters and not
+    Invariant: learners are not voters of either half; learners_next are outgoing voters and not
     incoming ones; outgoing, learners_next and auto_leave are empty unless joint.
     """
 
     incoming: frozenset[NodeId] = _EMPTY
-    """The voters; while joint, those of the new half."""
+    """Voters; while joint, those of the new half."""
     outgoing: frozenset[NodeId] = _EMPTY
     learners: frozenset[NodeId] = _EMPTY
     learners_next: frozenset[NodeId] = _EMPTY
@@ -61,24 +61,24 @@ class Membership:
 
     @property
     def is_joint(self) -> bool:
-        """Whether decisions need both halves."""
+        """True if decisions need both halves."""
         return bool(self.outgoing)
 
     @property
     def is_singleton(self) -> bool:
-        """Whether one voter alone decides everything."""
+        """True if a single voter decides everything."""
         return len(self.incoming) == 1 and not self.outgoing
 
     def voters(self) -> frozenset[NodeId]:
-        """Voters of either half."""
+        """Return the voters of either half."""
         return self.incoming | self.outgoing
 
     def members(self) -> frozenset[NodeId]:
-        """Everybody the leader replicates to."""
+        """Return all members that the leader replicates to."""
         return self.incoming | self.outgoing | self.learners
 
     def conf_state(self) -> ConfState:
-        """The form snapshots and storages hold."""
+        """Return the form used in snapshots and storages."""
         return ConfState(
             voters=tuple(sorted(self.incoming)),
             voters_outgoing=tuple(sorted(self.outgoing)),
@@ -89,7 +89,7 @@ class Membership:
 
 
 def restored(state: ConfState) -> Membership:
-    """The membership a snapshot or a storage holds. Raises InvalidConfChange."""
+    """Return the membership held by a snapshot or a storage. Raises InvalidConfChange."""
     return _checked(
         Membership(
             incoming=frozenset(state.voters),
@@ -102,7 +102,7 @@ def restored(state: ConfState) -> Membership:
 
 
 def changed(membership: Membership, change: ConfChange) -> Membership:
-    """The membership after a committed change. Raises InvalidConfChange."""
+    """Return the membership after a committed change. Raises InvalidConfChange."""
     if change.leaves_joint:
         return leave_joint(membership)
     if change.enters_joint:
@@ -111,7 +111,10 @@ def changed(membership: Membership, change: ConfChange) -> Membership:
 
 
 def simple(membership: Membership, changes: Iterable[ConfChangeSingle]) -> Membership:
-    """Changes that alter one voter at most and take effect at once (thesis §4.1)."""
+    """Apply changes that alter at most one voter, effective at once (thesis §4.1).
+
+    Raises InvalidConfChange.
+    """
     if membership.is_joint:
         raise InvalidConfChange("can't apply simple config change in joint config")
     after = _with_changes(membership, changes)
@@ -123,7 +126,10 @@ def simple(membership: Membership, changes: Iterable[ConfChangeSingle]) -> Membe
 def enter_joint(
     membership: Membership, changes: Iterable[ConfChangeSingle], *, auto_leave: bool
 ) -> Membership:
-    """Any changes, with today's voters as the outgoing half (paper §6)."""
+    """Apply any changes, with the current voters as the outgoing half (paper §6).
+
+    Raises InvalidConfChange.
+    """
     if membership.is_joint:
         raise InvalidConfChange("config is already joint")
     if not membership.incoming:
@@ -133,7 +139,7 @@ def enter_joint(
 
 
 def leave_joint(membership: Membership) -> Membership:
-    """The incoming half alone; learners to be become learners."""
+    """Keep the incoming half alone; learners_next become learners. Raises InvalidConfChange."""
     if not membership.is_joint:
         raise InvalidConfChange("can't leave a non-joint config")
     return _checked(
@@ -159,8 +165,8 @@ def _with_changes(membership: Membership, changes: Iterable[ConfChangeSingle]) -
                 learners_next.discard(node)
             case ConfChangeType.ADD_LEARNER_NODE:
                 incoming.discard(node)
-                # An outgoing voter still votes; it turns into a learner when the joint
-                # configuration is left.
+                # An outgoing voter still votes; it becomes a learner when the joint configuration
+                # is left.
                 (learners_next if node in membership.outgoing else learners).add(node)
             case ConfChangeType.REMOVE_NODE:
                 incoming.discard(node)
@@ -181,7 +187,7 @@ def _with_changes(membership: Membership, changes: Iterable[ConfChangeSingle]) -
 
 
 def _checked(membership: Membership) -> Membership:
-    """Raises InvalidConfChange."""
+    """Return the membership if it is valid. Raises InvalidConfChange."""
     if (
         membership.learners & membership.voters()
         or not membership.learners_next <= membership.outgoing
@@ -200,7 +206,7 @@ _VERSION: Final = 1
 
 
 def encode_conf_change(change: ConfChange) -> bytes:
-    """A change as an entry's payload; empty for leaving a joint configuration."""
+    """Encode a change as an entry's payload; empty for leaving a joint configuration."""
     if change.leaves_joint and not change.context:
         return b""
     parts = [_HEADER.pack(_VERSION, change.transition, len(change.changes), len(change.context))]
@@ -210,7 +216,7 @@ def encode_conf_change(change: ConfChange) -> bytes:
 
 
 def decode_conf_change(data: Payload) -> ConfChange:
-    """The change an entry's payload holds. Raises MalformedConfChange."""
+    """Decode the change in an entry's payload. Raises MalformedConfChange."""
     if len(data) == 0:
         return ConfChange()
     if len(data) < _HEADER.size:

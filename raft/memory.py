@@ -1,7 +1,7 @@
-"""A `Storage` in memory: the smallest correct one, for tests, tools and simulations.
+"""In-memory `Storage`: the smallest correct one, for tests, tools and simulations.
 
-It keeps what a host has made durable. `window` makes it forget entries to a make-believe disk, so
-that the NotInMemory path can be exercised.
+It keeps what a host has made durable. `window` moves entries to a simulated disk, to exercise the
+NotInMemory path.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from raft.types import ConfState, Entry, HardState, Snapshot
 
 
 class MemoryStorage:
-    """Implements `raft.types.Storage`; the other methods are the host's."""
+    """In-memory `raft.types.Storage`. The other methods are called by the host."""
 
     __slots__ = ("_entries", "_hard_state", "_snapshot", "_window_start", "newest_snapshot")
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self._hard_state = HardState()
         self._snapshot = snapshot or Snapshot()
-        """The log starts after it."""
+        """Snapshot after which the log starts."""
         self.newest_snapshot: Snapshot | None = None
-        """Newer state to answer `snapshot()` with, if the host has any."""
+        """Newer snapshot for `snapshot()` to return, if the host has one."""
         self._entries: list[Entry] = []
         self._window_start: Index = NO_INDEX
 
     # --- The Storage protocol ------------------------------------------------------------------
 
     def initial_state(self) -> tuple[HardState, ConfState]:
-        """What was last persisted."""
+        """Return the persisted hard state and membership."""
         return self._hard_state, self._snapshot.conf_state
 
     def first_index(self) -> Index:
-        """Index of the first entry held."""
+        """Return the index of the first entry held."""
         return self._snapshot.index + 1
 
     def last_index(self) -> Index:
-        """Index of the last entry."""
+        """Return the index of the last entry."""
         return self._snapshot.index + len(self._entries)
 
     def term(self, index: Index) -> Term:
-        """Term of an entry. Raises Compacted, Unavailable."""
+        """Return the term of an entry. Raises Compacted, Unavailable."""
         base = self._snapshot.index
         if index < base:
             raise Compacted
@@ -52,7 +52,10 @@ class MemoryStorage:
         return self._entries[index - base - 1].term
 
     def entries(self, lo: Index, hi: Index, bytes_max: int) -> list[Entry]:
-        """Entries [lo, hi) up to `bytes_max`. Raises Compacted, Unavailable, NotInMemory."""
+        """Return entries [lo, hi) up to `bytes_max`.
+
+        Raises Compacted, Unavailable, NotInMemory.
+        """
         first = self.first_index()
         if lo < first:
             raise Compacted
@@ -63,25 +66,25 @@ class MemoryStorage:
         return limited(self._entries[lo - first : hi - first], bytes_max)
 
     def snapshot(self) -> Snapshot:
-        """The newest snapshot."""
+        """Return the newest snapshot."""
         return self.newest_snapshot or self._snapshot
 
     def next_offset(self, index: Index) -> Offset:
-        """Offset after the entry at `index`. Raises Compacted, Unavailable."""
+        """Return the offset after the entry at `index`. Raises Compacted, Unavailable."""
         self.term(index)
         if index == self._snapshot.index:
             return self._snapshot.next_offset
         entry = self._entries[index - self.first_index()]
         return entry.base_offset + entry.records
 
-    # --- The host's side -----------------------------------------------------------------------
+    # --- Methods for the host ------------------------------------------------------------------
 
     def set_hard_state(self, hard_state: HardState) -> None:
         """Persist term, vote and commit."""
         self._hard_state = hard_state
 
     def append(self, entries: list[Entry]) -> None:
-        """Persist entries, replacing what is there from the first one's index on."""
+        """Persist entries, replacing existing ones from the first one's index on."""
         if not entries:
             return
         first = entries[0].index
@@ -92,7 +95,7 @@ class MemoryStorage:
         self._entries[first - self.first_index() :] = entries
 
     def apply_snapshot(self, snapshot: Snapshot) -> None:
-        """Replace everything. Raises SnapshotOutOfDate."""
+        """Replace everything by a snapshot. Raises SnapshotOutOfDate."""
         if snapshot.index <= self._snapshot.index and self._snapshot.index:
             raise SnapshotOutOfDate
         self._snapshot = snapshot
@@ -107,10 +110,10 @@ class MemoryStorage:
         self._snapshot = base
 
     def window(self, start: Index) -> None:
-        """Entries before `start` are on disk only."""
+        """Make entries before `start` available on disk only."""
         self._window_start = start
 
     def read_from_disk(self, lo: Index, hi: Index, bytes_max: int) -> list[Entry]:
-        """Entries [lo, hi) wherever they are."""
+        """Return entries [lo, hi), in memory or on disk."""
         first = self.first_index()
         return limited(self._entries[lo - first : hi - first], bytes_max)

@@ -1,20 +1,20 @@
-"""One dataclass per message type; a field means one thing.
+"""Raft messages: one dataclass per type, and each field has one meaning.
 
-Every message begins with `to`, `from_`, `term`. Between peers `term` is the sender's term; a pre-
-vote request and its grant carry the term the sender *would* campaign in. `term` 0 marks what is
-not bound to a term: forwarded requests and the storage's "applied".
+Every message begins with `to`, `from_`, `term`. Between peers `term` is the sender's term; a
+pre-vote request and its grant carry the term in which the sender *would* campaign. `term` 0 marks
+messages that are not bound to a term: forwarded requests and the storage's "applied".
 
-Four kinds of travellers:
-- peer to peer: MsgApp, MsgAppResp, MsgVote, MsgVoteResp, MsgPreVote, MsgPreVoteResp, MsgHeartbeat,
+There are four kinds:
+- between peers: MsgApp, MsgAppResp, MsgVote, MsgVoteResp, MsgPreVote, MsgPreVoteResp, MsgHeartbeat,
   MsgHeartbeatResp, MsgCommit, MsgSnap, MsgTimeoutNow;
 - forwarded to the leader: MsgProp, MsgReadIndex (and MsgReadIndexResp back), MsgTransferLeader;
-- node to its own storage: MsgStorageAppend, MsgStorageApply, addressed to LOCAL_APPEND_THREAD and
-  LOCAL_APPLY_THREAD, never sent over a network;
-- storage to its node: MsgStorageAppendResp, MsgStorageApplyResp, and whatever else was among
+- from a node to its own storage: MsgStorageAppend, MsgStorageApply, addressed to
+  LOCAL_APPEND_THREAD and LOCAL_APPLY_THREAD, never sent over a network;
+- from the storage to its node: MsgStorageAppendResp, MsgStorageApplyResp, and the other
   `responses`.
 
-The host carries messages and never looks inside the peer ones. Messages between two nodes may be
-lost, repeated and reordered; those to and from the local storage may not.
+The host transports messages and does not inspect those between peers. Messages between two nodes
+may be lost, repeated and reordered; those to and from the local storage may not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raft.types import NONE, Entry, Snapshot
 
 @dataclass(slots=True)
 class MsgApp:
-    """AppendEntries (§5.3). Empty: a probe, or news of the commit index."""
+    """AppendEntries (§5.3). If empty, a probe or an update of the commit index."""
 
     to: NodeId
     from_: NodeId
@@ -45,8 +45,8 @@ class MsgApp:
 class MsgAppResp:
     """Answer to MsgApp and MsgSnap; also the leader's message to itself after its own sync.
 
-    `index`: accepted: everything up to it matches and is durable; rejected: the `index` of the
-    MsgApp refused. Neither for an answer that only tells a deposed leader the newer term: 0.
+    `index`, if accepted: everything up to it matches and is durable. If rejected: the `index` of
+    the refused MsgApp. 0 for an answer that only informs a deposed leader of the newer term.
     """
 
     to: NodeId
@@ -55,7 +55,7 @@ class MsgAppResp:
     index: Index
     reject: bool = False
     reject_hint: Index = NO_INDEX
-    """Rejected: the largest index where the logs may still agree."""
+    """Rejected: the largest index at which the logs may still agree."""
     log_term: Term = NO_TERM
     """Rejected: the term of the follower's entry at `reject_hint`."""
 
@@ -72,7 +72,7 @@ class MsgVote:
     index: Index
     """Index of the candidate's last entry."""
     transfer: bool = False
-    """The old leader asked for this election: a live leader is no reason to refuse (§4.2.3)."""
+    """True if the old leader initiated this election: voters ignore their lease (§4.2.3)."""
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class MsgVoteResp:
 
 @dataclass(slots=True)
 class MsgPreVote:
-    """Would you vote for me in `term`? (thesis §9.6)"""
+    """Pre-vote request: would the receiver grant a vote in `term`? (thesis §9.6)"""
 
     to: NodeId
     from_: NodeId
@@ -99,7 +99,7 @@ class MsgPreVote:
 
 @dataclass(slots=True)
 class MsgPreVoteResp:
-    """Answer to MsgPreVote: a grant carries the asked term, a rejection the voter's own."""
+    """Answer to MsgPreVote. A grant carries the requested term, a rejection the voter's own."""
 
     to: NodeId
     from_: NodeId
@@ -109,20 +109,20 @@ class MsgPreVoteResp:
 
 @dataclass(slots=True)
 class MsgHeartbeat:
-    """The leader is alive (§5.2)."""
+    """Proof that the leader is alive (§5.2)."""
 
     to: NodeId
     from_: NodeId
     term: Term
     commit: Index
-    """Never above what the peer is known to have."""
+    """Commit index, never above what the peer is known to have."""
     context: bytes = b""
-    """The newest read index request that answers confirm: its round (`raft.reads`)."""
+    """Round of the newest read index request that answers confirm (`raft.reads`)."""
 
 
 @dataclass(slots=True)
 class MsgHeartbeatResp:
-    """Answer to MsgHeartbeat, its context returned."""
+    """Answer to MsgHeartbeat, with its context."""
 
     to: NodeId
     from_: NodeId
@@ -132,19 +132,21 @@ class MsgHeartbeatResp:
 
 @dataclass(slots=True)
 class MsgCommit:
-    """The commit index has moved (`Config.commit_apart`). A heartbeat that wants no answer: if it
-    is lost, a follower that waits for it asks."""
+    """Update of the commit index (`Config.commit_apart`): a heartbeat without an answer.
+
+    If it is lost, a follower that needs the commit index requests it.
+    """
 
     to: NodeId
     from_: NodeId
     term: Term
     commit: Index
-    """Never above what the peer is known to have."""
+    """Commit index, never above what the peer is known to have."""
 
 
 @dataclass(slots=True)
 class MsgSnap:
-    """InstallSnapshot (§7), in one piece: snapshots are a few hundred bytes."""
+    """InstallSnapshot (§7), in one message: snapshots are a few hundred bytes."""
 
     to: NodeId
     from_: NodeId
@@ -154,7 +156,7 @@ class MsgSnap:
 
 @dataclass(slots=True)
 class MsgTimeoutNow:
-    """Campaign at once: leadership is being handed to you (thesis §3.10)."""
+    """Order to campaign at once, because leadership is transferred to `to` (thesis §3.10)."""
 
     to: NodeId
     from_: NodeId
@@ -163,7 +165,7 @@ class MsgTimeoutNow:
 
 @dataclass(slots=True)
 class MsgTransferLeader:
-    """Request that `from_`, whoever sends it, become leader; followers pass it to theirs."""
+    """Request to make `from_` the leader, whichever node sends it. Followers forward it."""
 
     to: NodeId
     from_: NodeId
@@ -203,11 +205,11 @@ class MsgReadIndexResp:
 
 @dataclass(slots=True)
 class MsgStorageAppend:
-    """Write this to stable storage, in order, then deliver `responses`.
+    """Request to write to stable storage, in order, and then deliver `responses`.
 
-    `term`, `vote`, `commit` are the new hard state, all 0 when it did not change. A message
-    without `must_sync` may ride with the next sync, but its responses still wait until everything
-    given out *before* it is durable: they may acknowledge earlier entries.
+    `term`, `vote`, `commit` are the new hard state, all 0 if it did not change. A message without
+    `must_sync` may share the next sync, but its responses still wait until everything given out
+    *before* it is durable: they may acknowledge earlier entries.
     """
 
     to: NodeId
@@ -216,20 +218,20 @@ class MsgStorageAppend:
     vote: NodeId = NONE
     commit: Index = NO_INDEX
     entries: list[Entry] = field(default_factory=list)
-    """Entries to append; the first one's index may lie inside the log: truncate there first."""
+    """Entries to append. If the first one's index is inside the log, truncate there first."""
     snapshot: Snapshot | None = None
-    """Replace the log by this; comes without entries."""
+    """Snapshot that replaces the log. Comes without entries."""
     responses: list[Message] = field(default_factory=list)
     must_sync: bool = False
 
 
 @dataclass(slots=True)
 class MsgStorageAppendResp:
-    """Everything up to (`log_term`, `index`) is durable, and so is `snapshot`.
+    """Answer of the storage: everything up to (`log_term`, `index`) and `snapshot` is durable.
 
-    `term` is the node's term when the write was given out. The core ignores the entries part
-    after a term change: the same index and term may since have been overwritten and written
-    again, and an older write must not vouch for a newer one.
+    `term` is the node's term when the write was given out. After a change of term the core ignores
+    `index`: entries of the same index and term may have been overwritten and written again, and an
+    older write does not prove that the newer one is durable.
     """
 
     to: NodeId
@@ -237,15 +239,15 @@ class MsgStorageAppendResp:
     term: Term
     log_term: Term = NO_TERM
     index: Index = NO_INDEX
-    """0 when it vouches for no entries."""
+    """0 if the answer covers no entries."""
     snapshot: Snapshot | None = None
     vote: NodeId = NONE
-    """Whom the node has voted for in `term`: that is durable, too. 0 when nobody waits for it."""
+    """Durable vote of the node in `term`; 0 if none is pending."""
 
 
 @dataclass(slots=True)
 class MsgStorageApply:
-    """Apply these committed and locally durable entries, in order, then deliver `responses`."""
+    """Request to apply these committed and locally durable entries, then deliver `responses`."""
 
     to: NodeId
     from_: NodeId
@@ -256,7 +258,7 @@ class MsgStorageApply:
 
 @dataclass(slots=True)
 class MsgStorageApplyResp:
-    """The entries have been applied."""
+    """Answer of the state machine: the entries have been applied."""
 
     to: NodeId
     from_: NodeId
@@ -281,16 +283,16 @@ PeerMessage: TypeAlias = (
     | MsgReadIndex
     | MsgReadIndexResp
 )
-"""What may travel between servers."""
+"""Messages that may be sent between servers."""
 
 StorageMessage: TypeAlias = (
     MsgStorageAppend | MsgStorageAppendResp | MsgStorageApply | MsgStorageApplyResp
 )
-"""What stays between a node and its own storage."""
+"""Messages between a node and its own storage."""
 
 Message: TypeAlias = PeerMessage | StorageMessage
 
 RESPONSES: Final[frozenset[type[Message]]] = frozenset(
     (MsgAppResp, MsgVoteResp, MsgPreVoteResp, MsgHeartbeatResp, MsgReadIndexResp)
 )
-"""Answers between peers: only members of the configuration have something to answer."""
+"""Answers between peers. Only members of the configuration may send them."""

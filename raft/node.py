@@ -1,13 +1,13 @@
-"""`RawNode`: one replica of one group, driven from outside.
+"""`RawNode`: one replica of one group, driven by its host.
 
-The host calls `step` with what arrives, `tick` as time passes, `propose` with what is to be
-replicated; it then takes a `Ready`, does what it says, and delivers the storage's answers through
-`step` (asynchronous mode) or calls `advance` (synchronous mode). The node does no I/O, knows no
-clock and has no randomness of its own: equal calls give equal Readys.
+The host calls `step` for each incoming message, `tick` as time passes, and `propose` with entries
+to replicate. It then takes a `Ready`, carries it out, and delivers the storage's answers through
+`step` (asynchronous mode) or calls `advance` (synchronous mode). The node does no I/O, reads no
+clock and has no randomness of its own: equal calls produce equal Readys.
 
-This file is the border: it checks what comes in, compares terms (§5.1) and dispatches by message
-type to the role that is held. What the roles do is in `raft.follower`, `raft.candidate`,
-`raft.leader`; how a Ready is made in `raft.ready`.
+This module is the boundary: it checks input, compares terms (§5.1) and dispatches messages by type
+to the current role. The roles are implemented in `raft.follower`, `raft.candidate` and
+`raft.leader`, the making of a Ready in `raft.ready`.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ from raft.types import (
 )
 
 NEVER_DUE: Final = NO_LIMIT
-"""`ticks_until_due` of a node that time alone does not move."""
+"""Value of `ticks_until_due` for a node that does nothing by time alone."""
 
 TERM_LEAP_MAX: Final = 1 << 24
-"""Nobody is behind by so many terms: that is an election each second for half a year. One message
-of a faulty peer must not use up the terms that a group has, for there is no way back."""
+"""Largest accepted jump of the term: an election each second for half a year. The bound keeps one
+message of a faulty peer from using up the terms of a group, which cannot be undone."""
 
 _FROM_LEADERS: Final = frozenset((MsgApp, MsgHeartbeat, MsgCommit, MsgSnap))
-"""Whoever sends one leads its term."""
+"""Messages that only the leader of their term sends."""
 
 _OF_A_TERM: Final = _FROM_LEADERS | {
     MsgAppResp,
@@ -82,8 +82,8 @@ _OF_A_TERM: Final = _FROM_LEADERS | {
     MsgTimeoutNow,
     MsgReadIndexResp,
 }
-"""Between peers; whoever sends one is in a term. A new replica may refuse a pre-vote before it is
-in any."""
+"""Messages between peers that always carry a term. MsgPreVoteResp is not one of them: a new
+replica may refuse a pre-vote while its term is still 0."""
 
 _ANY_ROLE: Final[dict[type[Message], Callable[..., None]]] = {
     MsgVote: candidate.handle_vote,
@@ -100,14 +100,14 @@ _HANDLERS: Final[tuple[dict[type[Message], Callable[..., None]], ...]] = (
     _ANY_ROLE | candidate.HANDLERS,
     _ANY_ROLE | leader.HANDLERS,
 )
-"""By role (`StateType` is the index), then by message type; what is missing is ignored."""
+"""Handlers by role (`StateType` is the index) and message type. Other messages are ignored."""
 
 assert list(range(4)) == [FOLLOWER, PRE_CANDIDATE, CANDIDATE, LEADER]
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A look at a node, for people and for tests."""
+    """Summary of a node for people and tests."""
 
     id: NodeId
     hard_state: HardState
@@ -116,32 +116,32 @@ class Status:
     membership: Membership
     lead_transferee: NodeId
     progress: dict[NodeId, Progress]
-    """Per member, ids ascending; empty unless leader. Live objects: do not change them."""
+    """Progress per member, ids ascending; empty unless leader. Live objects: do not change them."""
 
 
 class RawNode:
-    """One replica of one group. Raises RaftError's children; see each method."""
+    """One replica of one group. Raises subclasses of RaftError; see each method."""
 
     __slots__ = ("_maker", "has_ready", "raft", "ready")
 
     def __init__(self, config: Config) -> None:
         self.raft = Raft(config)
-        """The state. Use: invariants, tests, and what a host looks at for each message; the rest it
-        is told by the methods and properties below."""
+        """State of the replica. Use: invariants, tests, and reads by the host for each message. All
+        other access goes through the methods and properties below."""
         self._maker = ReadyMaker(self.raft)
         # Bound here to save the host a call per group and turn.
         self.has_ready: Callable[[], bool] = self._maker.has_ready
-        """Whether `ready()` would return anything. Constant time."""
+        """Return True if `ready()` would return anything. Constant time."""
         self.ready: Callable[[], Ready] = self._maker.ready
-        """Everything the node wants done now; it counts as given out."""
+        """Return everything the node wants done now and count it as given out."""
 
     # --- Input ---------------------------------------------------------------------------------
 
     def step(self, msg: Message) -> None:
-        """Take in a message from a peer or from the own storage.
+        """Process a message from a peer or from the local storage.
 
-        Raises StepPeerNotFound for an answer from a stranger, ProposalDropped for a forwarded
-        proposal that cannot be taken, Contradiction for what cannot be.
+        Raises StepPeerNotFound for a response from a node that is not a member, ProposalDropped for
+        a forwarded proposal that cannot be appended, Contradiction for an impossible message.
         """
         raft = self.raft
         kind = type(msg)
@@ -161,7 +161,7 @@ class RawNode:
             raise StepLocalMessage
 
     def _admit_other_term(self, msg: Message) -> bool:
-        """Deal with a message of another term (§5.1). Returns whether to handle it as well."""
+        """Process the term of a message from another term (§5.1). Return True to handle it too."""
         raft = self.raft
         kind = type(msg)
         if msg.term > raft.term:
@@ -169,23 +169,23 @@ class RawNode:
                 raise Contradiction(f"term {msg.term}, in term {raft.term}")
             if isinstance(msg, MsgVote | MsgPreVote):
                 if raft.has_leader_lease and not msg.transfer:
-                    # Stickiness: whoever hears a leader does not help to depose it (§6).
+                    # Stickiness: a replica that hears a leader does not help to depose it (§6).
                     return False
                 if kind is MsgPreVote:
-                    # Only a question: it changes nobody's term.
+                    # A pre-vote is only a query. It changes no term.
                     return True
             if isinstance(msg, MsgPreVoteResp) and not msg.reject:
-                # Granted for a term that nobody has reached; a rejection carries a real one.
+                # A grant carries a term that no replica has reached, a rejection a real one.
                 return True
             lead = msg.from_ if kind in _FROM_LEADERS else NONE
             follower.become_follower(raft, msg.term, lead)
             return True
         if kind in (MsgHeartbeat, MsgApp, MsgCommit) and (raft.check_quorum or raft.pre_vote):
-            # A leader of an older term that cannot be deposed by our campaign, because others
-            # stick to it: let it learn our term, or we would never be heard again.
+            # A leader of an older term. Our campaigns cannot depose it, because others stick to it.
+            # Send it our term; otherwise it would never accept our messages again.
             raft.msgs_after_append.append(MsgAppResp(msg.from_, raft.id, raft.term, NO_INDEX))
         elif kind is MsgPreVote:
-            # Else two candidates of different terms could reject each other for ever.
+            # Otherwise two candidates of different terms could reject each other forever.
             raft.msgs_after_append.append(
                 MsgPreVoteResp(msg.from_, raft.id, raft.term, reject=True)
             )
@@ -194,7 +194,7 @@ class RawNode:
         return False
 
     def tick(self, n: int = 1) -> None:
-        """`n` ticks passed."""
+        """Advance time by `n` ticks."""
         if self.raft.state is LEADER:
             leader.tick(self.raft, n)
         else:
@@ -203,7 +203,7 @@ class RawNode:
     def propose(self, entries: list[Entry]) -> None:
         """Append entries, all or none, or forward them to the leader.
 
-        Appended entries get their term, index and base offset stamped into the given objects.
+        Term, index and base offset are written into the given objects when they are appended.
         Raises ProposalDropped.
         """
         raft = self.raft
@@ -215,11 +215,11 @@ class RawNode:
             raise ProposalDropped(DropReason.NO_LEADER)
 
     def propose_conf_change(self, change: ConfChange, *, v1: bool = False) -> Entry:
-        """Propose a membership change; `v1`: a single one in the older form.
+        """Propose a membership change and return its entry.
 
-        Returns the entry. A leader that may not take the change now (another one is not applied
-        yet, or it does not fit) appends an empty entry in its place: its kind is then NOOP.
-        Raises ProposalDropped.
+        `v1` encodes a single change in the older form. A leader that cannot accept the change now
+        (another one is not applied yet, or it does not fit) appends an empty entry instead, whose
+        kind is NOOP. Raises ProposalDropped.
         """
         assert not v1 or len(change.changes) == 1, change
         entry = Entry(
@@ -230,11 +230,11 @@ class RawNode:
         return entry
 
     def apply_conf_change(self, entry: Entry) -> ConfState:
-        """Apply a committed membership change; the host calls it for each such entry, in order.
+        """Apply a committed membership change and return the membership in effect.
 
-        An entry that a snapshot has overtaken meanwhile changes nothing. Returns the membership
-        in effect. Raises MalformedConfChange, InvalidConfChange: the log holds what it never
-        should.
+        The host calls this for each such entry, in order. An entry that a snapshot has overtaken
+        changes nothing. Raises MalformedConfChange, InvalidConfChange: the log then holds an entry
+        that must not be in it.
         """
         raft = self.raft
         if entry.index > raft.membership_index:
@@ -245,36 +245,39 @@ class RawNode:
         return raft.membership.conf_state()
 
     def campaign(self) -> None:
-        """Stand for leader now, if this replica may."""
+        """Start a campaign now, if this replica may campaign."""
         candidate.start_campaign(self.raft)
 
     def campaign_soon(self, ticks: int) -> None:
-        """Stand for leader in `ticks` ticks, unless a leader is heard or a vote cast before."""
+        """Campaign in `ticks` ticks, unless a leader is heard or a vote is cast before."""
         assert ticks > 0, ticks
         if self.raft.state is not LEADER:
             candidate.campaign_soon(self.raft, ticks)
 
     def allow_leading(self, *, allowed: bool) -> None:
-        """Let this replica lead, or not. One that is not allowed follows, votes and acknowledges as
-        any other; it does not campaign, also when leadership is handed to it, and a campaign that
-        is under way ends. One that leads goes on: its host hands leadership over."""
+        """Set whether this replica may lead.
+
+        A replica that may not lead follows, votes and acknowledges as usual. It does not campaign,
+        not even when leadership is transferred to it, and a running campaign ends. A current leader
+        keeps leading: its host transfers leadership.
+        """
         if allowed:
             candidate.allow_leading(self.raft)
         else:
             candidate.forbid_leading(self.raft)
 
     def set_election_timeout(self, ticks: int) -> None:
-        """Replace the drawn election timeout. Use: scripted elections in tests and tools."""
+        """Replace the random election timeout. Use: scripted elections in tests and tools."""
         self.raft.randomized_election_timeout = ticks
 
     def advance(self, ready: Ready) -> None:
-        """Synchronous mode: `ready`, the last one, is worked off."""
+        """Synchronous mode: report that `ready`, the last one, is carried out."""
         assert not self.raft.async_storage_writes, "storage answers by message"
         for msg in self._maker.steps_on_advance(ready):
             self.step(msg)
 
     def entries_ready(self, peer: NodeId, entries: list[Entry]) -> None:
-        """Deliver what a ColdRead asked for; an empty list if it could not be read."""
+        """Deliver the entries of a ColdRead; an empty list if they could not be read."""
         raft = self.raft
         if peer == raft.id:
             raft.log.supply_committed(entries)
@@ -282,31 +285,40 @@ class RawNode:
             leader.entries_ready(raft, peer, entries)
 
     def know_committed(self, *, index: Index, term: Term) -> None:
-        """Somebody who applied the entry of this index and term says so: it is committed, and here
-        it is in the log and durable."""
+        """Mark the entry with this index and term as committed.
+
+        The host has learnt it from a replica that applied the entry. The entry must be in this log
+        and durable.
+        """
         log = self.raft.log
         assert index <= log.stable, (index, log.stable)
         assert log.matches(index=index, term=term), (index, term)
         log.commit_to(index)
 
     def take_state(self, snapshot: Snapshot) -> None:
-        """The state machine was given what another replica made of entries up to the snapshot's,
-        which are in this log and durable: go on behind them, with its members. Use: on a replica
-        that does not lead and has given nothing out to be applied."""
+        """Continue after `snapshot`, with its membership.
+
+        The state machine was given another replica's state up to that index, whose entries are in
+        this log and durable. Use: on a replica that does not lead and has no entries being applied.
+        """
         follower.take_state(self.raft, snapshot)
 
     def tell_commit(self) -> list[MsgCommit]:
-        """With `commit_apart`: what peers have to be told of the commit index; it counts as sent.
-        Empty unless leader."""
+        """With `commit_apart`: return the MsgCommits due to peers and count them as sent.
+
+        Empty unless leader.
+        """
         return leader.tell_commit(self.raft) if self.raft.state is LEADER else []
 
     def pace(self, learners: Mapping[NodeId, int]) -> None:
-        """These get entries only when the host says so, so many bytes at a time, while they are
-        learners and this replica leads: see `ColdRead`."""
+        """Set learners whose entries the host reads and schedules, with the bytes per read.
+
+        Applies while they are learners and this replica leads; see `ColdRead`.
+        """
         self.raft.paced = learners
 
     def transfer_leader(self, transferee: NodeId) -> None:
-        """Hand leadership to a voter; a follower asks its leader to (thesis §3.10)."""
+        """Transfer leadership to a voter; a follower forwards the request (thesis §3.10)."""
         raft = self.raft
         if raft.state is LEADER:
             leader.transfer(raft, transferee)
@@ -314,22 +326,24 @@ class RawNode:
             follower.pass_transfer_on(raft, transferee)
 
     def step_down(self) -> None:
-        """A leader gives up at once, without a successor."""
+        """Step down at once, without a successor. No effect unless leader."""
         raft = self.raft
         if raft.state is LEADER:
             follower.become_follower(raft, raft.term, NONE)
 
     def forget_leader(self) -> None:
-        """A follower stops believing in its leader, or in whom it voted for, so that it hears
-        candidates."""
+        """Forget the leader, or the candidate voted for, so that other candidates are heard.
+
+        No effect unless follower.
+        """
         if self.raft.state is FOLLOWER:
             follower.forget_leader(self.raft)
 
     def read_index(self, context: bytes) -> bool:
-        """Ask for an index safe to read at; the answer is a `ReadState` with this context.
+        """Request an index that is safe to read at; the answer is a `ReadState` with this context.
 
-        Returns False if there is no leader to ask. A request may get no answer when leadership
-        changes, or when too many wait behind it: the host gives up on it then.
+        Return False if no leader is known. A request may remain unanswered when leadership changes
+        or when too many wait behind it. The host must then time it out.
         """
         raft = self.raft
         if raft.state is LEADER:
@@ -339,13 +353,13 @@ class RawNode:
             return follower.pass_read_on(raft, raft.id, context)
         return False
 
-    # --- What the host knows -------------------------------------------------------------------
+    # --- Knowledge from the host ---------------------------------------------------------------
 
     def leader_heard(self, ticks_ago: int, *, lead: NodeId = NONE, term: Term = NO_TERM) -> None:
-        """The leader was alive `ticks_ago` ticks ago, the host has proof.
+        """Record proof that the leader was alive `ticks_ago` ticks ago.
 
-        With `lead` and `term` it also tells who leads, as a heartbeat would: a follower that does
-        not know takes it, an older term is ignored, a newer one entered, unless it cannot be.
+        `lead` and `term` also name the leader, as a heartbeat would. A follower that knows no
+        leader accepts it, an older term is ignored, and a newer one is entered if it is possible.
         """
         raft = self.raft
         if not _can_be_reached(raft, term):
@@ -359,50 +373,55 @@ class RawNode:
             raft.election_elapsed = min(raft.election_elapsed, ticks_ago)
 
     def newer_term(self, term: Term) -> None:
-        """Others are in that term, the host has proof: if it is newer it is entered, as by any
-        message of theirs (§5.1), unless it cannot be."""
+        """Enter `term` if it is newer and possible, as on any message of that term (§5.1).
+
+        The host has proof that other replicas have reached it.
+        """
         raft = self.raft
         if term > raft.term and _can_be_reached(raft, term):
             follower.become_follower(raft, term, NONE)
 
     def peer_heard(self, peer: NodeId) -> None:
-        """A peer was heard on another way: it counts for check-quorum."""
+        """Count a peer as heard for check-quorum; the host heard from it by other means."""
         progress = self.raft.progress.get(peer)
         if progress is not None:
             progress.recent_active = True
 
     @property
     def asks(self) -> bool:
-        """Whether a leader has heartbeats to send, when they are due."""
+        """True if a leader has heartbeats to send when they are due."""
         return leader.asks(self.raft)
 
     def peers_silent(self, silent: Container[NodeId]) -> bool:
-        """Nothing at all was heard of these peers for an election timeout: check-quorum need not
-        wait until its period ends. True: a leader stepped down."""
+        """Report that nothing at all was heard of these peers for an election timeout.
+
+        Check-quorum then need not wait for the end of its period. Return True if a leader stepped
+        down.
+        """
         return self.raft.state is LEADER and leader.peers_silent(self.raft, silent)
 
     def report_unreachable(self, peer: NodeId) -> None:
-        """Messages to a peer, a snapshot included, were lost."""
+        """Report that messages to a peer, including a snapshot, were lost."""
         if self.raft.state is LEADER:
             leader.report_unreachable(self.raft, peer)
 
     def report_snapshot(self, peer: NodeId, ok: bool) -> None:
-        """A snapshot reached a peer, or did not."""
+        """Report that a snapshot reached a peer, or did not."""
         if self.raft.state is LEADER:
             leader.report_snapshot(self.raft, peer, ok=ok)
 
     # --- Views ---------------------------------------------------------------------------------
 
     def ticks_until_due(self) -> int:
-        """Ticks after which `tick` would do something; NEVER_DUE if time alone never does.
+        """Return the ticks after which `tick` would do something; NEVER_DUE if it never would.
 
-        Asked again after every other call: anything may change it.
+        Any other call may change the result, so the host must query it again after each.
         """
         raft = self.raft
         if raft.state is LEADER:
             return leader.ticks_until_due(raft, NEVER_DUE)
         log = raft.log
-        # Not promotable; spelled out, as this is asked so often.
+        # `Raft.is_promotable`, inlined because this is called very often.
         if not (raft.is_voter and raft.may_lead) or log.last_index < log.lacks_to:
             return NEVER_DUE
         if log.snapshot is not None:
@@ -412,7 +431,7 @@ class RawNode:
 
     @property
     def id(self) -> NodeId:
-        """This replica's id."""
+        """Id of this replica."""
         return self.raft.id
 
     @property
@@ -422,42 +441,42 @@ class RawNode:
 
     @property
     def vote(self) -> NodeId:
-        """Whom it voted for in this term."""
+        """Candidate that received this replica's vote in the current term."""
         return self.raft.vote
 
     @property
     def lead(self) -> NodeId:
-        """The leader as far as known, else NONE."""
+        """Known leader, else NONE."""
         return self.raft.lead
 
     @property
     def state(self) -> StateType:
-        """The role."""
+        """Current role."""
         return self.raft.state
 
     @property
     def is_leader(self) -> bool:
-        """Whether it leads."""
+        """True if this replica leads."""
         return self.raft.state is LEADER
 
     @property
     def commit(self) -> Index:
-        """Last index known committed."""
+        """Highest index known to be committed."""
         return self.raft.log.committed
 
     @property
     def commit_news_due(self) -> bool:
-        """Whether `tell_commit` may have something to say."""
+        """True if `tell_commit` may return messages."""
         return self.raft.commit_news_due
 
     @property
     def applied(self) -> Index:
-        """Last index applied."""
+        """Highest applied index."""
         return self.raft.log.applied
 
     @property
     def stable(self) -> Index:
-        """Last index durable here; 0 as long as a snapshot that replaces the log is not."""
+        """Highest locally durable index; 0 while a snapshot that replaces the log is not."""
         log = self.raft.log
         return log.stable if log.snapshot is None else NO_INDEX
 
@@ -468,43 +487,43 @@ class RawNode:
 
     @property
     def own_term_committed(self) -> bool:
-        """Whether it leads and has committed an entry of its own term (§8)."""
+        """True if this replica leads and has committed an entry of its own term (§8)."""
         return self.raft.own_term_committed
 
     @property
     def transferring(self) -> NodeId:
-        """Whom leadership is being handed to, else NONE."""
+        """Transferee of a leadership transfer in progress, else NONE."""
         return self.raft.lead_transferee
 
     @property
     def uncommitted_bytes(self) -> int:
-        """Payload appended by this leader and not yet applied."""
+        """Bytes of payload appended by this leader and not yet applied."""
         return self.raft.uncommitted_bytes
 
     @property
     def membership(self) -> Membership:
-        """The configuration in effect."""
+        """Configuration in effect."""
         return self.raft.membership
 
     @property
     def membership_changing(self) -> bool:
-        """Whether a leader must wait before it may propose another membership change."""
+        """True if a leader must wait before it may propose another membership change."""
         return self.raft.pending_conf_index > self.raft.log.applied
 
     def next_offset(self) -> Offset:
-        """Kafka offset after the last entry."""
+        """Return the Kafka offset after the last entry."""
         return self.raft.log.next_offset
 
     def voters(self) -> frozenset[NodeId]:
-        """Voters, of both halves while joint."""
+        """Return the voters, those of both halves while joint."""
         return self.raft.membership.voters()
 
     def progress(self, peer: NodeId) -> Progress | None:
-        """A leader's view of a member; None if it is no member or this node does not lead."""
+        """Return the leader's view of a member; None if not a member or this node does not lead."""
         return self.raft.progress.get(peer) if self.raft.state is LEADER else None
 
     def status(self) -> Status:
-        """A look at the node."""
+        """Return a summary of the node."""
         raft = self.raft
         return Status(
             id=raft.id,
@@ -518,5 +537,5 @@ class RawNode:
 
 
 def _can_be_reached(raft: Raft, term: Term) -> bool:
-    """Whether others can be in that term."""
+    """Return True if other replicas can have reached that term."""
     return term <= TERM_MAX and term - raft.term <= TERM_LEAP_MAX

@@ -1,14 +1,15 @@
-"""What a leader knows about one replica, and how much it may send it (thesis §10.2.1).
+"""Leader's view of each replica, and flow control of what it sends (thesis §10.2.1).
 
-Three states, named as in etcd's raft:
+There are three states, named as in etcd's raft:
 
-- PROBE: where the logs agree is unknown; one MsgApp at a time until an answer tells.
-- REPLICATE: the replica follows; MsgApps are sent ahead of answers, `next` moves when sending,
-  bounded by the in-flight limits.
-- SNAPSHOT: the log no longer reaches back far enough; nothing is sent until the snapshot is in.
+- PROBE: it is unknown where the logs agree. One MsgApp at a time, until an answer shows it.
+- REPLICATE: the replica follows. MsgApps are sent ahead of answers, `next` moves on sending, and
+  the in-flight limits apply.
+- SNAPSHOT: the log no longer reaches back far enough. Nothing is sent until the snapshot is
+  installed.
 
-A leader keeps one `Progress` for every member, itself included (its own `match` is what its own
-disk holds). The object lives as long as the membership; a new term resets it.
+A leader keeps one `Progress` for every member, itself included: its own `match` is what its own
+disk holds. The object exists as long as the member does; a new term resets it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from raft.types import NO_LIMIT
 
 
 class ProgressState(Enum):
-    """Mode of replication; the value is its name in traces."""
+    """Mode of replication. The value is its name in traces."""
 
     PROBE = "StateProbe"
     REPLICATE = "StateReplicate"
@@ -36,14 +37,14 @@ REPLICATE = ProgressState.REPLICATE
 SNAPSHOT = ProgressState.SNAPSHOT
 
 ROUNDS_BETWEEN_MAX = 8
-"""Between two turns of a replica that answers no heartbeat."""
+"""Largest number of rounds between two heartbeats to a replica that does not answer."""
 
 TRIES_MAX: Final = 2 * ROUNDS_BETWEEN_MAX.bit_length()
-"""More turns than these in vain change nothing."""
+"""Number of unanswered tries after which the interval no longer grows."""
 
 
 class Inflights:
-    """MsgApps with entries on their way to one peer: (last index, payload bytes), oldest first."""
+    """MsgApps with entries in flight to one peer: (last index, payload bytes), oldest first."""
 
     __slots__ = ("_bytes", "_sent", "bytes_max", "msgs_max")
 
@@ -58,32 +59,32 @@ class Inflights:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more may be sent. One message may go beyond the limit in bytes."""
+        """True if nothing more may be sent. One message may exceed the limit in bytes."""
         return len(self._sent) >= self.msgs_max or self._bytes >= self.bytes_max
 
     def add(self, last: Index, payload_bytes: int) -> None:
-        """A message whose last entry is `last` was sent."""
+        """Record a sent message whose last entry is `last`."""
         assert not self.is_full, (last, len(self._sent), self._bytes)
         self._sent.append((last, payload_bytes))
         self._bytes += payload_bytes
 
     def free_to(self, index: Index) -> None:
-        """Everything up to `index` was acknowledged."""
+        """Remove the messages up to `index`, which was acknowledged."""
         sent = self._sent
         while sent and sent[0][0] <= index:
             self._bytes -= sent.popleft()[1]
 
     def clear(self) -> None:
-        """Nothing is on its way any more, or it no longer matters."""
+        """Remove all messages: none is in flight any more, or they no longer matter."""
         self._sent.clear()
         self._bytes = 0
 
 
 class Progress:
-    """One replica in the leader's eyes.
+    """Leader's view of one replica.
 
-    Invariant: match < next, but for the leader's own. In SNAPSHOT, next == pending_snapshot + 1
-    or match + 1, whichever is more.
+    Invariant: match < next, except for the leader itself. In SNAPSHOT, next is the larger of
+    pending_snapshot + 1 and match + 1.
     """
 
     __slots__ = (
@@ -105,36 +106,37 @@ class Progress:
 
     def __init__(self, *, next_index: Index, inflights: Inflights, is_learner: bool) -> None:
         self.match: Index = NO_INDEX
-        """Highest index known to be durable there."""
+        """Highest index known to be durable on the replica."""
         self.next: Index = next_index
         """Index of the next entry to send."""
         self.sent_commit: Index = NO_INDEX
-        """Highest commit index sent in a message that, if it arrives, takes effect there."""
+        """Highest commit index sent in a message that takes effect if it arrives."""
         self.state = PROBE
         self.pending_snapshot: Index = NO_INDEX
-        """SNAPSHOT: index of the snapshot on its way."""
+        """SNAPSHOT: index of the snapshot in flight."""
         self.snapshot_answers = 0
-        """SNAPSHOT: heartbeats answered since it left."""
-        # Counted as heard from when first added: check-quorum must not depose a leader before
-        # the newcomer had a chance to answer.
+        """SNAPSHOT: number of heartbeats answered since it was sent."""
+        # A new member counts as heard from: check-quorum must not depose a leader before the
+        # member had a chance to answer.
         self.recent_active = True
-        """Use: check-quorum; cleared each election timeout."""
+        """True if the replica was heard. Use: check-quorum; cleared each election timeout."""
         self.flow_paused = False
-        """No MsgApp until an answer or a heartbeat's answer: a probe is out, or inflights full."""
+        """True if no MsgApp may be sent until an answer, to a MsgApp or a heartbeat, arrives: a
+        probe is in flight, or inflights are full."""
         self.cold_read_first: Index = NO_INDEX
-        """First index of the read from disk the host was asked for; 0: none pending."""
+        """First index of the ColdRead requested from the host; 0 if none is pending."""
         self.tries = 0
-        """How often it was its turn to be sent a heartbeat since it last answered, `TRIES_MAX` for
-        more. Use: `quiet_heartbeats`."""
+        """Heartbeats due to the replica since it last answered, at most `TRIES_MAX`.
+        Use: `quiet_heartbeats`."""
         self.asked_round = 0
-        """In which of the leader's heartbeat rounds it was sent the last one."""
+        """Leader's heartbeat round in which the last one was sent to it."""
         self.ask_round = 0
-        """The first of them in which it is its turn again."""
+        """First heartbeat round in which the next one is due."""
         self.inflights = inflights
         self.is_learner = is_learner
 
     def reset(self, *, next_index: Index, match: Index) -> None:
-        """Forget everything: another term begins."""
+        """Forget everything at the start of another term."""
         self.match = match
         self.next = next_index
         self.sent_commit = NO_INDEX
@@ -144,35 +146,35 @@ class Progress:
 
     @property
     def is_paused(self) -> bool:
-        """Whether no MsgApp may be sent now."""
+        """True if no MsgApp may be sent now."""
         return self.flow_paused or self.cold_read_first != 0 or self.state is SNAPSHOT
 
     def become_probe(self) -> None:
-        """Send one message and wait for its answer."""
+        """Enter PROBE: send one message and wait for its answer."""
         after_snapshot = self.pending_snapshot + 1 if self.state is SNAPSHOT else NO_INDEX
         self._enter(PROBE)
         self.next = max(self.match + 1, after_snapshot)
         self.sent_commit = min(self.sent_commit, self.next - 1)
 
     def become_replicate(self) -> None:
-        """Send ahead of answers."""
+        """Enter REPLICATE: send ahead of answers."""
         self._enter(REPLICATE)
         self.next = self.match + 1
 
     def become_snapshot(self, index: Index) -> None:
-        """Wait until the snapshot at `index` is in."""
+        """Enter SNAPSHOT: wait until the snapshot at `index` is installed."""
         self._enter(SNAPSHOT)
         self.pending_snapshot = index
         self.next = index + 1
         self.sent_commit = index
 
     def sent_entries(self, *, count: int, payload_bytes: int) -> None:
-        """A MsgApp with `count` entries from `next` on was sent."""
+        """Record a sent MsgApp with `count` entries from `next` on."""
         if self.state is REPLICATE:
             if count:
                 self.next += count
                 self.inflights.add(self.next - 1, payload_bytes)
-            # Full: further (empty) messages are probes, one for each heartbeat answered.
+            # Full: further (empty) messages are probes, one for each answered heartbeat.
             self.flow_paused = self.inflights.is_full
         else:
             assert self.state is PROBE, self.state
@@ -180,24 +182,26 @@ class Progress:
                 self.flow_paused = True
 
     def tried(self, round_: int, *, asks: bool) -> None:
-        """It was its turn in that round to be sent a heartbeat. While it answers none, its turns
-        come further and further apart."""
+        """Record that a heartbeat was due in a round, and sent if `asks`.
+
+        The interval to the next one grows while the replica answers none.
+        """
         if asks:
             self.asked_round = round_
         self.ask_round = round_ + min(1 << (self.tries >> 1), ROUNDS_BETWEEN_MAX)
         self.tries = min(self.tries + 1, TRIES_MAX)
 
     def answered(self) -> None:
-        """It did, or what it was asked is lost: its next turn is the next round."""
+        """Reset the interval after an answer or a lost message: the next round is due."""
         self.tries = 0
         self.ask_round = 0
 
     def can_bump_commit(self, commit: Index) -> bool:
-        """Whether sending `commit` could move the replica's commit index."""
+        """Return True if sending `commit` could advance the replica's commit index."""
         return commit > self.sent_commit and self.sent_commit < self.next - 1
 
     def maybe_update(self, index: Index) -> bool:
-        """The replica holds everything up to `index`. Returns whether that is news."""
+        """Record that the replica holds everything up to `index`. Return True if that is new."""
         if index <= self.match:
             return False
         self.match = index
@@ -207,9 +211,10 @@ class Progress:
         return True
 
     def maybe_decrease(self, *, rejected: Index, hint: Index) -> bool:
-        """The replica refused the MsgApp after `rejected`; the logs may agree at `hint`.
+        """Record that the replica refused the MsgApp after `rejected`; the logs may agree at
+        `hint`.
 
-        Returns False for an answer overtaken by a newer one (§5.3).
+        Return False for an answer that a newer one has overtaken (§5.3).
         """
         if self.state is REPLICATE:
             if rejected <= self.match:
@@ -239,12 +244,12 @@ def track(
     last_index: Index,
     new_inflights: Callable[[], Inflights],
 ) -> dict[NodeId, Progress]:
-    """Progress of every member, ids ascending: members that stay keep theirs."""
+    """Return the progress of every member, ids ascending. Members that stay keep theirs."""
     tracked: dict[NodeId, Progress] = {}
     for node in sorted(membership.members()):
         progress = known.get(node)
         if progress is None:
-            # Probed at the end of the log first: if it is empty, its answer tells at once.
+            # Probe at the end of the log first: an empty replica's answer shows that at once.
             progress = Progress(
                 next_index=max(last_index, Index(1)), inflights=new_inflights(), is_learner=False
             )

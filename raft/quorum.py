@@ -1,10 +1,10 @@
-"""Counting: which index a set of voters has, and whether a vote is decided.
+"""Quorum arithmetic: the index a set of voters has, and the outcome of a vote.
 
-A quorum is a majority of the voters, or a majority of each of two sets while the configuration is
-joint (paper §6). The empty set of voters agrees to everything: that makes a joint configuration
-whose old half is empty count exactly as its new half alone.
+A quorum is a majority of the voters, or while the configuration is joint a majority of each of two
+sets (paper §6). The empty set of voters agrees to everything, so that a joint configuration whose
+old half is empty counts exactly as its new half alone.
 
-Pure functions over sets of ids; who the voters are is `raft.membership`'s business.
+Pure functions over sets of ids. Membership is defined in `raft.membership`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Final
 from ids import NO_INDEX, Index, NodeId
 
 EVERYTHING: Final = Index((1 << 64) - 1)
-"""Index an empty set of voters has committed."""
+"""Index that an empty set of voters has committed."""
 
 
 class VoteResult(Enum):
-    """State of a vote; the value is its name in traces."""
+    """State of a vote. The value is its name in traces."""
 
     PENDING = "VotePending"
     LOST = "VoteLost"
@@ -28,7 +28,7 @@ class VoteResult(Enum):
 
 
 def majority_index(acked: Collection[Index]) -> Index:
-    """Largest index that a majority has, of what each voter has (0: nothing known). §5.3."""
+    """Return the largest index a majority has, given each voter's index (0: unknown). §5.3."""
     count = len(acked)
     if count == 0:
         return EVERYTHING
@@ -37,17 +37,17 @@ def majority_index(acked: Collection[Index]) -> Index:
 
 
 def copied_index(acked: Collection[Index], copies: int) -> Index:
-    """Largest index that so many of these voters have; 0 when there are fewer voters."""
+    """Return the largest index that `copies` voters have; 0 if there are fewer voters."""
     return sorted(acked, reverse=True)[copies - 1] if 0 < copies <= len(acked) else NO_INDEX
 
 
 def joint_index(incoming: Collection[Index], outgoing: Collection[Index]) -> Index:
-    """Largest index that both halves' majorities have (paper §6)."""
+    """Return the largest index that the majorities of both halves have (paper §6)."""
     return min(majority_index(incoming), majority_index(outgoing))
 
 
 def majority_vote(voters: Collection[NodeId], votes: Mapping[NodeId, bool]) -> VoteResult:
-    """Outcome among `voters` of the votes cast so far (§5.2)."""
+    """Return the outcome among `voters` of the votes cast so far (§5.2)."""
     needed = len(voters) // 2 + 1
     granted = 0
     missing = 0
@@ -67,7 +67,7 @@ def majority_vote(voters: Collection[NodeId], votes: Mapping[NodeId, bool]) -> V
 def joint_vote(
     incoming: Collection[NodeId], outgoing: Collection[NodeId], votes: Mapping[NodeId, bool]
 ) -> VoteResult:
-    """Outcome that needs both halves: one loss loses, two wins win (paper §6)."""
+    """Return the joint outcome: WON if both halves win, LOST if one loses (paper §6)."""
     first = majority_vote(incoming, votes)
     second = majority_vote(outgoing, votes)
     if first is second:

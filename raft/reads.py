@@ -1,15 +1,15 @@
 """Linearizable reads without a log entry (§8, thesis §6.4).
 
-A read request is given the commit index of the moment it arrives at the leader; it may be answered
-once the leader knows that at that moment it was still the leader: when a quorum has answered a
-heartbeat sent afterwards. Requests wait in one queue; a heartbeat carries the newest request's
-round, and its answers confirm that request and all older ones. A round is named by who asked and
-the context it asked with: two who happen to use equal contexts are two requests.
+A read request gets the commit index at its arrival at the leader. It may be answered once the
+leader knows that it was still the leader at that moment: when a quorum has answered a heartbeat
+sent afterwards. Requests wait in one queue. A heartbeat carries the newest request's round, and its
+answers confirm that request and all older ones. A round is named by requester and context: equal
+contexts of two requesters are two requests.
 
-No more than `WAITING_MAX` wait: a leader whose peers are alive, and do not answer, leads on. The
-oldest gives way, and gets no answer: it was asked longest ago.
+At most `WAITING_MAX` requests wait, because a leader whose peers are alive but do not answer keeps
+leading. Beyond that the oldest request is dropped without an answer.
 
-`PendingReads` is that queue and nothing else; who sends what is the leader's business.
+`PendingReads` is only that queue. Sending is up to the leader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 from ids import Index, NodeId
 
 WAITING_MAX: Final = 10_000
-"""Requests that wait for a round, and as many for the term's first commit."""
+"""Limit of requests that wait for a round, and of those that wait for the term's first commit."""
 
 
 @dataclass(slots=True)
@@ -29,11 +29,11 @@ class PendingRead:
 
     context: bytes
     requester: NodeId
-    """Who asked: this node or a follower that forwarded it."""
+    """Node that sent the request: this node or a follower that forwarded it."""
     index: Index
     """Commit index when the request arrived."""
     acks: dict[NodeId, bool] = field(default_factory=dict)
-    """Who answered a heartbeat of this round."""
+    """Nodes that answered a heartbeat of this round."""
 
 
 class PendingReads:
@@ -43,19 +43,21 @@ class PendingReads:
 
     def __init__(self) -> None:
         self._queue: dict[bytes, PendingRead] = {}
-        """By round."""
+        """Pending requests by round."""
         self.postponed: list[tuple[NodeId, bytes]] = []
         """(requester, context) of requests from before the term's first commit: until then the
         leader does not know what is committed (§8)."""
 
     @property
     def last_round(self) -> bytes:
-        """Round of the newest request, which heartbeats carry; empty if none waits."""
+        """Round of the newest request, carried by heartbeats; empty if none waits."""
         return next(reversed(self._queue)) if self._queue else b""
 
     def add(self, context: bytes, requester: NodeId, index: Index) -> bytes:
-        """A request arrived; its round. One of the same requester with a context already waiting is
-        the same request again."""
+        """Add a request and return its round.
+
+        A request with the same requester and context as a waiting one is the same request.
+        """
         name = requester.to_bytes(8, "big") + context
         queue = self._queue
         queue.setdefault(name, PendingRead(context, requester, index))
@@ -64,13 +66,13 @@ class PendingReads:
         return name
 
     def postpone(self, requester: NodeId, context: bytes) -> None:
-        """A request arrived before the term's first commit."""
+        """Add a request that arrived before the term's first commit."""
         self.postponed.append((requester, context))
         if len(self.postponed) > WAITING_MAX:
             del self.postponed[0]
 
     def acknowledge(self, peer: NodeId, name: bytes) -> dict[NodeId, bool]:
-        """`peer` answered the heartbeat of a round; everyone who has, {} if none waits."""
+        """Record `peer`'s answer in a round and return all answers; {} if no request waits."""
         read = self._queue.get(name)
         if read is None:
             return {}

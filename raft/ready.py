@@ -1,20 +1,21 @@
-"""`Ready`: what a node wants done, and how it hears that it was.
+"""`Ready`: the work a node requests, and how its completion is reported.
 
-A Ready is a batch: entries and hard state to make durable, entries to apply, messages to send. Two
-ways to work it off:
+A Ready is a batch: entries and hard state to make durable, entries to apply, messages to send.
+There are two ways to process it:
 
 - *Synchronous*: write snapshot, entries and hard state, in this order, sync if `must_sync`; send
   the messages; apply `committed_entries`; call `advance`. Nothing may be sent before the sync.
-- *Asynchronous* (`async_storage_writes`): the same wishes come as messages to two local threads.
-  MsgStorageAppend goes to whoever writes the log, MsgStorageApply to whoever applies; each carries
-  the `responses` to deliver when done. All other messages may leave at once; those that must wait
-  for the disk are among the responses. There may be any number of Readys under way.
+- *Asynchronous* (`async_storage_writes`): the same requests come as messages to two local threads.
+  MsgStorageAppend goes to the thread that writes the log, MsgStorageApply to the one that applies
+  entries. Each carries the `responses` to deliver when done. All other messages may leave at once;
+  those that must wait for the disk are among the responses. Any number of Readys may be in
+  progress.
 
-An acknowledgement of the disk is bound to the term it was given out in. Otherwise: entry (1, 12) is
-given out; a new leader overwrites it by (2, 12), given out too; a third one writes (1, 12) back
-(a log may shrink to an older term's suffix and regrow); the first write's answer arrives and would
-vouch for what is not yet on disk. Within one term a leader never overwrites, so the pair (term,
-index) of an answer names one write.
+An acknowledgement of the disk is bound to the term in which the write was given out. Otherwise:
+entry (1, 12) is given out; a new leader overwrites it by (2, 12), given out too; a third one writes
+(1, 12) back (a log may shrink to an older term's suffix and regrow); the first write's answer
+arrives and would acknowledge an entry that is not yet on disk. Within one term a leader never
+overwrites, so the pair (term, index) of an answer identifies one write.
 """
 
 from __future__ import annotations
@@ -49,29 +50,29 @@ from raft.types import (
 
 @dataclass(slots=True)
 class Ready:
-    """What a node wants done. Lists are the host's to keep; entries and messages are shared."""
+    """Work that a node requests. The host owns the lists; entries and messages are shared."""
 
     soft_state: SoftState | None = None
     """Set when leader or role changed."""
     hard_state: HardState | None = None
     """Set when term, vote or commit changed."""
     entries: list[Entry] = field(default_factory=list)
-    """To be made durable; the first one's index may lie inside the log: truncate there first."""
+    """Entries to make durable. If the first one's index is inside the log, truncate there first."""
     snapshot: Snapshot | None = None
-    """Replaces the log and the state machine."""
+    """Snapshot that replaces the log and the state machine."""
     committed_entries: list[Entry] = field(default_factory=list)
-    """To be applied, in order."""
+    """Entries to apply, in order."""
     messages: list[Message] = field(default_factory=list)
     read_states: list[ReadState] = field(default_factory=list)
     cold_reads: list[ColdRead] = field(default_factory=list)
     """Entries to read from disk, for peers or for applying here; see `ColdRead`."""
     must_sync: bool = False
-    """Whether entries or hard state must be on disk before anything that depends on them. A
-    commit index alone need not: it is learnt again."""
+    """True if entries or hard state must be on disk before anything that depends on them. A
+    commit index alone need not be: it is learnt again."""
 
 
 class ReadyMaker:
-    """Builds a node's Readys, remembering what the host was last told."""
+    """Builds a node's Readys and remembers what was last reported to the host."""
 
     __slots__ = (
         "_allow_unstable",
@@ -90,7 +91,7 @@ class ReadyMaker:
         self._raft = raft
         self._is_async = raft.async_storage_writes
         # Only a synchronous host makes entries durable before it applies those of the same
-        # Ready. Otherwise a power cut could leave what is applied ahead of the log.
+        # Ready. Otherwise a power cut could leave the applied state ahead of the log.
         self._allow_unstable = not raft.async_storage_writes
         self._term: Term = raft.term
         self._vote: NodeId = raft.vote
@@ -99,10 +100,10 @@ class ReadyMaker:
         self._state: StateType = raft.state
         self._steps_on_advance: list[Message] = []
         self._outstanding: Ready | None = None
-        """Synchronous mode: the Ready that is being worked off."""
+        """Synchronous mode: the Ready being processed."""
 
     def has_ready(self) -> bool:
-        """Whether `ready` would return anything. Constant time."""
+        """Return True if `ready` would return anything. Constant time."""
         raft = self._raft
         log = raft.log
         return bool(
@@ -125,7 +126,7 @@ class ReadyMaker:
         )
 
     def ready(self) -> Ready:
-        """Everything that is wanted now; it counts as given out."""
+        """Return everything requested now and count it as given out."""
         assert self._outstanding is None, "ready() before advance() of the last one"
         raft = self._raft
         log = raft.log
@@ -154,7 +155,7 @@ class ReadyMaker:
         return ready
 
     def steps_on_advance(self, ready: Ready) -> list[Message]:
-        """Synchronous mode: what the node tells itself once `ready` is worked off."""
+        """Synchronous mode: return the messages the node steps into itself after `ready`."""
         assert self._outstanding is ready, "advance() of another Ready than the last"
         self._outstanding = None
         steps = self._steps_on_advance
@@ -188,7 +189,7 @@ class ReadyMaker:
             )
 
     def _address_storage(self, ready: Ready) -> None:
-        """Asynchronous mode: turn what is wanted from storage into messages to it."""
+        """Asynchronous mode: turn requests to the storage into messages to it."""
         raft = self._raft
         responses = raft.msgs_after_append
         raft.msgs_after_append = []
@@ -219,7 +220,7 @@ class ReadyMaker:
             )
 
     def _prepare_advance(self, ready: Ready) -> None:
-        """Synchronous mode: messages to others go out, those to itself wait for `advance`."""
+        """Synchronous mode: send messages to others, keep the node's own for `advance`."""
         raft = self._raft
         self._outstanding = ready
         steps = self._steps_on_advance
@@ -233,10 +234,11 @@ class ReadyMaker:
 
 
 def _stable_answer(raft: Raft, ready: Ready) -> MsgStorageAppendResp:
-    """The storage's word that everything given out so far is durable.
+    """Return the storage's answer that everything given out so far is durable.
 
-    It names the last entry of all not yet durable ones, also of those given out earlier: writes
-    complete in order. Even without new entries: after a term change earlier answers are ignored.
+    It names the last entry that is not durable yet, including entries given out earlier: writes
+    complete in order. It is sent even without new entries, because after a change of term earlier
+    answers are ignored.
     """
     answer = MsgStorageAppendResp(raft.id, LOCAL_APPEND_THREAD, raft.term)
     if raft.log.has_unstable:
@@ -256,7 +258,7 @@ def _applied_answer(raft: Raft, entries: list[Entry]) -> MsgStorageApplyResp:
 
 
 def handle_storage_append_resp(raft: Raft, msg: MsgStorageAppendResp) -> None:
-    """A write is durable."""
+    """Handle a durable write."""
     if msg.index and msg.term == raft.term:
         raft.log.stable_to(index=msg.index, term=msg.log_term)
     if msg.vote and msg.term == raft.term:
@@ -267,13 +269,13 @@ def handle_storage_append_resp(raft: Raft, msg: MsgStorageAppendResp) -> None:
 
 
 def applied_snapshot(raft: Raft, snapshot: Snapshot) -> None:
-    """A snapshot is durable and applied."""
+    """Handle a snapshot that is durable and applied."""
     raft.log.stable_snapshot_to(snapshot.index)
     applied_to(raft, snapshot.index, 0)
 
 
 def handle_storage_apply_resp(raft: Raft, msg: MsgStorageApplyResp) -> None:
-    """Entries were applied."""
+    """Handle applied entries."""
     entries = msg.entries
     if entries:
         payload = payload_bytes(entries)
@@ -282,7 +284,7 @@ def handle_storage_apply_resp(raft: Raft, msg: MsgStorageApplyResp) -> None:
 
 
 def applied_to(raft: Raft, index: Index, bytes_applied: int) -> None:
-    """Everything up to `index` is applied; a joint configuration may be left now."""
+    """Mark everything up to `index` as applied; a joint configuration may be left now."""
     raft.log.applied_to(max(index, raft.log.applied), bytes_applied)
     if raft.state is LEADER and raft.membership.auto_leave:
         leader.maybe_leave_joint(raft)

@@ -1,12 +1,12 @@
-"""The state of one replica, shared by its roles.
+"""State of one replica, shared by its roles.
 
-`Raft` holds what Figure 2 of the paper lists, the outgoing messages, and what the leader tracks. It
-has no opinion: `raft.follower`, `raft.candidate` and `raft.leader` are functions over it, one file
-a role, and `raft.node` decides which of them gets a message.
+`Raft` holds the state of the paper's Figure 2, the outgoing messages, and the leader's tracking
+state. It makes no decisions: `raft.follower`, `raft.candidate` and `raft.leader` are functions over
+it, one module per role, and `raft.node` dispatches messages to them.
 
-Two outgoing queues, because durability differs: `msgs` may leave at once; `msgs_after_append`
-(acknowledgements, votes, and with `durable_campaign` requests for votes) only after everything
-appended before them is on disk.
+There are two outgoing queues, because durability differs. `msgs` may leave at once.
+`msgs_after_append` (acknowledgements, votes, and with `durable_campaign` requests for votes) may
+leave only after everything appended before them is durable.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEADER: Final = StateType.LEADER
 
 
 class Raft:
-    """One replica of one group."""
+    """State of one replica of one group."""
 
     __slots__ = (
         "async_storage_writes",
@@ -135,19 +135,19 @@ class Raft:
         self.state: StateType = FOLLOWER
         self.lead: NodeId = NONE
         self.votes: dict[NodeId, bool] = {}
-        """Answers to this replica's question whether it would be elected (pre-vote)."""
+        """Answers to this replica's pre-vote requests, by voter."""
 
         self.election_elapsed = 0
         """Ticks since the leader was heard, a vote was cast, or (leader) check-quorum passed."""
         self.heartbeat_elapsed = self.heartbeat_rounds = 0
-        """Ticks since heartbeats were due; how often they were."""
+        """Ticks since heartbeats were last due; number of heartbeat rounds that were due."""
         self.randomized_election_timeout = 0
         """Ticks, in [election_ticks, 2 * election_ticks) (§5.2)."""
         self.campaign_due = 0
-        """Ticks until a campaign the host asked for; 0: none asked for."""
+        """Ticks until a campaign requested by the host; 0 if none was requested."""
         self.may_lead = True
-        """Whether the host lets this replica lead. Else it follows and votes as any other, and
-        does not campaign."""
+        """True if the host lets this replica lead. Otherwise it follows and votes as usual but does
+        not campaign."""
         self._no_vote_pending()
 
         self.msgs: list[Message] = []
@@ -156,32 +156,32 @@ class Raft:
         self.cold_reads: list[ColdRead] = []
 
         self.paced: Mapping[NodeId, int] = {}
-        """Learners that get entries only when the host says so, and so many bytes at a time: they
-        are asked for as a `ColdRead`, in memory or not."""
+        """Learners whose entries the host schedules, with the bytes per read. Entries for them are
+        requested with a `ColdRead` even if they are in memory."""
 
-        # The leader's.
+        # State of a leader.
         self.lead_transferee: NodeId = NONE
-        """Whom leadership is being handed to; no proposals meanwhile (thesis §3.10)."""
+        """Transferee of a leadership transfer; no proposals meanwhile (thesis §3.10)."""
         self.pending_conf_index: Index = NO_INDEX
         """No membership change may be appended before this index is applied. At the start of a
-        term the end of the log: an unapplied change may be in there (thesis §4.1)."""
+        term it is the end of the log, which may contain an unapplied change (thesis §4.1)."""
         self.term_start: Index = NO_INDEX
         """Index of this term's first entry. Use: an entry is of the leader's own term iff its
         index is not below (§5.4.2)."""
         self.uncommitted_bytes = 0
-        """Payload appended by this leader and not yet applied."""
+        """Bytes of payload appended by this leader and not yet applied."""
         self.pending_reads = PendingReads()
         self.broadcast_due = False
-        """MsgApps were put off to the next Ready (`batch_appends`)."""
+        """True if MsgApps are deferred to the next Ready (`batch_appends`)."""
         self.commit_news_due = False
-        """Some peer may not have been told the commit index (`commit_apart`)."""
+        """True if a peer may not have received the commit index (`commit_apart`)."""
 
         self.membership = Membership()
         self.membership_index: Index = self.log.applied
-        """The membership is that of after applying this index."""
+        """Index after whose application `membership` is in effect."""
         self.progress: dict[NodeId, Progress] = {}
         self.peers: tuple[tuple[NodeId, Progress], ...] = ()
-        """Everybody else, ids ascending: the order messages are sent in."""
+        """All other members, ids ascending. Messages are sent in this order."""
         self.incoming_progress: tuple[Progress, ...] = ()
         self.outgoing_progress: tuple[Progress, ...] = ()
         self.is_voter = False
@@ -191,46 +191,48 @@ class Raft:
     # --- Views ---------------------------------------------------------------------------------
 
     def hard_state(self) -> HardState:
-        """What must be durable."""
+        """Return the state that must be durable."""
         return HardState(self.term, self.vote, self.log.committed)
 
     def soft_state(self) -> SoftState:
-        """Who leads, and what this replica is."""
+        """Return the leader and this replica's role."""
         return SoftState(self.lead, self.state)
 
     @property
     def is_promotable(self) -> bool:
-        """Whether it may campaign: a voter whose log is in one piece, and whose host lets it."""
+        """True if it may campaign: a voter whose log is complete and that the host lets lead."""
         if not (self.may_lead and self.is_voter):
             return False
         return self.log.snapshot is None and not self.log.lacks_committed
 
     @property
     def has_leader_lease(self) -> bool:
-        """Whether a live leader is known; such a voter does not listen to candidates (§6)."""
+        """True if a live leader is known; such a voter ignores candidates (§6)."""
         return (
             self.check_quorum and self.lead != NONE and self.election_elapsed < self.election_ticks
         )
 
     @property
     def own_term_committed(self) -> bool:
-        """Whether this leader has committed an entry of its own term (§8)."""
+        """True if this leader has committed an entry of its own term (§8)."""
         return self.state is LEADER and self.log.committed >= self.term_start
 
     @property
     def waits_for_disks(self) -> bool:
-        """Whether the vote of this term is being written, here or, on disks that took a tick or
-        more for this one, perhaps by those who were asked."""
+        """True if the vote of this term is being written.
+
+        Either here or, if this replica's disk took a tick or more, possibly at the other voters.
+        """
         return self.vote_pending or self.vote_wait > 0
 
     # --- Changes common to all roles -----------------------------------------------------------
 
     def reset(self, term: Term) -> None:
-        """Begin a role or a term with a clean table."""
+        """Clear the state of the previous role or term."""
         assert term >= self.term, (term, self.term)
         if term != self.term:
             self.term = term
-            # Only a new term frees the vote: clearing it on every step-down would let one
+            # Only a new term frees the vote. Clearing it on every step-down would let one
             # voter elect two leaders.
             self.vote = NONE
             self._no_vote_pending()
@@ -253,32 +255,34 @@ class Raft:
 
     def _no_vote_pending(self) -> None:
         self.ballots: dict[NodeId, bool] | None = None
-        """Answers to this replica's candidacy in this term; None: it has not stood in this life, or
-        what came of it is known."""
+        """Answers to this replica's candidacy in this term, by voter. None: it has not campaigned
+        since it started, or the outcome is known."""
         self.vote_pending = False
-        """The vote, for whomever, is on its way to the disk (`durable_campaign`)."""
+        """True if the vote, for any candidate, is not durable yet (`durable_campaign`)."""
         self.vote_ticks = 0
-        """How long the vote took to be durable, or has taken so far."""
+        """Ticks the vote took to become durable, or has taken so far."""
         self.vote_wait = 0
-        """Ticks for which the election that the vote was given in is not disturbed by another."""
+        """Ticks during which no other election may disturb the one in which the vote was cast."""
 
     def election_is_over(self) -> None:
-        """Somebody leads this term: what was waited for has come, also if the own vote is not
-        durable yet, and the next election is another one."""
+        """End the election of this term, because its leader is known.
+
+        This replica's own vote need not be durable yet: the next election is independent of it.
+        """
         self._no_vote_pending()
         if self.durable_campaign and self.randomized_election_timeout >= 2 * self.election_ticks:
-            self.draw_election_timeout()  # it was made longer for slow disks
+            self.draw_election_timeout()  # it was extended for slow disks
 
     def draw_election_timeout(self) -> None:
-        """Randomized so that votes are rarely split (§5.2)."""
+        """Draw a random election timeout, so that split votes are rare (§5.2)."""
         self.randomized_election_timeout = self.election_ticks + self.rng.randrange(
             self.election_ticks
         )
 
     def set_membership(self, membership: Membership, index: Index) -> None:
-        """Take on the membership as of `index`: keep what is known of members that stay."""
+        """Adopt the membership as of `index`. Members that stay keep their progress."""
         if self.state is not CANDIDATE:
-            self.ballots = None  # what others were asked for was to lead the old members
+            self.ballots = None  # votes were requested under the old membership
         self.membership = membership
         self.membership_index = index
         self.progress = track(
@@ -293,10 +297,10 @@ class Raft:
         self.is_voter = self.id in membership.voters()
 
     def acknowledge(self, to: NodeId, index: Index) -> None:
-        """Tell the leader (or oneself) that the log matches up to `index`, once that is durable."""
+        """Acknowledge the log up to `index` to the leader (or itself), once it is durable."""
         queue = self.msgs_after_append
         if self.batch_appends and queue:
-            # Acknowledgements are cumulative: one per turn says it all.
+            # Acknowledgements are cumulative: one per turn is enough.
             last = queue[-1]
             if (
                 type(last) is MsgAppResp
