@@ -1,1 +1,1 @@
-"""Server to server: framed peer streams for Raft messages, gRPC for the admin plane."""
+"""Communication between servers: framed streams for Raft messages, gRPC for the admin plane."""

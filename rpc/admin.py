@@ -1,8 +1,8 @@
-"""The admin plane without gRPC: what is said, and what a server must be able to answer.
+"""The admin plane without gRPC: its messages, and the interface a server must implement.
 
 The messages are plain dataclasses whose fields have the names of `proto/admin.proto`, so that a
-server fills them in without importing protobuf, and the command line prints them without knowing
-gRPC. `admin_service` and `admin_client` translate.
+server fills them in without importing protobuf, and the command line prints them without gRPC.
+`admin_service` and `admin_client` translate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rpc.streams import LinkStatus
 
 
 class Role(IntEnum):
-    """A replica's role in its group."""
+    """Role of a replica in its group."""
 
     FOLLOWER = 0
     PRE_CANDIDATE = 1
@@ -26,7 +26,7 @@ class Role(IntEnum):
 
 
 class ProgressState(IntEnum):
-    """How a leader replicates to one replica."""
+    """State of a leader's replication to one replica."""
 
     PROBE = 0
     REPLICATE = 1
@@ -34,7 +34,7 @@ class ProgressState(IntEnum):
 
 
 class TransferOutcome(IntEnum):
-    """How a leadership transfer ended."""
+    """Outcome of a leadership transfer."""
 
     TRANSFERRED = 0
     NOT_LEADER = 1
@@ -45,12 +45,12 @@ class TransferOutcome(IntEnum):
 
 @dataclass(slots=True)
 class ReplicaProgress:
-    """One replica in its leader's eyes."""
+    """Leader's view of one replica."""
 
     replica_id: NodeId
     state: ProgressState
     match: int
-    """Largest index known to be durable there."""
+    """Highest index known to be durable on the replica."""
     next: int
     recent_active: bool = False
     is_paused: bool = False
@@ -66,7 +66,7 @@ class GroupStatus:
     role: Role
     term: Term
     leader: int
-    """The leader's replica id, 0: none known."""
+    """Replica id of the leader, 0 if none is known."""
     first_index: Index = NO_INDEX
     last_index: Index = NO_INDEX
     commit: Index = NO_INDEX
@@ -77,12 +77,12 @@ class GroupStatus:
     voters: list[int] = field(default_factory=list)
     learners: list[int] = field(default_factory=list)
     progress: list[ReplicaProgress] = field(default_factory=list)
-    """Of every replica, on the leader; empty elsewhere."""
+    """Progress of every replica, on the leader; empty elsewhere."""
 
 
 @dataclass(slots=True)
 class ServerStatus:
-    """One server as it sees itself. `cluster_id` is "" before birth."""
+    """State of one server. `cluster_id` is "" before birth."""
 
     server_id: ServerId
     cluster_id: str = ""
@@ -97,19 +97,22 @@ class ServerStatus:
 
 @dataclass(slots=True)
 class TransferResult:
-    """`leader`: the replica to ask instead, with NOT_LEADER; 0: not known."""
+    """Result of a transfer. `leader`, with NOT_LEADER: the leading replica, 0 if unknown."""
 
     outcome: TransferOutcome
     leader: int = 0
 
 
 class AdminBackend(Protocol):
-    """The server behind the admin plane. Plain functions, called on its loop."""
+    """Server behind the admin plane. Plain functions, called on its loop."""
 
     def status(self, groups: Sequence[GroupId]) -> Iterator[ServerStatus]:
-        """Its state; only these groups, all if there are none. In parts that are to be put
-        together: the first has what is no list, each has a bounded number of groups. The loop may
-        go on between two; a group is told as it is when its part is taken, or not at all."""
+        """Return the server's state, with only these groups; all if empty.
+
+        The iterator yields parts to be merged: the first has the scalar fields, each has a bounded
+        number of groups. The loop may run between two parts; a group is reported as it is when its
+        part is taken, or not at all.
+        """
 
     def transfer_leadership(
         self, group: GroupId, to_server: ServerId, done: Callable[[TransferResult], None]
@@ -117,4 +120,4 @@ class AdminBackend(Protocol):
         """Begin a transfer; `done` is called once, possibly before this returns."""
 
     def hint_stop(self, *, whole_cluster: bool) -> None:
-        """A stop is about to come. `whole_cluster`: leadership need not be handed over."""
+        """Announce an imminent stop. `whole_cluster`: leadership need not be transferred."""

@@ -1,4 +1,4 @@
-"""A blocking client of one server's admin plane, for the command line and tests.
+"""Blocking client of one server's admin plane, for the command line and tests.
 
 Every call has a deadline and raises AdminError, never a gRPC exception.
 """
@@ -31,19 +31,21 @@ _SERVICE = "vdl.admin.v1.Admin"
 _MESSAGE_BYTES_MAX = 64 << 20
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
-    # A proxy set in the environment is for the outside world, not for the next server.
+    # A proxy set in the environment is for external addresses, not for other servers.
     ("grpc.enable_http_proxy", 0),
 )
 
 
 class AdminClient:
-    """Calls to the server at one address; close it, or use it in a `with`."""
+    """Client of the server at one address. Close it, or use it in a `with` statement."""
 
     def __init__(
         self, address: Address, *, files: TlsFiles | None = None, timeout_s: float = 5.0
     ) -> None:
-        """`files`: what to show, and by whom the server must be signed; None: unencrypted. Raises
-        TlsFailed for files that cannot be read."""
+        """`files`: own certificate, and the CA of the server's; None: unencrypted.
+
+        Raises TlsFailed for files that cannot be read.
+        """
         host, port = address
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._timeout_s = timeout_s
@@ -70,7 +72,7 @@ class AdminClient:
         self._channel.close()
 
     def status(self, groups: Sequence[GroupId] = ()) -> ServerStatus:
-        """The server's state; only these groups, all if there are none. Raises AdminError."""
+        """Return the server's state, with only these groups; all if empty. Raises AdminError."""
         reply: admin_pb2.ServerStatus = self._call(
             "Status",
             admin_pb2.StatusRequest(group_ids=groups),
@@ -79,8 +81,10 @@ class AdminClient:
         return _server_status(reply)
 
     def transfer_leadership(self, group: GroupId, to_server: ServerId) -> TransferResult:
-        """Move a group's leadership from the server called to another. Raises AdminError; after
-        DEADLINE_EXCEEDED the transfer may still happen."""
+        """Transfer a group's leadership from the called server to another one.
+
+        Raises AdminError. After DEADLINE_EXCEEDED the transfer may still happen.
+        """
         reply: admin_pb2.TransferLeadershipReply = self._call(
             "TransferLeadership",
             admin_pb2.TransferLeadershipRequest(group_id=group, to_server=to_server),
@@ -89,7 +93,7 @@ class AdminClient:
         return TransferResult(TransferOutcome(reply.outcome), reply.leader)
 
     def hint_stop(self, *, whole_cluster: bool) -> None:
-        """Tell the server how the stop that is about to come is meant. Raises AdminError."""
+        """Announce an imminent stop of one server or the whole cluster. Raises AdminError."""
         self._call(
             "HintStop",
             admin_pb2.HintStopRequest(whole_cluster=whole_cluster),

@@ -1,12 +1,13 @@
-"""The gate of the admin port: who may go on to gRPC.
+"""The gate of the admin port: limits connections before they reach gRPC.
 
-gRPC closes what comes beyond its bound of connections, so strangers who said nothing kept
-administrators out. Here a connection first has to say something. So few are there at a time that
-have not, and as many that have; one more of a kind costs the address that has most of them its
-oldest. One that has spoken is passed on to gRPC, which listens on a socket of this machine only,
-and its bytes both ways. gRPC ends it if it does not show who it is.
+gRPC closes connections beyond its own bound, so that silent strangers could keep administrators
+out. Here a connection first has to send something. The numbers of connections that have not, and of
+those that have, are bounded. One more of either kind displaces the oldest of the address with the
+most connections of that kind. A connection that has sent something is connected to gRPC, which
+listens on a socket of this machine only, and bytes are relayed both ways. gRPC ends it if it does
+not authenticate.
 
-Must not know: gRPC, TLS, what is said.
+Does not depend on gRPC, TLS, or the content.
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ from rpc.streams import Address
 from rpc.transport import listening_socket
 
 CONNECTIONS_MAX = 64
-"""Of those that have said nothing, and of those that have. Each takes a descriptor, and two more
-once it has spoken."""
+"""Limit of silent connections, and of those that have sent something. Each takes a descriptor, and
+two more once it has sent something."""
 _BACKLOG = 64
-"""So many may be accepted in one turn of the loop."""
+"""Number of connections that may be accepted in one turn of the loop."""
 _PART_BYTES = 64 << 10
 
 
 class AdminGate:
-    """From `open` to `close`; on the loop's thread."""
+    """Gate of one port, from `open` to `close`. Used on the loop's thread."""
 
     def __init__(self, inner: str, silent_s: float) -> None:
-        """`inner`: the path of the socket that gRPC listens on; one that begins with a null is
-        abstract (unix(7)). `silent_s`: how long somebody may say nothing at
-        first, and take to read what is left at the end."""
+        """`inner`: path of the socket that gRPC listens on; with a leading null it is abstract.
+
+        See unix(7). `silent_s`: time until a connection must send something first, and for reading
+        the rest at the end.
+        """
         self._inner = inner
         self._silent_s = silent_s
         self._silent: Newcomers[asyncio.Task[None]] = Newcomers(CONNECTIONS_MAX)
@@ -40,7 +43,7 @@ class AdminGate:
         self._server: asyncio.Server | None = None
 
     async def open(self, address: Address) -> int:
-        """Listen; the port that is bound. Raises OSError."""
+        """Listen and return the bound port. Raises OSError."""
         listening = listening_socket(address, _BACKLOG)
         self._server = await asyncio.start_server(
             self._serve, sock=listening, limit=_PART_BYTES, backlog=_BACKLOG
@@ -93,14 +96,14 @@ class AdminGate:
 
 
 def _count(crowd: Newcomers[asyncio.Task[None]], task: asyncio.Task[None], host: str) -> None:
-    """One more, for which another one may have to go."""
+    """Count one more connection and cancel the one it displaces."""
     displaced = crowd.add(task, host)
     if displaced is not None:
         displaced.cancel()
 
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until one of the two is gone."""
+    """Relay bytes until one of the two ends."""
     with contextlib.suppress(OSError):
         while part := await reader.read(_PART_BYTES):
             writer.write(part)

@@ -1,10 +1,10 @@
-"""Who may use the admin plane: servers of the set and those with an admin's certificate.
+"""Access control of the admin plane: servers of the set, and holders of an admin certificate.
 
-gRPC makes the handshakes. It asks for the certificates at each, so files that were replaced are
-used from then on; files that do not fit together leave what there is. It knows nothing of revoked
-certificates: each call is compared with the lists of them.
+gRPC makes the handshakes. It requests the certificates for each, so replaced files are used from
+then on; files that do not fit together leave the current ones in use. gRPC does not check
+revocation: each call is compared with the revocation lists.
 
-Must not know: what the admin plane does.
+Does not depend on the calls of the admin plane.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from rpc.revocations import Revocations
 from rpc.tls_context import TlsContext, TlsFiles, identity_in
 
 _URIS = "peer_uri"
-"""gRPC's name of the URIs among a certificate's alternative names."""
+"""gRPC's name for the URIs among a certificate's alternative names."""
 _CERTIFICATE = "x509_pem_cert"
-"""And of the certificate itself. Those above it gRPC does not tell."""
+"""gRPC's name for the certificate itself. gRPC does not report those above it."""
 
 
 class AdminSecurity:
-    """The mutual TLS of one server's admin plane."""
+    """Mutual TLS of one server's admin plane."""
 
     def __init__(
         self, files: TlsFiles, revocations: Callable[[], Revocations | None] = lambda: None
     ) -> None:
-        """`revocations`: which certificates were revoked, as is known now. Raises TlsFailed."""
+        """`revocations` returns the currently known revocations. Raises TlsFailed."""
         assert files.secures_links, files
         self._files = files
         self._revocations = revocations
         self._checked = TlsContext(files.between_servers(), server_side=True)
-        """To find out whether files fit together: gRPC would take any."""
+        """Checks that files fit together: gRPC would accept any."""
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For the port."""
+        """Return the credentials for the port."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(),
-            self._changed,  # type: ignore[arg-type]  # the stub forgets that None is "as before"
+            self._changed,  # type: ignore[arg-type]  # the stub omits that None is "as before"
             require_client_authentication=True,
         )
 
     def allows(self, auth_context: Mapping[str, Iterable[bytes]]) -> bool:
-        """Whether who calls is one of those who may."""
+        """Return True if the caller may use the admin plane."""
         uris = [uri.decode("utf-8", "replace") for uri in auth_context.get(_URIS, ())]
         if identity_in(uris, self._files.cluster) is None:
             return False
@@ -60,7 +60,7 @@ class AdminSecurity:
         return bool(shown) and not any(revocations.refuses(one, now) for one in shown)
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """The certificates, if they are others than before. Called in a thread of gRPC's."""
+        """Return the certificates if they have changed. Called in a thread of gRPC."""
         if not self._checked.is_outdated():
             return None
         try:
@@ -75,7 +75,7 @@ class AdminSecurity:
 
 
 def read_files(files: TlsFiles) -> tuple[bytes, bytes, bytes]:
-    """(key, certificate, CA), as gRPC wants them. Raises TlsFailed."""
+    """Return (key, certificate, CA) as gRPC expects them. Raises TlsFailed."""
     assert files.key is not None
     assert files.certificate is not None
     assert files.ca is not None

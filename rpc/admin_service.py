@@ -1,11 +1,11 @@
-"""The gRPC edge of the admin plane, on the server's own loop.
+"""gRPC server of the admin plane, on the server's own loop.
 
 Importing this costs 14 MB and 20 ms, so a server imports it only when its listeners are up. The
-method table stands here instead of in generated service code, which has no types. What the backend
-does is plain calls; only gRPC itself needs coroutines, one for each call, which the admin plane can
-afford.
+method table is written here instead of in generated service code, which has no types. The backend
+consists of plain calls. Only gRPC itself needs coroutines, one for each call, which is acceptable
+for the admin plane.
 
-Must not know: what answers mean.
+Does not depend on the meaning of answers.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SERVICE = "vdl.admin.v1.Admin"
 _MESSAGE_BYTES_MAX = 64 << 20
 _CALLS_MAX = 64
 HANDSHAKE_SECONDS = 5.0
-"""Until somebody says something at first, and again to the end of the handshakes, of TLS and of
-HTTP/2."""
+"""Time until a connection must send something, and again until its handshakes, of TLS and HTTP/2,
+must be complete."""
 _IDLE_SECONDS = 60
-"""Without a call."""
+"""Time without a call."""
 _AGE_SECONDS, _AGE_GRACE_SECONDS = 3_600, 60
 _TELL_SECONDS, _TELL_SHARE = 0.002, 0.1
-"""How much of a turn a status takes: so long, and no less than that share of the turn before, or
-an overloaded server with thousands of groups would answer after the caller has left."""
+"""Time that a status takes of a turn: this long, but at least that share of the turn before.
+Otherwise an overloaded server with thousands of groups would answer after the caller has left."""
 
 
 def _options(handshake_s: float) -> tuple[tuple[str, int], ...]:
@@ -66,14 +66,16 @@ class AdminService:
         now: Callable[[], float] = time.monotonic,
         handshake_s: float = HANDSHAKE_SECONDS,
     ) -> None:
-        """`security`: without it anybody who reaches the port may call. `now`: a monotonic clock in
-        seconds."""
+        """`security`: without it, any process that reaches the port may call.
+
+        `now`: a monotonic clock in seconds.
+        """
         self._backend = backend
         self._security = security
         self._now = now
         self._telling = asyncio.Lock()
-        # Abstract: nothing is left of it in any folder. Who guesses the name meets what is asked of
-        # everybody: a certificate, where there are some.
+        # Abstract: it leaves no file behind. A process that guesses the name must still pass the
+        # same checks as others: a certificate, if certificates are in use.
         self._inner = f"vdl-admin-{secrets.token_hex(16)}"
         self._gate = AdminGate("\0" + self._inner, handshake_s)
         self._server = aio.server(options=_options(handshake_s), maximum_concurrent_rpcs=_CALLS_MAX)
@@ -82,7 +84,7 @@ class AdminService:
         )
 
     async def start(self, address: Address) -> int:
-        """Serve on `address`; returns the port bound. Raises OSError if it cannot."""
+        """Serve on `address` and return the bound port. Raises OSError if it cannot."""
         inner = f"unix-abstract:{self._inner}"
         try:
             if self._security is None:
@@ -95,7 +97,7 @@ class AdminService:
         return await self._gate.open(address)
 
     async def stop(self, grace_s: float = 0.1) -> None:
-        """Answer what is under way for `grace_s`, then end."""
+        """Let calls in progress finish for `grace_s`, then end."""
         await self._server.stop(grace_s)
         self._gate.close()
 
@@ -108,7 +110,7 @@ class AdminService:
                 if security is not None and not security.allows(context.auth_context()):
                     denied = "no certificate of a server or an admin of this set, or a revoked one"
                     await context.abort(grpc.StatusCode.PERMISSION_DENIED, denied)
-                # Decoded here, because gRPC itself would log a traceback for what a stranger sent.
+                # Decoded here, because gRPC itself would log a traceback for malformed input.
                 try:
                     request = request_type.FromString(data)
                 except DecodeError:
@@ -129,8 +131,8 @@ class AdminService:
         }
 
     async def _status(self, request: admin_pb2.StatusRequest) -> admin_pb2.ServerStatus:
-        # All groups in one go would stop the loop for as long as an election takes; so would many
-        # callers who have a part each in every turn.
+        # All groups at once would block the loop for as long as an election takes. So would many
+        # callers that each process a part in every turn, hence the lock.
         reply = admin_pb2.ServerStatus()
         async with self._telling:
             began, share = self._now(), _TELL_SECONDS
@@ -141,7 +143,7 @@ class AdminService:
                     await asyncio.sleep(0)
                     began = self._now()
                     share = max(_TELL_SECONDS, (began - told) * _TELL_SHARE)
-            await asyncio.sleep(0)  # whoever is next has a turn of its own
+            await asyncio.sleep(0)  # the next caller starts in a turn of its own
         return reply
 
     async def _transfer_leadership(
@@ -164,8 +166,8 @@ class AdminService:
         return admin_pb2.HintStopReply()
 
 
-# Names are the same on both sides; tests compare them. What there are thousands of is filled field
-# by field: `asdict` is a deep copy and costs five times as much.
+# Names are the same on both sides; tests compare them. Objects that may number thousands are filled
+# field by field: `asdict` is a deep copy and costs five times as much.
 
 
 def _server_message(status: ServerStatus) -> admin_pb2.ServerStatus:

@@ -1,12 +1,12 @@
-"""Commands for the leader of a group, and what came of them.
+"""Commands for the leader of a group, and their outcomes.
 
-PROPOSE asks the catalog's leader to append a command. The proposer names its request by an id of
-its own and is told one of two things, in PROPOSED: *accepted*, with the index and term its entry
-was given (which says nothing yet about commit), or a definite refusal: the command is in no log.
-When the link ends before the answer, the fate is unknown.
+PROPOSE requests that the catalog's leader append a command. The proposer identifies its request by
+an id of its own and receives one of two answers in PROPOSED: *accepted*, with the index and term of
+its entry (which does not imply commit), or a definite refusal: the command is in no log. If the
+link ends before the answer, the outcome is unknown.
 
-COMMAND asks the leader of any group, and is answered by COMMAND_DONE when the command is applied
-there. Whoever sent it sends it again until it is answered, so it may be applied more than once.
+COMMAND is for the leader of any group, and is answered by COMMAND_DONE when the command is applied
+there. Its sender sends it again until it is answered, so it may be applied more than once.
 
 PROPOSE and COMMAND, little-endian: request_id u64, group u64, timeout_ms u32, then the command.
 PROPOSED: request_id u64, outcome u8, index u64, term u64, leader u64.
@@ -14,7 +14,7 @@ COMMAND_DONE: request_id u64, fate u8, code i16, then the machine's answer. Code
 meaning with APPLIED only. COMMANDS and COMMANDS_DONE, all of a turn: payloads of these, each behind
 its length u32.
 
-Must not know: what commands mean.
+Does not depend on the meaning of commands.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _DONE = Struct("<QBh")
 
 
 class ProposeOutcome(IntEnum):
-    """What became of a proposed command. All but ACCEPTED mean: it was never appended."""
+    """Outcome of a proposed command. All but ACCEPTED mean that it was never appended."""
 
     ACCEPTED = 0
     NOT_LEADER = 1  # or a limit, or a leadership transfer: it may be sent again
     UNKNOWN_GROUP = 3
-    REFUSED = 5  # not a command the leader knows; it is not to be sent again
+    REFUSED = 5  # not a command that the leader knows; it must not be sent again
 
 
 class Fate(IntEnum):
-    """What became of a command that is answered when it is applied."""
+    """Outcome of a command that is answered when it is applied."""
 
     APPLIED = 0
     NOT_APPENDED = 1
-    """The server does not lead the group, or has no room: it may be sent again."""
+    """The server does not lead the group, or has no room. The command may be sent again."""
     UNKNOWN = 2
-    """It may or may not be applied: it may be sent again."""
+    """The command may or may not be applied. It may be sent again."""
     REFUSED = 3
-    """Not a command that the group's leader can ever append: it is not to be sent again."""
+    """The group's leader can never append this command. It must not be sent again."""
 
 
 _OUTCOME_BY_CODE = {outcome.value: outcome for outcome in ProposeOutcome}
@@ -61,7 +61,7 @@ _FATE_BY_CODE = {fate.value: fate for fate in Fate}
 
 @dataclass(slots=True)
 class SentCommand:
-    """A command for the leader of `group`, which is waited for `timeout_ms` more."""
+    """A command for the leader of `group`; its sender waits for `timeout_ms` more."""
 
     request_id: int
     group: GroupId
@@ -71,8 +71,10 @@ class SentCommand:
 
 @dataclass(slots=True)
 class Proposed:
-    """The answer to PROPOSE. `index`, `term`: where it was appended. `leader`: the replica to ask
-    instead, 0 if it is not known; only with NOT_LEADER."""
+    """Answer to PROPOSE. `index`, `term`: position of the appended entry.
+
+    `leader`, only with NOT_LEADER: the leading replica, 0 if unknown.
+    """
 
     request_id: int
     outcome: ProposeOutcome
@@ -83,7 +85,7 @@ class Proposed:
 
 @dataclass(slots=True)
 class CommandDone:
-    """The answer to COMMAND."""
+    """Answer to COMMAND."""
 
     request_id: int
     fate: Fate
@@ -92,12 +94,12 @@ class CommandDone:
 
 
 def encode_command(sent: SentCommand) -> list[Buffer]:
-    """The payload of a PROPOSE or COMMAND frame."""
+    """Encode the payload of a PROPOSE or COMMAND frame."""
     return [_COMMAND.pack(sent.request_id, sent.group, sent.timeout_ms), sent.command]
 
 
 def decode_command(payload: memoryview) -> SentCommand:
-    """`command` is a view into the payload. Raises MalformedFrame."""
+    """Decode a command; `command` is a view into the payload. Raises MalformedFrame."""
     if len(payload) < _COMMAND.size:
         raise MalformedFrame("command", len(payload))
     request_id, group, timeout_ms = _COMMAND.unpack_from(payload)
@@ -105,7 +107,7 @@ def decode_command(payload: memoryview) -> SentCommand:
 
 
 def encode_proposed(proposed: Proposed) -> list[Buffer]:
-    """The payload of a PROPOSED frame."""
+    """Encode the payload of a PROPOSED frame."""
     return [
         _PROPOSED.pack(
             proposed.request_id, proposed.outcome, proposed.index, proposed.term, proposed.leader
@@ -114,7 +116,7 @@ def encode_proposed(proposed: Proposed) -> list[Buffer]:
 
 
 def decode_proposed(payload: memoryview) -> Proposed:
-    """Raises MalformedFrame."""
+    """Decode a PROPOSED payload. Raises MalformedFrame."""
     if len(payload) != _PROPOSED.size:
         raise MalformedFrame("proposed", len(payload))
     request_id, code, index, term, leader = _PROPOSED.unpack_from(payload)
@@ -125,12 +127,12 @@ def decode_proposed(payload: memoryview) -> Proposed:
 
 
 def encode_done(done: CommandDone) -> list[Buffer]:
-    """The payload of a COMMAND_DONE frame."""
+    """Encode the payload of a COMMAND_DONE frame."""
     return [_DONE.pack(done.request_id, done.fate, done.code), done.answer]
 
 
 def decode_done(payload: memoryview) -> CommandDone:
-    """`answer` is a view into the payload. Raises MalformedFrame."""
+    """Decode a COMMAND_DONE payload; `answer` is a view into it. Raises MalformedFrame."""
     if len(payload) < _DONE.size:
         raise MalformedFrame("command done", len(payload))
     request_id, code, error = _DONE.unpack_from(payload)
@@ -141,7 +143,7 @@ def decode_done(payload: memoryview) -> CommandDone:
 
 
 def joined(payloads: Sequence[Sequence[Buffer]]) -> list[Buffer]:
-    """The payload of a COMMANDS or COMMANDS_DONE frame, from those of single ones."""
+    """Join single payloads to that of a COMMANDS or COMMANDS_DONE frame."""
     buffers: list[Buffer] = []
     for payload in payloads:
         buffers.append(_LENGTH.pack(sum(map(len, payload))))
@@ -150,7 +152,7 @@ def joined(payloads: Sequence[Sequence[Buffer]]) -> list[Buffer]:
 
 
 def split(payload: memoryview) -> list[memoryview]:
-    """What was joined. Raises MalformedFrame."""
+    """Return the single payloads that were joined. Raises MalformedFrame."""
     found: list[memoryview] = []
     position, end = 0, len(payload)
     while position < end:

@@ -1,16 +1,16 @@
-"""How far replicas are compacted: COMPACTED.
+"""Extent of log compaction on replicas: COMPACTED.
 
-A server tells it to the servers that lead the groups of its replicas, when it has changed and again
-from time to time. Any number, up to a bound, of
+A server sends it to the leaders of its replicas' groups, when it has changed and again from time to
+time. It has a bounded number of rows:
 
     0   group    u64   little endian, as everything here
-    8   replica  u64   which of the group's replicas the sender has
-    16  upto     u64   all its entries up to this index are compacted, for good
+    8   replica  u64   the sender's replica of the group
+    16  upto     u64   all its entries up to this index are compacted, permanently
 
-It says what is durable, so it stays true whatever it overtakes and however often it comes. Servers
-that speak less than `VERSION_OF_COMPACTION` are sent none: they would end the link.
+It states what is durable, so it stays true whatever it overtakes and however often it arrives.
+Servers below `VERSION_OF_COMPACTION` are sent none: they would end the link.
 
-Must not know: what is compacted, who needs to know.
+Does not depend on the method of compaction, or on the use of this report.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rpc.reader import Buffer
 
 _ROW: Final = Struct("<QQQ")
 ROWS_MAX = 4_096
-"""Of one frame."""
+"""Most rows in one frame."""
 
 
 class Compacted(NamedTuple):
-    """One replica."""
+    """Extent of compaction of one replica."""
 
     group: GroupId
     replica: NodeId
@@ -37,13 +37,13 @@ class Compacted(NamedTuple):
 
 
 def encode_compacted(rows: Sequence[Compacted]) -> list[Buffer]:
-    """The payload of a COMPACTED frame."""
+    """Encode the payload of a COMPACTED frame."""
     assert 0 < len(rows) <= ROWS_MAX, len(rows)
     return [b"".join(_ROW.pack(*row) for row in rows)]
 
 
 def decode_compacted(payload: memoryview) -> list[Compacted]:
-    """Raises MalformedFrame."""
+    """Decode a COMPACTED payload. Raises MalformedFrame."""
     count, rest = divmod(len(payload), _ROW.size)
     if rest or not 0 < count <= ROWS_MAX:
         raise MalformedFrame("compacted")

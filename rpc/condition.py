@@ -1,19 +1,19 @@
-"""What a server reports to its peers about itself: CONDITION, one byte of flags, and groups.
+"""Condition of a server, reported to its peers: CONDITION, one byte of flags, and groups.
 
 Sent when a link comes up and at each change.
 
     bit 0   the disk is full: it takes no new entries
-    bit 1   the server serves no clients: it starts, or stops, or has been late for long
+    bit 1   the server serves no clients: it starts, or stops, or its loop has been late for long
     bit 2   the disk takes entries into the journal but not into segments: they pile up in memory
 
 A server with any of them should not be made leader. Other bits are for later versions and ignored.
 
 If any of its replicas has damaged entries, this follows: a count (u32, little-endian) and group ids
-(u64). So many groups at the front have incomplete state: those replicas cannot lead yet. The others
-should not lead while a replica without damage can. Servers that speak less than
-`VERSION_OF_DAMAGE` get the flags alone: some of them refuse more.
+(u64). The first `count` groups have incomplete state: those replicas cannot lead yet. The others
+should not lead while a replica without damage can. Servers below `VERSION_OF_DAMAGE` get the flags
+alone: some of them refuse more.
 
-Must not know: what a peer does about it.
+Does not depend on a peer's reaction.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ _STALLED = 4
 _INCOMPLETE = struct.Struct("<I")
 _GROUP_BYTES = 8
 GROUPS_MAX = 4_096
-"""So many groups are named at the most."""
+"""Most groups named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What can be the matter with a server."""
+    """Reasons why a server should not lead, in general or for some groups."""
 
     disk_full: bool = False
     unavailable: bool = False
-    """It serves no clients: it starts or stops. Or hardly: its loop has been late for long."""
+    """It serves no clients: it starts or stops, or its loop has been late for long."""
     stalled: bool = False
     incomplete: tuple[GroupId, ...] = ()
     """Groups whose replicas cannot lead: their state waits for a damaged entry."""
     damaged: tuple[GroupId, ...] = ()
-    """Others whose replicas have damaged entries."""
+    """Other groups whose replicas have damaged entries."""
 
     @property
     def may_lead(self) -> bool:
-        """Whether the server should be made leader of any group."""
+        """True if the server may be made leader of any group."""
         return not (self.disk_full or self.unavailable or self.stalled)
 
 
 def encode_condition(condition: Condition) -> list[Buffer]:
-    """The payload of a CONDITION frame."""
+    """Encode the payload of a CONDITION frame."""
     flags = condition.disk_full * _DISK_FULL | condition.unavailable * _UNAVAILABLE
     flags |= condition.stalled * _STALLED
     groups = (condition.incomplete + condition.damaged)[:GROUPS_MAX]
@@ -65,7 +65,7 @@ def encode_condition(condition: Condition) -> list[Buffer]:
 
 
 def decode_condition(payload: memoryview) -> Condition:
-    """Raises MalformedFrame."""
+    """Decode a CONDITION payload. Raises MalformedFrame."""
     if not payload:
         raise MalformedFrame("condition")
     flags, behind = payload[0], len(payload) - 1 - _INCOMPLETE.size

@@ -1,6 +1,6 @@
 """A replica that cannot follow the receiver as leader of its group: DISSENT.
 
-Sent in answer to what the leader sends, at most once a second for a group. Little-endian:
+Sent in answer to the leader's messages, at most once a second for a group. Little-endian:
 
     0   group         u64
     8   replica       u64  the sender's
@@ -8,9 +8,9 @@ Sent in answer to what the leader sends, at most once a second for a group. Litt
     17  first offset  u64  reason 2: of the records that are committed in it from the first entry
     25  end offset    u64  on that is known to differ; [first, end)
 
-Servers that speak less than `VERSION_OF_BOOTS` are sent none: they would end the link.
+Servers below `VERSION_OF_BOOTS` are sent none: they would end the link.
 
-Must not know: what the leader does about it.
+Does not depend on the leader's reaction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DISSENT: Final = Struct("<QQBQQ")
 
 
 class Reason(IntEnum):
-    """Why it cannot. On the wire: never reuse a number."""
+    """Reason why it cannot follow. On the wire: never reuse a number."""
 
     LOST = 1
     DIVERGED = 2
@@ -37,7 +37,7 @@ _REASONS = {reason.value: reason for reason in Reason}
 
 
 class Dissenting(NamedTuple):
-    """One replica."""
+    """One replica that cannot follow, with its reason."""
 
     group: GroupId
     replica: NodeId
@@ -47,12 +47,12 @@ class Dissenting(NamedTuple):
 
 
 def encode_dissent(dissenting: Dissenting) -> list[Buffer]:
-    """The payload of a DISSENT frame."""
+    """Encode the payload of a DISSENT frame."""
     return [_DISSENT.pack(*dissenting)]
 
 
 def decode_dissent(payload: memoryview) -> Dissenting:
-    """Raises MalformedFrame."""
+    """Decode a DISSENT payload. Raises MalformedFrame."""
     if len(payload) != _DISSENT.size:
         raise MalformedFrame("dissent", len(payload))
     group, replica, code, first_offset, end_offset = _DISSENT.unpack(payload)

@@ -1,11 +1,11 @@
-"""A stream that came in and is encrypted or not: its first three bytes tell.
+"""Inbound stream that may be encrypted or not, as its first three bytes show.
 
-For the time in which servers of a set go over from one to the other (`LinkSecurity.takes_plain`).
-A handshake of TLS begins with 22, 3, and 1 to 3 (RFC 8446 §5.1). A frame begins with its length,
-the lowest byte first, and the third byte is 0 in every HELLO of less than 64 KiB. Who comes without
-encryption proves nothing, as on any stream without.
+Used while the servers of a set migrate between the two (`LinkSecurity.takes_plain`). A TLS
+handshake begins with 22, 3, and 1 to 3 (RFC 8446 §5.1). A frame begins with its length, lowest byte
+first, and the third byte is 0 in every HELLO of less than 64 KiB. An unencrypted peer proves no
+identity.
 
-Must not know: sockets, frames.
+Does not depend on sockets or frames.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FIRST_BYTES = 3
 
 
 def is_handshake(first: Buffer) -> bool:
-    """Whether a handshake of TLS begins so."""
+    """Return True if a TLS handshake begins with these bytes."""
     return first[:2] == b"\x16\x03" and first[2] != 0
 
 
 class EitherStream(OwnedStream):
-    """See the module. `secure` puts TLS over a stream."""
+    """Stream that is encrypted or not; see the module. `secure` puts TLS over a stream."""
 
     __slots__ = (
         "_above", "_chosen", "_first", "_have", "_inner", "_is_wanted", "_secure", "_unsent_max",
@@ -37,18 +37,18 @@ class EitherStream(OwnedStream):
         self._secure = secure
         self._first = bytearray(FIRST_BYTES)
         self._have = 0
-        """So many of them are there."""
+        """Number of bytes received into `_first`."""
         self._chosen: Stream | None = None
-        """What to write to, once it is known."""
+        """Stream to write to, once it is known."""
         self._above: StreamOwner | None = None
-        """Who reads the stream below from then on."""
+        """Owner of the stream below, once it is known."""
         self._is_wanted = False
         self._unsent_max = -1
 
     # --- Stream ----------------------------------------------------------------------------------
     @property
     def identity(self) -> int | None:
-        """See `Stream.identity`. Until it is known: somebody that no server is."""
+        """See `Stream.identity`. Until it is known: ADMIN, which no server has."""
         return ADMIN if self._chosen is None else self._chosen.identity
 
     def start(self, owner: StreamOwner) -> None:
@@ -137,7 +137,7 @@ class EitherStream(OwnedStream):
 
 
 class _Below:
-    """The stream below as the one over it sees it: it has been started already."""
+    """The stream below as seen by the one over it: it has been started already."""
 
     identity: int | None = None
 

@@ -1,6 +1,6 @@
-"""What this package raises, one small tree.
+"""Exceptions of this package, one small tree.
 
-`RemoteError` is the peer's (or the network's) fault: the link it came over is closed and nothing
+`RemoteError` is the fault of the peer or the network: the link it came over is closed and nothing
 else happens. Misuse by our own side is a `ValueError` or an assertion, never an `RpcError`.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 
 class RpcError(Exception):
-    """The root of everything this package raises."""
+    """Base class of all exceptions of this package."""
 
 
 class RemoteError(RpcError):
-    """The other end sent what it must not send."""
+    """The other end violated the protocol."""
 
 
 class CorruptFrame(RemoteError):
@@ -35,7 +35,7 @@ class FrameTooLarge(RemoteError):
 
 
 class MalformedFrame(RemoteError):
-    """A payload whose CRC is right does not have the shape its frame type demands."""
+    """A payload with a correct CRC does not have the format of its frame type."""
 
     def __init__(self, what: str, position: int = 0) -> None:
         super().__init__(f"malformed {what} at byte {position}")
@@ -53,8 +53,10 @@ class UnexpectedFrame(RemoteError):
 
 
 class TlsFailed(RemoteError):
-    """A connection's encryption failed, or its other end has not shown who it is. The text has
-    nothing that was encrypted, and no key."""
+    """A connection's encryption failed, or its other end has not authenticated.
+
+    The text contains no encrypted content and no key.
+    """
 
 
 class AdminError(RpcError):

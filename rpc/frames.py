@@ -1,9 +1,9 @@
-"""Raft messages of many groups in one RAFT frame.
+"""RAFT frames: Raft messages of many groups in one frame.
 
-Once a loop turn a server sends each peer one frame with everything its groups have to say to that
-peer. The small, fixed parts of all messages lie together at the front; the payloads of entries
-follow in the same order, as they lie in memory: out as a gather list that copies nothing, in as
-views into the received frame.
+Once per loop turn a server sends each peer one frame with the messages of all its groups for that
+peer. The small, fixed parts of all messages are at the front; the payloads of entries follow in the
+same order, as they are in memory. Sending uses a gather list that copies nothing; received payloads
+are views into the frame.
 
     count u32, meta_bytes u32
     meta:     message, message, ...      each: kind u8, group, to, from, term, then its own fields;
@@ -14,11 +14,10 @@ Entry head, 41 bytes: term u64, index u64, kind u8, base_offset u64, records u32
 length u32. Integers are little-endian. A frame must be used up exactly.
 
 Message kinds and their layout are wire format: append new kinds, never change one. Local storage
-messages have none and cannot be encoded. Every count and length is checked against the bytes that
-are there before it is believed; nothing is allocated by a count. Decoding raises MalformedFrame
-and nothing else.
+messages have none and cannot be encoded. Every count and length is checked against the bytes
+present before it is used; nothing is allocated by a count. Decoding raises only MalformedFrame.
 
-Must not know: what any message means, links, time.
+Does not depend on the meaning of messages, links, or time.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ FRAME_PAYLOAD_BYTES_TARGET: Final = 4 << 20
 """`encode_frames` begins a new frame once one holds this much payload."""
 
 FRAME_MESSAGES_MAX: Final = 256
-"""Of `encode_frames`: what the receiver handles without looking at anything else."""
+"""Most messages in a frame of `encode_frames`: the receiver handles them without interruption."""
 
 CONTEXT_BYTES_MAX: Final = 1 << 10
 """Longest read index context."""
@@ -103,9 +102,9 @@ _ENTRY_KINDS = tuple(EntryKind(value) for value in range(len(EntryKind)))
 
 # --- encoding -----------------------------------------------------------------------------------
 def encode_messages(messages: Sequence[GroupMessage]) -> list[Buffer]:
-    """The payload of one RAFT frame: meta first, then entry payloads, none of them copied.
+    """Encode the payload of one RAFT frame: meta first, then entry payloads without a copy.
 
-    Raises ValueError for a message that does not travel between servers.
+    Raises ValueError for a message that is not sent between servers.
     """
     encoder = _Encoder()
     for group, message in messages:
@@ -116,10 +115,10 @@ def encode_messages(messages: Sequence[GroupMessage]) -> list[Buffer]:
 def encode_frames(
     messages: Sequence[GroupMessage], *, payload_bytes: int = FRAME_PAYLOAD_BYTES_TARGET
 ) -> Iterator[tuple[int, int, list[Buffer]]]:
-    """As `encode_messages`, cut into frames: (start, end, buffers) carries messages [start, end).
+    """Encode messages into frames: (start, end, buffers) carries messages [start, end).
 
-    A frame ends with the message that brings it to `payload_bytes`, or with the last of
-    `FRAME_MESSAGES_MAX`; a message is never split.
+    A frame ends with the message that brings it to `payload_bytes`, or with number
+    `FRAME_MESSAGES_MAX`. A message is never split.
     """
     start = 0
     encoder = _Encoder()
@@ -134,7 +133,7 @@ def encode_frames(
 
 
 class _Encoder:
-    """One frame being built."""
+    """Builder of one frame."""
 
     __slots__ = ("count", "meta", "payload_bytes", "payloads")
 
@@ -315,27 +314,29 @@ _ENCODERS: dict[type, Callable[[_Encoder, GroupId, Any], None]] = {
 
 # --- decoding -----------------------------------------------------------------------------------
 def message_count(payload: memoryview) -> int:
-    """How many messages a RAFT frame says that it holds, as far as there is room for so many; 0 of
-    one that is too short to say."""
+    """Return the number of messages a RAFT frame declares, at most what its length allows.
+
+    0 for a frame too short to contain the number.
+    """
     room = len(payload) // _BARE.size
     return min(room, _PREFIX.unpack_from(payload)[0]) if room else 0
 
 
 def decode_messages(payload: memoryview) -> list[GroupMessage]:
-    """The messages of one RAFT frame; entry payloads are views into it.
+    """Decode the messages of one RAFT frame; entry payloads are views into it.
 
-    Raises MalformedFrame; then none of the frame may be used.
+    Raises MalformedFrame; then no part of the frame may be used.
     """
     decoder = _Decoder(payload)
     try:
         return decoder.messages()
     except struct.error as error:
-        # Every read is by `unpack_from`, which checks the bytes that are there.
+        # Every read is by `unpack_from`, which checks the bytes present.
         raise MalformedFrame("raft frame", decoder.at) from error
 
 
 class _Decoder:
-    """One frame being read: `at` walks the meta part, `payload_at` the payloads."""
+    """Reader of one frame: `at` walks the meta part, `payload_at` the payloads."""
 
     __slots__ = ("at", "meta", "payload", "payload_at")
 
@@ -470,7 +471,7 @@ def _decode_snap(decoder: _Decoder) -> GroupMessage:
     decoder.payload_at = end = start + length
     if end > len(decoder.payload):
         raise MalformedFrame("snapshot", decoder.at)
-    # Copied: a snapshot is small and may be kept for long, the frame it came in should not be.
+    # Copied: a snapshot is small and may be kept for long, unlike the frame it came in.
     data = bytes(decoder.payload[start:end])
     snapshot = Snapshot(index, snapshot_term, conf_state, next_offset, data)
     return group, MsgSnap(to, from_, term, snapshot)

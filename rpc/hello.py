@@ -1,9 +1,9 @@
-"""The handshake: who is speaking, and why a link may be refused.
+"""The handshake: identities, versions, and reasons to refuse a link.
 
-A link carries nothing before both ends have said HELLO. The dialer speaks first; the other end
+A link carries nothing before both ends have sent HELLO. The dialer sends first; the other end
 answers with its own HELLO or with REJECT. The first eight bytes (magic, version, oldest version
-understood) keep their layout for ever, so that any two versions can at least refuse one another
-with the right reason.
+understood) keep their layout forever, so that any two versions can at least refuse one another with
+the right reason.
 
 HELLO payload, little-endian:
 
@@ -11,16 +11,16 @@ HELLO payload, little-endian:
      4  version        u16  newest protocol version this end speaks
      6  version_min    u16  oldest protocol version this end speaks
      8  server_id      u32
-    12  to_server      u32  whom the sender believes to address, 0 if it does not know
-    16  directory_id   16s  the data directory: a wiped server is another directory
-    32  incarnation    u64  another one at every start of that directory
+    12  to_server      u32  server that the sender believes to address, 0 if unknown
+    16  directory_id   16s  the data directory: a wiped server has another one
+    32  incarnation    u64  differs at every start of that directory
     40  cluster_bytes  u16  \\
     42  digest_bytes   u16   } lengths of what follows, in this order
     44  info_bytes     u32  /
     48  cluster id (UTF-8, empty before birth), configuration digest,
         info: the starts of the data directory (`journal_marks.py`; opaque here),
-        u16 and so many bytes: the servers' addresses in the sender's file (opaque here); servers
-        of earlier builds leave both out
+        u16 and that many bytes: the servers' addresses in the sender's file (opaque here);
+        servers of earlier builds leave both out
 
 REJECT payload: reason u16, then a UTF-8 text for people.
 """
@@ -36,54 +36,55 @@ from rpc.errors import MalformedFrame
 
 PROTOCOL_VERSION = 14
 PROTOCOL_VERSION_MIN = 3
-"""Of what links carry. 2: commits are told in messages of their own kind (`MsgCommit`). 3: leader
-lists say which replicas are in sync. 4: logs of partitions may hold `ExpireProducers`, which a
-leader appends only while the servers of all members speak 4. 5: frames may come in pieces. 6: there
-are QUERY and REPLY. 7: logs may hold `Compact`, in the same way as 4; servers tell leaders how far
-replicas are compacted."""
+"""Range of protocol versions supported here. 2: commit indexes are sent in messages of their own
+kind (`MsgCommit`). 3: leader lists carry the in-sync replicas. 4: logs of partitions may hold
+`ExpireProducers`, which a leader appends only while the servers of all members speak 4. 5: frames
+may come in pieces. 6: QUERY and REPLY exist. 7: logs may hold `Compact`, under the same rule as 4;
+servers report to leaders how far replicas are compacted."""
 
 VERSION_OF_PIECES = 5
-"""Who speaks less is sent whole frames."""
+"""Peers below this version are sent whole frames."""
 VERSION_OF_DAMAGE = 5
-"""Who speaks less may end the link when a CONDITION names groups."""
+"""Peers below this version may end the link when a CONDITION names groups."""
 VERSION_OF_QUERIES = 6
-"""Who speaks less would end the link at a QUERY."""
+"""Peers below this version would end the link at a QUERY."""
 
 VERSION_OF_COMPACTION = 7
-"""Who speaks less knows neither the command nor the frame."""
+"""Peers below this version know neither the `Compact` command nor the COMPACTED frame."""
 
 VERSION_OF_COMMANDS = 8
-"""Who speaks less would end the link at a COMMAND."""
+"""Peers below this version would end the link at a COMMAND."""
 
 VERSION_OF_JOINED_COMMANDS = 9
-"""Who speaks less is sent each command in a frame of its own, and each answer."""
+"""Peers below this version are sent each command, and each answer, in a frame of its own."""
 
 VERSION_OF_COMPACTED_COPIES = 10
-"""Who speaks less neither says in ENTRIES how far its log is compacted nor is told."""
+"""Peers below this version neither send nor receive the extent of compaction in ENTRIES."""
 
 VERSION_OF_DENIALS = 11
-"""Who speaks less would end the link at DENIALS, and is answered in Raft messages."""
+"""Peers below this version would end the link at DENIALS, and are answered in Raft messages."""
 
 VERSION_OF_DOWNGRADES = 11
 """Coordinators whose members all speak it apply `DowngradeConsumerGroup` and
 `TimeOutTransactions`."""
 
 VERSION_OF_LATE_FIRST_NUMBERS = 11
-"""Who speaks less takes what lies below a producer's numbers for appended, as they begin at 0."""
+"""Peers below this version take offsets below a producer's first sequence number for appended,
+because they assume that numbers begin at 0."""
 
 VERSION_OF_BOOTS = 12
-"""Who speaks less says nothing of the starts of its directory, and would end the link at a JOURNAL,
-REMEMBERED or DISSENT."""
+"""Peers below this version do not report the starts of their directory, and would end the link at a
+JOURNAL, REMEMBERED or DISSENT."""
 
 VERSION_OF_SHORT_SNAPSHOTS = 13
-"""Who speaks less takes the list of aborted transactions from a partition's snapshot."""
+"""Peers below this version take the list of aborted transactions from a partition's snapshot."""
 
 VERSION_OF_MANY_POSITIONS = 14
-"""Who speaks less knows neither `RaisePositionsBound` nor `ExpireOffsetsOf`, and no snapshot in
-parts."""
+"""Peers below this version know neither `RaisePositionsBound` nor `ExpireOffsetsOf`, and no
+snapshot in parts."""
 
 VERSION_OF_LARGE_FRAMES = 14
-"""Who speaks less ends the link at a frame of more than `OLD_FRAME_BYTES_MAX`."""
+"""Peers below this version end the link at a frame of more than `OLD_FRAME_BYTES_MAX`."""
 
 OLD_FRAME_BYTES_MAX = 64 << 20
 
@@ -102,7 +103,7 @@ _REJECT = Struct("<H")
 
 
 class RejectReason(IntEnum):
-    """Why one end refuses or ends a link. Sent in REJECT; never reuse a number."""
+    """Reason why one end refuses or ends a link. Sent in REJECT; never reuse a number."""
 
     WRONG_CLUSTER = 1
     WRONG_SERVER = 2
@@ -114,7 +115,7 @@ class RejectReason(IntEnum):
     IDENTITY_CHANGED = 8
     PROTOCOL_ERROR = 9
     SECOND_PROCESS = 10
-    """Of a server that is linked: it runs in a copy of that one's data directory."""
+    """The server is linked already: the refused process runs in a copy of its data directory."""
     FOREIGN_DIRECTORY = 11
     """The data directory is another server's."""
 
@@ -124,11 +125,11 @@ _REASON_BY_CODE = {reason.value: reason for reason in RejectReason}
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """One server as it presents itself.
+    """Identity and settings of one server, as sent in HELLO.
 
-    Use: `cluster_id` is "" until the server has adopted a birth record; such a server may only ask.
-    `config_digest` is compared by the birth procedure, `info` is for the host, `addresses` says in
-    what configurations differ.
+    Use: `cluster_id` is "" until the server has adopted a birth record; such a server may only send
+    ASK. `config_digest` is compared by the birth procedure, `info` is for the host, `addresses`
+    shows in what way configurations differ.
     """
 
     server_id: ServerId
@@ -157,7 +158,7 @@ class Hello:
             raise ValueError("addresses too long")
 
     def is_same_process(self, other: Hello) -> bool:
-        """Whether both are HELLOs of one start of one server."""
+        """Return True if both are HELLOs of one start of one server."""
         return (self.server_id, self.directory_id, self.incarnation) == (
             other.server_id,
             other.directory_id,
@@ -166,7 +167,7 @@ class Hello:
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """The HELLO payload."""
+    """Encode the HELLO payload."""
     cluster_id = hello.cluster_id.encode()
     head = _HELLO.pack(
         _MAGIC, hello.version, hello.version_min, hello.server_id, hello.to_server,
@@ -178,7 +179,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_versions(payload: memoryview) -> tuple[int, int]:
-    """(version, version_min) of a HELLO of any protocol version. Raises MalformedFrame."""
+    """Return (version, version_min) of a HELLO of any protocol version. Raises MalformedFrame."""
     if len(payload) < _PREFIX.size:
         raise MalformedFrame("hello", len(payload))
     magic, version, version_min = _PREFIX.unpack_from(payload)
@@ -188,7 +189,7 @@ def decode_versions(payload: memoryview) -> tuple[int, int]:
 
 
 def decode_hello(payload: memoryview) -> Hello:
-    """A HELLO of a version we speak. Raises MalformedFrame."""
+    """Decode a HELLO of a version we speak. Raises MalformedFrame."""
     if len(payload) < _HELLO.size:
         raise MalformedFrame("hello", len(payload))
     (
@@ -221,24 +222,24 @@ def decode_hello(payload: memoryview) -> Hello:
 
 
 def _decode_addresses(rest: memoryview) -> bytes:
-    """What follows `info`. Raises MalformedFrame."""
+    """Decode the addresses, which follow `info`. Raises MalformedFrame."""
     if len(rest) < _LENGTH.size:
         raise MalformedFrame("hello addresses")
     (size,) = _LENGTH.unpack_from(rest)
     end = _LENGTH.size + size
     if end > len(rest):
         raise MalformedFrame("hello addresses")
-    # Bytes beyond them belong to a newer minor layout and are passed over.
+    # Bytes after them belong to a newer minor layout and are ignored.
     return bytes(rest[_LENGTH.size : end])
 
 
 def encode_reject(reason: RejectReason, text: str) -> bytes:
-    """The REJECT payload; the text is cut to a bound."""
+    """Encode the REJECT payload; the text is cut to a bound."""
     return _REJECT.pack(reason) + text.encode()[:REJECT_TEXT_BYTES_MAX]
 
 
 def decode_reject(payload: memoryview) -> tuple[RejectReason, str]:
-    """(reason, text). A reason unknown here reads as PROTOCOL_ERROR. Raises MalformedFrame."""
+    """Decode (reason, text); an unknown reason becomes PROTOCOL_ERROR. Raises MalformedFrame."""
     if len(payload) < _REJECT.size:
         raise MalformedFrame("reject", len(payload))
     (code,) = _REJECT.unpack_from(payload)
@@ -247,7 +248,7 @@ def decode_reject(payload: memoryview) -> tuple[RejectReason, str]:
 
 
 def refusal(local: Hello, remote: Hello, *, expected: int) -> tuple[RejectReason, str] | None:
-    """Why `local` may not share a link with `remote`, or None. `expected` 0: any server."""
+    """Return why `local` may not share a link with `remote`, or None. `expected` 0: any server."""
     if remote.server_id == local.server_id:
         return RejectReason.WRONG_SERVER, f"server {remote.server_id} is this server's own id"
     if expected not in (0, remote.server_id):

@@ -1,28 +1,27 @@
-"""What servers tell each other of their journals: when a directory was started, how far it is
-durable, and what its peer remembers of that.
+"""Journal positions exchanged between servers: starts, durability, and what a peer remembers.
 
-By this a directory that was restored from an old copy, or copied, is found out: see
-`segments/boots.py`. Little-endian, as everything here.
+They reveal a directory that was restored from an old copy, or copied: see `segments/boots.py`.
+Little-endian, as everything here.
 
 `info` of HELLO: the last starts of the sender's directory, oldest first, at most `BOOTS_MAX`:
 
     0   number   u64
     8   id       u64   random
-    16  end      u64   LSN at which the next start found the journal's end; all ones: it goes on
+    16  end      u64   LSN at which the next start found the journal's end; all ones: still running
 
 JOURNAL, with the heartbeat when it has changed: the LSN up to which the sender's journal is durable
-in the start that its HELLO ends with, u64.
+in the last start of its HELLO, u64.
 
-REMEMBERED, the first frame of a link: what the sender remembers of the receiver's directory.
+REMEMBERED, the first frame of a link: the sender's record of the receiver's directory.
 
     0   directory  16s
-    16  number     u64   of the start that it heard of last; 0: of none
+    16  number     u64   of the last start that it has heard of; 0: none
     24  id         u64
     32  lsn        u64   up to which the journal was durable then
 
-Servers that speak less than `VERSION_OF_BOOTS` are sent neither frame: they would end the link.
+Servers below `VERSION_OF_BOOTS` are sent neither frame: they would end the link.
 
-Must not know: what follows from it.
+Does not depend on the consequences.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class BootRow(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """What a peer has heard of a directory last; `number` 0: nothing."""
+    """A peer's last record of a directory; `number` 0: none."""
 
     directory_id: DirectoryId
     number: int = 0
@@ -59,13 +58,13 @@ class Remembered(NamedTuple):
 
 
 def encode_boots(boots: Sequence[BootRow]) -> bytes:
-    """The `info` of HELLO."""
+    """Encode the `info` of HELLO."""
     assert len(boots) <= BOOTS_MAX, len(boots)
     return b"".join(_BOOT.pack(*boot) for boot in boots)
 
 
 def decode_boots(info: bytes) -> list[BootRow]:
-    """Raises MalformedFrame, also where the numbers do not ascend."""
+    """Decode the `info` of HELLO. Raises MalformedFrame, also if the numbers do not ascend."""
     count, rest = divmod(len(info), _BOOT.size)
     if rest or count > BOOTS_MAX:
         raise MalformedFrame("boots", len(info))
@@ -77,12 +76,12 @@ def decode_boots(info: bytes) -> list[BootRow]:
 
 
 def encode_journal(lsn: int) -> list[Buffer]:
-    """The payload of a JOURNAL frame."""
+    """Encode the payload of a JOURNAL frame."""
     return [_JOURNAL.pack(lsn)]
 
 
 def decode_journal(payload: memoryview) -> int:
-    """The LSN. Raises MalformedFrame."""
+    """Decode the LSN of a JOURNAL payload. Raises MalformedFrame."""
     if len(payload) != _JOURNAL.size:
         raise MalformedFrame("journal", len(payload))
     (lsn,) = _JOURNAL.unpack(payload)
@@ -90,12 +89,12 @@ def decode_journal(payload: memoryview) -> int:
 
 
 def encode_remembered(remembered: Remembered) -> list[Buffer]:
-    """The payload of a REMEMBERED frame."""
+    """Encode the payload of a REMEMBERED frame."""
     return [_REMEMBERED.pack(*remembered)]
 
 
 def decode_remembered(payload: memoryview) -> Remembered:
-    """Raises MalformedFrame."""
+    """Decode a REMEMBERED payload. Raises MalformedFrame."""
     if len(payload) != _REMEMBERED.size:
         raise MalformedFrame("remembered", len(payload))
     return Remembered(*_REMEMBERED.unpack(payload))

@@ -1,35 +1,35 @@
-"""Which Raft messages are urgent: they are written to a link before entries and snapshots.
+"""Lanes of a link: urgent Raft messages are written before entries and snapshots.
 
-Otherwise the votes, acknowledgements and read proofs of all groups would wait behind one group's
-entries. Each lane keeps its order; between
-the two there is none. Raft allows any order between nodes. What this implementation assumes:
+Otherwise the votes, acknowledgements and read confirmations of all groups would wait behind one
+group's entries. Each lane keeps its order; there is none between the two. Raft allows any order
+between nodes. This implementation assumes:
 
-* `MsgApp` and `MsgSnap` keep their order, empty `MsgApp`s too: one that came before the entries
+* `MsgApp` and `MsgSnap` keep their order, empty `MsgApp`s too: one that arrived before the entries
   it follows would be refused, and all of them sent again.
-* `MsgHeartbeat` *without* a context asks whether what was sent before has come: it ends the wait
-  for a probe's answer, and tells that a snapshot was dropped. It stays behind them. One *with* a
-  context proves a read, and is urgent; its answer says nothing of what it overtook
+* `MsgHeartbeat` *without* a context checks that what was sent before has arrived: it ends the wait
+  for a probe's answer, and shows that a snapshot was dropped. It stays behind them. One *with* a
+  context confirms a read, and is urgent; its answer proves nothing about what it overtook
   (`raft.leader._on_heartbeat_answer`).
-* `MsgAppResp`, `MsgVoteResp`, `MsgPreVoteResp`, `MsgHeartbeatResp`: what they say is durable
+* `MsgAppResp`, `MsgVoteResp`, `MsgPreVoteResp`, `MsgHeartbeatResp`: what they report is durable
   before they are sent. The entries they may overtake are of groups that their sender leads, or
-  led in an older term, which are then refused by their term.
+  led in an older term, and these are refused by their term.
 * `MsgVote`, `MsgPreVote`: a candidate's own entries of older terms are refused in the same way.
-* `MsgCommit`: never above what the peer has acknowledged, so what it commits has come before.
-* `MsgTimeoutNow`: sent once the transferee has acknowledged the whole log; nothing is on its way.
+* `MsgCommit`: never above what the peer has acknowledged, so what it commits has arrived before.
+* `MsgTimeoutNow`: sent once the transferee has acknowledged the whole log; nothing is in flight.
 * `MsgReadIndex`, `MsgReadIndexResp`: about committed entries, for which the requester waits.
 
-Of the other frames, heartbeats and leader lists are urgent, in their order: a heartbeat vouches
-for the list before it, and confirms of the peer's list what no frame before it denied (DENIALS). A
+Of the other frames, heartbeats and leader lists are urgent, in their order: a heartbeat confirms
+the list before it, and everything on the peer's list that no frame before it denied (DENIALS). A
 list may name a leader whose first entries are still to come, as its first heartbeat would. A full
-disk or a stop (CONDITION), a question for a range, one on behalf of a client and its answer (QUERY,
-REPLY), and the fate of a forwarded command (PROPOSED) say nothing about what they overtake: who
-forwarded it waits for the command itself. A command that is
-sent until it is answered (COMMAND) waits for no entries either, unless it is large; its answer
-(COMMAND_DONE) says that it is applied. Several of them together (COMMANDS, COMMANDS_DONE) likewise.
-How far a replica is compacted (COMPACTED) is durable before it is sent. REJECT comes last of all,
-because the link ends with it.
+disk or a stop (CONDITION), a request for a range, one on behalf of a client and its answer (QUERY,
+REPLY), and the outcome of a forwarded command (PROPOSED) state nothing about what they overtake:
+the server that forwarded a command waits for the command itself. A command that is sent until it is
+answered (COMMAND) need not wait for entries either, unless it is large; its answer (COMMAND_DONE)
+reports that it is applied. The same holds for several of them together (COMMANDS, COMMANDS_DONE).
+The extent to which a replica is compacted (COMPACTED) is durable before it is sent. REJECT comes
+last of all, because the link ends with it.
 
-Must not know: links, how lanes are written.
+Does not depend on links, or on how lanes are written.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BULK: Final[frozenset[type[PeerMessage]]] = frozenset(
 def in_lanes(
     messages: Sequence[GroupMessage],
 ) -> tuple[Sequence[GroupMessage], Sequence[GroupMessage]]:
-    """(urgent ones, the others), each in their order."""
+    """Return (urgent messages, the others), each in their order."""
     # Without a call for each message: most turns have a few.
     urgent: list[GroupMessage] = []
     bulk: list[GroupMessage] = []

@@ -1,23 +1,23 @@
-"""Who leads what: versioned lists that make heartbeats O(1) a link.
+"""Leader lists: versioned lists of led groups, which make heartbeats O(1) per link.
 
 Every server keeps one list of the groups it leads: (group, term, replica). On each link it sends
-the list *whole* when the link comes up, *changes* after, and at every heartbeat interval a
-HEARTBEAT that only names the list's version. A receiver that holds that version has thereby heard
-from the leader of every group on the list; nothing is touched per group. The same lists tell every
-server who leads what, so that metadata is fresh without a write anywhere.
+the list *whole* when the link comes up, then *changes*, and at every heartbeat interval a HEARTBEAT
+that only names the list's version. A receiver that holds that version has thereby heard from the
+leader of every group on the list; nothing is touched per group. The same lists inform every server
+about all leaders, so that metadata is fresh without a write anywhere.
 
-Time proves things in two directions, and both are conservative:
+Time proves two things, both conservatively:
 
 * A follower may count from the *arrival* of the heartbeat: `LeaderListReceiver.confirmed_ns`.
 * A leader may count from when it *sent* the heartbeat that is acknowledged, never from the
   acknowledgement's arrival: `LeaderListSender.heard_ns`. The heartbeat carries its sender's time,
-  and the peer echoes the newest one in its own heartbeat, so there is no table of what is
-  outstanding. An acknowledgement counts for a group only if the list version the peer holds
-  includes the group's present term.
+  and the peer echoes the newest one in its own heartbeat, so no table of outstanding heartbeats is
+  needed. An acknowledgement counts for a group only if the list version the peer holds includes the
+  group's present term.
 
-An acknowledgement says which list the peer holds, not that it agrees. A peer that knows of a newer
-term than a claim on the list denies the claim before each of its heartbeats (`rpc.denials`): what
-it acknowledges and has not denied before it confirms.
+An acknowledgement states which list the peer holds, not that it agrees. A peer that knows of a
+newer term than a claim on the list denies the claim before each of its heartbeats (`rpc.denials`).
+So it confirms what it acknowledges and has not denied before.
 
 A frame that could not be sent is not remembered here. The receiver sees a version that it does not
 hold and acknowledges version 0; then the whole list is sent again.
@@ -26,12 +26,13 @@ HEARTBEAT, little-endian: version u64, sent_ns i64, echo_ns i64 (-1: none), held
 wall_ms i64 (the sender's wall clock, since 1970).
 LEADERS: whole u8, from_version u64, version u64, count u32, then (group u64, term u64, replica u64,
 in_sync u8) each; replica 0: no longer led by the sender. Behind them the in-sync replicas of all
-these groups, one after another: the servers that hold them, u32 each, `in_sync` of them a group.
+these groups, one group after another: the servers that hold them, u32 each, `in_sync` per group.
 
 The leader decides which replicas are in sync (Kafka's ISR). The list carries them, and each server
-reports to its clients what the leader sent last. A change of them alone is no change of leader.
+reports to its clients what the leader sent last. A change of the in-sync replicas alone is not a
+change of leader.
 
-Must not know: clocks (times are arguments), links, what a group is.
+Does not depend on clocks (times are arguments), links, or the nature of a group.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ REPLICA_NUMBER_BITS: Final = 16
 """A replica id is server id << 16 | replica number."""
 
 CHANGES_KEPT: Final = 4_096
-"""How many changes are remembered; a peer further behind is sent the whole list."""
+"""Number of changes kept. A peer further behind is sent the whole list."""
 
 _HEARTBEAT = Struct("<QqqQq")
 _LEADERS = Struct("<BQQI")
@@ -62,15 +63,17 @@ _LED = Struct("<QQQB")
 _SERVER_BYTES: Final = 4
 
 IN_SYNC_MAX: Final = 255
-"""Most in-sync replicas a row can name."""
+"""Largest number of in-sync replicas in a row."""
 
 OutFrame = tuple[FrameType, list[Buffer]]
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderConflict:
-    """Two replicas claim one term of one group, which Raft rules out (§5.2). The one that is known
-    stays so; what else the list says is taken."""
+    """Two replicas claim one term of one group, which Raft excludes (§5.2).
+
+    The known leader is kept; the rest of the list is accepted.
+    """
 
     group: GroupId
     term: Term
@@ -79,7 +82,7 @@ class LeaderConflict:
 
     @property
     def server_id(self) -> ServerId:
-        """Whose list has the claim."""
+        """Server whose list contains the new claim."""
         return self.claimed >> REPLICA_NUMBER_BITS
 
     def __str__(self) -> str:
@@ -89,22 +92,22 @@ class LeaderConflict:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The freshest known leader of a group. `replica` 0: the term's leader has given it up."""
+    """Freshest known leader of a group. `replica` 0: the leader of that term has given it up."""
 
     term: Term
     replica: NodeId
     in_sync: tuple[ServerId, ...] = ()
-    """Servers whose replicas are in sync, as that leader last said."""
+    """Servers whose replicas are in sync, as that leader last reported."""
 
     @property
     def server_id(self) -> ServerId:
-        """The leader's server, 0 if there is none."""
+        """Server of the leader, 0 if there is none."""
         return self.replica >> REPLICA_NUMBER_BITS
 
 
 @dataclass(slots=True)
 class LeaderChange:
-    """The freshest known leader of `group` is another one, or gone (`replica` 0)."""
+    """The freshest known leader of `group` has changed, or is gone (`replica` 0)."""
 
     group: GroupId
     term: Term
@@ -116,17 +119,17 @@ class _Led:
     term: Term
     replica: NodeId
     in_sync: tuple[ServerId, ...]
-    version: int  # of the list, since when it names the leader; whoever is in sync
+    version: int  # list version since which it names this leader; in_sync does not change it
 
 
 class _Cursor:
-    """How far one peer is; exists while its link is up."""
+    """Progress of one peer; exists while its link is up."""
 
     __slots__ = ("acked_ns", "held_version", "last_sent_ns", "sent_version", "whole_ns")
 
     def __init__(self) -> None:
         self.sent_version = -1  # -1: the whole list is to be sent
-        self.whole_ns = -1  # when it was
+        self.whole_ns = -1  # time when the whole list was sent
         self.last_sent_ns = -1
         self.acked_ns = -1
         self.held_version = 0
@@ -143,7 +146,7 @@ def _pack_rows(rows: list[_Row]) -> bytes:
 
 
 def _unpack_rows(body: memoryview, count: int) -> list[_Row]:
-    """Raises MalformedFrame unless the body is that many rows and the servers they name."""
+    """Decode `count` rows and the servers they name. Raises MalformedFrame."""
     end = count * _LED.size
     if end > len(body) or (len(body) - end) % _SERVER_BYTES:
         raise MalformedFrame("leader list", len(body))
@@ -159,7 +162,7 @@ def _unpack_rows(body: memoryview, count: int) -> list[_Row]:
 
 
 class LeaderListSender:
-    """What this server leads, and how far each peer knows it."""
+    """List of the groups this server leads, and each peer's progress in it."""
 
     def __init__(self) -> None:
         # Version 0 is what a peer without a list acknowledges; an empty list has version 1.
@@ -172,7 +175,7 @@ class LeaderListSender:
     def set(
         self, group: GroupId, term: Term, replica: NodeId, in_sync: tuple[ServerId, ...] = ()
     ) -> None:
-        """`replica`, here, leads `group` in `term`; `in_sync`: the servers whose replicas are."""
+        """Set the local `replica` as leader of `group` in `term`, with the servers in sync."""
         led = self._led.get(group)
         same_leader = led is not None and led.term == term and led.replica == replica
         if led is not None and same_leader and led.in_sync == in_sync:
@@ -182,13 +185,13 @@ class LeaderListSender:
         assert len(in_sync) <= IN_SYNC_MAX, in_sync
         self._changed(group, term, replica, in_sync)
         if led is not None and same_leader:
-            # What a peer acknowledged of this term it has still acknowledged.
+            # The peer's acknowledgement of this term remains valid.
             led.in_sync = in_sync
         else:
             self._led[group] = _Led(term, replica, in_sync, self.version)
 
     def drop(self, group: GroupId) -> None:
-        """`group` is no longer led from here; harmless if it was not."""
+        """Remove a group that is no longer led from here; no effect if it was not."""
         led = self._led.pop(group, None)
         if led is not None:
             self._changed(group, led.term, NONE, ())
@@ -203,15 +206,15 @@ class LeaderListSender:
 
     # --- peers ----------------------------------------------------------------------------------
     def connected(self, peer: ServerId) -> None:
-        """A new session: it will be sent the whole list."""
+        """Start a new session, in which the peer is sent the whole list."""
         self._cursors[peer] = _Cursor()
 
     def disconnected(self, peer: ServerId) -> None:
-        """What it acknowledged no longer counts."""
+        """End the session: its acknowledgements no longer count."""
         self._cursors.pop(peer, None)
 
     def changes(self, peer: ServerId, now_ns: int) -> OutFrame | None:
-        """The LEADERS frame that brings the peer up to date, None if it is."""
+        """Return the LEADERS frame that brings the peer up to date; None if it is."""
         cursor = self._cursors[peer]
         sent_version = cursor.sent_version
         if sent_version == self.version:
@@ -226,7 +229,7 @@ class LeaderListSender:
             ]
             head = _LEADERS.pack(True, 0, self.version, len(rows))
         else:
-            # Of several changes of one group only the last matters.
+            # Only the last of several changes of one group matters.
             recent = list(self._changes)[-behind:]
             rows = list({row[0]: row for row in recent}.values())
             head = _LEADERS.pack(False, sent_version, self.version, len(rows))
@@ -235,7 +238,7 @@ class LeaderListSender:
     def heartbeat(
         self, peer: ServerId, now_ns: int, *, wall_ms: int, echo_ns: int, held_version: int
     ) -> OutFrame:
-        """The HEARTBEAT frame. It vouches for `version`: send `changes` before it."""
+        """Return the HEARTBEAT frame. It confirms `version`: send `changes` before it."""
         cursor = self._cursors[peer]
         assert cursor.sent_version == self.version, (cursor.sent_version, self.version)
         cursor.last_sent_ns = now_ns
@@ -243,26 +246,30 @@ class LeaderListSender:
         return FrameType.HEARTBEAT, [payload]
 
     def acknowledged(self, peer: ServerId, *, echo_ns: int, held_version: int) -> None:
-        """The peer's heartbeat echoed ours. Raises MalformedFrame if that was never sent."""
+        """Handle the echo in a peer's heartbeat. Raises MalformedFrame if it was never sent."""
         cursor = self._cursors[peer]
         if echo_ns > cursor.last_sent_ns or held_version > self.version:
             raise MalformedFrame("heartbeat acknowledgement")
         cursor.acked_ns = max(cursor.acked_ns, echo_ns)
         cursor.held_version = held_version
         if held_version == 0 and echo_ns >= cursor.whole_ns >= 0:
-            # It read a heartbeat that was sent behind the whole list, yet holds none: one of our
-            # LEADERS frames was never sent.
+            # The peer read a heartbeat that was sent behind the whole list, yet holds none: one of
+            # our LEADERS frames was never sent.
             cursor.sent_version = -1
             cursor.whole_ns = -1
 
     def acked_ns(self, peer: ServerId) -> int:
-        """When the newest heartbeat that `peer` acknowledged was sent, -1 for none."""
+        """Return when the newest heartbeat acknowledged by `peer` was sent; -1 if none."""
         cursor = self._cursors.get(peer)
         return cursor.acked_ns if cursor is not None else -1
 
     def heard_ns(self, peer: ServerId, group: GroupId) -> int:
-        """Since when, at the latest, `peer` last knew that we lead `group` in its present term:
-        what check-quorum may count. -1: it does not know, or we do not lead it."""
+        """Return the latest time at which `peer` is known to have held our present claim on
+        `group`.
+
+        Check-quorum may count from it. -1: the peer does not hold the claim, or we do not lead the
+        group.
+        """
         cursor = self._cursors.get(peer)
         led = self._led.get(group)
         if cursor is None or led is None or led.version > cursor.held_version:
@@ -271,50 +278,50 @@ class LeaderListSender:
 
 
 class _Held:
-    """One peer's list as held here."""
+    """List of one peer, as held here."""
 
     __slots__ = ("confirmed_ns", "echo_ns", "listed", "outdated", "version", "wall_ms")
 
     def __init__(self) -> None:
         self.listed: dict[GroupId, tuple[Term, NodeId]] = {}  # group → (term, replica)
         self.outdated: dict[GroupId, None] = {}
-        """Those of them that are older than a term known here, in the order of their denials."""
+        """Groups listed with a term older than one known here, in the order of their denials."""
         self.version = 0  # 0: not (or no longer) known to be complete
         self.confirmed_ns = -1
         self.echo_ns = -1
         self.wall_ms = 0
 
     def end_session(self) -> None:
-        # `listed` stays: still the best answer to "who leads", and what the next whole list is
-        # compared with.
+        # `listed` stays: it is still the best known list of leaders, and the next whole list is
+        # compared with it.
         self.version = 0
         self.confirmed_ns = -1
         self.echo_ns = -1
 
 
 class LeaderListReceiver:
-    """What all peers lead, merged: per group the leader of the highest term."""
+    """Merged lists of all peers: the leader of the highest term per group."""
 
     def __init__(self, on_conflict: Callable[[LeaderConflict], None]) -> None:
         self._on_conflict = on_conflict
         self._held: dict[ServerId, _Held] = {}
         self._leaders: dict[GroupId, Leader] = {}
         self._entered: dict[GroupId, Term] = {}
-        """The newest term that a replica on this server was seen in."""
+        """Newest term in which a replica on this server was seen."""
 
     def connected(self, peer: ServerId) -> None:
-        """A new session with `peer`."""
+        """Start a new session with `peer`."""
         held = self._held.setdefault(peer, _Held())
         held.end_session()
 
     def disconnected(self, peer: ServerId) -> None:
-        """Its list is no longer confirmed; what it listed stays known until others lead."""
+        """End the session. The list stays known, unconfirmed, until others lead."""
         held = self._held.get(peer)
         if held is not None:
             held.end_session()
 
     def leaders(self, peer: ServerId, payload: memoryview) -> list[LeaderChange]:
-        """A LEADERS frame: what changed for the host. Raises MalformedFrame."""
+        """Handle a LEADERS frame and return what changed for the host. Raises MalformedFrame."""
         if len(payload) < _LEADERS.size:
             raise MalformedFrame("leader list", len(payload))
         whole, from_version, version, count = _LEADERS.unpack_from(payload)
@@ -325,7 +332,8 @@ class LeaderListReceiver:
         for _, term, replica, _ in rows:
             if replica and replica >> REPLICA_NUMBER_BITS != peer:
                 raise MalformedFrame(f"leader list of server {peer} with replica {replica}")
-            # Above: whoever really leads would never be believed again. In none nobody leads.
+            # Above the maximum, the real leader would never be accepted again. Term 0 has no
+            # leader.
             if term > TERM_MAX or (replica and not term):
                 raise MalformedFrame(f"leader list of server {peer} with term {term}")
         changes: list[LeaderChange] = []
@@ -347,7 +355,7 @@ class LeaderListReceiver:
     def heartbeat(
         self, peer: ServerId, version: int, sent_ns: int, now_ns: int, *, wall_ms: int
     ) -> None:
-        """A HEARTBEAT that names the peer's list version."""
+        """Handle a HEARTBEAT that names the version of the peer's list."""
         held = self._held[peer]
         held.wall_ms = wall_ms
         held.echo_ns = sent_ns
@@ -357,27 +365,29 @@ class LeaderListReceiver:
             held.version = 0
 
     def leader(self, group: GroupId) -> Leader | None:
-        """The freshest leader known, by term."""
+        """Return the known leader of the highest term."""
         return self._leaders.get(group)
 
     def count(self, peer: ServerId) -> int:
-        """How many groups `peer` leads, as it has last said."""
+        """Return the number of groups that `peer` leads, as last reported."""
         held = self._held.get(peer)
         return 0 if held is None else len(held.listed)
 
     def confirmed_ns(self, peer: ServerId) -> int:
-        """When `peer` last confirmed its whole list, on our clock; -1: not since its link is up."""
+        """Return when `peer` last confirmed its list, on our clock; -1: not in this session."""
         held = self._held.get(peer)
         return held.confirmed_ns if held is not None else -1
 
     def wall_ms(self, peer: ServerId) -> int:
-        """The wall clock in its last heartbeat; 0 before the first."""
+        """Return the wall clock of its last heartbeat; 0 before the first."""
         held = self._held.get(peer)
         return held.wall_ms if held is not None else 0
 
     def confirmed(self, group: GroupId) -> tuple[Leader, int] | None:
-        """The freshest leader known, and when its server last confirmed its whole list; None when
-        the group has no leader or its server has not, since its link is up."""
+        """Return the freshest known leader, and when its server last confirmed its whole list.
+
+        None if the group has no known leader, or its server has not confirmed in this session.
+        """
         leader = self._leaders.get(group)
         if leader is None or not leader.replica:
             return None
@@ -385,14 +395,17 @@ class LeaderListReceiver:
         return None if confirmed_ns < 0 else (leader, confirmed_ns)
 
     def entered(self, group: GroupId, term: Term) -> None:
-        """A replica of the group here is in this term."""
+        """Record that a replica of the group on this server is in this term."""
         if term > self._entered.get(group, NO_TERM):
             self._entered[group] = term
             self._outdate(group)
 
     def denials(self, peer: ServerId) -> list[Denial]:
-        """The claims of `peer`, on the list that it is heard to confirm, that are older than a term
-        known here: as many as go with one heartbeat. Those that do not fit come first next time."""
+        """Return denials of the claims of `peer` that are older than a term known here.
+
+        Only claims on a list that it would confirm, and as many as fit one heartbeat. The others
+        come first next time.
+        """
         held = self._held[peer]
         if not held.outdated or not held.version:
             return []
@@ -405,12 +418,12 @@ class LeaderListReceiver:
         return denials
 
     def acknowledgement(self, peer: ServerId) -> tuple[int, int]:
-        """(echo_ns, held_version) for our next heartbeat to `peer`."""
+        """Return (echo_ns, held_version) for our next heartbeat to `peer`."""
         held = self._held[peer]
         return held.echo_ns, held.version
 
     def forget_group(self, group: GroupId) -> None:
-        """The group was deleted."""
+        """Forget a deleted group."""
         self._leaders.pop(group, None)
         self._entered.pop(group, None)
         for held in self._held.values():
@@ -418,13 +431,13 @@ class LeaderListReceiver:
             held.outdated.pop(group, None)
 
     def forget_groups(self, is_deleted: Callable[[GroupId], bool]) -> None:
-        """Some groups were deleted: all that are known are looked at."""
+        """Forget all known groups for which `is_deleted` returns True."""
         known = [*self._leaders, *self._entered]
         for group in [group for group in known if is_deleted(group)]:
             self.forget_group(group)
 
     def forget_peer(self, peer: ServerId) -> list[LeaderChange]:
-        """The server left the cluster: it leads nothing."""
+        """Forget a server that left the cluster; it leads nothing."""
         changes: list[LeaderChange] = []
         held = self._held.pop(peer, None)
         if held is not None:
@@ -441,7 +454,7 @@ class LeaderListReceiver:
     ) -> None:
         group, term, replica = claim.group, claim.term, claim.replica
         known = self._leaders.get(group)
-        # A claim that contradicts is one all the same: it is denied once a newer term is known.
+        # A contradicting claim is kept too: it is denied once a newer term is known.
         held.listed[group] = (term, replica)
         if known is not None and known.term == term and known.replica not in (0, replica):
             self._on_conflict(LeaderConflict(group, term, known.replica, replica))
@@ -466,13 +479,13 @@ class LeaderListReceiver:
             changes.append(LeaderChange(group, term, NONE))
 
     def _newest(self, group: GroupId) -> Term:
-        """The newest term known of a group, by lists and by the replica here."""
+        """Return the newest known term of a group, from the lists and the replica here."""
         leader = self._leaders.get(group)
         entered = self._entered.get(group, NO_TERM)
         return entered if leader is None else max(leader.term, entered)
 
     def _outdate(self, group: GroupId) -> None:
-        """A term of the group became known, or a claim: deny what is older."""
+        """Mark claims on a group that are older than its newest known term for denial."""
         newest = self._newest(group)
         for held in self._held.values():
             claim = held.listed.get(group)
@@ -481,28 +494,31 @@ class LeaderListReceiver:
 
 
 class LeaderLists:
-    """Both directions of all links: what the host wires to its transport's callbacks."""
+    """Both directions of all links, to be wired to the callbacks of the host's transport."""
 
     def __init__(self, on_conflict: Callable[[LeaderConflict], None]) -> None:
-        """`on_conflict`: told of each row that is not taken."""
+        """`on_conflict` is called for each row that is not accepted."""
         self.sender = LeaderListSender()
         self.receiver = LeaderListReceiver(on_conflict)
 
     def connected(self, peer: ServerId) -> None:
-        """`PeerHandler.link_up`, for a peer of our cluster. Send `frames` right after."""
+        """Handle `PeerHandler.link_up` of a peer of our cluster. Send `frames` right after."""
         self.sender.connected(peer)
         self.receiver.connected(peer)
 
     def disconnected(self, peer: ServerId) -> None:
-        """`PeerHandler.link_down`."""
+        """Handle `PeerHandler.link_down`."""
         self.sender.disconnected(peer)
         self.receiver.disconnected(peer)
 
     def frames(
         self, peer: ServerId, now_ns: int, *, wall_ms: int = 0, denies: bool = True
     ) -> list[OutFrame]:
-        """What to send at a beat: changes if there are any, then denials of what the heartbeat
-        would else confirm, then the heartbeat. `denies`: whether the peer takes denials."""
+        """Return the frames to send at a heartbeat.
+
+        Changes if there are any, then denials of claims that the heartbeat would otherwise confirm,
+        then the heartbeat. `denies`: the peer accepts denials.
+        """
         frames: list[OutFrame] = []
         changes = self.sender.changes(peer, now_ns)
         if changes is not None:
@@ -520,7 +536,7 @@ class LeaderLists:
     def received(
         self, peer: ServerId, frame_type: FrameType, payload: memoryview, now_ns: int
     ) -> list[LeaderChange]:
-        """A HEARTBEAT or LEADERS frame. Raises MalformedFrame."""
+        """Handle a HEARTBEAT or LEADERS frame. Raises MalformedFrame."""
         if frame_type is FrameType.LEADERS:
             return self.receiver.leaders(peer, payload)
         assert frame_type is FrameType.HEARTBEAT, frame_type

@@ -18,20 +18,20 @@ class LinkOptions:
     suspect_ms_max: int = 300
     """A link whose peer dials again must bring a byte within this time."""
     attempt_ms_max: int = 1_000
-    """From the start of a dial to the peer's HELLO; as long for an inbound stream's HELLO."""
+    """From the start of a dial to the peer's HELLO; also for an inbound stream's HELLO."""
     backoff_first_ms: int = 20
     backoff_max_ms: int = 1_000
     redial_report_ms: int = 100
     stable_ms: int = 200
     confirm_ms_max: int = 100
-    """How long `confirm` waits for a peer that neither answers nor is lost."""
+    """Time that `confirm` waits for a peer that neither answers nor is lost."""
     turn_messages_max: int = 512
-    """What all links together bring in one turn of the loop, about: what keeps this server busy
-    must leave it time to be heard of."""
+    """Approximate number of messages that all links deliver in one turn of the loop. It leaves a
+    busy server time to send its own heartbeats and answers."""
     quick_redials_ms: tuple[int, ...] = (1, 4, 16)
     """Pauses before dialling again when a lost peer accepts and then dies before its HELLO."""
     inbound_max: int = 64
-    """Inbound streams that have not said who they are, at one time."""
+    """Inbound streams that have not sent HELLO yet, at one time."""
     peers_max: int = 1_024
 
 

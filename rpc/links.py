@@ -1,42 +1,43 @@
 """The links of one server: dialling, handshake, one link per pair, liveness, loss.
 
-This is the only implementation of that logic; it runs over `rpc.streams`, so that real sockets and
-the simulator execute the same lines.
+This is the only implementation of that logic. It runs over `rpc.streams`, so that real sockets and
+the simulator execute the same code.
 
 **One link per pair of servers.** Both ends dial, so that either may be behind a firewall; a link
-carries both directions and is one session. Two dials that cross are settled by rule: *the dial of
-the lower server id wins*. The lower end holds an inbound HELLO while its own attempt is under way
-and takes it only if that attempt fails; the higher end takes an inbound HELLO at once and drops its
-own attempt. A peer dials only when it has no link, so an inbound HELLO of a linked peer means that
-its end is lost, or that the HELLO crossed our success: the former replaces the link, the latter is
-refused, and the link is pinged to find out.
+carries both directions and is one session. If two dials cross, *the dial of the lower server id
+wins*. The lower end holds an inbound HELLO while its own attempt is in progress and accepts it only
+if that attempt fails. The higher end accepts an inbound HELLO at once and drops its own attempt. A
+peer dials only if it has no link. So an inbound HELLO of a linked peer means either that its end of
+the link is lost, or that the HELLO crossed our own successful dial. In the first case the new
+stream replaces the link. In the second it is refused, and the link is pinged to check it.
 
-**Two processes of one server.** An inbound HELLO of another start of the linked peer's directory is
-held while the link is pinged. If the link ends, the peer was restarted, and the new process takes
-its place. If the ping is answered, both run, one of them in a copy of the directory. The second one
-is refused.
+**Two processes of one server.** An inbound HELLO from another start of the linked peer's data
+directory is held while the link is pinged. If the link ends, the peer was restarted, and the new
+process takes its place. If the ping is answered, both processes run, one of them in a copy of the
+directory. The second one is refused.
 
 **Fast failover.** A link that ends unexpectedly is dialled again at once, before anything is
-reported. Nobody listening there proves that the process is gone: `link_down(refused=True)`. A
+reported. A refused connection proves that the process is gone: `link_down(refused=True)`. A
 connection that dies before HELLO, accepted or still in the listener's queue, belongs to a process
-in the middle of dying: it is dialled again within milliseconds. A new link is reported as down and
-up: a new session. Anything slower is `link_down(refused=False)` after `redial_report_ms`, and
+that is terminating; it is dialled again within milliseconds. A new link is reported as down and
+then up: a new session. Anything slower is `link_down(refused=False)` after `redial_report_ms`, and
 Raft's election timeout decides.
 
-**Back-off** doubles from `backoff_first_ms` to `backoff_max_ms`, with jitter. A link that lived
-less than `stable_ms` is not dialled again at once: two servers that disagree must not spin.
+**Back-off** doubles from `backoff_first_ms` to `backoff_max_ms`, with jitter. A link that was open
+for less than `stable_ms` is not dialled again at once, so that two servers that disagree do not
+spin.
 
 **Liveness.** A link that brings no byte for `silent_ms_max` is closed; one that is quiet for
-`ping_idle_ms` is pinged first. When our own loop stood still, everybody gets that time back.
+`ping_idle_ms` is pinged first. If this server's own loop was stalled, all peers get that time back.
 
-**Turns.** What lies unread on a link may be more than this server handles in the time for which it
-may be silent: after a pause, or when thousands of groups have something to say. If it took all of
-that in one turn of the loop, its peers would end their links before it answers, greet it anew, and
-say everything again. So a link brings no more than its part of `turn_messages_max` messages at a
-time; what follows is left where it is until the next turn, which may find that the link is over.
-Who goes by what peers have said must know that more of it lies there: see `unread_ns`.
+**Turns.** A link may hold more unread messages than this server can handle within the time it may
+be silent: after a pause, or when thousands of groups send at once. If it handled all of them in one
+turn of the loop, its peers would close their links before it answers, connect again, and send
+everything again. So a link delivers no more than its part of `turn_messages_max` messages per turn.
+The rest stays unread until the next turn, which may find that the link is closed. Code that relies
+on what peers have reported must take unread messages into account: see `unread_ns`.
 
-Must not know: Raft, but for how many messages a frame holds; sockets, asyncio.
+Does not depend on Raft, except for the number of messages in a frame; nor on sockets or asyncio.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ _MS = 1_000_000
 _NEVER_BYTES = 1 << 62
 
 
-# Reasons that do not go away by themselves: the next dial waits the longest back-off.
+# Reasons that persist: the next dial waits for the longest back-off.
 _LASTING = frozenset(
     (
         RejectReason.WRONG_CLUSTER, RejectReason.WRONG_SERVER, RejectReason.VERSION,
@@ -94,7 +95,7 @@ _LASTING = frozenset(
 
 
 class _Connection:
-    """One stream and its engine. Owned by `Links`, which knows what it is good for."""
+    """One stream and its engine. Owned by `Links`, which decides what it is used for."""
 
     __slots__ = (
         "backlog", "blocked", "engine", "heard", "heard_ns", "is_closed", "is_paused", "links",
@@ -107,17 +108,17 @@ class _Connection:
         self.stream = stream
         self.engine = engine
         self.peer: _Peer | None = None  # known once dialled or greeted
-        self.blocked = False  # the stream took less than it was offered; `writable` will come
+        self.blocked = False  # the stream took less than was offered; `writable` will be called
         self.backlog = Backlog()
-        self.notable_bytes = 0  # a write of so many tells something of the link's rate
+        self.notable_bytes = 0  # a write of this size shows something about the rate
         self.is_closed = False
-        self.heard = False  # since the last sweep: cheaper than reading the clock for each buffer
+        self.heard = False  # since the last sweep; cheaper than reading the clock for each buffer
         self.heard_ns = now_ns
         self.opened_ns = now_ns
         self.pinged = False
         self.suspect_ns = -1
         self.round_trip_ns = -1
-        self.is_paused = False  # what is there waits for the next turn
+        self.is_paused = False  # unread messages wait for the next turn
         self.share = TurnShare(links.part_of_turn(is_busy=False))
         self._bound()
 
@@ -134,7 +135,7 @@ class _Connection:
             self.stream.pause_reading()
 
     def _take(self) -> None:
-        """Handle what has been read, or the part of it that is for this turn."""
+        """Handle received events, up to this turn's share."""
         engine, links, share = self.engine, self.links, self.share
         try:
             while not self.is_closed and (event := engine.next_event()) is not None:
@@ -162,7 +163,7 @@ class _Connection:
         if self.is_closed or not is_busy:
             return
         if self.is_paused:
-            self.heard = True  # what is handled now came earlier
+            self.heard = True  # the messages handled now arrived earlier
             self.is_paused = share.left <= 0
             if not self.is_paused:
                 self._take()
@@ -192,7 +193,7 @@ class _Connection:
 
     # --- for Links ------------------------------------------------------------------------------
     def flush(self) -> None:
-        """Write what is queued, as far as the stream takes it."""
+        """Write queued bytes as far as the stream takes them."""
         assert not self.is_closed
         engine = self.engine
         while engine.unsent_bytes and not self.blocked:
@@ -205,7 +206,7 @@ class _Connection:
                 self._look(written)
 
     def _look(self, written: int) -> None:
-        """Much was written: what of it has left tells how fast the link is."""
+        """After a large write: estimate the link's rate from the bytes that have left."""
         unsent = self.stream.unsent_bytes()
         if self.blocked:
             if written or unsent:  # else it was not full: its handshake is not done
@@ -215,16 +216,16 @@ class _Connection:
             self._bound()
 
     def _bound(self) -> None:
-        """Have the stream hold no more than the link carries in a moment, and pieces be less."""
+        """Limit the stream to what the link carries in `BACKLOG_NS`, and pieces to half of that."""
         backlog = self.backlog
         bytes_max = backlog.bytes_max
         self.stream.limit_unsent(bytes_max)
         self.notable_bytes = bytes_max // 2 if backlog.is_bounded else _NEVER_BYTES
-        # A link that is not bounded is not endlessly fast: a frame of 100 MiB is no single piece.
+        # An unbounded link is not infinitely fast: a frame of 100 MiB is still cut into pieces.
         self.engine.piece_bytes = min(self.engine.frame_bytes_max, bytes_max // 2)
 
     def close(self, reason: RejectReason | None = None, text: str = "") -> None:
-        """End it, with a last word if there is a reason and the engine still speaks."""
+        """Close the stream; send REJECT first if there is a reason and the engine is not closed."""
         if self.is_closed:
             return
         if reason is not None and self.engine.state is not LinkState.CLOSED:
@@ -236,7 +237,7 @@ class _Connection:
 
 
 class _Confirmation:
-    """Somebody who waits until what is known of a peer is current."""
+    """Request to be called when the state of a peer is known to be current."""
 
     __slots__ = ("asked_ns", "done")
 
@@ -246,9 +247,9 @@ class _Confirmation:
 
 
 class _Peer:
-    """What is known about one other server.
+    """State of one other server.
 
-    Invariant: no attempt is under way while there is a link; `held` only during an attempt,
+    Invariant: no attempt is in progress while there is a link; `held` only during an attempt,
     `challenger` only beside a link.
     """
 
@@ -260,19 +261,19 @@ class _Peer:
 
     def __init__(self, server_id: ServerId, now_ns: int) -> None:
         self.server_id = server_id
-        self.heard_ns = now_ns  # over the last link that ended; before the first, since known
+        self.heard_ns = now_ns  # of the last link that ended; before the first, since known
         self.address: Address | None = None  # None: it dials us, we cannot dial it
         self.link: _Connection | None = None
-        self.is_up = False  # as the handler was told
-        self.refusable = False  # it was up, and the handler was not yet told that it is gone
+        self.is_up = False  # as last reported to the handler
+        self.refusable = False  # was up; loss not reported as a refusal yet
         self.dial: Dial | None = None  # the attempt, while connecting
-        self.attempt: _Connection | None = None  # the attempt, while awaiting HELLO
+        self.attempt: _Connection | None = None  # the attempt, while waiting for HELLO
         self.attempt_timer: Timer | None = None
-        self.held: _Connection | None = None  # greeted us while our own attempt is under way
-        self.challenger: _Connection | None = None  # another process greeted us beside the link
-        self.challenged_ns = 0  # when it did
-        self.dial_timer: Timer | None = None  # the next attempt
-        self.report_timer: Timer | None = None  # a loss that is not yet reported
+        self.held: _Connection | None = None  # greeted us while our own attempt is in progress
+        self.challenger: _Connection | None = None  # greeted us beside the link
+        self.challenged_ns = 0  # time of its HELLO
+        self.dial_timer: Timer | None = None  # for the next attempt
+        self.report_timer: Timer | None = None  # for a loss that is not reported yet
         self.failures = 0
         self.quick_redials = 0
         self.confirming: list[_Confirmation] = []
@@ -283,7 +284,7 @@ class _Peer:
 
 
 class Links:
-    """All links of one server; implements `rpc.streams.Transport`."""
+    """All links of one server. Implements `rpc.streams.Transport`."""
 
     def __init__(
         self,
@@ -296,9 +297,11 @@ class Links:
         dial_failed: Callable[[ServerId, Address, str], None] | None = None,
         security: LinkSecurity | None = None,
     ) -> None:
-        """`dial_failed`: told the server id, the address and the cause of each, for the log.
+        """Create the links of the server `local`.
 
-        `security`: without it anybody who reaches the port may say that it is a server."""
+        `dial_failed` is called with server id, address and cause of each failed dial, for the log.
+        `security`: without it, any process that reaches the port may claim to be a server.
+        """
         self._local = local
         self._dialer = dialer
         self._clock = clock
@@ -311,7 +314,7 @@ class Links:
         self._peers: dict[ServerId, _Peer] = {}
         self._open: dict[int, _Connection] = {}  # the links that are up, by server id
         self._inbound: Newcomers[_Connection] = Newcomers(options.inbound_max)
-        """Streams that have not said who they are."""
+        """Inbound streams that have not sent HELLO yet."""
         self._is_closed = False
         self._swept_ns = clock.now_ns()
         self._sweep_timer = clock.call_later(options.heartbeat_ms * _MS, self._sweep)
@@ -335,17 +338,19 @@ class Links:
         if not connection.blocked and not (more and is_taken):
             connection.flush()
             if not is_taken and not connection.is_closed:
-                # What was kept for this one took its room.
+                # Frames held back by `more` took the room this one needs.
                 is_taken = engine.send(frame_type, buffers, urgent=urgent)
                 if not connection.blocked:
                     connection.flush()
         return is_taken
 
     def confirm(self, server_id: ServerId, done: Callable[[bool], None]) -> None:
-        """Call `done` once `link_up` and `link_down` have said all there is to say of the peer: it
-        answered something sent now (True), or its loss has been reported, or it keeps silent for
-        `confirm_ms_max`. Never from within this call. A process that died a moment ago is found
-        out by this before anybody is sent to it."""
+        """Call `done` once `link_up` and `link_down` reflect the peer's current state.
+
+        `done(True)`: the peer answered a ping sent now. `done(False)`: its loss has been reported,
+        or it stayed silent for `confirm_ms_max`. Never called from within this call. Detects a
+        process that has just died before clients are directed to it.
+        """
         peer = self._peers.get(server_id)
         if self._is_closed or peer is None or not peer.is_up:
             self._clock.call_later(0, partial(done, False))
@@ -362,12 +367,15 @@ class Links:
                 link.flush()
 
     def now_ns(self) -> int:
-        """The loop's monotonic clock."""
+        """Return the time of the loop's monotonic clock."""
         return self._clock.now_ns()
 
     def part_of_turn(self, *, is_busy: bool) -> int:
-        """How many messages one link brings in a turn. Those that have more to say than that share
-        what there is; the others have what they could if all had."""
+        """Return the number of messages that one link delivers per turn.
+
+        Busy links share the budget among themselves; other links get what they would get if all
+        links were busy.
+        """
         links = self._open.values()
         sharing = sum(link.share.is_refill_due for link in links) if is_busy else len(links)
         return max(1, self._options.turn_messages_max // max(1, sharing))
@@ -378,22 +386,24 @@ class Links:
         return self._clock.now_ns() - min(marks) if marks else 0
 
     def next_turn(self, fn: Callable[[], None]) -> None:
-        """Call `fn` when others have had their turn."""
+        """Call `fn` after other callbacks have had their turn."""
         self._clock.call_later(0, fn)
 
     @property
     def refused(self) -> int:
-        """Streams of which this server has not made a link, or that it ended, because of what the
-        other end showed, said or sent."""
+        """Number of streams that this server refused or ended because of the other end.
+
+        Either its certificate, its HELLO or its frames were not acceptable.
+        """
         return self._refused + (self._security.refused if self._security is not None else 0)
 
     def links(self) -> list[LinkStatus]:
-        """Every known peer, by server id."""
+        """Return the status of every known peer, by server id."""
         now_ns = self._clock.now_ns()
         return [self._status(self._peers[server_id], now_ns) for server_id in sorted(self._peers)]
 
     def close(self) -> None:
-        """Say STOPPING on every link, end everything; no callback follows."""
+        """Send STOPPING on every link and close everything; no callback follows."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -414,9 +424,9 @@ class Links:
         self._peers.clear()
         self._open.clear()
 
-    # --- who there is ---------------------------------------------------------------------------
+    # --- peers ----------------------------------------------------------------------------------
     def set_peer(self, server_id: ServerId, address: Address) -> None:
-        """Keep a link to this server, at this address; dialled at once if it is news."""
+        """Keep a link to this server at this address; dial at once if the address is new."""
         if server_id == self._local.server_id:
             raise ValueError(f"server {server_id} is this server")
         assert not self._is_closed
@@ -430,7 +440,7 @@ class Links:
             self._schedule_dial(peer, delay_ns=0)
 
     def remove_peer(self, server_id: ServerId) -> None:
-        """Forget the server; its link ends, reported as down."""
+        """Forget the server; its link is closed and reported as down."""
         peer = self._peers.pop(server_id, None)
         if peer is None:
             return
@@ -444,8 +454,10 @@ class Links:
         self._report_down(peer, refused=False)
 
     def set_local(self, local: Hello) -> None:
-        """This server presents itself differently from now on, as after adopting a cluster: all
-        links end (reported as down) and are made anew."""
+        """Change the HELLO of this server, for example after it adopted a cluster.
+
+        All links are closed, reported as down, and made again.
+        """
         if local.server_id != self._local.server_id:
             raise ValueError("a server does not change its id")
         self._local = local
@@ -469,8 +481,11 @@ class Links:
                 self._schedule_dial(peer, delay_ns=0)
 
     def accepted(self, stream: Stream, host: str = "") -> None:
-        """A stream came in on the peer port, from an address: it must say HELLO in time, and only
-        so many may be there that have not (`newcomers.py`)."""
+        """Take over a stream accepted on the peer port, from address `host`.
+
+        It must send HELLO in time, and the number of streams that have not is bounded
+        (`newcomers.py`).
+        """
         if self._is_closed:
             self._refused += 1
             stream.close()
@@ -600,7 +615,7 @@ class Links:
             self._rejected(connection, event)
 
     def _greeted(self, connection: _Connection, hello: Hello) -> None:
-        """A peer dialled us and said who it is: take it, hold it or refuse it."""
+        """Handle the HELLO of a peer that dialled us: accept, hold or refuse it."""
         self._inbound.remove(connection)
         if not self._is_proved(connection, hello):
             return
@@ -632,7 +647,7 @@ class Links:
         self._accept(peer, connection)
 
     def _challenge(self, peer: _Peer, link: _Connection, challenger: _Connection) -> None:
-        """Another process of the linked peer greeted us: find out whether the first one is gone."""
+        """Handle the HELLO of another process of a linked peer: check if the first one is gone."""
         if peer.challenger is not None:
             peer.challenger.close(RejectReason.DUPLICATE_LINK, "dialled again")
         peer.challenger = challenger
@@ -643,7 +658,7 @@ class Links:
             link.flush()
 
     def _answered_ping(self, peer: _Peer, sent_ns: int) -> None:
-        """The linked process runs, or did when it read a ping that was sent then."""
+        """Handle a pong: the linked process ran when it read the ping sent at `sent_ns`."""
         if peer.confirming:
             _confirmed(peer, sent_ns, answered=True)
         challenger = peer.challenger
@@ -657,8 +672,10 @@ class Links:
             self._refuse(challenger, peer.server_id, RejectReason.SECOND_PROCESS, text)
 
     def _is_proved(self, connection: _Connection, hello: Hello) -> bool:
-        """Whether the other end is who it says it is, as far as its stream can tell. If not, it is
-        refused, and told nothing that it could learn from."""
+        """Return True if the stream confirms the identity claimed in `hello`, or proves none.
+
+        Otherwise the connection is refused without a text that the other end could learn from.
+        """
         identity = connection.stream.identity
         if identity in (None, hello.server_id):
             return True
@@ -672,7 +689,7 @@ class Links:
         self._establish(peer, connection)
 
     def _answered(self, connection: _Connection, hello: Hello) -> None:
-        """The peer we dialled answered: the link is open."""
+        """Handle the answer of a peer that we dialled: the link is open."""
         peer = connection.peer
         assert peer is not None
         assert peer.attempt is connection
@@ -686,7 +703,7 @@ class Links:
         self._establish(peer, connection)
 
     def _is_refused(self, connection: _Connection, hello: Hello) -> bool:
-        """Whether the handler refuses the server that greeted; then the connection is over."""
+        """Return True if the handler refuses the server; the connection is closed then."""
         refusal = self._handler.refusal(hello)
         if refusal is None:
             return False
@@ -694,7 +711,7 @@ class Links:
         return True
 
     def _establish(self, peer: _Peer, connection: _Connection) -> None:
-        """`connection` is the link now, whatever else there was is not."""
+        """Make `connection` the link of the peer and close its other connections."""
         hello = connection.engine.remote
         assert hello is not None
         assert connection.engine.state is LinkState.OPEN
@@ -722,7 +739,7 @@ class Links:
         self._refuses(server_id, reason, text)
 
     def _refuses(self, server_id: ServerId, reason: RejectReason, text: str) -> None:
-        """Say, and count, that this end refused a link or ended one."""
+        """Count and report that this end refused or ended a link."""
         self._refused += 1
         self._handler.rejected(server_id, reason, text, by_peer=False)
 
@@ -744,14 +761,14 @@ class Links:
         self._over(connection, reason=event.reason, text=event.text)
         is_dialer = connection.engine.role is Role.DIALER
         if event.reason is RejectReason.SECOND_PROCESS and not is_dialer:
-            event = replace(event, reason=RejectReason.PROTOCOL_ERROR)  # not for them to say
+            event = replace(event, reason=RejectReason.PROTOCOL_ERROR)  # not the dialer's decision
         if not event.by_peer:
             self._refuses(server_id, event.reason, event.text)
         elif event.reason is not RejectReason.DUPLICATE_LINK:
             self._handler.rejected(server_id, event.reason, event.text, by_peer=True)
 
     def _broken(self, connection: _Connection, error: RemoteError) -> None:
-        """The peer sent what it must not send."""
+        """Handle a violation of the protocol by the peer."""
         server_id = connection.peer.server_id if connection.peer is not None else NO_SERVER
         text = str(error)
         if connection.engine.state is LinkState.OPEN:
@@ -763,7 +780,7 @@ class Links:
 
     # --- loss -----------------------------------------------------------------------------------
     def _over(self, connection: _Connection, *, reason: RejectReason | None, text: str) -> None:
-        """A connection is closed that we did not close on purpose."""
+        """Handle a connection that was closed, but not on our own initiative."""
         assert connection.is_closed
         peer = connection.peer
         if peer is None:
@@ -786,7 +803,7 @@ class Links:
             peer.challenger = None
 
     def _lost(self, peer: _Peer, reason: RejectReason | None) -> None:
-        """The link ended: find out whether the peer is gone, then report."""
+        """Handle the end of a link: find out if the peer is gone, then report."""
         link = self._unlink(peer)
         now_ns = self._clock.now_ns()
         peer.refusable = True
@@ -796,7 +813,7 @@ class Links:
             return
         is_stopping = reason is RejectReason.STOPPING
         if peer.address is None:
-            # Known only while it is linked: strangers' ids must not pile up.
+            # Known only while linked: ids of unknown servers must not accumulate.
             del self._peers[peer.server_id]
             self._report_down(peer, refused=is_stopping)
             return
@@ -810,14 +827,14 @@ class Links:
         )
         peer.quick_redials = 0
         if peer.failures == 0:
-            # The next loss of a link that does not become stable waits its back-off.
+            # The next loss of a link that does not become stable waits for its back-off.
             peer.failures = 1
             self._schedule_dial(peer, delay_ns=0)
         else:
             self._back_off(peer)
 
     def _takes_challenger(self, peer: _Peer) -> bool:
-        """Whether the process that waited beside a link that ended has its place."""
+        """Return True if the challenger of a link that ended has taken its place."""
         challenger, peer.challenger = peer.challenger, None
         if challenger is None or challenger.engine.remote is None:
             return False
@@ -835,7 +852,7 @@ class Links:
         return link
 
     def _report_down(self, peer: _Peer, *, refused: bool) -> None:
-        """Tell the handler, once for each thing it does not yet know."""
+        """Report the loss of a peer to the handler, once for each fact not reported yet."""
         peer.report_timer = _cancel(peer.report_timer)
         if refused:
             if not peer.refusable:
@@ -849,13 +866,13 @@ class Links:
 
     # --- liveness -------------------------------------------------------------------------------
     def _sweep(self) -> None:
-        """Every heartbeat interval: close what is silent, ping what is quiet, let the host beat."""
+        """Close silent links, ping quiet ones, and let the host beat. Runs each `heartbeat_ms`."""
         options = self._options
         now_ns = self._clock.now_ns()
         interval_ns = options.heartbeat_ms * _MS
         self._sweep_timer = self._clock.call_later(interval_ns, self._sweep)
-        # The time our own loop stood still says nothing about others: what they sent meanwhile
-        # may not have been read yet.
+        # The time for which our own loop was stalled proves nothing about peers: what they sent
+        # meanwhile may not have been read yet.
         stood_still_ns = max(0, now_ns - self._swept_ns - 2 * interval_ns)
         self._swept_ns = now_ns
         for connection in [
@@ -909,20 +926,20 @@ class Links:
 
 
 def _cancel(timer: Timer | None) -> Timer | None:
-    """Cancel if there is one; the None that comes back is to be assigned in its place."""
+    """Cancel the timer if there is one, and return None to assign in its place."""
     if timer is not None:
         timer.cancel()
     return None
 
 
 def _is_other_start(known: Hello | None, hello: Hello) -> bool:
-    """Whether it is of another process in the same data directory, or a copy of it."""
+    """Return True if `hello` is from another process in the same data directory, or a copy."""
     assert known is not None
     return known.directory_id == hello.directory_id and known.incarnation != hello.incarnation
 
 
 def _confirmed(peer: _Peer, asked_until_ns: int, *, answered: bool) -> None:
-    """Answer those who asked up to then."""
+    """Answer the confirmations requested up to that time."""
     due = [one for one in peer.confirming if one.asked_ns <= asked_until_ns]
     peer.confirming = [one for one in peer.confirming if one.asked_ns > asked_until_ns]
     for one in due:

@@ -1,15 +1,15 @@
-"""An in-process fake of the socket transport: streams between servers on a virtual clock.
+"""In-process network: fake of the socket transport with streams on a virtual clock.
 
 `Network` carries bytes between `Links` as TCP does: in order, complete, delayed, ended by a close,
-a reset or nothing at all. Everything that happens is a timer of the given clock, so that one
-thread, one clock and one seed replay a whole cluster. How long a chunk takes is asked of `delay_ns`
-each time; what is cut waits, like a TCP segment that is sent again until the path is whole.
+a reset or not at all. Every event is a timer of the given clock, so that one thread, one clock and
+one seed replay a whole cluster. `delay_ns` is called for the delay of each chunk. Data on a cut
+path waits, like a TCP segment that is retransmitted until the path works again.
 
 Faults: `cut` and `heal` one direction of one pair; `reset` all streams of a pair; `crash` a server
-(its streams end, its port refuses); `vanish` (a power cut: nobody answers any more, not even with a
-refusal); `pause` and `resume` a process whose kernel goes on.
+(its streams end, its port refuses); `vanish` (a power cut: no answer at all, not even a refusal);
+`pause` and `resume` a process whose kernel keeps running.
 
-Must not know: frames, handshakes, Raft.
+Does not depend on frames, handshakes, or Raft.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rpc.reader import Buffer
 from rpc.streams import Address, Clock, DialFailed, Stream, StreamOwner
 
 WINDOW_BYTES = 4 << 20
-"""What one direction of one stream holds before `write` takes less: a socket's buffers."""
+"""Bytes that one direction of one stream holds before `write` takes less: a socket's buffers."""
 
 DelayFunction = Callable[[int, int, int], int]
-"""(source server, target server, bytes) → nanoseconds it takes. 0 bytes: a control segment."""
+"""(source server, target server, bytes) → delay in ns. 0 bytes: a control segment."""
 
 
 class Network:
     """All streams between the servers of one world.
 
-    `chunk_bytes_max` cuts what is delivered into pieces, down to single bytes.
+    Data is delivered in pieces of at most `chunk_bytes_max`, which may be a single byte.
     """
 
     def __init__(
@@ -42,24 +42,27 @@ class Network:
         self.delay_ns = delay_ns
         self.chunk_bytes_max = chunk_bytes_max
         self._listeners: dict[Address, tuple[ServerId, Callable[[Stream], None]]] = {}
-        self._servers: dict[Address, ServerId] = {}  # also of servers that do not listen now
+        self._servers: dict[Address, ServerId] = {}  # including servers that do not listen now
         self._cut: set[tuple[ServerId, ServerId]] = set()
         self._vanished: set[ServerId] = set()
-        self._paused: dict[int, list[Callable[[], None]]] = {}  # what happens on resume
+        self._paused: dict[int, list[Callable[[], None]]] = {}  # calls to make on resume
         # Dicts as ordered sets: faults call back in this order.
         self._streams: dict[MemoryStream, None] = {}
         self._dials: dict[MemoryDial, None] = {}
         self._dying: set[Address] = set()
 
-    # --- what servers do ------------------------------------------------------------------------
+    # --- calls by servers -----------------------------------------------------------------------
     def dialer(self, server_id: ServerId) -> MemoryDialer:
-        """What `Links` of this server dials with."""
+        """Return the dialer for the `Links` of this server."""
         return MemoryDialer(self, server_id)
 
     def listen(
         self, server_id: ServerId, address: Address, on_stream: Callable[[Stream], None]
     ) -> None:
-        """Streams dialled to `address` come to `on_stream`; the server is (again) present."""
+        """Pass streams dialled to `address` to `on_stream`; a vanished server is back.
+
+        Raises OSError.
+        """
         if address in self._listeners:
             raise OSError(f"{address} is in use")
         self._vanished.discard(server_id)
@@ -68,7 +71,7 @@ class Network:
         self._listeners[address] = (server_id, on_stream)
 
     def stop_listening(self, address: Address, *, is_dying: bool = False) -> None:
-        """Who dials `address` now is refused; or reset, as by a process in the middle of dying."""
+        """Refuse dials to `address` from now on; or reset them, as a terminating process does."""
         self._listeners.pop(address, None)
         if is_dying:
             self._dying.add(address)
@@ -76,18 +79,18 @@ class Network:
             self._dying.discard(address)
 
     def failure(self, address: Address) -> DialFailed:
-        """What a dial to an address comes to at which nobody listens."""
+        """Return the result of a dial to an address without a listener."""
         if address in self._dying:
             return DialFailed(refused=False, cause="reset", is_reset=True)
         return DialFailed(refused=True, cause="refused")
 
     # --- faults ---------------------------------------------------------------------------------
     def cut(self, source: ServerId, target: ServerId) -> None:
-        """Nothing that `source` sends reaches `target`, until `heal`."""
+        """Let nothing that `source` sends reach `target`, until `heal`."""
         self._cut.add((source, target))
 
     def heal(self, source: ServerId, target: ServerId) -> None:
-        """What waited for the cut goes on its way."""
+        """Repair a cut and send what waited for it."""
         self._cut.discard((source, target))
         for stream in list(self._streams):
             if (stream.source, stream.target) == (source, target):
@@ -97,21 +100,23 @@ class Network:
                 dial.send_again()
 
     def reset(self, first: ServerId, second: ServerId) -> None:
-        """Both ends of every stream between the two see a reset; what was on its way is lost."""
+        """Reset both ends of every stream between the two; data in flight is lost."""
         for stream in list(self._streams):
             if {stream.source, stream.target} == {first, second}:
                 stream.end("reset")
 
     def crash(self, server_id: ServerId) -> None:
-        """The process is gone: its ports refuse, the other ends of its streams see them end. It
-        is called back no more."""
+        """End a server's process: its ports refuse, and the other ends of its streams see them end.
+
+        It receives no further callbacks.
+        """
         self._remove(server_id)
         for stream in list(self._streams):
             if stream.source == server_id:
                 stream.close()
 
     def vanish(self, server_id: ServerId) -> None:
-        """The machine is gone: nothing is answered, no stream ends; until it listens again."""
+        """Cut a machine's power: no answers, and no stream ends, until it listens again."""
         self._remove(server_id)
         self._vanished.add(server_id)
         for stream in list(self._streams):
@@ -119,14 +124,16 @@ class Network:
                 stream.forget()
 
     def pause(self, server_id: ServerId) -> None:
-        """The process is called back no more until `resume`; its kernel still takes bytes, up to
-        the window, and connections."""
+        """Stop callbacks into a process until `resume`.
+
+        Its kernel still takes bytes, up to the window, and connections.
+        """
         self._paused.setdefault(server_id, [])
 
     def resume(self, server_id: ServerId) -> None:
-        """Everything that happened to the process meanwhile, in order."""
+        """Deliver everything that happened to a paused process, in order."""
         for call in self._paused.pop(server_id, ()):
-            # A call may pause it again: then the rest waits in the new list.
+            # A call may pause it again; then the rest waits in the new list.
             self.call(server_id, call)
 
     def _remove(self, server_id: ServerId) -> None:
@@ -139,7 +146,7 @@ class Network:
 
     # --- for streams and dials --------------------------------------------------------------------
     def reaches(self, source: ServerId, target: ServerId) -> bool:
-        """Do segments of `source` arrive at `target`?"""
+        """Return True if segments of `source` arrive at `target`."""
         if source in self._vanished or target in self._vanished:
             return False
         return (source, target) not in self._cut
@@ -153,19 +160,19 @@ class Network:
             waiting.append(call)
 
     def server_at(self, address: Address) -> ServerId:
-        """The server that listens there or did, 0 if nobody ever has."""
+        """Return the server that listens there or did, 0 if none ever has."""
         return self._servers.get(address, NO_SERVER)
 
     def begin(self, dial: MemoryDial) -> None:
-        """The dial is under way."""
+        """Register a dial in progress."""
         self._dials[dial] = None
 
     def finish(self, dial: MemoryDial) -> None:
-        """The dial is over."""
+        """Remove a dial that is over."""
         self._dials.pop(dial, None)
 
     def connect(self, source: ServerId, address: Address) -> Stream | None:
-        """The near end of a new stream to who listens at `address`, None if nobody does."""
+        """Return the near end of a new stream to `address`, None if there is no listener."""
         listener = self._listeners.get(address)
         if listener is None:
             return None
@@ -178,7 +185,7 @@ class Network:
         return near
 
     def detach(self, stream: MemoryStream) -> None:
-        """Nothing more will come of this end."""
+        """Remove an end of a stream that has no further events."""
         self._streams.pop(stream, None)
 
 
@@ -232,7 +239,7 @@ class MemoryDial:
         self._network.finish(self)
 
     def send_again(self) -> None:
-        """Set out, as TCP does again and again while nothing comes back."""
+        """Send the request, as TCP does repeatedly until it is answered."""
         if self._is_waiting:
             self._is_waiting = False
             network = self._network
@@ -262,14 +269,14 @@ class MemoryDial:
 
 
 class MemoryStream:
-    """One end of a stream: what `source` writes goes to `target`, where `other` is.
+    """One end of a stream: `source` writes to `target`, which has the end `other`.
 
-    Invariant: `_sent` holds what has not arrived yet, in order, each with its time; a timer is set
-    for the first of it, unless that waits for a heal.
+    Invariant: `_sent` holds what has not arrived yet, in order, each with its time. A timer is set
+    for the first item, unless it waits for a heal.
     """
 
     identity: int | None = None
-    """Nothing is proved here."""
+    """None: this network proves no identity."""
 
     __slots__ = (
         "_ending", "_in_flight_bytes", "_is_closed", "_is_forgotten", "_is_full", "_is_paused",
@@ -282,13 +289,13 @@ class MemoryStream:
         self.other: MemoryStream = self  # until connected
         self._network = network
         self._owner: StreamOwner | None = None
-        self._sent: deque[tuple[int, bytes | str]] = deque()  # str, last: why it ends
+        self._sent: deque[tuple[int, bytes | str]] = deque()  # str, last: cause of the end
         self._in_flight_bytes = 0
         self._is_full = False  # a write took less than it was offered
         self._is_waiting = False  # for a heal
         self._is_paused = False
         self._unread = memoryview(b"")  # arrived while paused
-        self._ending = ""  # why it is over, when that is read
+        self._ending = ""  # cause of the end, until it is reported
         self._is_closed = False
         self._is_forgotten = False
 
@@ -309,11 +316,11 @@ class MemoryStream:
         return taken
 
     def unsent_bytes(self) -> int:
-        """What is written is on its way: this network delays, and holds nothing back."""
+        """Return 0: written data is in flight. This network delays, but holds nothing back."""
         return 0
 
     def limit_unsent(self, bytes_max: int) -> None:
-        """There is nothing to limit."""
+        """Do nothing: there is nothing to limit."""
 
     def pause_reading(self) -> None:
         self._is_paused = True
@@ -334,27 +341,27 @@ class MemoryStream:
 
     # --- for Network ----------------------------------------------------------------------------
     def end(self, cause: str) -> None:
-        """This end is told that the stream is over."""
+        """End the stream here and report it to the owner."""
         self._sent.clear()
         self._network.detach(self)
         if not self._is_closed:
             self._network.call(self.source, partial(self._tell_end, cause))
 
     def forget(self) -> None:
-        """This end ceases to exist, silently."""
+        """Remove this end silently."""
         self._is_closed = True
         self._is_forgotten = True
         self._sent.clear()
         self._network.detach(self)
 
     def send_again(self) -> None:
-        """The path is whole again."""
+        """Send again after the path is repaired."""
         if self._is_waiting and self._sent:
             self._is_waiting = False
             delay_ns = self._network.delay_ns(self.source, self.target, 0)
             self._network.clock.call_later(delay_ns, self._arrived)
 
-    # --- on its way -------------------------------------------------------------------------------
+    # --- in flight --------------------------------------------------------------------------------
     def _send(self, item: bytes | str) -> None:
         network = self._network
         now_ns = network.clock.now_ns()
@@ -367,7 +374,7 @@ class MemoryStream:
             network.clock.call_later(arrives_ns - now_ns, self._arrived)
 
     def _arrived(self) -> None:
-        """The first item is there, unless it is cut off."""
+        """Deliver the first item, unless the path is cut."""
         if not self._sent:
             return  # reset or forgotten meanwhile
         network = self._network
@@ -379,7 +386,7 @@ class MemoryStream:
             delay_ns = max(0, self._sent[0][0] - network.clock.now_ns())
             network.clock.call_later(delay_ns, self._arrived)
         if self.other._is_forgotten:
-            # The machine is back and knows nothing of this stream.
+            # The machine is back and does not know this stream.
             self.end("reset")
         elif isinstance(item, str):
             network.detach(self)
@@ -388,7 +395,7 @@ class MemoryStream:
             network.call(self.target, partial(self._deliver, item))
 
     def _deliver(self, data: bytes) -> None:
-        """Into the other process."""
+        """Deliver data to the other process."""
         self.other._receive(data)
         self._in_flight_bytes -= len(data)
         if self._is_full:

@@ -1,11 +1,11 @@
-"""Connections whose other end has not shown who it is, and which of them has to go for one more.
+"""Bounded set of unauthenticated connections, and which one to displace for one more.
 
-A port may be flooded by strangers. So few of their connections are open at a time. One more costs
-the address that has most of them its oldest: an address that floods a port displaces its own
-connections, and others come in. A network of IPv6 (/64), which one machine may have all addresses
-of, counts as one address.
+A port may be flooded by strangers, so the number of such connections is bounded. One more displaces
+the oldest of the address that has the most: an address that floods a port displaces its own
+connections, and others are accepted. An IPv6 network (/64), all of whose addresses one machine may
+have, counts as one address.
 
-Must not know: sockets, what a connection has to show.
+Does not depend on sockets, or on how a connection authenticates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ ConnectionT = TypeVar("ConnectionT")
 
 @lru_cache(_KNOWN_MAX)
 def network_of(host: str) -> str:
-    """Whose an address is, as far as bounds go: itself, of IPv6 its /64. What is none stays."""
+    """Return the network that an address counts for: itself, or its /64 in IPv6.
+
+    Anything that is not an address is returned unchanged.
+    """
     try:
         address = ip_address(host)
     except ValueError:
@@ -37,34 +40,36 @@ def network_of(host: str) -> str:
 
 
 class Newcomers(Generic[ConnectionT]):
-    """So many connections at the most. Connections are told apart by identity (hash)."""
+    """A bounded set of connections, which are distinguished by identity (hash)."""
 
     __slots__ = ("_by_network", "_most", "_network_of", "displaced")
 
     def __init__(self, most: int) -> None:
-        """`most`: at least 1."""
+        """`most`: the bound, at least 1."""
         assert most >= 1, most
         self._most = most
         self._network_of: dict[ConnectionT, str] = {}
-        """Oldest first. Invariant: `most` at the most."""
+        """Network of each connection, oldest first. Invariant: at most `most` of them."""
         self._by_network: dict[str, dict[ConnectionT, None]] = {}
-        """The same, of each network its oldest first. Invariant: none is empty."""
+        """Connections of each network, oldest first. Invariant: no network is empty."""
         self.displaced = 0
-        """How many had to go for others."""
+        """Number of connections displaced by others."""
 
     def __len__(self) -> int:
         return len(self._network_of)
 
     def __iter__(self) -> Iterator[ConnectionT]:
-        """Oldest first. They may be removed meanwhile."""
+        """Iterate over a copy, oldest first. Connections may be removed meanwhile."""
         return iter(list(self._network_of))
 
     def __contains__(self, connection: ConnectionT) -> bool:
         return connection in self._network_of
 
     def add(self, connection: ConnectionT, host: str) -> ConnectionT | None:
-        """Count one more from an address; the one that has to go for it, which is not counted any
-        more. Work: O(networks) where one has to go."""
+        """Add a connection from an address and return the one it displaces, if any.
+
+        The displaced one is removed. Takes O(networks) if one is displaced.
+        """
         gone = None
         if len(self._network_of) >= self._most:
             greedy = max(self._by_network.values(), key=len)
@@ -77,7 +82,7 @@ class Newcomers(Generic[ConnectionT]):
         return gone
 
     def remove(self, connection: ConnectionT) -> bool:
-        """It has shown who it is, or is gone; whether it was counted."""
+        """Remove a connection that has authenticated or ended. Return True if it was present."""
         network = self._network_of.pop(connection, None)
         if network is None:
             return False

@@ -1,28 +1,30 @@
-"""The engine of one link between two servers: bytes in, events out; frames in, bytes out.
+"""Protocol engine of one link between two servers: bytes in, events out; frames in, bytes out.
 
-It never touches a socket and never reads a clock. Whoever owns the byte stream (the asyncio
+It never touches a socket and never reads a clock. The owner of the byte stream (the asyncio
 transport, the in-process fake, the simulator) reads into `get_buffer()`, reports with
 `buffer_updated()`, takes events from `next_event()` until it returns None, and writes what
 `gather()` offers, reporting with `sent()`.
 
 Rules of a link:
 
-* Nothing travels before HELLO. The dialer's engine queues its HELLO when it is made; the acceptor's
-  yields the dialer's as an event and waits for `accept()` or `reject()`. Wrong cluster, wrong
-  server and unknown version are refused here, with a REJECT that says why.
+* Nothing is sent before HELLO. The dialer's engine queues its HELLO when it is created. The
+  acceptor's engine returns the dialer's HELLO as an event and waits for `accept()` or `reject()`.
+  Wrong cluster, wrong server and unknown version are refused here, with a REJECT that gives the
+  reason.
 * A link on which either end has no cluster id yet is *unborn*: it carries ASK, ANSWER, PING and
   PONG only; `send` refuses anything else and receiving it ends the link. A server that adopts a
-  cluster leaves its unborn links and makes new ones.
-* A frame that is damaged, too large or out of place ends the link: no resynchronisation.
-* What is queued and not yet written is bounded (`in_flight_bytes_max`). Beyond it `send` returns
-  False and queues nothing: the caller reports the peer unreachable, and Raft sends again later.
+  cluster closes its unborn links and makes new ones.
+* A frame that is damaged, too large or out of place ends the link. There is no resynchronisation.
+* The bytes queued and not yet written are bounded (`in_flight_bytes_max`). Beyond it `send` returns
+  False and queues nothing: the caller reports the peer as unreachable, and Raft sends again later.
   Small control frames have a reserve of their own, so that heartbeats still pass.
-* There are two lanes. What is small and waited for (heartbeats, votes, acknowledgements) is urgent
-  and is written before all bulk that has not begun; bulk is cut into pieces of `piece_bytes`, which
-  whoever owns the stream sets to what the link carries in a moment. Each lane keeps its order: what
-  may overtake what is for those who choose the lane to know (`rpc.lanes`).
+* There are two lanes. Small latency-sensitive frames (heartbeats, votes, acknowledgements) are
+  urgent: they are written before all bulk frames that have not begun. Bulk frames are cut into
+  pieces of `piece_bytes`, which the owner of the stream sets to what the link carries in a short
+  time. Each lane keeps its order. The callers, which choose the lane, must know what may overtake
+  what (`rpc.lanes`).
 
-Must not know: Raft, leader lists, what ASK and PROPOSE mean.
+Does not depend on Raft, leader lists, or the meaning of ASK and PROPOSE.
 """
 
 from __future__ import annotations
@@ -65,41 +67,41 @@ from rpc.reader import (
 )
 
 HELLO_FRAME_BYTES_MAX = 64 << 10
-"""What a peer may make us hold before it has said who it is."""
+"""Bytes that a peer may make us buffer before it has identified itself."""
 
 GATHER_BUFFERS_MAX = 1024
-"""IOV_MAX of Linux: more buffers than this do not go into one `sendmsg`."""
+"""IOV_MAX of Linux: the most buffers that one `sendmsg` takes."""
 
 _PING = Struct("<q")
 
 
 class FrameType(IntEnum):
-    """What a frame carries. Numbers are on the wire: never reuse one."""
+    """Type of a frame's payload. Numbers are on the wire: never reuse one."""
 
     HELLO = 1
     REJECT = 2
     PING = 3
     PONG = 4
-    ASK = 5  # an unborn server asks for the cluster's birth record
+    ASK = 5  # an unborn server requests the cluster's birth record
     ANSWER = 6  # "empty", or the record
     RAFT = 7  # messages of many groups, see rpc.frames
     HEARTBEAT = 8  # leader list version and acknowledgement, see rpc.leaders
     LEADERS = 9  # leader list, whole or changes
     PROPOSE = 10  # a state-machine command for the leader of a group
     PROPOSED = 11  # its definite refusal, or where it was appended
-    CONDITION = 12  # what a server tells about itself: its disk is full
-    RANGE = 13  # committed entries are asked for, see rpc.ranges
-    ENTRIES = 14  # they are here, or cannot be had
-    QUERY = 15  # a question on behalf of a client, see rpc.queries
-    REPLY = 16  # its answer
+    CONDITION = 12  # the sender's condition, such as a full disk, see rpc.condition
+    RANGE = 13  # request for committed entries, see rpc.ranges
+    ENTRIES = 14  # the entries, or that they are not available
+    QUERY = 15  # request on behalf of a client, see rpc.queries
+    REPLY = 16  # the answer to a QUERY
     COMPACTED = 17  # how far replicas are compacted, see rpc.compacted
     COMMAND = 18  # a command for the leader of any group, see rpc.commands
     COMMAND_DONE = 19  # its answer, once it is applied there
-    COMMANDS = 20  # several of these
-    COMMANDS_DONE = 21  # likewise
+    COMMANDS = 20  # several COMMANDs
+    COMMANDS_DONE = 21  # several COMMAND_DONEs
     DENIALS = 22  # newer terms than those of a leader list, see rpc.denials
     JOURNAL = 23  # how far the sender's journal is durable, see rpc.journal_marks
-    REMEMBERED = 24  # what the sender remembers of the receiver's
+    REMEMBERED = 24  # the sender's record of the receiver's journal
     DISSENT = 25  # replicas that cannot follow the receiver, see rpc.dissent
 
 
@@ -116,18 +118,18 @@ _BORN_TYPES = frozenset(
     )
 )  # fmt: skip
 _BULK_TYPES = frozenset((FrameType.RAFT, FrameType.PROPOSE, FrameType.ENTRIES, FrameType.COMMAND))
-"""Unless the sender says that it is urgent."""
+"""Bulk unless sent with `urgent`."""
 
 
 class Role(Enum):
-    """Which end of the byte stream this engine is."""
+    """End of the byte stream that an engine represents."""
 
     DIALER = "dialer"
     ACCEPTOR = "acceptor"
 
 
 class LinkState(Enum):
-    """`OPENING → (DECIDING →) OPEN → CLOSED`; only an acceptor decides."""
+    """`OPENING → (DECIDING →) OPEN → CLOSED`; only an acceptor passes DECIDING."""
 
     OPENING = "opening"
     DECIDING = "deciding"
@@ -142,7 +144,7 @@ class PeerLimits:
     in_flight_bytes_max: int = 16 << 20
     control_reserve_bytes: int = 1 << 20
     frame_bytes_max: int = 168 << 20
-    """The largest snapshot of a coordinator, and its head. It is sent in pieces."""
+    """Enough for the largest snapshot of a coordinator with its head. It is sent in pieces."""
 
 
 DEFAULT_LIMITS = PeerLimits()
@@ -150,7 +152,7 @@ DEFAULT_LIMITS = PeerLimits()
 
 @dataclass(slots=True)
 class HelloReceived:
-    """The peer said who it is. A dialer's link is open now; an acceptor must decide."""
+    """The peer identified itself. A dialer's link is open now; an acceptor must decide."""
 
     hello: Hello
 
@@ -165,14 +167,14 @@ class FrameReceived:
 
 @dataclass(slots=True)
 class PongReceived:
-    """The answer to the PING that was sent at `sent_ns`, on our clock."""
+    """Answer to the PING sent at `sent_ns` on our clock."""
 
     sent_ns: int
 
 
 @dataclass(slots=True)
 class Rejected:
-    """The link is over: by the peer's word, or by ours (what is queued should still be written)."""
+    """The link was rejected, by the peer or by us. Queued bytes should still be written."""
 
     reason: RejectReason
     text: str
@@ -183,7 +185,7 @@ Event = HelloReceived | FrameReceived | PongReceived | Rejected
 
 
 class PeerEngine:
-    """One link, seen from one end."""
+    """One end of one link."""
 
     __slots__ = (
         "_begun_bytes", "_behind_large", "_bulk", "_bulk_bytes", "_bulk_frames", "_expected",
@@ -200,7 +202,7 @@ class PeerEngine:
         expected: ServerId = ServerId(0),
         limits: PeerLimits = DEFAULT_LIMITS,
     ) -> None:
-        """`expected`: the server that must answer a dialer, 0 for any."""
+        """Create the engine of one end. `expected`: the server that must answer, 0 for any."""
         self.role = role
         self.state = LinkState.OPENING
         self.remote: Hello | None = None
@@ -211,39 +213,41 @@ class PeerEngine:
         self._limits = limits
         self._reader = FrameReader(frame_bytes_max=HELLO_FRAME_BYTES_MAX)
         self.piece_bytes = limits.frame_bytes_max
-        """Of bulk frames; larger ones are cut. At least `PIECE_BYTES_MIN`."""
+        """Size limit of a piece of a bulk frame, at least `PIECE_BYTES_MIN`. Larger frames are
+        cut."""
         self._takes_pieces = False
         self._remote_bytes_max = limits.frame_bytes_max
-        """Of a frame that the other end takes."""
+        """Largest frame that the other end accepts."""
         self._urgent: deque[Buffer] = deque()
         self._urgent_bytes = 0
         self._bulk: deque[Buffer] = deque()
         self._bulk_frames: deque[int] = deque()
         """Bytes of each frame, or piece of one, in `_bulk`, heads included."""
         self._bulk_bytes = 0
-        """Of the bulk lane, not yet written."""
+        """Bytes of the bulk lane that are not written yet."""
         self._large_bytes = 0
-        """Of the last frame that was larger than half the bound; what came behind it is
+        """Bytes of the last frame larger than half the bound; bytes queued behind it are counted in
         `_behind_large`."""
         self._behind_large = 0
         self._begun_bytes = 0
-        """What is left of the first of them when some of it is written: it goes on before all."""
+        """Remaining bytes of the first bulk frame if part of it is written; it continues before all
+        others."""
         self._sendable: frozenset[FrameType] = frozenset()
         if role is Role.DIALER:
             self._queue(FrameType.HELLO, (encode_hello(self._local),))
 
     @property
     def frame_bytes_max(self) -> int:
-        """The largest frame that may be sent."""
+        """Largest frame that may be sent."""
         return self._limits.frame_bytes_max
 
     # --- in -------------------------------------------------------------------------------------
     def get_buffer(self) -> memoryview:
-        """Where the stream's next bytes go; never empty."""
+        """Return the buffer for the stream's next bytes; never empty."""
         return self._reader.get_buffer()
 
     def buffer_updated(self, received: int) -> None:
-        """`received` bytes lie at the start of the last buffer given."""
+        """Report that `received` bytes are at the start of the last buffer returned."""
         self._reader.buffer_updated(received)
 
     def receive(self, data: Buffer) -> list[Event]:
@@ -264,7 +268,7 @@ class PeerEngine:
         return events
 
     def next_event(self) -> Event | None:
-        """The next event, or None until more bytes come. After a raise the link is CLOSED.
+        """Return the next event, or None until more bytes arrive. After a raise the link is CLOSED.
 
         Raises CorruptFrame, FrameTooLarge, MalformedFrame, UnexpectedFrame.
         """
@@ -284,7 +288,7 @@ class PeerEngine:
     def _step(self, code: int, payload: memoryview) -> Event | None:
         frame_type = _TYPE_BY_CODE.get(code)
         if self.state is LinkState.OPEN:
-            # `_sendable` is what this link carries, in both directions.
+            # `_sendable` is the set of types that this link carries, in both directions.
             if frame_type is not None and frame_type in self._sendable:
                 return FrameReceived(frame_type, payload)
             if frame_type is FrameType.PING:
@@ -323,7 +327,7 @@ class PeerEngine:
     def _ping_received(self, payload: memoryview) -> None:
         if len(payload) != _PING.size:
             raise MalformedFrame("ping", len(payload))
-        # A peer that pings and never reads gets no more answers than the bound holds.
+        # A peer that pings and never reads gets no more answers than fit within the bound.
         if self.unsent_bytes < self._limits.in_flight_bytes_max:
             self._queue(FrameType.PONG, (bytes(payload),))
 
@@ -351,22 +355,25 @@ class PeerEngine:
         self._open()
 
     def reject(self, reason: RejectReason, text: str) -> None:
-        """Say why and close: no event follows. What is queued should still be written."""
+        """Send the reason and close: no event follows. Queued bytes should still be written."""
         assert self.state is not LinkState.CLOSED, self.state
-        # Behind everything: the peer closes the link when it reads this.
+        # Last of all: the peer closes the link when it reads this.
         self._queue(FrameType.REJECT, (encode_reject(reason, text),), is_bulk=True)
         self.state = LinkState.CLOSED
 
     def send(
         self, frame_type: FrameType, buffers: Sequence[Buffer], *, urgent: bool = False
     ) -> bool:
-        """Queue one frame; False, and nothing queued, when the link is not open, is unborn and the
-        frame is for members of a cluster, its bound is hit, or the other end is of a version that
-        takes no frame as large. `urgent`: before all bulk, as are all frames that are never bulk.
+        """Queue one frame. Return False, with nothing queued, if it cannot be sent now.
+
+        That is the case if the link is not open, if it is unborn and the frame is for members of a
+        cluster, if the bound is reached, or if the other end's version does not accept a frame this
+        large. `urgent` queues it before all bulk, as for all frame types that are never bulk.
 
         The buffers are kept, not copied: they must not change until written. One frame larger than
-        half the bound passes as long as no other is queued; it is in no other's way, for what is
-        left of it does not count. Raises ValueError for a frame that the peer would refuse.
+        half the bound is accepted if no other such frame is queued. It does not block others: its
+        remaining bytes do not count towards the bound. Raises ValueError for a frame that the peer
+        would refuse.
         """
         if self.state is not LinkState.OPEN:
             return False
@@ -387,7 +394,7 @@ class PeerEngine:
             return False
         unsent = self.unsent_bytes
         bytes_max = limits.in_flight_bytes_max
-        # Counted, it would wait for a moment in which next to nothing is queued.
+        # If it counted, it could only be sent while almost nothing else is queued.
         is_large = is_bulk and length > bytes_max // 2
         if unsent:
             large_left = self._large_left()
@@ -410,16 +417,16 @@ class PeerEngine:
         return True
 
     def _large_left(self) -> int:
-        """What of a frame larger than half the bound is not written yet."""
+        """Return the unwritten bytes of a frame larger than half the bound."""
         return max(0, min(self._large_bytes, self._bulk_bytes - self._behind_large))
 
     def ping(self, now_ns: int) -> None:
-        """Queue a PING that carries `now_ns` back to us as a `PongReceived`."""
+        """Queue a PING; it returns `now_ns` to us in a `PongReceived`."""
         assert self.state is LinkState.OPEN, self.state
         self._queue(FrameType.PING, (_PING.pack(now_ns),))
 
     def gather(self) -> list[Buffer]:
-        """What is to be written next, for one `sendmsg`. Empty when nothing is queued."""
+        """Return the buffers to write next, for one `sendmsg`. Empty if nothing is queued."""
         urgent, bulk = self._urgent, self._bulk
         if urgent and bulk:
             begun = self._begun_buffers()
@@ -435,7 +442,7 @@ class PeerEngine:
         return list(islice(out, GATHER_BUFFERS_MAX))
 
     def _begun_buffers(self) -> int:
-        """How many buffers of the bulk lane are what is left of a frame that has begun."""
+        """Return how many buffers of the bulk lane belong to a frame that has begun."""
         left, count = self._begun_bytes, 0
         for buffer in self._bulk if left else ():
             count += 1
@@ -446,7 +453,7 @@ class PeerEngine:
         return count
 
     def sent(self, written: int) -> None:
-        """The stream took the first `written` bytes of what `gather` offered."""
+        """Report that the stream took the first `written` bytes of what `gather` returned."""
         assert 0 <= written <= self.unsent_bytes, (written, self.unsent_bytes)
         self.unsent_bytes -= written
         if not self.unsent_bytes:
@@ -502,7 +509,7 @@ class PeerEngine:
             self._urgent_bytes += length
 
     def _queue_pieces(self, frame_type: FrameType, buffers: Sequence[Buffer]) -> None:
-        """One frame, cut so that others need not wait until all of it is written."""
+        """Queue one frame in pieces, so that other frames need not wait for all of it."""
         assert self.piece_bytes >= PIECE_BYTES_MIN, self.piece_bytes
         piece: list[Buffer] = []
         room = self.piece_bytes
@@ -520,7 +527,7 @@ class PeerEngine:
 
 
 def _drop(out: deque[Buffer], written: int) -> None:
-    """The first `written` bytes are written."""
+    """Remove the first `written` bytes."""
     while written:
         buffer = out[0]
         if len(buffer) > written:

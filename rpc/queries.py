@@ -1,20 +1,20 @@
-"""Questions that one server asks another on behalf of a client: QUERY and REPLY.
+"""Requests of one server to another on behalf of a client: QUERY and REPLY.
 
 Both begin with the number of the request and a kind, little endian as everything here:
 
      0  request   u64
-     8  kind      u8   of a REPLY also 0: the asked server cannot answer
+     8  kind      u8   in a REPLY also 0: the server cannot answer
 
-A QUERY goes on with what is asked, a REPLY with the answer:
+The request or the answer follows:
 
-    1 ELECT   query: groups u64 each. Hand these, which you lead, to the first replicas of their
-              placements.
-              reply: those of them that you do not hand over, u64 each.
-    2 QUORUM  query: group u64. Who are the members of this group, which you lead?
+    1 ELECT   query: groups u64 each, led by the receiver, to be transferred to the first replicas
+              of their placements.
+              reply: those of them that are not transferred, u64 each.
+    2 QUORUM  query: group u64, led by the receiver, whose members are requested.
               reply: leader u32, term u64, commit u64, and for each member server u32, learner u8
               (0 or 1), last u64, heard i64, caught up i64 (ms since 1970; -1: not known).
 
-Must not know: why somebody asks.
+Does not depend on the reason for a request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rpc.errors import MalformedFrame
 from rpc.reader import Buffer
 
 GROUPS_MAX = 200
-"""Groups of one ELECT: some ms of the loop that hands them over."""
+"""Groups of one ELECT: they take some ms of the loop that transfers them."""
 
 _HEAD: Final = Struct("<QB")
 _GROUP: Final = Struct("<Q")
@@ -39,45 +39,45 @@ _NO_ANSWER, _ELECT, _QUORUM_KIND = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Elect:
-    """Query: hand over the leaderships of these groups."""
+    """Query: transfer the leadership of these groups."""
 
     groups: tuple[GroupId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """Reply: `refused` are not handed over, the others are on their way."""
+    """Reply: `refused` are not transferred; the others are being transferred."""
 
     refused: tuple[GroupId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AskQuorum:
-    """Query: the members of a group, as its leader sees them."""
+    """Query: the members of a group, as seen by its leader."""
 
     group: GroupId
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumMember:
-    """One replica; times are ms since 1970, -1: not known."""
+    """One replica. Times are ms since 1970, -1 if unknown."""
 
     server_id: ServerId
     is_learner: bool
     last: Index
-    """Highest index that it is known to hold; of another than the leader, durably."""
+    """Highest index it is known to hold; durably, unless it is the leader."""
     heard_ms: int
-    """When it was last heard of."""
+    """Time when it was last heard from."""
     caught_up_ms: int
-    """It holds all that the leader's log held then."""
+    """The replica holds everything that the leader's log held at this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """Reply: the group in the leader's eyes."""
+    """Reply: the group as seen by its leader."""
 
     leader: int
-    """Its server."""
+    """Server of the leader."""
     term: Term
     commit: Index
     members: tuple[QuorumMember, ...]
@@ -88,15 +88,14 @@ Reply = Elected | Quorum
 
 
 def encode_query(request: int, query: Query) -> list[Buffer]:
-    """The payload of a QUERY frame."""
+    """Encode the payload of a QUERY frame."""
     if isinstance(query, Elect):
         return [_HEAD.pack(request, _ELECT), *map(_GROUP.pack, query.groups)]
     return [_HEAD.pack(request, _QUORUM_KIND), _GROUP.pack(query.group)]
 
 
 def decode_query(payload: memoryview) -> tuple[int, Query | None]:
-    """Number and question; None for one of a kind that is not known here. Raises
-    MalformedFrame."""
+    """Decode request number and query; None for an unknown kind. Raises MalformedFrame."""
     request, kind, rest = _parts("query", payload)
     if kind == _ELECT:
         return request, Elect(_groups("query", rest))
@@ -108,7 +107,7 @@ def decode_query(payload: memoryview) -> tuple[int, Query | None]:
 
 
 def encode_reply(request: int, reply: Reply | None) -> list[Buffer]:
-    """The payload of a REPLY frame; None: this server cannot answer."""
+    """Encode the payload of a REPLY frame. None: this server cannot answer."""
     if reply is None:
         return [_HEAD.pack(request, _NO_ANSWER)]
     if isinstance(reply, Elected):
@@ -122,7 +121,7 @@ def encode_reply(request: int, reply: Reply | None) -> list[Buffer]:
 
 
 def decode_reply(payload: memoryview) -> tuple[int, Reply | None]:
-    """Number and answer. Raises MalformedFrame."""
+    """Decode request number and reply. Raises MalformedFrame."""
     request, kind, rest = _parts("reply", payload)
     if kind == _NO_ANSWER and not len(rest):
         return request, None

@@ -1,36 +1,37 @@
-"""Entries of a range, asked of any replica: RANGE and ENTRIES.
+"""Ranges of entries, requested from any replica: RANGE and ENTRIES.
 
-A replica that cannot read entries from its own disk asks another one for its copy. It has committed
-them, and knows the term of each: an entry with that index and term is the one, whether the asked
-replica knows that it is committed or not (Log Matching, §5.3). RANGE is
+A replica that cannot read entries from its own disk requests another replica's copy. It has
+committed them, and knows the term of each. An entry with that index and term is the same entry,
+even if the other replica does not know that it is committed (Log Matching, §5.3). RANGE is
 
     0   request   u64   little endian, as everything here
     8   group     u64
     16  first     u64   index of the first entry wanted
     24  end       u64   index after the last
-    32  state     u64   1: if they are cut off, the state that was made of them is wanted; else 0
+    32  state     u64   1: if they are compacted away, the resulting state is wanted; else 0
 
-and of a log that is compacted
+and for a log that is compacted
 
-    40  upto      u64   how far the asking replica is compacted,
+    40  upto      u64   how far the requesting replica is compacted,
     48  markers   u64   and up to where deletion markers are gone
 
-From a replica that is not compacted as far, records would come back that are gone: such ones answer
-with nothing. What is compacted further may be smaller than what it stands for. Peers that speak
-less than `VERSION_OF_COMPACTION` have no such logs.
+A replica that is compacted less far would bring back records that are gone, so it answers with
+nothing. Entries that are compacted further may be smaller than the ones they stand for. Peers below
+`VERSION_OF_COMPACTION` have no such logs.
 
 ENTRIES is
 
     0   request   u64
-    8   log start u64   the asked replica's first index, below which it has nothing; 0: no replica
-    16  upto      u64   how far the asked replica is compacted: copies of entries up to there may
-                        be smaller than what they stand for. Only between peers that speak
+    8   log start u64   first index of the answering replica, below which it has nothing; 0: no
+                        replica
+    16  upto      u64   how far the answering replica is compacted: copies of entries up to there
+                        may be smaller than the ones they stand for. Only between peers that speak
                         `VERSION_OF_COMPACTED_COPIES`
 
-then nothing if the asked one cannot help, or a RAFT payload with one message of the group: a MsgApp
-that holds entries from `first` on, perhaps fewer than asked for, or a MsgSnap with the state.
+then nothing if the server cannot help, or a RAFT payload with one message of the group: a MsgApp
+with entries from `first` on, possibly fewer than requested, or a MsgSnap with the state.
 
-Must not know: why somebody asks, logs.
+Does not depend on logs, or on the reason for a request.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _COMPACTED: Final = Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class RangeRequest:
-    """Who asks knows the answer by `request`."""
+    """Request for entries; `request` identifies the answer."""
 
     request: int
     group: GroupId
@@ -68,25 +69,25 @@ class RangeRequest:
 
 @dataclass(frozen=True, slots=True)
 class RangeAnswer:
-    """To `request`: entries or a state, or neither; payloads are views into the frame."""
+    """Answer to `request`: entries, a state, or neither; payloads are views into the frame."""
 
     request: int
     log_start: Index
     group: GroupId | None = None
-    """Of what it brings; None where it was decoded and brings nothing: it names none then."""
+    """Group of the contents; None if the answer was decoded and is empty."""
     entries: Sequence[Entry] = ()
     state: Snapshot | None = None
     compacted_upto: Index = NO_INDEX
 
 
 def encode_range(asked: RangeRequest) -> list[Buffer]:
-    """The payload of a RANGE frame."""
+    """Encode the payload of a RANGE frame."""
     head = _RANGE.pack(asked.request, asked.group, asked.first, asked.end, asked.wants_state)
     return [head] if asked.compacted == (0, 0) else [head, _COMPACTION.pack(*asked.compacted)]
 
 
 def decode_range(payload: memoryview) -> RangeRequest:
-    """Raises MalformedFrame."""
+    """Decode a RANGE payload. Raises MalformedFrame."""
     if len(payload) not in (_RANGE.size, _RANGE.size + _COMPACTION.size):
         raise MalformedFrame("range")
     compacted = (0, 0)
@@ -99,7 +100,7 @@ def decode_range(payload: memoryview) -> RangeRequest:
 
 
 def encode_answer(answer: RangeAnswer, version: int) -> list[Buffer]:
-    """The payload of an ENTRIES frame for a peer that speaks `version`."""
+    """Encode the payload of an ENTRIES frame for a peer that speaks `version`."""
     head: list[Buffer] = [_ANSWER.pack(answer.request, answer.log_start)]
     if version >= VERSION_OF_COMPACTED_COPIES:
         head.append(_COMPACTED.pack(answer.compacted_upto))
@@ -118,7 +119,7 @@ def encode_answer(answer: RangeAnswer, version: int) -> list[Buffer]:
 
 
 def decode_answer(payload: memoryview, version: int) -> RangeAnswer:
-    """Of a peer that speaks `version`. Raises MalformedFrame."""
+    """Decode the ENTRIES payload of a peer that speaks `version`. Raises MalformedFrame."""
     tells_compaction = version >= VERSION_OF_COMPACTED_COPIES
     size = _ANSWER.size + (_COMPACTED.size if tells_compaction else 0)
     if len(payload) < size:

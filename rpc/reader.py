@@ -1,4 +1,4 @@
-"""Cutting a received byte stream into frames without copying what is large.
+"""Frame reader: cuts a received byte stream into frames without copying large ones.
 
 A frame is a 16-byte head and a payload:
 
@@ -9,21 +9,21 @@ A frame is a 16-byte head and a payload:
      8  payload_crc  u32  CRC32C of the payload
     12  head_crc     u32  CRC32C of bytes [0, 12), seeded so that zeros fail
 
-The head has a check of its own, so a damaged length is never believed: nothing waits for bytes that
-will not come. The payload check covers *all* of it, records too. A Kafka batch carries a CRC, but
-no follower recomputes it, and commands carry none; at 20 GB/s the check costs 0.05 CPU-seconds/GB
-on each side.
+The head has a check of its own, so that a damaged length is never used: the reader does not wait
+for bytes that will not come. The payload check covers *all* of it, records too. A Kafka batch
+carries a CRC, but followers do not recompute it, and commands carry none; at 20 GB/s the check
+costs 0.05 CPU-seconds/GB on each side.
 
-A large frame may come in pieces, so that small ones need not wait until all of it has passed: each
-piece is a frame of its own with the type of the whole, and whole frames may come between them, but
-not other pieces. All but the last have at least `PIECE_BYTES_MIN`. They are joined here.
+A large frame may come in pieces, so that small ones need not wait until all of it has passed. Each
+piece is a frame of its own with the type of the whole. Whole frames may come between pieces, but
+not pieces of another frame. All but the last have at least `PIECE_BYTES_MIN`. They are joined here.
 
-Bytes are received into 64 KiB chunks; small frames are views into the chunk they arrived in. A
-frame that does not fit in its chunk gets a bytearray of its own into which the socket then reads
+Bytes are received into 64 KiB chunks; small frames are views into the chunk in which they arrived.
+A frame that does not fit in its chunk gets a bytearray of its own, into which the socket then reads
 directly. No byte is ever overwritten while it is handed out: a view stays valid for as long as it
 is referenced. A small view pins at most one chunk.
 
-Must not know: frame types, sockets, time.
+Does not depend on frame types, sockets, or time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HEAD_BYTES = 16
 CHUNK_BYTES = 64 << 10
 
 PIECE_BYTES_MIN = 16 << 10
-"""Of a piece but the last: many small ones would cost more than they hold."""
+"""Lower bound for pieces except the last: many small ones would cost more than they hold."""
 
 WHOLE, PIECE, LAST_PIECE = range(3)
 """Flags of a frame."""
@@ -53,29 +53,29 @@ _HEAD_CRC = Struct("<I")
 _HEAD_SEED = 0x56444C31
 _CHECKED_BYTES = _HEAD_CHECKED.size
 
-# A frame that does not fit in what is left of its chunk moves: into a buffer of its own when it is
-# at least this large, else into the next chunk.
+# A frame that does not fit in the rest of its chunk moves: into a buffer of its own if it is at
+# least this large, else into the next chunk.
 _OWN_BUFFER_BYTES = CHUNK_BYTES // 4
 
 _SPARE_BYTES_MIN = 256 << 10
 _SPARE_BYTES_MAX = 2 << 20
 _SPARES_MAX = 2
-"""Buffers of such frames are used again: clearing a new one costs as much as copying into it."""
+"""Spare buffers for such frames, used again: clearing a new one costs as much as a copy into it."""
 
 _MAPPED_BYTES_MIN = 4 << 20
-"""Those of larger frames are mapped: their pages are taken as bytes arrive, and not all at once."""
+"""Buffers of larger frames are mapped, so that pages are allocated as bytes arrive."""
 
 
 def frame_head(frame_type: int, length: int, payload_crc: int, flags: int = WHOLE) -> bytes:
-    """The 16 bytes before a payload."""
+    """Return the 16 bytes before a payload."""
     checked = _HEAD_CHECKED.pack(length, frame_type, flags, 0, payload_crc)
     return checked + _HEAD_CRC.pack(crc32c(checked, _HEAD_SEED))
 
 
 class FrameReader:
-    """Bytes in through `get_buffer` and `buffer_updated`, frames out through `next_frame`.
+    """Frame reader: bytes in through `get_buffer` and `buffer_updated`, frames out of `next_frame`.
 
-    Use: after each `buffer_updated`, call `next_frame` until it returns None before asking for the
+    Use: after each `buffer_updated`, call `next_frame` until it returns None before requesting the
     next buffer. Invariant: between calls, less than one frame is unread.
     """
 
@@ -95,13 +95,13 @@ class FrameReader:
         self._own: memoryview | None = None  # payload buffer of a frame too large for its chunk
         self._own_end = 0
         self._flags = WHOLE
-        self._pieces: list[memoryview] = []  # of a frame whose last piece is still to come
+        self._pieces: list[memoryview] = []  # of a frame whose last piece has not arrived
         self._pieces_bytes = 0
         self._pieces_type = 0
-        self._spares: list[bytearray] = []  # oldest first; perhaps with views of them
+        self._spares: list[bytearray] = []  # oldest first; views of them may exist
 
     def get_buffer(self) -> memoryview:
-        """Where the next received bytes go; never empty."""
+        """Return the buffer for the next received bytes; never empty."""
         if self._own is not None:
             return self._own[self._own_end :]
         if self._length < 0 and CHUNK_BYTES - self._end < _OWN_BUFFER_BYTES:
@@ -110,7 +110,7 @@ class FrameReader:
         return self._chunk[self._end :]
 
     def buffer_updated(self, received: int) -> None:
-        """`received` bytes were written at the start of the last buffer given."""
+        """Report that `received` bytes were written at the start of the last buffer returned."""
         if self._own is not None:
             self._own_end += received
             assert self._own_end <= self._length, (self._own_end, self._length)
@@ -119,9 +119,9 @@ class FrameReader:
             assert self._end <= CHUNK_BYTES, self._end
 
     def next_frame(self) -> tuple[int, memoryview] | None:
-        """(type, payload), or None until more bytes come.
+        """Return (type, payload), or None until more bytes arrive.
 
-        Raises CorruptFrame, FrameTooLarge, MalformedFrame; the stream is then of no further use.
+        Raises CorruptFrame, FrameTooLarge, MalformedFrame; the stream cannot be used after that.
         """
         while True:
             if self._length < 0:
@@ -153,14 +153,14 @@ class FrameReader:
                 return self._type, self._joined()
 
     def _joined(self) -> memoryview:
-        """The payload that has come in pieces."""
+        """Return the payload that has come in pieces."""
         payload = memoryview(bytearray().join(self._pieces))
         self._pieces = []
         self._pieces_bytes = 0
         return payload
 
     def _check_piece(self, frame_type: int, flags: int, length: int) -> None:
-        """A piece is about to come. Raises FrameTooLarge, MalformedFrame."""
+        """Check the head of a piece. Raises FrameTooLarge, MalformedFrame."""
         if flags > LAST_PIECE:
             raise MalformedFrame("frame flags", 5)
         if self._pieces and frame_type != self._pieces_type:
@@ -201,13 +201,13 @@ class FrameReader:
             return
         have = self._end - self._start
         self._own = memoryview(self._memory())[: self._length]
-        # The one copy of a large payload: what of it had arrived together with its head.
+        # The one copy of a large payload: the part that arrived together with its head.
         self._own[:have] = self._chunk[self._start : self._end]
         self._own_end = have
         self._start = self._end
 
     def _memory(self) -> bytearray | mmap:
-        """For the payload of the frame being read: at least so long."""
+        """Return memory for the payload of the frame being read, at least of its length."""
         length = self._length
         if length > _MAPPED_BYTES_MIN:
             return mmap(-1, length)

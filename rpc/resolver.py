@@ -1,9 +1,9 @@
-"""Names to addresses: only the first lookup of a host waits for the system's resolver.
+"""Name resolution: only the first lookup of a host waits for the system's resolver.
 
 The system may take seconds for a name (five for a dead name server). That is longer than an attempt
 to link may last. So a lookup belongs to its host, not to its caller:
 
-* There is one at a time for a host. It goes on when its caller has timed out, and its result is
+* There is one at a time for a host. It continues when its caller has timed out, and its result is
   kept.
 * A known host is answered at once and looked up again in the background, so that the next caller
   sees an address that changed. A failed lookup leaves the known addresses as they are.
@@ -11,12 +11,12 @@ to link may last. So a lookup belongs to its host, not to its caller:
   left to try those.
 
 Each lookup is a daemon thread. asyncio's own pool is small, so lookups that hang would block the
-others, and a process that ends would wait for all of them, even for those that have not begun.
+others, and a terminating process would wait for all of them, even for those that have not begun.
 
-Bounds: one thread for each host that is being looked up, `HOSTS_MAX` hosts. Everything but the
-lookup itself happens on the thread that `post` leads to.
+Bounds: one thread for each host that is being looked up, `HOSTS_MAX` hosts. Everything except the
+lookup itself happens on the thread to which `post` leads.
 
-Must not know: sockets that are connected, asyncio.
+Does not depend on connected sockets or asyncio.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from functools import partial
 from rpc.streams import Address
 
 HOSTS_MAX = 64
-"""Hosts remembered. More can be asked for, only not that many at one time."""
+"""Number of hosts remembered, which also limits concurrent lookups."""
 
 Candidate = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
 """(address family, socket address)"""
 
 Answer = list[Candidate] | str
-"""All socket addresses, in the system's order and at least one, or why there are none."""
+"""All socket addresses, at least one and in the system's order, or why there are none."""
 
 
 class _Host:
-    """What is known about one name."""
+    """State of one name."""
 
     __slots__ = ("failure", "found", "is_under_way", "silent", "waiting")
 
     def __init__(self) -> None:
-        self.found: list[Candidate] = []  # by the last lookup that found any; their port is 0
-        # Of those found, where nobody said a word; whoever was silent last comes last.
+        self.found: list[Candidate] = []  # result of the last successful lookup; ports are 0
+        # Addresses in `found` that did not respond; the one that was silent last comes last.
         self.silent: list[str] = []
-        self.failure = ""  # of the last lookup, if it found none
+        self.failure = ""  # cause, if the last lookup failed
         self.is_under_way = False
-        # Invariant: none while something is found. Who waits, and for which port.
+        # Invariant: empty while something is found. Waiting callbacks with their ports.
         self.waiting: dict[Callable[[Answer], None], int] = {}
 
     def at_port(self, port: int) -> list[Candidate]:
-        """What was found, with its port, in the order in which it is to be tried."""
+        """Return the found addresses with this port, in the order in which to try them."""
         ranks = {silent: n for n, silent in enumerate(self.silent)}
         return [
             (family, (target[0], port, *target[2:]) if len(target) == 4 else (target[0], port))
@@ -63,16 +63,18 @@ class _Host:
 
 
 class Resolver:
-    """See the module. One for all dials of a server."""
+    """Resolver for all dials of a server; see the module."""
 
     def __init__(self, post: Callable[[Callable[[], None]], object]) -> None:
-        """`post`: call this soon, on the owner's thread; called from any. It may raise RuntimeError
-        once the owner is gone."""
+        """`post` schedules a call on the owner's thread, and is called from any thread.
+
+        It may raise RuntimeError once the owner is gone.
+        """
         self._post = post
         self._hosts: dict[str, _Host] = {}
 
     def ask(self, address: Address, on_answer: Callable[[Answer], None]) -> None:
-        """One answer follows, never from within this call, unless withdrawn."""
+        """Look up a name. One answer follows, never within this call, unless withdrawn."""
         name, port = address
         host = self._host(name)
         if host is None:
@@ -87,27 +89,27 @@ class Resolver:
             self._begin(name)
 
     def withdraw(self, address: Address, on_answer: Callable[[Answer], None]) -> None:
-        """Wait no longer. An answer that was on its way still comes."""
+        """Withdraw a request. An answer that is already posted still comes."""
         host = self._hosts.get(address[0])
         if host is not None:
             host.waiting.pop(on_answer, None)
 
     def stayed_silent(self, name: str, candidate: Candidate) -> None:
-        """An attempt to connect there ended before anybody refused it or took it."""
+        """Record that an attempt to connect there ended without any response."""
         host = self._hosts.get(name)
         silent = candidate[1][0]
         if host is not None and any(silent == target[0] for _, target in host.found):
             host.silent = [other for other in host.silent if other != silent] + [silent]
 
     def trouble(self, name: str) -> str:
-        """Why this name has no address so far; "" if it has one, or nobody asked."""
+        """Return why this name has no address so far; "" if it has one or was not requested."""
         host = self._hosts.get(name)
         if host is None or host.found:
             return ""
         return host.failure or "the name is still being looked up"
 
     def _host(self, name: str) -> _Host | None:
-        """The host, from now on the one asked for last. None: there is no room for it."""
+        """Return the host and mark it as most recently used. None if there is no room for it."""
         host = self._hosts.pop(name, None)
         if host is None:
             if len(self._hosts) >= HOSTS_MAX:
@@ -130,13 +132,13 @@ class Resolver:
             self._post(partial(self._looked_up, name, str(error)))
 
     def _look_up(self, name: str) -> None:
-        """On the lookup's own thread."""
+        """Resolve a name. Runs in the lookup's own thread."""
         answer = resolve((name, 0))
         with contextlib.suppress(RuntimeError):
             self._post(partial(self._looked_up, name, answer))
 
     def _looked_up(self, name: str, answer: Answer) -> None:
-        host = self._hosts[name]  # which is not forgotten while it is looked up
+        host = self._hosts[name]  # not forgotten while it is looked up
         assert host.is_under_way
         host.is_under_way = False
         if isinstance(answer, str):
@@ -151,7 +153,7 @@ class Resolver:
 
 
 def numeric(address: Address) -> Candidate | None:
-    """The socket address of a numeric host, None for a name."""
+    """Return the socket address of a numeric host, None for a name."""
     try:
         found = socket.getaddrinfo(
             *address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
@@ -162,12 +164,12 @@ def numeric(address: Address) -> Candidate | None:
 
 
 def resolve(address: Address) -> Answer:
-    """All socket addresses of a host, or why there are none. Blocks."""
+    """Return all socket addresses of a host, or why there are none. Blocks."""
     try:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     except OSError as error:
         return error.strerror or str(error)
-    except ValueError as error:  # what cannot be a name at all: a label of 64 letters
+    except ValueError as error:  # it cannot be a name at all: a label of 64 letters
         return f"not a host's name: {error}"
     if not found:
         return "no address"
@@ -186,7 +188,7 @@ _AddressInfo = tuple[
 def _candidate(info: _AddressInfo) -> Candidate:
     family, _, _, _, target = info
     host = target[0]
-    assert isinstance(host, str), info  # the other shape is for families we did not ask for
+    assert isinstance(host, str), info  # the other shape is for families we did not request
     if len(target) == 4:
         return family, (host, int(target[1]), target[2], target[3])
     return family, (host, int(target[1]))

@@ -1,12 +1,12 @@
-"""Certificates that were revoked: the lists (CRL, RFC 5280 §5) in a file, and what they say.
+"""Revoked certificates: certificate revocation lists (CRL, RFC 5280 §5) in a file.
 
-The file is PEM: one list of each authority, one behind the other. OpenSSL checks every handshake
-against it, each certificate up to the root (`attach`). As with OpenSSL's own programs an authority
-of which there is no list, or whose list has ended, is not believed: who stops the lists from coming
-must not bring back a revoked certificate. Who came before a list did is compared with it once it is
-there (`Revocations`).
+The file is PEM: one list for each authority, one behind the other. OpenSSL checks every handshake
+against it, each certificate up to the root (`attach`). As in OpenSSL's own programs, certificates
+of an authority without a list, or with an expired list, are refused: suppressing the lists must not
+make a revoked certificate valid again. Connections that began before a list was loaded are compared
+with it afterwards (`Revocations`).
 
-Must not know: sockets, which certificates are whose.
+Does not depend on sockets, or on the owners of certificates.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 FILE_BYTES_MAX = 16 << 20
-"""Some 400,000 certificates."""
+"""Room for some 400,000 certificates."""
 _LIST = re.compile(rb"-----BEGIN X509 CRL-----\s.*?-----END X509 CRL-----", re.DOTALL)
 
 
 class Revocations:
-    """What the lists of one file say."""
+    """Contents of the lists in one file."""
 
     def __init__(self, lists: Sequence[x509.CertificateRevocationList]) -> None:
-        """Of several lists of one authority the one that ends last counts, as with OpenSSL."""
+        """Read the lists. Of several lists of one authority the one that expires last counts.
+
+        OpenSSL does the same.
+        """
         newest: dict[bytes, x509.CertificateRevocationList] = {}
         for one in lists:
             name = one.issuer.public_bytes()
@@ -42,24 +45,26 @@ class Revocations:
             name: frozenset(entry.serial_number for entry in one) for name, one in newest.items()
         }
         self.serials = frozenset[int]().union(*self._serials.values())
-        """Of all authorities: who has another one was not revoked."""
+        """Revoked serial numbers of all authorities; no other certificate is revoked."""
         self._ends = {name: _end_of(one) for name, one in newest.items()}
 
     @property
     def ends(self) -> datetime.datetime:
-        """When the first list ends, and nobody of its authority is believed any more."""
+        """Expiry of the first list; then all certificates of its authority are refused."""
         return min(self._ends.values())
 
     def has(self, certificate: bytes) -> bool:
-        """Whether a certificate (DER) is in the list of its authority."""
+        """Return True if a certificate (DER) is in the list of its authority."""
         from cryptography import x509
 
         found = x509.load_der_x509_certificate(certificate)
         return found.serial_number in self._serials.get(found.issuer.public_bytes(), ())
 
     def refuses(self, certificate: bytes, now: datetime.datetime) -> bool:
-        """What OpenSSL would make of a certificate (DER), where somebody else shakes hands: also
-        without a list of its authority, or with one that has ended."""
+        """Return True if OpenSSL would refuse a certificate (DER), for handshakes made elsewhere.
+
+        That includes certificates of an authority without a list, or with an expired one.
+        """
         from cryptography import x509
 
         issuer = x509.load_der_x509_certificate(certificate).issuer.public_bytes()
@@ -67,9 +72,12 @@ class Revocations:
 
 
 def read_revocations(path: Path, ca: Path, now: datetime.datetime) -> Revocations:
-    """The lists of a file. Raises TlsFailed, also for one that has ended by `now` or that an
-    authority in `ca` has not signed though it says so: nobody could connect with it."""
-    from cryptography import x509  # takes 20 ms and 10 MB, for who needs it
+    """Read the lists of a file.
+
+    Raises TlsFailed, also for a list that has expired by `now` or is not signed by the authority in
+    `ca` that it names: all connections would fail with it.
+    """
+    from cryptography import x509  # takes 20 ms and 10 MB, so only if needed
 
     try:
         with path.open("rb") as file:
@@ -95,8 +103,11 @@ def read_revocations(path: Path, ca: Path, now: datetime.datetime) -> Revocation
 
 
 def _is_signed(one: x509.CertificateRevocationList, ca: Path) -> bool:
-    """By one of the authorities that have its issuer's name; true if there is none here, such as of
-    one below another, whose certificate comes with the handshake."""
+    """Return True if one of the authorities with the issuer's name has signed the list.
+
+    Also if there is none here, for example for an intermediate authority, whose certificate comes
+    with the handshake.
+    """
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
@@ -112,8 +123,10 @@ def _is_signed(one: x509.CertificateRevocationList, ca: Path) -> bool:
 
 
 def attach(context: ssl.SSLContext, path: Path) -> None:
-    """Have a context refuse what the lists of a file refuse. Raises TlsFailed, also if somebody
-    would be trusted because of it."""
+    """Make a context refuse certificates by the lists of a file.
+
+    Raises TlsFailed, also if the file would add a trusted certificate.
+    """
     before = context.cert_store_stats()
     try:
         context.load_verify_locations(path)
@@ -129,5 +142,5 @@ def attach(context: ssl.SSLContext, path: Path) -> None:
 
 
 def _end_of(one: x509.CertificateRevocationList) -> datetime.datetime:
-    """A list need not say when the next one comes; it never ends then."""
+    """Return the expiry of a list; one without a next update never expires."""
     return one.next_update_utc or datetime.datetime.max.replace(tzinfo=datetime.UTC)

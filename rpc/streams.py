@@ -1,7 +1,7 @@
-"""What the link logic asks of the world: byte streams, a dialer, a clock, and someone to tell.
+"""Interfaces that the link logic requires: byte streams, a dialer, a clock, and a handler.
 
-The logic above (`rpc.links`) is one implementation; asyncio sockets (`rpc.transport`), the
-in-process fake (`rpc.memory`) and the simulator differ only in what stands behind these protocols.
+The logic above (`rpc.links`) is one implementation. asyncio sockets (`rpc.transport`), the
+in-process fake (`rpc.memory`) and the simulator differ only in what implements these protocols.
 
 All calls and callbacks happen on one thread. No function here calls back before it has returned.
 """
@@ -26,7 +26,7 @@ class Timer(Protocol):
     """A scheduled call."""
 
     def cancel(self) -> None:
-        """The call will not happen; harmless when it already has."""
+        """Cancel the call; no effect if it has already happened."""
 
 
 class Clock(Protocol):
@@ -38,20 +38,22 @@ class Clock(Protocol):
 
 
 class StreamOwner(Protocol):
-    """Who reads a stream: the stream reads into `get_buffer()` and reports."""
+    """Owner of a stream. The stream reads into `get_buffer()` and reports."""
 
     def get_buffer(self) -> memoryview:
-        """Where received bytes go; never empty."""
+        """Return the buffer for received bytes; never empty."""
 
     def buffer_updated(self, received: int) -> None:
-        """`received` > 0 bytes lie at the start of the last buffer."""
+        """Handle `received` > 0 bytes at the start of the last buffer."""
 
     def writable(self) -> None:
-        """The stream takes bytes again, after a `write` that took less than it was offered."""
+        """Handle that the stream takes bytes again, after a `write` that took less than offered."""
 
     def ended(self, cause: str) -> None:
-        """The stream is over: closed by the other end, reset, failed; it has closed itself. Called
-        at most once, and never after `close`."""
+        """Handle the end of the stream: closed by the other end, reset, or failed.
+
+        The stream has closed itself. Called at most once, and never after `close`.
+        """
 
 
 class Stream(Protocol):
@@ -59,40 +61,51 @@ class Stream(Protocol):
 
     @property
     def identity(self) -> int | None:
-        """The server that the other end has proved to be; None where nothing is proved. Final
-        once bytes arrive."""
+        """Server that the other end has proved to be; None if the stream proves no identity.
+
+        Final once bytes arrive.
+        """
 
     def start(self, owner: StreamOwner) -> None:
-        """Begin to read; callbacks come from now on."""
+        """Begin to read and to call the owner back."""
 
     def write(self, buffers: Sequence[Buffer]) -> int:
-        """Take a prefix of the buffers and say how many bytes. If it is not everything,
-        `writable` follows. A stream that failed takes everything, and `ended` follows."""
+        """Take a prefix of the buffers and return its length in bytes.
+
+        If it is not everything, `writable` follows. A stream that failed takes everything, and
+        `ended` follows.
+        """
 
     def unsent_bytes(self) -> int:
-        """What `write` took and has not left this machine: nothing overtakes it any more."""
+        """Return the number of bytes taken that have not left; nothing overtakes them."""
 
     def limit_unsent(self, bytes_max: int) -> None:
-        """From now on `write` takes about so much beyond what has left, and no more; `writable`
-        comes when half of it has left."""
+        """Limit the bytes that `write` takes beyond those that have left to about `bytes_max`.
+
+        `writable` is called when half of them have left.
+        """
 
     def pause_reading(self) -> None:
-        """Nothing that arrives is handed over until `resume_reading`; for a turn of the loop or a
-        few. What the buffers below do not hold, the other end keeps."""
+        """Hand over no received bytes until `resume_reading`, for one or a few turns of the loop.
+
+        Bytes that do not fit in the buffers below stay at the other end.
+        """
 
     def resume_reading(self) -> None:
-        """What arrives is handed over again. Not from within `buffer_updated`."""
+        """Hand over received bytes again. Not allowed within `buffer_updated`."""
 
     def unread_bytes(self) -> int:
-        """What has arrived and was not handed over, about."""
+        """Return about how many bytes have arrived and were not handed over."""
 
     def close(self) -> None:
-        """End the stream; what `write` took is still delivered if possible. No callback follows."""
+        """Close the stream; bytes taken are still delivered if possible. No callback follows."""
 
 
 class OwnedStream(ABC):
-    """What a stream over something else keeps of its owner: who it is, and that it hears of the end
-    once, and never after `close`."""
+    """Base of a stream over something else: keeps the owner and reports the end to it.
+
+    The end is reported once, and never after `close`.
+    """
 
     __slots__ = ("_is_closed", "_owner")
 
@@ -122,8 +135,10 @@ class OwnedStream(ABC):
 
 @dataclass(frozen=True, slots=True)
 class DialFailed:
-    """No stream came of it. `refused`: the other machine answered that nobody listens there.
-    `is_reset`: somebody listened, and was gone before the connection was taken."""
+    """A dial failed. `refused`: the other machine answered that no process listens there.
+
+    `is_reset`: a process listened, and was gone before it accepted the connection.
+    """
 
     refused: bool
     cause: str
@@ -134,7 +149,7 @@ class Dial(Protocol):
     """An attempt to connect."""
 
     def cancel(self) -> None:
-        """Give up: no result follows."""
+        """Abandon the attempt: no result follows."""
 
 
 class Dialer(Protocol):
@@ -145,58 +160,66 @@ class Dialer(Protocol):
 
 
 class PeerHandler(Protocol):
-    """Who the links are for. Plain functions on the loop; a frame costs no task and no future.
+    """Callbacks of the links. Plain functions on the loop; a frame costs no task and no future.
 
     Within a callback, `send` is allowed, and `set_local` from `frame`; peers are added and removed
-    outside. `link_up` and `link_down` alternate for one server,
-    except that `link_down(refused=True)` may follow `link_down(refused=False)`. Everything known
-    about a session (leader lists, heartbeats in flight) ends with `link_down`.
+    outside. `link_up` and `link_down` alternate for one server, except that
+    `link_down(refused=True)` may follow `link_down(refused=False)`. All state of a session (leader
+    lists, heartbeats in flight) ends with `link_down`.
     """
 
     def refusal(self, hello: Hello) -> tuple[RejectReason, str] | None:
-        """Why this server may not have a link, and a text for people; None: it may. Its cluster and
-        id were checked; its directory was not."""
+        """Return why this server may not have a link, and a text for people; None if it may.
+
+        Its cluster and id were checked; its directory was not.
+        """
 
     def link_up(self, hello: Hello) -> None:
-        """A link is open. `hello.cluster_id` "" means that the peer is unborn."""
+        """Handle a new link. `hello.cluster_id` "" means that the peer is unborn."""
 
     def link_down(self, server_id: ServerId, *, refused: bool) -> None:
-        """The link is gone. `refused`: so is the process: nobody listens there any more, or the
-        peer said that it stops."""
+        """Handle the loss of a link. `refused`: the process is gone too.
+
+        That is, no process listens there any more, or the peer announced that it stops.
+        """
 
     def frame(self, server_id: ServerId, frame_type: FrameType, payload: memoryview) -> None:
-        """A frame came. `payload` may be kept, it is never overwritten. Raise RemoteError for one
-        that is malformed: the link ends. Any other exception is a fault of this server and is not
-        caught."""
+        """Handle a frame. `payload` may be kept, it is never overwritten.
+
+        Raise RemoteError for a malformed frame: the link ends. Any other exception is a fault of
+        this server and is not caught.
+        """
 
     def rejected(
         self, server_id: ServerId, reason: RejectReason, text: str, *, by_peer: bool
     ) -> None:
-        """A link was refused or ended for a stated reason; for the log. `server_id` is 0 when
-        the other end has not said who it is."""
+        """Handle, for the log, a link refused or ended for a stated reason.
+
+        `server_id` is 0 if the other end has not identified itself.
+        """
 
     def beat(self) -> None:
-        """The heartbeat interval has passed: send heartbeats. Called with or without links."""
+        """Send heartbeats: the interval has passed. Called with or without links."""
 
 
 @dataclass(slots=True)
 class LinkStatus:
-    """One peer as the links see it, for status pages and metrics."""
+    """State of the link to one peer, for status pages and metrics."""
 
     server_id: ServerId
     is_up: bool
     dialed_by_us: bool
     unsent_bytes: int
     round_trip_ns: int
-    """Of the last PING answered, -1 before the first."""
+    """Round trip of the last PING answered, -1 before the first."""
     silent_ns: int
-    """Since bytes were last known to arrive, to the heartbeat interval; goes on while the link is
-    down. Of a peer that never had one: since this server has known of it."""
+    """Time since bytes were last known to arrive, accurate to the heartbeat interval. It grows
+    while the link is down. For a peer that never had a link: since this server has known of it."""
     dial_failures: int
 
 
 class Transport(Protocol):
-    """What a server sees of its links."""
+    """A server's interface to its links."""
 
     def send(
         self,
@@ -207,21 +230,28 @@ class Transport(Protocol):
         urgent: bool = False,
         more: bool = False,
     ) -> bool:
-        """Hand over one frame; `urgent`: before entries and snapshots (`rpc.lanes`); `more`:
-        another one follows at once and is to leave with it. The buffers must not change until
-        written. False, and nothing sent: no link, an unborn one, or the bound
-        on unsent bytes is reached: report it unreachable."""
+        """Queue one frame. Return False, with nothing sent, if that is not possible.
+
+        `urgent`: before entries and snapshots (`rpc.lanes`). `more`: another frame follows at once
+        and should leave together with this one. The buffers must not change until written. False
+        means no link, an unborn one, or that the bound on unsent bytes is reached: the caller
+        reports the peer as unreachable.
+        """
 
     def confirm(self, server_id: ServerId, done: Callable[[bool], None]) -> None:
-        """Call `done` when what is known of the link is current; never from within this call. True:
-        the peer answered something that was sent now."""
+        """Call `done` when the known state of the link is current; never from within this call.
+
+        `done(True)`: the peer answered something that was sent now.
+        """
 
     def unread_ns(self) -> int:
-        """For how long more has come on some link than is handled in a turn, in ns; 0: it does not.
-        What peers have said in the meantime may not be known yet."""
+        """Return for how long, in ns, a link has had more messages than are handled in a turn.
+
+        0 if none has. Reports of peers from that time may not be known yet.
+        """
 
     def links(self) -> list[LinkStatus]:
-        """Every known peer, by server id."""
+        """Return the status of every known peer, by server id."""
 
     def close(self) -> None:
-        """Tell all peers that this server stops, and end everything. No callback follows."""
+        """Send STOPPING to all peers and close everything. No callback follows."""

@@ -1,22 +1,21 @@
-"""What a server's TLS is made of: files, contexts of `ssl` that follow them, names in certificates.
+"""TLS configuration of a server: files, `ssl` contexts that follow them, names in certificates.
 
-Files are PEM. A context is made anew when one of its files changes, and connections that begin from
-then on use it; those that are open stay. Files that do not fit together (one is replaced and its
-partner not yet) leave the context that there is. A list of revoked certificates (CRL) is one of
-them (`rpc/revocations.py`).
+Files are PEM. A context is rebuilt when one of its files changes, and new connections use it; open
+ones stay. If files do not fit together (one is replaced and its partner not yet), the existing
+context is kept. A list of revoked certificates (CRL) is one of the files (`rpc/revocations.py`).
 
 A server of the set has a certificate with exactly one URI among its alternative names that begins
 with `vdl://`:
 
     vdl://CLUSTER/server/ID     server ID of the set that its own files call CLUSTER
-    vdl://CLUSTER/admin         somebody who may use the admin plane, and is no server
+    vdl://CLUSTER/admin         a user of the admin plane that is not a server
 
 Clients of Kafka's protocol have certificates without such a name.
 
-No tickets are given out. A client of TLS 1.2 may resume its own session by id for two hours, with
-the certificate that it showed, until a file changes: another context knows none.
+No session tickets are issued. A client of TLS 1.2 may resume its own session by id for two hours,
+with the certificate that it showed, until a file changes: the new context knows no sessions.
 
-Must not know: sockets, who asks for what.
+Does not depend on sockets, or on which connections use which context.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from rpc.tls_engine import TlsEngine
 
 CLUSTER_NAME_DEFAULT = "vdl"
 ADMIN = 0
-"""The number of somebody who is no server."""
+"""Identity of an admin, which is not a server."""
 
 _IDENTITY = re.compile(r"vdl://([A-Za-z0-9._-]{1,64})/(?:server/([1-9][0-9]{0,4})|admin)")
 _SCHEME = "vdl:"
@@ -45,7 +44,7 @@ VERSIONS = tuple(_VERSIONS)
 
 
 class ClientAuth(Enum):
-    """Kafka's `ssl.client.auth`: whether clients show certificates."""
+    """Kafka's `ssl.client.auth`: use of client certificates."""
 
     NONE = "none"
     REQUESTED = "requested"
@@ -62,50 +61,50 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """The files and rules of one port, or of the connections that one server makes."""
+    """Files and rules of one port, or of the connections that one server makes."""
 
     own: KeyPair | None = None
     """None: shows no certificate. A port needs one."""
     ca: Path | None = None
-    """Certificates of those who sign what the other end shows."""
+    """Certificates of the authorities that sign the other end's certificates."""
     crl: Path | None = None
-    """Lists of certificates that they have revoked; None: nothing is asked about that."""
+    """Lists of certificates revoked by them. None: revocation is not checked."""
     client_auth: ClientAuth = ClientAuth.NONE
     others: tuple[KeyPair, ...] = ()
-    """Shown in place of `own` to clients that ask for a name in them (SNI)."""
+    """Shown in place of `own` to clients that request a name in them (SNI)."""
     version_min: str = "TLSv1.2"
     ciphers: str = ""
-    """Of TLS 1.2, in OpenSSL's words; empty: OpenSSL's choice."""
+    """Ciphers of TLS 1.2, in OpenSSL's notation. Empty: OpenSSL's choice."""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Everything that is read."""
+        """All files that are read."""
         pairs = (self.own, *self.others) if self.own is not None else self.others
         named = [path for pair in pairs for path in (pair.certificate, pair.key)]
         return (*named, *(path for path in (self.ca, self.crl) if path is not None))
 
 
 class LinkEncryption(Enum):
-    """Which links between servers are encrypted, where they may be (`tls.links`)."""
+    """Which links between servers are encrypted, if they can be (`tls.links`)."""
 
     REQUIRED = "required"
-    """All."""
+    """All links."""
     ACCEPTED = "accepted"
-    """Those that others dial so."""
+    """Inbound links if the other server encrypts them."""
     PREFERRED = "preferred"
-    """Those too that this server dials."""
+    """As ACCEPTED, and all links that this server dials."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """What one server has: its own certificate, and what its ports have in common."""
+    """TLS settings of one server: its own certificate, and what its ports have in common."""
 
     certificate: Path | None = None
     """None: nothing of this server is encrypted, unless a port has a certificate of its own."""
     key: Path | None = None
     ca: Path | None = None
     cluster: str = CLUSTER_NAME_DEFAULT
-    """What certificates of this set's servers call it."""
+    """Name of this set in the certificates of its servers."""
     version_min: str = "TLSv1.2"
     ciphers: str = ""
     links: LinkEncryption = LinkEncryption.REQUIRED
@@ -113,18 +112,18 @@ class TlsFiles:
 
     @property
     def own(self) -> KeyPair | None:
-        """The server's own certificate."""
+        """Certificate and key of the server."""
         if self.certificate is None or self.key is None:
             return None
         return KeyPair(self.certificate, self.key)
 
     @property
     def secures_links(self) -> bool:
-        """Whether links between servers and the admin plane ask for certificates."""
+        """True if links between servers and the admin plane require certificates."""
         return self.own is not None and self.ca is not None
 
     def between_servers(self) -> TlsOptions:
-        """Both ends show a certificate."""
+        """Return the options for connections on which both ends show a certificate."""
         return TlsOptions(
             own=self.own,
             ca=self.ca,
@@ -136,40 +135,44 @@ class TlsFiles:
 
 
 class TlsContext:
-    """The `ssl` context of some options, as the files stand. `load` and `is_outdated` read files:
-    in a thread, once a server runs."""
+    """The `ssl` context for some options, as of the current files.
+
+    `load` and `is_outdated` read files: call them in a thread once a server runs.
+    """
 
     def __init__(self, options: TlsOptions, *, server_side: bool) -> None:
-        """Raises TlsFailed."""
+        """Load the files. Raises TlsFailed."""
         self.options = options
         self._server_side = server_side
         self._seen = _state_of(options.files)
         self.revocations = self._revocations()
-        """None: `crl` is not asked for."""
+        """None: revocation is not checked."""
         self.current = self._make()
-        """For connections that begin now."""
+        """Context for new connections."""
 
     def new_engine(self) -> TlsEngine:
-        """Of a connection that begins now."""
+        """Return the engine of a new connection."""
         return TlsEngine(self.current, server_side=self._server_side)
 
     def ends(self) -> datetime.datetime | None:
-        """Return when the first of its certificates ends, and with it new connections; None
-        where it shows none. Raises TlsFailed. Reads files."""
+        """Return when the first of its certificates expires, and with it new connections.
+
+        None if it shows none. Raises TlsFailed. Reads files.
+        """
         options = self.options
         pairs = (options.own, *options.others) if options.own is not None else options.others
         return min((_end_of(pair.certificate) for pair in pairs), default=None)
 
     def revokes(self, certificate: bytes) -> bool:
-        """Whether a certificate (DER) has been revoked by now, of who connected before too."""
+        """Return True if a certificate (DER) is revoked, including those of open connections."""
         return self.revocations is not None and self.revocations.has(certificate)
 
     def is_outdated(self) -> bool:
-        """Whether a file is another one than when it was looked at last."""
+        """Return True if a file has been replaced since it was last looked at."""
         return _state_of(self.options.files) != self._seen
 
     def load(self) -> None:
-        """Take the files as they are; the context stays as it is when this raises TlsFailed."""
+        """Load the files; the context stays as it is if this raises TlsFailed."""
         seen = _state_of(self.options.files)
         revocations, context = self._revocations(), self._make()
         self._seen = seen
@@ -199,7 +202,7 @@ class TlsContext:
 
 
 class _Selector:
-    """Picks the certificate that a client's SNI asks for. Names nobody has get the first one."""
+    """Selects the certificate for a client's SNI. Unknown names get the first one."""
 
     def __init__(self, by_name: Mapping[str, ssl.SSLContext]) -> None:
         self._by_name = by_name
@@ -242,7 +245,7 @@ def _server_context(options: TlsOptions, pair: KeyPair) -> ssl.SSLContext:
 
 
 def _client_context(options: TlsOptions) -> ssl.SSLContext:
-    """For links: who answers is told by the server id in its certificate, not by a host name."""
+    """Create a context for links: the server id in the certificate replaces the host name."""
     context = _base(ssl.PROTOCOL_TLS_CLIENT, options)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -256,7 +259,7 @@ def _client_context(options: TlsOptions) -> ssl.SSLContext:
 
 def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
     try:
-        # A pass phrase would be asked for at the terminal.
+        # OpenSSL would ask for a pass phrase at the terminal.
         context.load_cert_chain(pair.certificate, pair.key, password=lambda: "")
     except ssl.SSLError as error:
         what = (error.reason or "it cannot be read").lower().replace("_", " ")
@@ -280,7 +283,7 @@ def _words(error: Exception) -> str:
 
 
 def _state_of(paths: Sequence[Path]) -> list[tuple[int, int, int] | None]:
-    """What tells a file from one that replaced it."""
+    """Return values that distinguish a file from one that replaced it."""
     states: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:
@@ -296,15 +299,17 @@ def _state_of(paths: Sequence[Path]) -> list[tuple[int, int, int] | None]:
 
 
 def alternative_names(certificate: Mapping[str, object], kind: str) -> list[str]:
-    """Those of one kind ("URI", "DNS") of a certificate as `ssl` describes it."""
+    """Return the names of one kind ("URI", "DNS") in a certificate as described by `ssl`."""
     names = certificate.get("subjectAltName", ())
     assert isinstance(names, tuple), names
     return [name for found, name in names if found == kind]
 
 
 def identity_in(uris: Sequence[str], cluster: str) -> int | None:
-    """The server that these alternative names say; `ADMIN` for somebody else who may use the
-    admin plane; None for anybody else, and if they say more than one thing."""
+    """Return the server named by these alternative names, or `ADMIN` for an admin.
+
+    None for any other certificate, and if the names are ambiguous.
+    """
     named = [uri for uri in uris if uri.lower().startswith(_SCHEME)]
     if len(named) != 1:
         return None
@@ -315,12 +320,12 @@ def identity_in(uris: Sequence[str], cluster: str) -> int | None:
 
 
 def identity_uri(cluster: str, server_id: int) -> str:
-    """The name that `identity_in` reads."""
+    """Return the name that `identity_in` parses."""
     return f"vdl://{cluster}/server/{server_id}" if server_id else f"vdl://{cluster}/admin"
 
 
 def _end_of(path: Path) -> datetime.datetime:
-    """When a certificate in a file ends."""
+    """Return when a certificate in a file expires. Raises TlsFailed."""
     from cryptography import x509
 
     try:
@@ -330,7 +335,7 @@ def _end_of(path: Path) -> datetime.datetime:
 
 
 def _names_of(path: Path) -> list[str]:
-    """The host names that a certificate in a file is for, in lower case."""
+    """Return the host names of a certificate in a file, in lower case. Raises TlsFailed."""
     from cryptography import x509
 
     try:

@@ -1,17 +1,17 @@
 """One TLS connection without its socket: ciphertext in and out, plaintext in and out.
 
-In the shape of h11, over OpenSSL's memory buffers: whoever owns the socket keeps its own way of
-reading and writing. Clients' connections and the links between servers use the same lines. The
-owner passes on what arrives (`received`), has `handshake` run until it says that it is done, and
-then reads and writes. After each call there may be something to send (`take_output`).
+In the style of h11, over OpenSSL's memory buffers: the owner of the socket keeps its own way of
+reading and writing. Clients' connections and the links between servers use the same code. The owner
+passes on what arrives (`received`), runs `handshake` until it returns True, and then reads and
+writes. After each call there may be something to send (`take_output`).
 
-* `handshake` is the only expensive call, a private key's signature. It may run in a thread; no
-  other call may be made meanwhile, so the owner stops reading until it returns.
-* What is written is cut into records of TLS, 16 KiB each. Small buffers are joined first, which is
-  one copy; each call into OpenSSL costs more than that.
-* Nobody renegotiates: contexts forbid it (`rpc/tls_context.py`).
+* `handshake` is the only expensive call, because of a private key's signature. It may run in a
+  thread; no other call may be made meanwhile, so the owner stops reading until it returns.
+* Plaintext is cut into TLS records of 16 KiB each. Small buffers are joined first, which is one
+  copy; each call into OpenSSL costs more than that.
+* There is no renegotiation: contexts forbid it (`rpc/tls_context.py`).
 
-Must not know: sockets, the event loop, who the other end is.
+Does not depend on sockets, the event loop, or the other end's identity.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from rpc.errors import TlsFailed
 from rpc.reader import Buffer
 
 RECORD_BYTES = 16 << 10
-"""Plaintext of one record of TLS, at most."""
+"""Most plaintext in one TLS record."""
 HANDSHAKE_BYTES_MAX = 256 << 10
-"""What may arrive before a handshake is done: a chain of certificates takes a few KiB of it."""
+"""Bytes that may arrive before a handshake is done. A chain of certificates takes a few KiB."""
 
 _CLOSED = (ssl.SSLZeroReturnError, ssl.SSLEOFError)
 
 
 class TlsEngine:
-    """See the module. Every call may raise TlsFailed; the connection is over then."""
+    """One TLS connection; see the module. TlsFailed from any call ends the connection."""
 
     __slots__ = ("_arrived", "_incoming", "_object", "_outgoing", "is_closed", "is_open")
 
@@ -49,13 +49,13 @@ class TlsEngine:
         )
         self._arrived = 0
         self.is_open = False
-        """The handshake is done."""
+        """True once the handshake is done."""
         self.is_closed = False
-        """The other end said that it sends no more."""
+        """True once the other end has announced that it sends no more."""
 
     # --- from the other end ----------------------------------------------------------------------
     def received(self, data: Buffer) -> None:
-        """Ciphertext that arrived."""
+        """Take in ciphertext that arrived."""
         if not self.is_open:
             self._arrived += len(data)
             if self._arrived > HANDSHAKE_BYTES_MAX:
@@ -63,7 +63,7 @@ class TlsEngine:
         self._incoming.write(data)
 
     def handshake(self) -> bool:
-        """Go on with the handshake as far as what arrived allows; whether it is done."""
+        """Continue the handshake with the received data. Return True once it is done."""
         try:
             self._object.do_handshake()
         except ssl.SSLWantReadError:
@@ -75,15 +75,15 @@ class TlsEngine:
 
     @property
     def has_input(self) -> bool:
-        """Whether `read_into` may find something."""
+        """True if `read_into` may return data."""
         return bool(self._incoming.pending or self._object.pending()) and not self.is_closed
 
     def read_into(self, buffer: memoryview) -> int:
-        """Put plaintext there; how many bytes, 0 until more arrives or if there will be none."""
+        """Read plaintext and return its length; 0 until more arrives, or at the end."""
         if self.is_closed:
             return 0
         try:
-            # The stub knows the call without a buffer only, which returns the bytes.
+            # The stub only knows the call without a buffer, which returns the bytes.
             count = cast("int", self._object.read(len(buffer), cast("bytearray", buffer)))
         except ssl.SSLWantReadError:
             return 0
@@ -98,7 +98,7 @@ class TlsEngine:
 
     # --- to the other end ------------------------------------------------------------------------
     def write(self, buffers: Sequence[Buffer], bytes_max: int) -> int:
-        """Encrypt a prefix of the buffers, of about `bytes_max`; how many bytes of plaintext."""
+        """Encrypt a prefix of about `bytes_max` bytes. Return the number of plaintext bytes."""
         taken = 0
         record = bytearray()
         for buffer in buffers:
@@ -132,43 +132,42 @@ class TlsEngine:
             raise TlsFailed(_reason(error)) from None
 
     def take_output(self) -> bytes:
-        """Ciphertext that is to be sent now."""
+        """Return the ciphertext to send now."""
         return self._outgoing.read()
 
     def close(self) -> bytes:
-        """Say that nothing follows, as far as that can be said; what is to be sent for it."""
+        """Announce the end of the stream if possible. Return the ciphertext to send for it."""
         if self.is_open:
             try:
                 self._object.unwrap()
             except (ssl.SSLError, OSError, ValueError):
-                pass  # it waits for the other end's word, which nobody needs
+                pass  # it waits for the other end's answer, which is not needed
         return self._outgoing.read()
 
-    # --- what was agreed -------------------------------------------------------------------------
+    # --- negotiated properties -------------------------------------------------------------------
     def peer_certificate(self) -> dict[str, object] | None:
-        """The other end's certificate as `ssl` describes it, once it was verified; None: it has
-        shown none."""
+        """Return the other end's verified certificate as described by `ssl`; None if not shown."""
         certificate = self._object.getpeercert()
         return dict(certificate) if certificate else None
 
     def peer_certificate_der(self) -> bytes:
-        """The same as its bytes (DER); empty: it has shown none."""
+        """Return the same certificate as bytes (DER); empty if none was shown."""
         return self._object.getpeercert(binary_form=True) or b""
 
     @property
     def version(self) -> str:
-        """Such as "TLSv1.3"; empty before it is agreed."""
+        """Protocol version, such as "TLSv1.3"; empty before it is negotiated."""
         return self._object.version() or ""
 
     @property
     def cipher(self) -> str:
-        """The cipher suite's name; empty before it is agreed."""
+        """Name of the cipher suite; empty before it is negotiated."""
         agreed = self._object.cipher()
         return agreed[0] if agreed else ""
 
 
 def after(buffers: Sequence[Buffer], count: int) -> Sequence[Buffer]:
-    """What is left of the buffers behind so many bytes."""
+    """Return what follows the first `count` bytes of the buffers."""
     for position, buffer in enumerate(buffers):
         if count < len(buffer):
             if not count:
@@ -179,7 +178,7 @@ def after(buffers: Sequence[Buffer], count: int) -> Sequence[Buffer]:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in OpenSSL's words, without the numbers of its source lines."""
+    """Return OpenSSL's reason for an error, without the numbers of its source lines."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:

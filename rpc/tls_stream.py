@@ -1,13 +1,13 @@
-"""TLS over any `rpc.streams.Stream`, as another one: the links above notice nothing.
+"""TLS over any `rpc.streams.Stream`, itself a `Stream`, transparent to the links above.
 
 The handshake begins with `start`; until it is done, `write` takes nothing. It runs where `Offload`
-puts it, because a signature takes up to a millisecond; what arrives meanwhile waits, bounded. Once
-it is done the other end must have shown a certificate of a server (`rpc/tls_context.py`), or the
-stream ends. `identity` is that server, and the links compare it with what HELLO says.
+puts it, because a signature takes up to a millisecond; data that arrives meanwhile waits, bounded.
+After it the other end must have shown a certificate of a server (`rpc/tls_context.py`), or the
+stream ends. `identity` is that server, and the links compare it with HELLO.
 
-Whoever keeps silent has the time that the links give a stream until its HELLO.
+A silent other end is limited by the time that the links allow until HELLO.
 
-Must not know: sockets, frames.
+Does not depend on sockets or frames.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rpc.tls_context import ADMIN, alternative_names, identity_in
 from rpc.tls_engine import HANDSHAKE_BYTES_MAX, RECORD_BYTES, after
 
 _PART_BYTES = 256 << 10
-"""What is encrypted in one go: so much may have to wait here for the stream below."""
+"""Bytes encrypted in one call; as many may have to wait here for the stream below."""
 _STAGING_BYTES = 256 << 10
 
 Offload = Callable[[Callable[[], bool], Callable[[bool | BaseException], None]], None]
-"""Run a job off the loop, then hand its result, or what it raised, to the other one on the loop."""
+"""Run a job off the loop, then pass its result, or its exception, to the callback on the loop."""
 
 
 def handshake_at_once(
     job: Callable[[], bool], done: Callable[[bool | BaseException], None]
 ) -> None:
-    """`Offload` without threads: for those who have none."""
+    """`Offload` without threads."""
     try:
         result: bool | BaseException = job()
     except TlsFailed as error:
@@ -42,7 +42,7 @@ def handshake_at_once(
 
 
 class Engine(Protocol):
-    """One connection's cryptography, as `rpc.tls_engine.TlsEngine` describes it."""
+    """Cryptography of one connection, as `rpc.tls_engine.TlsEngine` describes it."""
 
     @property
     def is_open(self) -> bool: ...
@@ -68,16 +68,16 @@ class Engine(Protocol):
 
 
 class EngineMaker(Protocol):
-    """What makes the engines of one side's connections."""
+    """Maker of the engines for one side's connections."""
 
     def new_engine(self) -> Engine: ...
 
     def revokes(self, certificate: bytes) -> bool:
-        """Whether a certificate (DER) has been revoked by now."""
+        """Return True if a certificate (DER) has been revoked by now."""
 
 
 class LinkSecurity:
-    """How the streams of one server's links are secured."""
+    """TLS settings and state for the links of one server."""
 
     def __init__(
         self,
@@ -89,9 +89,12 @@ class LinkSecurity:
         takes_plain: bool = False,
         dials_plain: bool = False,
     ) -> None:
-        """`cluster`: the name that certificates of this set's servers have. `takes_plain`: who
-        dials may do without encryption, and proves nothing then; `dials_plain`: so does this
-        server. Both are for the time in which a set goes over."""
+        """Create the settings.
+
+        `cluster` is the set's name in its servers' certificates. `takes_plain`: inbound links may
+        be unencrypted, and then prove no identity. `dials_plain`: this server dials unencrypted.
+        Both are for the time in which a set migrates.
+        """
         self.cluster = cluster
         self.accepting = accepting
         self.dialing = dialing
@@ -99,14 +102,14 @@ class LinkSecurity:
         self.takes_plain = takes_plain
         self.dials_plain = dials_plain
         self.staging = memoryview(bytearray(_STAGING_BYTES))
-        """Where ciphertext is received: it is taken before anything else is read."""
+        """Buffer for received ciphertext, which is consumed before anything else is read."""
         self.refused = 0
-        """Streams whose other end has not shown that it is a server of this set."""
+        """Number of streams whose other end has not proved to be a server of this set."""
         self.proved: set[TlsStream] = set()
-        """Those whose other end has, while they are open."""
+        """Open streams whose other end has."""
 
     def wrap(self, stream: Stream, *, dialed: bool) -> Stream:
-        """The stream with TLS over it, unless it may do without."""
+        """Return the stream with TLS over it, unless it may be unencrypted."""
         if dialed:
             return stream if self.dials_plain else TlsStream(stream, self, self.dialing)
         if self.takes_plain:
@@ -123,7 +126,7 @@ class LinkSecurity:
 
 
 class TlsStream(OwnedStream):
-    """See the module."""
+    """TLS over another stream; see the module."""
 
     __slots__ = (
         "_engine", "_held_back", "_inner", "_is_busy", "_is_paused", "_is_wanted",
@@ -133,21 +136,21 @@ class TlsStream(OwnedStream):
     def __init__(self, inner: Stream, security: LinkSecurity, maker: EngineMaker) -> None:
         super().__init__()
         self.identity: int | None = ADMIN
-        """The server at the other end. Until it is known: one that no server is."""
+        """Server at the other end. Until it is known: ADMIN, which no server has."""
         self._inner = inner
         self._security = security
         self._engine = maker.new_engine()
         self._is_busy = False
-        """The engine is in another thread's hands."""
+        """True while the engine is used by another thread."""
         self._held_back = bytearray()
-        """What arrived meanwhile."""
+        """Bytes that arrived meanwhile."""
         self._is_paused = False
         self._is_writable = True
-        """The stream below takes bytes. If not, it says when it does."""
+        """True if the stream below takes bytes. Otherwise it reports when it does."""
         self._rest = memoryview(b"")
         """Ciphertext that the stream below has not taken."""
         self._is_wanted = False
-        """`write` took less than it was offered: its caller waits for `writable`."""
+        """True if `write` took less than it was offered: its caller waits for `writable`."""
         self._part_bytes = _PART_BYTES
 
     # --- Stream ----------------------------------------------------------------------------------
@@ -176,7 +179,7 @@ class TlsStream(OwnedStream):
 
     def limit_unsent(self, bytes_max: int) -> None:
         """See `Stream.limit_unsent`."""
-        # What waits here comes on top of what the stream below holds.
+        # Ciphertext that waits here comes on top of what the stream below holds.
         self._part_bytes = max(RECORD_BYTES, min(bytes_max // 2, _PART_BYTES))
         self._inner.limit_unsent(bytes_max - self._part_bytes)
 
@@ -186,7 +189,7 @@ class TlsStream(OwnedStream):
         self._inner.pause_reading()
 
     def resume_reading(self) -> None:
-        """See `Stream.resume_reading`. What is here already comes first."""
+        """See `Stream.resume_reading`. Data already here is delivered first."""
         self._is_paused = False
         if not self._is_closed:
             self._read()
@@ -194,7 +197,7 @@ class TlsStream(OwnedStream):
             self._inner.resume_reading()
 
     def unread_bytes(self) -> int:
-        """See `Stream.unread_bytes`. What the engine holds is less than it is given at once."""
+        """See `Stream.unread_bytes`. The engine holds less than it receives at once."""
         return self._inner.unread_bytes()
 
     def close(self) -> None:
@@ -210,7 +213,7 @@ class TlsStream(OwnedStream):
         self._inner.close()
 
     def drop_if_revoked(self) -> bool:
-        """End, if the other end's certificate has been revoked by now; whether it has."""
+        """End the stream if the other end's certificate has been revoked. Return True if so."""
         is_revoked = self._security.accepting.revokes(self._engine.peer_certificate_der())
         if is_revoked:
             self._refuse("TLS: the certificate was revoked")
@@ -259,7 +262,7 @@ class TlsStream(OwnedStream):
         self._end(cause)
 
     def _go_on(self) -> None:
-        """With the handshake, or reading what arrived."""
+        """Continue the handshake, or read what arrived."""
         if self._engine.is_open:
             self._read()
         else:
@@ -267,7 +270,7 @@ class TlsStream(OwnedStream):
             self._security.offload(self._step, self._stepped)
 
     def _step(self) -> bool:
-        """Perhaps in a thread. Nothing is computed for a stream that is gone."""
+        """Run the handshake, possibly in a thread. Computes nothing for a closed stream."""
         return not self._is_closed and self._engine.handshake()
 
     def _stepped(self, result: bool | BaseException) -> None:
@@ -276,7 +279,7 @@ class TlsStream(OwnedStream):
             return
         self._send(self._engine.take_output())
         if isinstance(result, BaseException):
-            # Whatever a stranger's bytes did to a library: it costs the stranger's stream.
+            # Whatever a stranger's bytes cause in a library only costs the stranger's stream.
             told = str(result) if isinstance(result, TlsFailed) else type(result).__name__
             self._refuse(f"TLS: {told}")
             return
@@ -296,7 +299,7 @@ class TlsStream(OwnedStream):
         if held_back:
             self._received(held_back)
         elif result:
-            self._read()  # it may have come with the end of the handshake
+            self._read()  # data may have come with the end of the handshake
 
     def _read(self) -> None:
         owner = self._owner
@@ -317,7 +320,7 @@ class TlsStream(OwnedStream):
                 self._end("closed by the peer")
 
     def _send(self, data: Buffer) -> None:
-        """Ciphertext to the stream below; what it does not take is kept."""
+        """Send ciphertext to the stream below; keep what it does not take."""
         view = memoryview(data)
         if not view or self._is_closed:
             return

@@ -1,15 +1,15 @@
-"""Real sockets under the link logic: the peer port, dialling, non-blocking reads and gather writes.
+"""TCP transport of the links: the peer port, dialling, non-blocking reads and gather writes.
 
 Sockets are driven by the loop's `add_reader` and `add_writer` directly. asyncio's own transports
 are not used because they join gather lists before writing (`writelines` on Python 3.11 copies every
-payload); here a payload goes from the cache chunk to the kernel by `sendmsg`, and from the kernel
-into the bytearray it stays in by `recv_into`.
+payload). Here `sendmsg` passes a payload from the cache chunk to the kernel, and `recv_into` from
+the kernel into the bytearray in which it stays.
 
-No tasks, no futures, no coroutines: everything is a callback on the loop. An exception that leaves
-a callback of the host goes to the loop's exception handler, which a server makes fatal.
+No tasks, no futures, no coroutines: everything is a callback on the loop. An exception raised by a
+callback of the host goes to the loop's exception handler, which a server makes fatal.
 
-Sizes: reads take at most `_READ_BYTES_PER_TURN` from one link before others get their turn. What
-the kernel does not take stays in the link's engine, which bounds it.
+Sizes: one link reads at most `_READ_BYTES_PER_TURN` before others get their turn. Bytes that the
+kernel does not take stay in the link's engine, which bounds them.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from rpc.tls_stream import LinkSecurity
 
 _READ_BYTES_PER_TURN = 1 << 20
 _BACKLOG = 128
-_SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes that were written and not yet sent even once
+_SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes written to the socket and not sent even once
 _INT = struct.Struct("i")
 _NO_INT = bytes(_INT.size)
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 _ACCEPTS_PER_TURN = 32
 _REPEAT_NS = 10_000_000_000
-# Nothing is lost when the kernel has no descriptor or memory for a stream: its peer dials again.
+# No stream is lost when the kernel has no descriptor or memory for one: the peer dials again.
 _ACCEPT_PAUSE_S = 0.1
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
 class LoopClock:
-    """`rpc.streams.Clock` over an asyncio loop."""
+    """`rpc.streams.Clock` of an asyncio loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -73,7 +73,7 @@ class SocketStream(OwnedStream):
     """A connected non-blocking TCP socket as a `rpc.streams.Stream`."""
 
     identity: int | None = None
-    """TCP proves nothing."""
+    """None: TCP proves no identity."""
 
     __slots__ = (
         "_fd", "_is_paused", "_is_writing", "_loop", "_socket", "_unsent_bytes_max",
@@ -86,7 +86,7 @@ class SocketStream(OwnedStream):
         self._socket = connected
         self._fd = connected.fileno()
         self._is_paused = False
-        self._is_writing = False  # the loop tells us when the socket takes bytes again
+        self._is_writing = False  # the loop reports when the socket takes bytes again
         self._unsent_bytes_max = 0
 
     def start(self, owner: StreamOwner) -> None:
@@ -102,7 +102,7 @@ class SocketStream(OwnedStream):
         except BlockingIOError:
             written = 0
         except OSError as error:
-            # Told later, so that nobody is called back out of a `write`.
+            # Reported later, so that no callback runs inside a `write`.
             self._loop.call_soon(self._end, _cause(error))
             return sum(map(len, buffers))
         offered = sum(map(len, buffers))
@@ -112,21 +112,28 @@ class SocketStream(OwnedStream):
         return written
 
     def unsent_bytes(self) -> int:
-        """See `Stream.unsent_bytes`: what TCP has not sent yet. What is on its way and not
-        acknowledged is not counted: congestion control bounds it."""
+        """See `Stream.unsent_bytes`. Bytes that TCP has not sent yet.
+
+        Bytes in flight and not acknowledged are not counted: congestion control bounds them.
+        """
         return self._queued_bytes(_SIOCOUTQNSD)
 
     def limit_unsent(self, bytes_max: int) -> None:
-        """See `Stream.limit_unsent`. The kernel keeps to it: it takes less than it is offered, and
-        tells when half has been sent."""
+        """See `Stream.limit_unsent`. Enforced by the kernel.
+
+        It takes less than it is offered, and reports the socket as writable when half is sent.
+        """
         if self._is_closed or bytes_max == self._unsent_bytes_max:
             return
         self._unsent_bytes_max = bytes_max
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, bytes_max)
 
     def pause_reading(self) -> None:
-        """See `Stream.pause_reading`. The loop goes on telling that there is something to read: to
-        be told no more and then again costs more than to pass it over for a turn."""
+        """See `Stream.pause_reading`.
+
+        The reader stays registered with the loop: ignoring its calls for a turn is cheaper than
+        removing and adding it.
+        """
         self._is_paused = True
 
     def resume_reading(self) -> None:
@@ -138,7 +145,7 @@ class SocketStream(OwnedStream):
         return self._queued_bytes(termios.FIONREAD)
 
     def _queued_bytes(self, request: int) -> int:
-        """What the kernel holds of this socket's, in one of its two queues."""
+        """Return the bytes the kernel holds for this socket in one of its two queues."""
         if self._is_closed:
             return 0
         queued: int = _INT.unpack(fcntl.ioctl(self._fd, request, _NO_INT))[0]
@@ -182,8 +189,11 @@ class SocketStream(OwnedStream):
 
 
 class SocketDialer:
-    """`rpc.streams.Dialer` over TCP. The addresses of a name are tried in turn; one that does
-    not answer at all comes last in later attempts."""
+    """`rpc.streams.Dialer` over TCP.
+
+    The addresses of a name are tried in turn. One that does not answer at all comes last in later
+    attempts.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -217,9 +227,9 @@ class SocketDial:
         self._socket: socket.socket | None = None
         self._fd = -1  # registered with the loop, else -1
         self._candidates: list[Candidate] = []
-        self._tried: Candidate | None = None  # the last that was taken from them
-        self._all_refused = True  # of those tried so far
-        self._is_reset = False  # any of those
+        self._tried: Candidate | None = None  # the last one taken from them
+        self._all_refused = True  # all of those tried so far
+        self._is_reset = False  # at least one of those
         self._is_over = False
         known = numeric(address)
         if known is not None:
@@ -245,12 +255,12 @@ class SocketDial:
             self._try_next("")
 
     def _try_next(self, cause: str) -> None:
-        """Connect to the next candidate; `cause` is why the one before failed."""
+        """Connect to the next candidate. `cause` is why the one before failed."""
         if self._is_over:
             return
         if not self._candidates:
-            # Only when every address of the name refuses is the process known to be gone. They may
-            # be those of the lookup before: where the peer was dialled last.
+            # Only if every address of the name refuses is the process known to be gone. They may
+            # be from the previous lookup: where the peer was dialled last.
             self._finish(DialFailed(self._all_refused, cause, self._is_reset))
             return
         self._tried = family, target = self._candidates.pop(0)
@@ -285,7 +295,7 @@ class SocketDial:
             self._failed(error)
             return
         if is_self:
-            # A port of the ephemeral range that nobody listens on can be connected to itself (TCP
+            # A port of the ephemeral range without a listener can be connected to itself (TCP
             # simultaneous open), and would then be taken from the server that should have it.
             # Lingering for 0 s frees it at once.
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
@@ -317,7 +327,7 @@ class SocketDial:
 
 
 def listening_socket(address: Address, backlog: int) -> socket.socket:
-    """Bound, listening and not blocking; `backlog` streams may wait. Raises OSError."""
+    """Return a bound, listening, non-blocking socket with this backlog. Raises OSError."""
     found = resolve(address)
     if isinstance(found, str):
         raise OSError(f"cannot listen on {address[0]}:{address[1]}: {found}")
@@ -336,7 +346,7 @@ def listening_socket(address: Address, backlog: int) -> socket.socket:
 
 
 class SocketListener:
-    """The peer port: hands every inbound stream to `on_stream`."""
+    """Listener of the peer port. Passes every inbound stream to `on_stream`."""
 
     def __init__(
         self,
@@ -344,8 +354,10 @@ class SocketListener:
         address: Address,
         on_stream: Callable[[Stream, str], None],
     ) -> None:
-        """Bind and listen; `start` accepts. `on_stream`: told each stream, and the address it is
-        from. Raises OSError."""
+        """Bind and listen; `start` accepts. `on_stream` is called with each stream and its address.
+
+        Raises OSError.
+        """
         self._loop = loop
         self._on_stream = on_stream
         self._resume: asyncio.TimerHandle | None = None
@@ -355,7 +367,7 @@ class SocketListener:
 
     @property
     def port(self) -> int:
-        """The port bound, also when the address said 0."""
+        """Bound port, also if the address named port 0."""
         return int(self._socket.getsockname()[1])
 
     def start(self) -> None:
@@ -364,7 +376,7 @@ class SocketListener:
         self._loop.add_reader(self._fd, self._acceptable)
 
     def close(self) -> None:
-        """Stop listening; who dials now is refused."""
+        """Stop listening; further dials are refused."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -382,7 +394,7 @@ class SocketListener:
             except OSError as error:
                 if error.errno not in _OUT_OF_RESOURCES:
                     continue  # an error of the stream that was about to be accepted: accept(2)
-                # The stream stays in the backlog; asking again at once would spin.
+                # The stream stays in the backlog. An immediate retry would spin.
                 self._loop.remove_reader(self._fd)
                 self._resume = self._loop.call_later(_ACCEPT_PAUSE_S, self.start)
                 return
@@ -391,9 +403,12 @@ class SocketListener:
 
 
 class DialTroubles:
-    """Which failed dials are news: a peer that is gone is dialled every second, for as long as it
-    is away. A peer's first failure is told, another cause than the one told is, and the same one
-    only if no dial failed for a while. Never two of one peer within `_REPEAT_NS`."""
+    """Filter of failed dials for the log: a peer that is down is dialled every second.
+
+    Reported are a peer's first failure, a failure with another cause than the last reported one,
+    and the same cause only if no dial failed for a while. Reports about one peer are at least
+    `_REPEAT_NS` apart.
+    """
 
     def __init__(
         self, resolver: Resolver, clock: Clock, tell: Callable[[ServerId, Address, str], None]
@@ -401,13 +416,13 @@ class DialTroubles:
         self._resolver = resolver
         self._clock = clock
         self._tell = tell
-        # By server id: the cause told, when, and when a dial failed last. Only those that `Links`
-        # dials are in it.
+        # By server id: the reported cause, its time, and the time of the last failed dial. Contains
+        # only servers that `Links` dials.
         self._told: dict[int, tuple[str, int, int]] = {}
 
     def dial_failed(self, server_id: ServerId, address: Address, cause: str) -> None:
-        """A dial failed, which may be no news."""
-        # An attempt that times out while its name is looked up knows nothing of that.
+        """Handle a failed dial, and report it if it is new."""
+        # An attempt that times out during its name lookup does not know of the lookup's error.
         cause = self._resolver.trouble(address[0]) or cause
         now_ns = self._clock.now_ns()
         known = self._told.get(server_id)
@@ -422,7 +437,7 @@ class DialTroubles:
 
 
 class SocketTransport(Links):
-    """`Links` over TCP, with its listener. Made and used on the loop's thread."""
+    """`Links` over TCP, with a listener. Created and used on the loop's thread."""
 
     def __init__(
         self,
@@ -437,10 +452,11 @@ class SocketTransport(Links):
         on_trouble: Callable[[ServerId, Address, str], None] | None = None,
         security: LinkSecurity | None = None,
     ) -> None:
-        """Listens at once (raises OSError if it cannot); dials what `set_peer` names.
+        """Listen at once, and dial the servers named by `set_peer`. Raises OSError.
 
-        `on_trouble`: told why a server, by its id, cannot be dialled at its address, when it is
-        news; see `DialTroubles`."""
+        `on_trouble` is called with server id, address and cause if a server cannot be dialled;
+        repetitions are filtered, see `DialTroubles`.
+        """
         dialer = SocketDialer(loop)
         clock = clock or LoopClock(loop)
         dial_failed = None
@@ -452,11 +468,11 @@ class SocketTransport(Links):
 
     @property
     def port(self) -> int:
-        """The port listened on."""
+        """Port listened on."""
         return self._listener.port
 
     def close(self) -> None:
-        # First the port, so that a peer that is told STOPPING finds nobody when it dials again.
+        # Close the port first, so that a peer that receives STOPPING is refused if it dials again.
         self._listener.close()
         super().close()
 
