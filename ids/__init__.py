@@ -1,14 +1,14 @@
-"""The ids and positions that every package speaks of, each a type of its own.
+"""Ids and positions used by every package, each a type of its own.
 
 To a type checker they are different kinds of int, so that a term is not taken for an index, nor a
-log for a group. At run time they *are* int: nothing is wrapped, and naming one costs nothing. They
-are made where they come in: decoders (what `struct` unpacks needs no call), configuration, and the
-few places that count them on. `Index(n)` there is `int(n)`.
+log for a group. At run time they *are* int: nothing is wrapped, and conversion costs nothing. They
+are created where values enter: in decoders (the result of `struct` needs no call), configuration,
+and the few places that increment them. `Index(n)` is `int(n)` at run time.
 
 *Index* is Raft's log index (first entry: 1), *offset* is Kafka's record offset (first record: 0).
 Index 0 means "before the log", term 0 "before any election".
 
-Must not know: anything.
+Does not depend on any other package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NewType, Self
 
 if TYPE_CHECKING:
-    # Counted on with plain numbers, they stay what they are.
+    # Arithmetic with plain numbers keeps the type.
 
     class _Position(int):
         def __add__(self, other: int, /) -> Self: ...
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
         def __floordiv__(self, other: int, /) -> Self: ...
 
     class Term(_Position):
-        """A Raft term. It is the Kafka leader epoch of a partition."""
+        """A Raft term, which is also the Kafka leader epoch of a partition."""
 
     class Index(_Position):
-        """A position in a Raft log."""
+        """Position in a Raft log."""
 
     class Offset(_Position):
-        """A position of a record in a partition, as Kafka's clients count them."""
+        """Position of a record in a partition, as counted by Kafka's clients."""
 
     def indexes(start: Index, end: Index, /) -> Sequence[Index]:
-        """Those in [start, end)."""
+        """Return the indexes in [start, end)."""
 
     GroupId = NewType("GroupId", int)
     ServerId = NewType("ServerId", int)
     ReplicaNumber = NewType("ReplicaNumber", int)
 
     class NodeId(int):
-        """A replica, as Raft names it: its server's id, and below that its number there."""
+        """A replica's id in Raft: its server's id, and in the lower bits its number there."""
 
         def __rshift__(self, bits: int, /) -> ServerId: ...
 
@@ -54,22 +54,22 @@ else:
     DirectoryId = bytes
 
 NO_INDEX: Final = Index(0)
-"""Before the log."""
+"""Index before the log."""
 
 NO_TERM: Final = Term(0)
-"""Before any election."""
+"""Term before any election."""
 
 TERM_MAX: Final = Term((1 << 31) - 1)
-"""No term is above it: a leader epoch has four bytes and a sign in Kafka's batches and requests."""
+"""Highest term: a leader epoch is a signed 32-bit integer in Kafka's batches and requests."""
 
 NO_OFFSET: Final = Offset(-1)
-"""None is known, or there is none."""
+"""No offset, or none known."""
 
 NO_SERVER: Final = ServerId(0)
-"""None is known."""
+"""No server is known."""
 
 NO_REPLICA: Final = ReplicaNumber(0)
-"""A server has none."""
+"""The server has no replica."""
 
 NO_LEADER: Final = ServerId(-1), Term(-1)
-"""Nobody leads, as far as is known, and no term is."""
+"""No leader is known, and no term."""
