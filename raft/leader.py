@@ -1,7 +1,7 @@
 """The leader: appends, replicates, commits, and confirms its leadership (§5.3, §5.4.2, §8).
 
 Replication is pipelined: entries are sent ahead of acknowledgements (thesis §10.2.1). Each member's
-`Progress` says what to send next and whether anything may be sent. An acknowledgement updates it,
+`Progress` holds what to send next and if it may be sent. An acknowledgement updates it,
 may commit entries, and sends what has become possible. The leader's own log is one of the replicas:
 its acknowledgement arrives when its own disk has the entry.
 
