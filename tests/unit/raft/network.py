@@ -1,9 +1,9 @@
-"""A few nodes, a pool of messages between them, and hosts as small as they can be.
+"""Test harness: a few nodes, a pool of messages between them, and minimal hosts.
 
-`Host` drives one node on a `MemoryStorage` that holds exactly what was made durable: in
-asynchronous mode writes wait in a list until somebody completes them, and a crash loses them.
-`Network` carries messages; a test delivers, drops, repeats or reorders them, or lets everything
-`settle`.
+`Host` drives one node on a `MemoryStorage` that holds exactly what was made durable. In
+asynchronous mode writes wait in a list until they are completed explicitly, and a crash loses
+them. `Network` carries messages; a test delivers, drops, repeats or reorders them, or lets
+everything `settle`.
 
 Every event is followed by the invariants' `observe`.
 """
@@ -40,7 +40,7 @@ FIRST_INDEX = 2
 
 
 class Host:
-    """One node and what surrounds it."""
+    """One node with its storage and applier."""
 
     def __init__(self, config: Config, storage: MemoryStorage) -> None:
         self.config = config
@@ -49,16 +49,16 @@ class Host:
         self.append_work: list[MsgStorageAppend] = []
         self.apply_work: list[MsgStorageApply] = []
         self.to_self: list[Message] = []
-        """Storage's answers, in order; never lost, never overtaking each other."""
+        """Answers of the storage, in order. They are never lost or reordered."""
         self.applied: list[Entry] = []
         self.conf_states: dict[Index, ConfState] = {}
         self.read_states: list[ReadState] = []
         self.readys: list[Ready] = []
         self.reads_held: list[ColdRead] | None = None
-        """A list: reads are put there, for the test to answer."""
+        """If a list, reads are appended to it for the test to answer."""
 
     def take_ready(self) -> list[Message]:
-        """Take a Ready; returns what goes to others."""
+        """Take a Ready and return the messages to others."""
         ready = self.node.ready()
         self.readys.append(ready)
         self.read_states += ready.read_states
@@ -88,14 +88,14 @@ class Host:
         self.node.entries_ready(want.peer, entries)
 
     def complete_append(self) -> None:
-        """The oldest write becomes durable."""
+        """Complete the oldest write: it becomes durable."""
         work = self.append_work.pop(0)
         hard_state = HardState(work.term, work.vote, work.commit)
         self._write(hard_state if work.term else None, work.entries, work.snapshot)
         self.to_self += work.responses
 
     def complete_apply(self) -> None:
-        """The oldest application is done."""
+        """Complete the oldest application."""
         work = self.apply_work.pop(0)
         self._apply(work.entries)
         self.to_self += work.responses
@@ -117,7 +117,7 @@ class Host:
             self.applied.append(entry)
 
     def conf_state_at(self, index: Index) -> ConfState:
-        """Membership after applying `index`."""
+        """Return the membership after applying `index`."""
         known = [at for at in self.conf_states if at <= index]
         if known:
             return self.conf_states[max(known)]
@@ -130,7 +130,7 @@ class Host:
 
 
 class Network:
-    """The hosts of one group and the messages under way."""
+    """The hosts of one group and the messages in flight."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Network:
         learners: int = 0,
         seed: int = 0,
         start: Snapshot | None = None,
-        **settings: Any,  # Config's fields, as a test likes
+        **settings: Any,  # fields of Config
     ) -> None:
         self.rng = Random(seed)
         self.settings: dict[str, Any] = {
@@ -157,14 +157,14 @@ class Network:
         self.messages: list[Message] = []
         self.invariants = ClusterInvariants()
         self.cut: Callable[[Message], bool] = lambda _: False
-        """Which messages are lost on their way."""
+        """Return True for a message that is lost."""
         self.reports_snapshots = True
-        """Whether hosts tell their leaders what became of a snapshot."""
+        """True if hosts report the outcome of a snapshot to their leaders."""
         for node in ids:
             self.add(node, self.start)
 
     def add(self, node: NodeId, snapshot: Snapshot | None = None) -> Host:
-        """A new server; without a snapshot it knows nothing."""
+        """Add a server; without a snapshot its log is empty."""
         storage = MemoryStorage(snapshot)
         host = self.hosts[node] = Host(self._config(node, storage), storage)
         self.invariants.observe(host.node)
@@ -180,7 +180,7 @@ class Network:
         )
 
     def crash(self, node: NodeId) -> None:
-        """Lose everything that is not durable, and come back."""
+        """Lose everything that is not durable, and restart."""
         storage = self.hosts[node].storage
         durable, _ = storage.initial_state()
         host = Host(self._config(node, storage), storage)
@@ -188,24 +188,24 @@ class Network:
         self.invariants.restarted(host.node, durable)
 
     def node(self, node: NodeId) -> RawNode:
-        """A node by id."""
+        """Return a node by id."""
         return self.hosts[node].node
 
     @property
     def leader(self) -> RawNode:
-        """The one leader of the highest term."""
+        """Return the one leader of the highest term."""
         leaders = [host.node for host in self.hosts.values() if host.node.is_leader]
         return max(leaders, key=lambda node: node.term)
 
     def isolate(self, *nodes: NodeId) -> None:
-        """Cut nodes off from everybody."""
+        """Cut nodes off from all others."""
         self.cut = lambda message: message.to in nodes or message.from_ in nodes
 
     def heal(self) -> None:
-        """Cut nothing."""
+        """Remove all cuts."""
         self.cut = lambda _: False
 
-    # --- Moving --------------------------------------------------------------------------------
+    # --- Progress ------------------------------------------------------------------------------
 
     def step(self, message: Message) -> None:
         """Deliver one message."""
@@ -229,17 +229,17 @@ class Network:
             sender.report_snapshot(message.to, not lost)
 
     def collect(self, node: NodeId) -> None:
-        """Take a node's Ready, its messages into the pool."""
+        """Take a node's Ready and put its messages into the pool."""
         host = self.hosts[node]
         self.messages += host.take_ready()
         self.invariants.observe(host.node)
 
     def tell_commit(self, node: NodeId) -> None:
-        """Have a node send what it puts apart (`commit_apart`), into the pool."""
+        """Put the MsgCommits that a node sends separately (`commit_apart`) into the pool."""
         self.messages += self.node(node).tell_commit()
 
     def storage_step(self, node: NodeId) -> bool:
-        """Complete a node's storage work and deliver the answers. Returns whether any was."""
+        """Complete a node's storage work and deliver the answers. Return True if there was any."""
         host = self.hosts[node]
         moved = False
         if host.append_work:
@@ -251,7 +251,7 @@ class Network:
         return self.deliver_to_self(node) or moved
 
     def deliver_to_self(self, node: NodeId) -> bool:
-        """Deliver storage's answers: to the node itself at once, to others into the pool."""
+        """Deliver the storage's answers: to the node itself at once, to others through the pool."""
         host = self.hosts[node]
         answers, host.to_self = host.to_self, []
         for message in answers:
@@ -262,7 +262,7 @@ class Network:
         return bool(answers)
 
     def settle(self, *nodes: NodeId) -> None:
-        """Let some nodes, or all, work until nothing moves."""
+        """Run some nodes, or all, until nothing more happens."""
         chosen = nodes or tuple(self.hosts)
         moved = True
         rounds = 0
@@ -288,20 +288,20 @@ class Network:
                 moved |= self.storage_step(node)
 
     def elect(self, node: NodeId) -> RawNode:
-        """Make a node leader, everything delivered."""
+        """Make a node leader and deliver all messages."""
         self.node(node).campaign()
         self.settle()
         assert self.node(node).is_leader, f"{node} was not elected"
         return self.node(node)
 
     def tick(self, node: NodeId, ticks: int = 1) -> None:
-        """Let time pass for one node, tick by tick."""
+        """Advance time for one node, tick by tick."""
         for _ in range(ticks):
             self.node(node).tick()
             self.invariants.observe(self.node(node))
 
     def propose(self, *payloads: bytes, records: int = 1) -> list[Entry]:
-        """Propose at the leader; returns the entries."""
+        """Propose at the leader and return the entries."""
         entries = [Entry(data=payload, records=records) for payload in payloads]
         self.leader.propose(entries)
         return entries

@@ -1,4 +1,4 @@
-"""What a faulty peer may say ends no replica: it is refused, and the log stays as it is."""
+"""Contradictory messages of a faulty peer are refused, and the log stays as it is."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def entry(index: int, term: int, *, base_offset: int | None = None) -> Entry:
 
 
 def follower() -> RawNode:
-    """Of 2 in term 3: entries 2 (committed) and 3 of term 2, 4 of term 3."""
+    """Return follower 2 in term 3: entries 2 (committed) and 3 of term 2, 4 of term 3."""
     storage = MemoryStorage(Snapshot(index=1, term=1, conf_state=CONF))
     node = RawNode(
         Config(
@@ -120,8 +120,7 @@ def test_message_that_cannot_be_is_refused_as_a_whole(message: Message) -> None:
 
 
 def test_entry_that_is_committed_is_not_replaced() -> None:
-    """Two that both say they lead, or one whose log is another: nobody can tell here who is
-    right."""
+    """Two replicas may both claim to lead, or one's log may differ: this replica cannot decide."""
     log = RaftLog(MemoryStorage(), applying_bytes_max=NO_LIMIT)
     log.append([Entry(1, 1, records=1), Entry(1, 2, base_offset=1, records=1)])
     log.commit_to(2)
@@ -141,8 +140,10 @@ def test_entry_that_is_committed_is_not_replaced() -> None:
     ids=str,
 )
 def test_leader_whose_log_is_another_one_is_not_acknowledged(message: Message, index: int) -> None:
-    """Where entries are committed here it has others: it would count this log for its own (§5.3).
-    What is missing there is told."""
+    """Its log differs where entries are committed here: it would count this log as a copy (§5.3).
+
+    The error states which entries are committed here.
+    """
     node = follower()
     node.step(MsgCommit(1, 2, 3, 4))
     with pytest.raises(Diverged, match=f"entries from {index} to 4 are here") as raised:
@@ -192,8 +193,10 @@ FURTHER: list[Callable[[int], Message]] = [
 def test_term_that_nobody_can_have_reached_is_not_entered(
     make: Callable[[int], Message], node: Callable[[], RawNode]
 ) -> None:
-    """Terms are stored in four bytes, and Kafka's leader epochs have a sign: a group that has used
-    them up elects nobody any more."""
+    """Terms are stored in four bytes, and Kafka's leader epochs are signed.
+
+    A group that has used them up cannot elect a leader any more.
+    """
     one = node()
     before = shape(one)
     for term in (one.term + TERM_LEAP_MAX + 1, TERM_MAX, TERM_MAX + 1, 1 << 32, (1 << 64) - 1):
@@ -222,8 +225,11 @@ OF_A_TERM: list[Message] = [
 @pytest.mark.parametrize("message", OF_A_TERM, ids=lambda message: type(message).__name__)
 @pytest.mark.parametrize("make", [follower, candidate, leader])
 def test_message_of_no_term_is_refused(make: Callable[[], RawNode], message: Message) -> None:
-    """Requests that are passed on have none; votes and acknowledgements without one would count in
-    any, and a leader without one lead it."""
+    """Forwarded requests have no term.
+
+    Votes and acknowledgements without one would count in any term, and a leader without one would
+    lead any term.
+    """
     node = make()
     before, votes = shape(node), node.raft.ballots
     with pytest.raises(Contradiction):
@@ -244,8 +250,7 @@ def test_nobody_campaigns_beyond_the_last_term() -> None:
 
 
 def test_replica_that_lacks_what_is_committed_has_no_part_in_elections_until_it_has_it() -> None:
-    """It has perhaps acknowledged it, and lost it: with its vote somebody could lead who never had
-    it."""
+    """It may have acknowledged and lost the entries: its vote could elect a leader without them."""
     node = follower()
     with pytest.raises(Contradiction):
         node.step(MsgHeartbeat(1, 2, 3, 6))

@@ -32,7 +32,7 @@ FOLLOWER, PRE_CANDIDATE, CANDIDATE, LEADER = StateType
 
 
 def sent(network: Network, node: int) -> list[Message]:
-    """What a node sends in its next Ready."""
+    """Return the messages in a node's next Ready."""
     return network.hosts[node].take_ready()
 
 
@@ -51,7 +51,7 @@ def test_message_with_higher_term_is_taken_over() -> None:
 
 @pytest.mark.parametrize("role", ["candidate", "leader"])
 def test_candidate_or_leader_that_sees_a_higher_term_becomes_follower(role: str) -> None:
-    """§5.1: if one's term is out of date, one reverts to follower at once."""
+    """§5.1: a server whose term is out of date reverts to follower at once."""
     network = Network()
     network.node(1).campaign()
     if role == "leader":
@@ -125,7 +125,7 @@ def test_candidate_with_votes_of_a_majority_leads(
 
 
 def test_candidate_refused_by_a_majority_becomes_follower() -> None:
-    """§5.2: a lost election ends the candidacy, the term stays."""
+    """§5.2: a lost election ends the candidacy; the term stays."""
     network = Network()
     network.node(1).campaign()
     network.step(MsgVoteResp(1, 2, 1, reject=True))
@@ -135,7 +135,7 @@ def test_candidate_refused_by_a_majority_becomes_follower() -> None:
 
 
 def test_vote_counted_twice_is_one_vote() -> None:
-    """§5.2: a repeated message gives no second vote."""
+    """§5.2: a repeated message is not a second vote."""
     network = Network(5)
     network.node(1).campaign()
     sent(network, 1)
@@ -145,7 +145,7 @@ def test_vote_counted_twice_is_one_vote() -> None:
 
 
 def test_candidates_own_vote_counts_only_once_durable() -> None:
-    """Figure 2: votedFor is on stable storage before anybody, oneself included, relies on it."""
+    """Figure 2: votedFor is durable before any server, the voter included, relies on it."""
     network = Network(async_storage_writes=True)
     network.node(1).campaign()
     network.collect(1)
@@ -166,7 +166,7 @@ def test_voter_votes_for_one_candidate_a_term() -> None:
 
 
 def test_voter_keeps_its_vote_when_it_steps_down_in_the_same_term() -> None:
-    """§5.2: giving up a candidacy frees no vote; else one term could elect two leaders."""
+    """§5.2: the end of a candidacy frees no vote; otherwise one term could elect two leaders."""
     network = Network()
     network.node(1).campaign()
     network.step(MsgApp(1, 2, 1, 1, 1, [], 1))
@@ -191,7 +191,7 @@ def test_vote_survives_a_crash() -> None:
 def test_voter_refuses_a_candidate_whose_log_is_behind(
     log_term: int, index: int, granted: bool
 ) -> None:
-    """§5.4.1: the later term, in the same term the longer log, is more up to date."""
+    """§5.4.1: the later term, and in the same term the longer log, is more up to date."""
     network = Network()
     network.step(MsgApp(2, 1, 2, 1, 1, [Entry(2, 2)], 1))
     sent(network, 2)
@@ -219,7 +219,7 @@ def test_new_leader_appends_an_empty_entry_of_its_term() -> None:
 
 
 def test_learner_does_not_campaign_but_votes() -> None:
-    """Thesis §4.2.1: non-voting members; a candidate may know better who votes."""
+    """Thesis §4.2.1: non-voting members. They vote, as a candidate may know a newer membership."""
     network = Network(2, learners=1)
     network.node(3).campaign()
     assert network.node(3).state is FOLLOWER
@@ -228,7 +228,7 @@ def test_learner_does_not_campaign_but_votes() -> None:
 
 
 def test_node_with_unapplied_membership_change_does_not_campaign() -> None:
-    """§6: with membership in effect at apply, an unapplied change means not knowing the voters."""
+    """§6: membership takes effect at apply, so an unapplied change means unknown voters."""
     network = Network(async_storage_writes=True)
     leader = network.elect(1)
     leader.propose_conf_change(ConfChange((ConfChangeSingle(ConfChangeType.ADD_NODE, 4),)))
@@ -251,8 +251,10 @@ def test_node_with_unapplied_membership_change_does_not_campaign() -> None:
 
 
 def test_earlier_of_two_membership_changes_is_applied_before_a_campaign() -> None:
-    """Thesis §4.1: the later one proves it committed, also where a crash lost the commit index.
-    With members two changes old, 1 and 2 would be a majority, while 3, 4 and 5 are one too."""
+    """Thesis §4.1: the later one proves it committed, even if a crash lost the commit index.
+
+    With members two changes old, 1 and 2 would be a majority, while 3, 4 and 5 are one too.
+    """
     network = Network(async_storage_writes=True)
     changes = [
         Entry(1, 2, EntryKind.NOOP),
@@ -290,7 +292,7 @@ def test_earlier_of_two_membership_changes_is_applied_before_a_campaign() -> Non
 
 
 def test_single_uncommitted_membership_change_is_no_reason_to_wait() -> None:
-    """Whether it is committed nobody knows but who commits it: this candidate, perhaps."""
+    """Only the replica that commits it can know if it is committed: possibly this candidate."""
     network = Network()
     change = ConfChange((ConfChangeSingle(ConfChangeType.ADD_NODE, 4),))
     entry = Entry(1, 2, EntryKind.CONF_CHANGE_V2, encode_conf_change(change))
@@ -305,7 +307,7 @@ def test_single_uncommitted_membership_change_is_no_reason_to_wait() -> None:
 
 
 def test_pre_candidate_keeps_term_and_vote() -> None:
-    """Thesis §9.6: asking does not raise the term."""
+    """Thesis §9.6: a pre-vote request does not raise the term."""
     network = Network(pre_vote=True)
     network.node(1).campaign()
     assert network.node(1).state is PRE_CANDIDATE
@@ -338,7 +340,7 @@ def test_cut_off_node_does_not_raise_the_term() -> None:
 
 
 def test_pre_vote_of_an_older_term_is_answered_with_the_newer_one() -> None:
-    """Thesis §9.6: else two candidates of different terms could refuse each other for ever."""
+    """Thesis §9.6: otherwise two candidates of different terms could refuse each other forever."""
     network = Network(pre_vote=True)
     network.step(MsgApp(2, 1, 6, 1, 1, [], 1))
     sent(network, 2)
@@ -348,7 +350,7 @@ def test_pre_vote_of_an_older_term_is_answered_with_the_newer_one() -> None:
 
 
 def test_pre_vote_does_not_raise_the_voters_term() -> None:
-    """Thesis §9.6: a question changes nobody's term, whether granted or not."""
+    """Thesis §9.6: a pre-vote changes no term, granted or not."""
     network = Network(pre_vote=True)
     for index in (1, 0):
         network.step(MsgPreVote(2, 3, 8, 1, index))
@@ -360,7 +362,7 @@ def test_pre_vote_does_not_raise_the_voters_term() -> None:
 
 
 def test_granted_pre_vote_does_not_raise_the_askers_term() -> None:
-    """Thesis §9.6: a grant carries the asked term, which nobody has reached."""
+    """Thesis §9.6: a grant carries the requested term, which no server has reached."""
     network = Network(5, pre_vote=True)
     network.node(1).campaign()
     sent(network, 1)
@@ -397,7 +399,7 @@ def test_leader_that_hears_a_quorum_stays() -> None:
 def test_leader_that_is_told_of_silence_steps_down_before_its_period_ends(
     silent: set[int], leads: bool
 ) -> None:
-    """Thesis §6.2: an election timeout without a majority is one, whenever it began."""
+    """Thesis §6.2: an election timeout without a majority counts whenever it began."""
     network = Network(check_quorum=True)
     network.elect(1)
     assert network.node(1).peers_silent(silent) is not leads
@@ -416,7 +418,7 @@ def test_voter_with_a_live_leader_ignores_candidates() -> None:
 
 
 def test_voter_listens_to_a_candidate_the_leader_sent() -> None:
-    """Thesis §4.2.3: an election the leader asked for overrides stickiness."""
+    """Thesis §4.2.3: an election requested by the leader overrides stickiness."""
     network = Network(check_quorum=True)
     network.elect(1)
     network.step(MsgVote(2, 3, 9, 9, 9, transfer=True))
@@ -425,7 +427,7 @@ def test_voter_listens_to_a_candidate_the_leader_sent() -> None:
 
 
 def test_stuck_candidate_answers_an_older_leader_so_that_it_learns_the_term() -> None:
-    """Thesis §6.2 with §9.6: a node of a higher term must not stay shut out for ever."""
+    """Thesis §6.2 with §9.6: a node of a higher term must not stay excluded forever."""
     network = Network(check_quorum=True)
     network.elect(1)
     network.isolate(3)
@@ -440,7 +442,7 @@ def test_stuck_candidate_answers_an_older_leader_so_that_it_learns_the_term() ->
 
 
 def test_forgotten_leader_no_longer_makes_a_voter_deaf() -> None:
-    """Thesis §4.2.3: stickiness ends with the belief in the leader."""
+    """Thesis §4.2.3: stickiness ends when the leader is forgotten."""
     network = Network(check_quorum=True)
     network.elect(1)
     network.node(2).forget_leader()
@@ -449,11 +451,11 @@ def test_forgotten_leader_no_longer_makes_a_voter_deaf() -> None:
     assert network.node(2).vote == 3
 
 
-# --- The border --------------------------------------------------------------------------------
+# --- Input checks ------------------------------------------------------------------------------
 
 
 def test_answer_of_a_stranger_is_refused() -> None:
-    """§6: only members have something to answer."""
+    """§6: only members may send responses."""
     node = Network().node(1)
     with pytest.raises(StepPeerNotFound) as caught:
         node.step(MsgAppResp(1, 9, 1, 1))
@@ -461,14 +463,14 @@ def test_answer_of_a_stranger_is_refused() -> None:
 
 
 def test_local_message_from_outside_is_refused() -> None:
-    """A message to the own storage comes from the node only."""
+    """Only the node itself sends messages to its storage."""
     node = Network().node(1)
     with pytest.raises(StepLocalMessage):
         node.step(MsgStorageAppend(1, 2))
 
 
 def test_timeout_now_reaches_only_followers() -> None:
-    """Thesis §3.10: a leader told to campaign stays the leader."""
+    """Thesis §3.10: a leader that receives TimeoutNow stays the leader."""
     network = Network()
     network.elect(1)
     network.step(MsgTimeoutNow(1, 2, 1))
@@ -476,7 +478,7 @@ def test_timeout_now_reaches_only_followers() -> None:
 
 
 def test_candidate_refuses_proposals() -> None:
-    """§5.2: there is no leader to give them to."""
+    """§5.2: a candidate knows no leader to forward them to."""
     network = Network()
     network.node(1).campaign()
     with pytest.raises(ProposalDropped) as caught:

@@ -1,4 +1,4 @@
-"""What a host knows better: group lists as heartbeats, fast failover, a timer wheel, views."""
+"""Knowledge of the host: leader lists as heartbeats, fast failover, a timer wheel, views."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUIET: dict[str, Any] = {"quiet_heartbeats": True, "check_quorum": True, "pre_vo
 
 
 def beats(network: Network, node: int) -> list[int]:
-    """To whom a node sends heartbeats in its next Ready."""
+    """Return the receivers of the heartbeats in a node's next Ready."""
     return [m.to for m in network.hosts[node].take_ready() if isinstance(m, MsgHeartbeat)]
 
 
@@ -39,7 +39,7 @@ def test_leader_heard_defers_the_election_from_the_proved_moment() -> None:
 
 
 def test_leader_heard_never_takes_back_what_is_newer() -> None:
-    """An old proof says nothing against a fresh message."""
+    """An old proof does not override a fresh message."""
     network = Network()
     network.elect(1)
     network.tick(2, 2)
@@ -48,7 +48,7 @@ def test_leader_heard_never_takes_back_what_is_newer() -> None:
 
 
 def test_leader_heard_without_a_known_leader_changes_nothing() -> None:
-    """Whose life was proved?"""
+    """Without a known leader the proof applies to none."""
     node = Network().node(2)
     node.tick(3)
     node.leader_heard(0)
@@ -56,7 +56,7 @@ def test_leader_heard_without_a_known_leader_changes_nothing() -> None:
 
 
 def test_leader_heard_with_its_name_tells_a_restarted_follower_who_leads() -> None:
-    """The list names group, term and leader: as good as a heartbeat."""
+    """The list names group, term and leader, and so counts like a heartbeat."""
     network = Network()
     network.elect(1)
     network.crash(2)
@@ -72,7 +72,7 @@ def test_leader_heard_with_its_name_tells_a_restarted_follower_who_leads() -> No
 
 
 def test_peers_heard_on_other_ways_keep_check_quorum() -> None:
-    """Thesis §6.2: what counts is that a majority is there, not how it was heard."""
+    """Thesis §6.2: a majority must be alive, by whatever means it was heard."""
     network = Network(**QUIET)
     leader = network.elect(1)
     for _ in range(5):
@@ -86,7 +86,7 @@ def test_peers_heard_on_other_ways_keep_check_quorum() -> None:
 
 
 def test_stranger_heard_is_nothing() -> None:
-    """No member, no progress."""
+    """A node that is not a member has no progress."""
     network = Network()
     leader = network.elect(1)
     members = list(leader.raft.progress)
@@ -98,7 +98,7 @@ def test_stranger_heard_is_nothing() -> None:
 
 
 def test_quiet_leader_sends_no_heartbeats_to_peers_in_step() -> None:
-    """O(1) a link for all unchanged groups."""
+    """Cost is O(1) per link for all unchanged groups."""
     network = Network(**QUIET)
     network.elect(1)
     network.tick(1, 3)
@@ -106,7 +106,7 @@ def test_quiet_leader_sends_no_heartbeats_to_peers_in_step() -> None:
 
 
 def test_quiet_leader_sends_heartbeats_to_peers_out_of_step() -> None:
-    """Behind, or probed, or not told of the newest commit."""
+    """Out of step: behind, being probed, or without the newest commit index."""
     network = Network(**QUIET)
     leader = network.elect(1)
     network.isolate(3)
@@ -126,7 +126,7 @@ def test_quiet_leader_sends_heartbeats_to_peers_out_of_step() -> None:
 
 
 def test_quiet_leader_sends_no_heartbeats_to_peers_nobody_can_send_to() -> None:
-    """And is not due for them: a server that is gone costs nothing for each of its groups."""
+    """None are due for them either: a server that is down costs nothing per group."""
     unlinked: set[int] = set()
     network = Network(**QUIET, is_linked=lambda peer: peer not in unlinked)
     leader = network.elect(1)
@@ -147,14 +147,14 @@ def test_quiet_leader_sends_no_heartbeats_to_peers_nobody_can_send_to() -> None:
 
 
 def leave_behind(network: Network, data: bytes) -> None:
-    """Have node 3 miss an entry."""
+    """Make node 3 miss an entry."""
     network.isolate(3)
     network.propose(data)
     network.settle()
 
 
 def rounds_asked(network: Network, rounds: int, peer: int = 3) -> list[int]:
-    """In which of the next heartbeat rounds of node 1 a peer is sent one."""
+    """Return which of node 1's next heartbeat rounds include a peer."""
     asked = []
     for number in range(1, rounds + 1):
         network.tick(1)
@@ -164,7 +164,7 @@ def rounds_asked(network: Network, rounds: int, peer: int = 3) -> list[int]:
 
 
 def test_quiet_leader_asks_a_peer_that_does_not_answer_less_and_less_often() -> None:
-    """Thousands of groups would keep a late peer late for ever. It is told in time for each."""
+    """Otherwise thousands of groups would keep a slow peer slow forever."""
     network = Network(**QUIET, election_ticks=100)
     leader = network.elect(1)
     leave_behind(network, b"x")
@@ -184,14 +184,14 @@ def test_quiet_leader_asks_a_peer_that_does_not_answer_less_and_less_often() -> 
 
 
 def test_quiet_leader_does_not_ask_again_what_has_not_been_read() -> None:
-    """A peer that is late answers in its turn."""
+    """A slow peer answers when it gets to the message."""
     heard_ago = 1_000
     network = Network(**QUIET, election_ticks=100, heard_ago=lambda _: heard_ago)
     leader = network.elect(1)
     leave_behind(network, b"x")
     assert rounds_asked(network, 14) == [1]
     assert leader.asks
-    heard_ago = 14  # sent in the round of the heartbeat, so perhaps before it
+    heard_ago = 14  # sent in the round of the heartbeat, so possibly before it
     network.tick(1)
     assert beats(network, 1) == []
     heard_ago = 1
@@ -201,7 +201,7 @@ def test_quiet_leader_does_not_ask_again_what_has_not_been_read() -> None:
 
 
 def test_quiet_leader_gives_a_proposal_a_whole_interval() -> None:
-    """Answers that take a while are not asked for again because it was silent for long before."""
+    """A slow answer causes no extra heartbeat only because the leader was idle for long before."""
     network = Network(**QUIET, heartbeat_ticks=4)
     leader = network.elect(1)
     network.tick(1, 3)
@@ -216,7 +216,7 @@ def test_quiet_leader_gives_a_proposal_a_whole_interval() -> None:
 
 
 def test_proposals_do_not_put_off_heartbeats_somebody_waits_for() -> None:
-    """However many there are: one who lost an append, or a read to confirm, is not starved."""
+    """A peer that lost an append, or a read to confirm, gets its heartbeat despite proposals."""
     network = Network(**QUIET, heartbeat_ticks=4)
     leader = network.elect(1)
     leave_behind(network, b"lost on its way to 3")
@@ -250,7 +250,7 @@ def test_quiet_leader_with_a_read_to_confirm_asks_everybody() -> None:
 
 
 def test_quiet_cluster_heals_after_a_lost_append() -> None:
-    """Silence is for peers in step only."""
+    """Heartbeats are only suppressed for peers in step."""
     network = Network(**QUIET)
     network.elect(1)
     network.isolate(3)
@@ -266,7 +266,7 @@ def test_quiet_cluster_heals_after_a_lost_append() -> None:
 
 
 def test_campaign_soon_is_due_in_that_many_ticks() -> None:
-    """Fast failover: followers of a dead leader campaign shortly."""
+    """Fast failover: followers of a dead leader campaign soon."""
     network = Network(**QUIET)
     network.elect(1)
     node = network.node(2)
@@ -280,7 +280,7 @@ def test_campaign_soon_is_due_in_that_many_ticks() -> None:
 
 
 def test_campaign_soon_is_called_off_when_the_leader_is_heard() -> None:
-    """It was a hiccup of one link."""
+    """The loss was a short disturbance of one link."""
     network = Network()
     network.elect(1)
     for proof in ("message", "list"):
@@ -294,7 +294,7 @@ def test_campaign_soon_is_called_off_when_the_leader_is_heard() -> None:
 
 
 def test_leader_has_nothing_to_campaign_for() -> None:
-    """It leads."""
+    """It leads already."""
     network = Network()
     leader = network.elect(1)
     leader.campaign_soon(1)
@@ -323,7 +323,7 @@ def test_replica_that_may_not_lead_does_not_campaign_and_votes() -> None:
 
 
 def test_replica_that_may_not_lead_is_handed_leadership_in_vain() -> None:
-    """Thesis §3.10: a leader may not know yet. It takes proposals again after a timeout."""
+    """Thesis §3.10: a leader may not know yet. It accepts proposals again after a timeout."""
     network = Network(**QUIET)
     leader = network.elect(1)
     network.node(2).allow_leading(allowed=False)
@@ -337,7 +337,7 @@ def test_replica_that_may_not_lead_is_handed_leadership_in_vain() -> None:
 
 @pytest.mark.parametrize("pre_vote", [True, False])
 def test_candidate_that_may_not_lead_any_more_is_elected_by_no_vote(pre_vote: bool) -> None:
-    """Votes on their way to it come too late."""
+    """Votes in flight to it come too late."""
     network = Network(pre_vote=pre_vote, durable_campaign=True, async_storage_writes=True)
     node = network.node(1)
     node.campaign()
@@ -351,7 +351,7 @@ def test_candidate_that_may_not_lead_any_more_is_elected_by_no_vote(pre_vote: bo
 
 
 def test_leader_that_may_not_lead_goes_on_until_it_hands_over() -> None:
-    """To give up at once would be an outage."""
+    """Stepping down at once would cause an outage."""
     network = Network()
     leader = network.elect(1)
     leader.allow_leading(allowed=False)
@@ -367,8 +367,10 @@ def test_leader_that_may_not_lead_goes_on_until_it_hands_over() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_replica_that_may_lead_again_waits_for_part_of_a_timeout(seed: int) -> None:
-    """Several may be allowed at one time. And a leader that was silent for so long gets no lease
-    for it (§6): this replica votes."""
+    """Several may be allowed at the same time, so they must not campaign together.
+
+    A leader that was silent for so long gets no lease (§6): this replica votes.
+    """
     network = Network(seed=seed, **QUIET)
     network.elect(1)
     node = network.node(2)
@@ -417,7 +419,7 @@ def test_tick_does_nothing_before_ticks_until_due_and_something_then(seed: int) 
 
 
 def test_many_ticks_at_once_act_once() -> None:
-    """After a gap of the loop: one heartbeat round, one campaign."""
+    """After a stall of the loop: one heartbeat round, one campaign."""
     network = Network()
     leader = network.elect(1)
     leader.tick(25)
@@ -437,7 +439,7 @@ def test_nodes_that_time_does_not_move_are_never_due() -> None:
 
 
 def test_quiet_leader_is_due_for_check_quorum_and_the_end_of_a_transfer() -> None:
-    """Not for heartbeats that nobody needs."""
+    """It is not due for heartbeats that no peer needs."""
     network = Network(**QUIET)
     leader = network.elect(1)
     assert leader.ticks_until_due() == ELECTION_TICKS
@@ -446,8 +448,11 @@ def test_quiet_leader_is_due_for_check_quorum_and_the_end_of_a_transfer() -> Non
 
 
 def test_refusal_of_a_leaders_older_term_is_no_answer_to_its_probe() -> None:
-    """Entries of the term before may be on their way still when votes have overtaken them. Taken
-    for a replica that has nothing, it would be sent a snapshot, or the log from its beginning."""
+    """Entries of the previous term may still be in flight when vote requests have overtaken them.
+
+    Otherwise the replica would be taken for one with an empty log and be sent a snapshot, or the
+    log from its beginning.
+    """
     network = Network(**QUIET)
     leader = network.elect(1)
     network.propose(b"a", b"b", b"c")
@@ -481,7 +486,7 @@ def test_refusal_of_a_leaders_older_term_is_no_answer_to_its_probe() -> None:
 
 
 def test_views_of_a_leader_and_of_a_follower() -> None:
-    """What a host asks many times a second."""
+    """These are the properties that a host reads many times a second."""
     network = Network()
     leader = network.elect(1)
     follower = network.node(2)

@@ -1,4 +1,4 @@
-"""The invariants see what they are there to see."""
+"""The invariants detect the violations they are meant for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.raft.network import Network
 
 
 def settled() -> Network:
-    """Node 1 leads term 1; a few entries are everywhere."""
+    """Return a network where node 1 leads term 1 and a few entries are on all nodes."""
     network = Network()
     network.elect(1)
     network.propose(b"a", b"b")
@@ -70,7 +70,7 @@ def believe_too_much_of_a_peer(node: RawNode) -> None:
     ],
 )
 def test_damaged_node_is_noticed(damage: Callable[[RawNode], None]) -> None:
-    """One replica against itself."""
+    """Checks of one replica against itself."""
     node = settled().node(1)
     check_node(node)
     damage(node)
@@ -136,7 +136,7 @@ def test_leader_without_a_committed_entry_is_noticed() -> None:
 
 
 def test_leader_with_an_empty_log_behind_another_entry_is_noticed() -> None:
-    """Leader Completeness (§5.4.3): of an entry that was cut off the term is still known."""
+    """Leader Completeness (§5.4.3): the term of a compacted entry is still known."""
     network = settled()
     last = network.node(1).commit
     network.invariants._seen.pop(2)

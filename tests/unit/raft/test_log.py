@@ -14,7 +14,7 @@ from raft.types import ENTRY_OVERHEAD_BYTES, NO_LIMIT, Entry, Snapshot
 
 
 def entries(*terms: int, first: int = 1, data: bytes = b"") -> list[Entry]:
-    """Entries with these terms from index `first` on; each consumes one offset."""
+    """Return entries with these terms from index `first` on; each uses one offset."""
     return [
         Entry(term, index, data=data, base_offset=index - 1, records=1)
         for index, term in enumerate(terms, first)
@@ -22,7 +22,7 @@ def entries(*terms: int, first: int = 1, data: bytes = b"") -> list[Entry]:
 
 
 def log_of(*terms: int, stable: int = 0, applying_bytes_max: int = NO_LIMIT) -> RaftLog:
-    """A log whose first `stable` entries are in storage."""
+    """Return a log whose first `stable` entries are in storage."""
     storage = MemoryStorage()
     storage.append(entries(*terms[:stable]))
     log = RaftLog(storage, applying_bytes_max=applying_bytes_max)
@@ -93,7 +93,7 @@ def test_is_up_to_date_compares_terms_then_lengths(term: int, index: int, newer:
 
 
 class Counting(MemoryStorage):
-    """Counts how often a term is looked up."""
+    """Storage that counts how often a term is looked up."""
 
     __slots__ = ("looks",)
 
@@ -108,8 +108,10 @@ class Counting(MemoryStorage):
 
 @pytest.mark.parametrize("base", [0, 7])
 def test_find_conflict_by_term_looks_at_few_entries_of_a_long_log(base: int) -> None:
-    """A turn must not walk over all that one replica has and another has not; and what it finds is
-    what a walk would."""
+    """A turn must not walk over all entries that one replica has and another has not.
+
+    The result equals that of a walk.
+    """
     storage = Counting(Snapshot(index=base, term=2 if base else 0))
     terms = sorted(Random(base).choices(range(2, 9), k=2_000))
     storage.append(entries(*terms, first=base + 1))
@@ -154,7 +156,7 @@ def test_append_over_committed_entries_is_refused() -> None:
 
 
 def test_stable_answer_for_an_overwritten_entry_is_ignored() -> None:
-    """A write vouches for the entry it wrote, not for its successor at that index."""
+    """A write acknowledges the entry it wrote, not its successor at that index."""
     log = log_of(1)
     log.accept_unwritten()
     log.append(entries(2, first=1))
@@ -175,7 +177,7 @@ def test_stable_answer_beyond_a_shortened_log_is_ignored() -> None:
 
 
 def test_tail_keeps_entries_until_they_are_durable_and_given_out_to_apply() -> None:
-    """What was just appended is applied from memory, without a look into storage."""
+    """New entries are applied from memory, without access to storage."""
     log = log_of(1, 1)
     write_out(log)
     assert (log.offset, log.stable) == (1, 2)
@@ -187,7 +189,7 @@ def test_tail_keeps_entries_until_they_are_durable_and_given_out_to_apply() -> N
 
 
 def test_committed_entry_that_is_not_durable_here_is_not_applied() -> None:
-    """Else a power cut leaves what is applied ahead of the log."""
+    """Otherwise a power cut could leave the applied state ahead of the log."""
     log = log_of(1, 1)
     log.commit_to(2)
     assert not log.has_committed(allow_unstable=False)
@@ -220,7 +222,7 @@ def test_entry_larger_than_the_limit_is_applied_alone() -> None:
 
 @pytest.mark.parametrize(("room", "count"), [(0, 1), (1, 1), (41, 1), (84, 2), (126, 3)])
 def test_limited_keeps_the_longest_prefix_that_fits(room: int, count: int) -> None:
-    """Bytes of payload and overhead; one entry at least."""
+    """Bytes of payload and overhead; at least one entry."""
     some = entries(1, 1, 1, data=b"x" * 10)
     assert size_of(some) == 3 * (10 + ENTRY_OVERHEAD_BYTES)
     assert len(limited(some, room)) == count
@@ -235,7 +237,7 @@ def test_slice_across_storage_and_tail_respects_the_limit() -> None:
 
 
 def test_slice_of_what_is_gone_or_on_disk_says_so() -> None:
-    """Compacted and NotInMemory are different answers."""
+    """Compacted and NotInMemory are different errors."""
     log = log_of(1, 1, 1, 1, stable=4)
     storage = log.storage
     assert isinstance(storage, MemoryStorage)
@@ -250,7 +252,7 @@ def test_slice_of_what_is_gone_or_on_disk_says_so() -> None:
 
 
 def test_restore_replaces_everything() -> None:
-    """§7: the snapshot supersedes the log."""
+    """§7: the snapshot replaces the log."""
     log = log_of(1, 1, 1, stable=1)
     log.restore(Snapshot(index=10, term=4, next_offset=77))
     assert (log.first_index(), log.last_index, log.last_term) == (11, 10, 4)

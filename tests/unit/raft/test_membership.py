@@ -41,12 +41,12 @@ conf_changes = st.builds(
 
 
 def change(*changes: tuple[ConfChangeType, int], how: ConfChangeTransition = AUTO) -> ConfChange:
-    """A change of several members."""
+    """Return a change of several members."""
     return ConfChange(tuple(ConfChangeSingle(kind, node) for kind, node in changes), how)
 
 
 def majorities(voters: frozenset[int]) -> list[set[int]]:
-    """All majorities of a set."""
+    """Return all majorities of a set."""
     ordered = sorted(voters)
     subsets = [
         {node for bit, node in enumerate(ordered) if mask >> bit & 1}
@@ -57,7 +57,7 @@ def majorities(voters: frozenset[int]) -> list[set[int]]:
 
 @given(st.lists(conf_changes, max_size=12))
 def test_every_step_of_membership_keeps_majorities_overlapping(changes: list[ConfChange]) -> None:
-    """§6: no two disjoint majorities decide, before and after any change that is accepted."""
+    """§6: there are never two disjoint majorities, before and after any accepted change."""
     before = Membership(incoming=frozenset((1, 2, 3)))
     for one in changes:
         try:
@@ -81,7 +81,7 @@ def test_every_step_of_membership_keeps_majorities_overlapping(changes: list[Con
 
 @given(conf_changes)
 def test_conf_change_survives_its_encoding(one: ConfChange) -> None:
-    """The payload says the same as the change."""
+    """The decoded payload equals the change."""
     assert decode_conf_change(encode_conf_change(one)) == one
     assert decode_conf_change(memoryview(encode_conf_change(one))) == one
 
@@ -102,7 +102,7 @@ def test_malformed_change_is_refused(data: bytes) -> None:
 
 
 def test_malformed_change_is_not_appended() -> None:
-    """All or nothing."""
+    """A proposal is appended in full or not at all."""
     network = Network()
     leader = network.elect(1)
     with pytest.raises(MalformedConfChange):
@@ -126,7 +126,7 @@ def test_node_is_added_as_learner_then_promoted() -> None:
 
 
 def test_change_takes_effect_when_applied() -> None:
-    """The transcripts' rule: not at append, as §6 has it, but at apply."""
+    """As in etcd's transcripts: at apply, not at append as in §6."""
     network = Network()
     leader = network.elect(1)
     leader.propose_conf_change(change((ADD, 4)))
@@ -148,7 +148,7 @@ def test_second_change_before_the_first_is_applied_becomes_an_empty_entry() -> N
 
 
 def test_new_leader_takes_no_change_while_older_entries_are_unapplied() -> None:
-    """Thesis §4.1: among what an earlier leader left may be a change that is still to come."""
+    """Thesis §4.1: the entries of an earlier leader may include a change not yet applied."""
     network = Network()
     network.elect(1)
     network.isolate(2, 3)
@@ -207,7 +207,7 @@ def test_joint_change_needs_the_old_half_too() -> None:
 
 
 def test_explicit_joint_change_waits_to_be_left() -> None:
-    """§6: the host decides when to move on."""
+    """§6: the host decides when to leave."""
     network = Network()
     leader = network.elect(1)
     leader.propose_conf_change(change((LEARN, 3), how=EXPLICIT))
@@ -253,7 +253,7 @@ def test_removed_leader_steps_down_if_asked_to() -> None:
 
 
 def test_removed_member_shrinks_the_quorum() -> None:
-    """§6: decisions are then the others'."""
+    """§6: decisions are then made by the other members."""
     network = Network()
     leader = network.elect(1)
     leader.propose_conf_change(change((REMOVE, 3)))
@@ -266,7 +266,7 @@ def test_removed_member_shrinks_the_quorum() -> None:
 
 
 def test_removed_server_does_not_disrupt() -> None:
-    """Thesis §4.2.3: pre-vote and stickiness shut out a server that missed its removal."""
+    """Thesis §4.2.3: pre-vote and stickiness exclude a server that missed its removal."""
     network = Network(pre_vote=True, check_quorum=True)
     leader = network.elect(1)
     network.isolate(3)
@@ -282,7 +282,7 @@ def test_removed_server_does_not_disrupt() -> None:
 
 
 def test_membership_survives_a_restart() -> None:
-    """It is rebuilt by applying again from the snapshot on."""
+    """It is rebuilt by applying the entries after the snapshot again."""
     network = Network()
     leader = network.elect(1)
     leader.propose_conf_change(change((LEARN, 7)))
@@ -293,7 +293,7 @@ def test_membership_survives_a_restart() -> None:
 
 
 def test_bytes_of_a_change_that_did_not_fit_are_not_counted() -> None:
-    """It is an empty entry, and would be counted as long as its leader is one."""
+    """It became an empty entry; the bytes would stay counted for the rest of the leader's term."""
     network = Network()
     leader = network.elect(1)
     node = network.node(1)

@@ -1,4 +1,4 @@
-"""The news of a commit index: not lost for good with quiet heartbeats, and told apart."""
+"""Commit index updates: repeated with quiet heartbeats, and sent separately (`commit_apart`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.raft.network import Network
 
 
 def settle(node: RawNode, storage: MemoryStorage) -> list[Message]:
-    """Work off the node's Readys; what it sent to its peer."""
+    """Process the node's Readys and return what it sent to its peer."""
     sent: list[Message] = []
     while node.has_ready():
         ready = node.ready()
@@ -35,8 +35,10 @@ def settle(node: RawNode, storage: MemoryStorage) -> list[Message]:
 
 
 def test_leader_repeats_commit_to_follower_that_answers_with_an_older_one() -> None:
-    """An append below the follower's commit index is answered with that index, its commit field
-    unread; the leader must not count the follower as told."""
+    """An append below the follower's commit index is answered with that index.
+
+    Its commit field is not read, so the leader must not assume that the follower has it.
+    """
     storage = MemoryStorage(Snapshot(index=1, term=1, conf_state=ConfState(voters=(1, 2))))
     node = RawNode(
         Config(
@@ -68,8 +70,10 @@ def test_leader_repeats_commit_to_follower_that_answers_with_an_older_one() -> N
 
 
 def test_commit_told_apart_reaches_followers_without_appends_of_its_own() -> None:
-    """`commit_apart`: a commit makes no message; `tell_commit` makes one a follower, once, as far
-    as that follower has the entries, and it is not answered."""
+    """`commit_apart`: a commit causes no message; `tell_commit` makes one per follower.
+
+    It covers the entries that the follower has, is made once, and is not answered.
+    """
     network = Network(batch_appends=True, async_storage_writes=True, commit_apart=True)
     leader = network.elect(1)
     network.cut = lambda message: isinstance(message, MsgCommit)
@@ -87,14 +91,14 @@ def test_commit_told_apart_reaches_followers_without_appends_of_its_own() -> Non
     assert network.node(2).commit == leader.commit
     network.collect(2)
     assert not network.messages
-    # The third one acknowledges at last: there is news for it alone.
+    # The third one acknowledges at last: an update is due for it alone.
     network.step(MsgAppResp(1, 3, leader.term, leader.last_index))
     assert leader.commit_news_due
     assert leader.tell_commit() == [MsgCommit(3, 1, leader.term, leader.commit)]
 
 
 def test_commit_told_apart_travels_with_entries_where_some_follow() -> None:
-    """What an append has said is not said again."""
+    """A commit index sent with an append is not sent again."""
     network = Network(batch_appends=True, async_storage_writes=True, commit_apart=True)
     leader = network.elect(1)
     network.propose(b"x")
@@ -107,7 +111,7 @@ def test_commit_told_apart_travels_with_entries_where_some_follow() -> None:
 
 
 def test_change_of_members_is_told_at_once() -> None:
-    """`commit_apart`: who does not hear of it asks the wrong voters once the leader is gone."""
+    """`commit_apart`: a member without the change would use the wrong voters after a failure."""
     network = Network(batch_appends=True, async_storage_writes=True, commit_apart=True)
     leader = network.elect(1)
     change = ConfChange(changes=(ConfChangeSingle(ConfChangeType.REMOVE_NODE, 3),))
@@ -118,7 +122,7 @@ def test_change_of_members_is_told_at_once() -> None:
 
 
 def test_commit_from_an_older_term_is_answered_with_the_newer_one() -> None:
-    """A deposed leader learns of it, as by the answer to a heartbeat (§5.1)."""
+    """A deposed leader learns the newer term, as from the answer to a heartbeat (§5.1)."""
     network = Network(pre_vote=True)
     old = network.elect(1).term
     node = network.elect(2)
@@ -128,7 +132,7 @@ def test_commit_from_an_older_term_is_answered_with_the_newer_one() -> None:
 
 
 def test_candidate_that_is_told_a_commit_follows() -> None:
-    """Whoever tells it leads the term (§5.2)."""
+    """The sender of a MsgCommit leads the term (§5.2)."""
     network = Network()
     node = network.node(1)
     node.campaign()
@@ -138,7 +142,7 @@ def test_candidate_that_is_told_a_commit_follows() -> None:
 
 
 def work_until_acknowledged(network: Network) -> None:
-    """Appends out and answered, all but what is cut; nothing told apart."""
+    """Deliver appends and answers except those cut; send no separate commits."""
     for _ in range(6):
         for number in network.hosts:
             if network.node(number).has_ready():

@@ -1,4 +1,4 @@
-"""Quorum arithmetic against versions that are too dumb to be wrong."""
+"""Quorum arithmetic against brute-force reference models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ballots = st.dictionaries(st.integers(1, 9), st.booleans())
 
 
 def dumb_index(acked: list[int]) -> int:
-    """Try every index, from the top: is it on a majority?"""
+    """Try every index from the top: return the first one that is on a majority."""
     if not acked:
         return EVERYTHING
     return next(
@@ -31,7 +31,7 @@ def dumb_index(acked: list[int]) -> int:
 
 
 def dumb_vote(voters: set[int], votes: dict[int, bool]) -> VoteResult:
-    """Try every way the missing votes could fall."""
+    """Try every outcome of the missing votes."""
     missing = [voter for voter in voters if voter not in votes]
     cast = sum(votes[voter] for voter in voters if voter in votes)
     outcomes = {
@@ -60,7 +60,7 @@ def test_joint_index_is_on_both_majorities_and_the_next_is_not(
 def test_majority_vote_equals_trying_every_outcome(
     voters: set[int], votes: dict[int, bool]
 ) -> None:
-    """§5.2: won, lost or pending, whatever the missing votes will be."""
+    """§5.2: won, lost or pending, for every outcome of the missing votes."""
     assert majority_vote(voters, votes) is dumb_vote(voters, votes)
 
 

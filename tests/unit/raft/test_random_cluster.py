@@ -78,7 +78,7 @@ class RandomRun:
         return self.rng.choice(self.ids)
 
     def any_leader(self) -> RawNode:
-        """A node that leads, perhaps an old one; any node if none does."""
+        """Return a node that leads, possibly in an old term; any node if none does."""
         nodes = [self.network.node(node) for node in self.ids]
         return self.rng.choice([node for node in nodes if node.is_leader] or nodes)
 
@@ -175,7 +175,7 @@ class RandomRun:
         self.any_leader().transfer_leader(self.any_id())
 
     def heal(self) -> None:
-        """Liveness: once everything works again, the group elects, commits and agrees."""
+        """Check liveness: once all faults are repaired, the group elects, commits and agrees."""
         network = self.network
         network.heal()
         network.settle()
@@ -193,8 +193,11 @@ class RandomRun:
         network.invariants.check_logs(nodes)
 
     def isolate_removed(self) -> list[int]:
-        """Cut off removed servers: one that missed its removal would go on campaigning, until its
-        host deletes it (thesis §4.2.3). Returns the members."""
+        """Cut off removed servers and return the members.
+
+        A server that missed its removal would continue to campaign until its host deletes it
+        (thesis §4.2.3).
+        """
         nodes = [self.network.node(node) for node in self.ids]
         newest = max(nodes, key=lambda node: node.applied)
         members = newest.membership.members()
@@ -213,7 +216,7 @@ def test_random_cluster_under_faults_stays_safe_and_then_agrees(seed: int, setti
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_cluster_run_twice_does_the_same(seed: int) -> None:
-    """No randomness but the injected one: equal seeds give equal messages and equal logs."""
+    """The injected source is the only randomness: equal seeds give equal messages and logs."""
 
     def trace() -> list[object]:
         run = RandomRun(seed, SETTINGS["production"])

@@ -36,7 +36,7 @@ def test_read_at_the_leader_is_answered_after_a_heartbeat_round() -> None:
 
 
 def test_read_at_a_follower_is_forwarded() -> None:
-    """Thesis §6.4: followers ask the leader for the read index."""
+    """Thesis §6.4: followers request the read index from the leader."""
     network = Network()
     leader = network.elect(1)
     assert network.node(3).read_index(b"r1")
@@ -45,8 +45,10 @@ def test_read_at_a_follower_is_forwarded() -> None:
 
 
 def test_reads_that_nobody_answers_do_not_pile_up() -> None:
-    """Hosts prove that the peers are alive, so the leader leads on, for as long as it takes. The
-    newest requests are answered in the end."""
+    """The hosts prove that the peers are alive, so the leader keeps leading indefinitely.
+
+    The newest requests are answered in the end.
+    """
     network = Network()
     leader = network.elect(1)
     asked = WAITING_MAX + 10
@@ -61,7 +63,7 @@ def test_reads_that_nobody_answers_do_not_pile_up() -> None:
 
 
 def test_reads_that_wait_for_a_first_commit_do_not_pile_up() -> None:
-    """It may never come: the newest ones wait for it."""
+    """The commit may never come; only the newest requests wait for it."""
     reads = PendingReads()
     for number in range(WAITING_MAX + 10):
         reads.postpone(NodeId(1), number.to_bytes(8, "big"))
@@ -70,7 +72,7 @@ def test_reads_that_wait_for_a_first_commit_do_not_pile_up() -> None:
 
 
 def test_equal_contexts_of_two_requesters_are_two_reads() -> None:
-    """Each is answered, at the index of its own arrival: contexts are unique to who asks."""
+    """Each is answered at the index of its own arrival: contexts are unique per requester."""
     network = Network()
     leader = network.elect(1)
     leader.read_index(b"r1")
@@ -181,7 +183,7 @@ def test_single_voter_reads_at_once() -> None:
 
 
 def test_lease_read_is_answered_without_a_round() -> None:
-    """Thesis §6.4.1: the lease check-quorum keeps up; not used in production."""
+    """Thesis §6.4.1: the lease that check-quorum maintains; not used in production."""
     network = Network(check_quorum=True, read_only_option=ReadOnlyOption.LEASE_BASED)
     network.elect(1)
     network.node(1).read_index(b"r1")
@@ -195,7 +197,7 @@ def test_lease_reads_need_check_quorum() -> None:
 
 
 def test_read_without_a_leader_is_refused() -> None:
-    """There is nobody to ask."""
+    """No leader is known to send it to."""
     network = Network()
     assert not network.node(1).read_index(b"r1")
     network.node(1).campaign()
@@ -243,7 +245,7 @@ def test_leader_takes_no_proposals_during_a_transfer() -> None:
 
 
 def test_transfer_that_takes_an_election_timeout_is_given_up() -> None:
-    """Thesis §3.10: then the prior leader resumes."""
+    """Thesis §3.10: the prior leader then resumes."""
     network = Network()
     leader = network.elect(1)
     network.isolate(2)
@@ -256,7 +258,7 @@ def test_transfer_that_takes_an_election_timeout_is_given_up() -> None:
 
 
 def test_transfer_to_a_node_that_cannot_be_reached_is_given_up_at_once() -> None:
-    """Its word to campaign is lost with its link: proposals must not wait for the timeout."""
+    """TimeoutNow is lost with its link: proposals must not wait for the timeout."""
     network = Network()
     leader = network.elect(1)
     network.isolate(2)
@@ -269,7 +271,7 @@ def test_transfer_to_a_node_that_cannot_be_reached_is_given_up_at_once() -> None
 
 
 def test_second_transfer_replaces_the_first_and_one_to_the_leader_cancels() -> None:
-    """Thesis §3.10: the operator changed its mind."""
+    """Thesis §3.10: the operator changed the decision."""
     network = Network()
     leader = network.elect(1)
     network.isolate(2, 3)
@@ -290,7 +292,7 @@ def test_leadership_is_not_transferred_to_a_learner() -> None:
 
 
 def test_follower_passes_a_transfer_on() -> None:
-    """Whoever is asked, the leader acts."""
+    """Any node may receive the request; the leader acts on it."""
     network = Network()
     network.elect(1)
     network.node(3).transfer_leader(3)
@@ -313,7 +315,7 @@ def test_removal_of_the_transferee_ends_the_transfer() -> None:
 
 
 def test_leader_that_is_told_to_steps_down() -> None:
-    """A host whose disk lags gives up at once."""
+    """A host whose disk lags steps down at once."""
     network = Network()
     leader = network.elect(1)
     leader.step_down()

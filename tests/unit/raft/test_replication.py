@@ -20,14 +20,14 @@ from tests.unit.raft.network import Network
 
 
 def appends(network: Network, node: int) -> list[MsgApp]:
-    """The MsgApps of a node's next Ready; they are on their way."""
+    """Return the MsgApps of a node's next Ready; they are in flight after that."""
     sent = network.hosts[node].take_ready()
     network.messages += sent
     return [m for m in sent if isinstance(m, MsgApp)]
 
 
 def follower(*terms: int, commit: int = 1) -> Network:
-    """Node 2 with entries of these terms from index 2 on, nothing waiting to be sent."""
+    """Return node 2 with entries of these terms from index 2 on, and nothing to send."""
     network = Network()
     log = [Entry(term, index) for index, term in enumerate(terms, 2)]
     network.step(MsgApp(2, 1, max(terms, default=1), 1, 1, log, commit))
@@ -36,14 +36,14 @@ def follower(*terms: int, commit: int = 1) -> Network:
 
 
 def answer(network: Network) -> MsgAppResp:
-    """What node 2 answers."""
+    """Return the answer of node 2."""
     [message] = network.hosts[2].take_ready()
     assert isinstance(message, MsgAppResp)
     return message
 
 
 def test_proposal_is_appended_and_sent_to_everybody_in_parallel() -> None:
-    """§5.3: append to the own log, then AppendEntries to each of the others."""
+    """§5.3: append to the own log, then send AppendEntries to each of the others."""
     network = Network()
     leader = network.elect(1)
     [entry] = network.propose(b"x")
@@ -67,7 +67,7 @@ def test_entry_is_committed_once_a_majority_has_it() -> None:
 
 
 def test_entry_without_a_majority_is_not_committed() -> None:
-    """§5.3: two of five are none."""
+    """§5.3: two of five are not a majority."""
     network = Network(5)
     network.elect(1)
     network.isolate(3, 4, 5)
@@ -133,7 +133,7 @@ def test_follower_without_the_previous_entry_refuses() -> None:
 
 
 def test_follower_with_another_term_there_refuses_and_hints_past_it() -> None:
-    """§5.3, last paragraph: the follower names the end of what may still agree."""
+    """§5.3, last paragraph: the follower names the last index where the logs may agree."""
     network = follower(1, 3, 3, 3)
     network.step(MsgApp(2, 1, 4, 2, 5, [Entry(4, 6)], 1))
     refusal = answer(network)
@@ -180,14 +180,14 @@ def test_follower_commits_no_further_than_what_the_message_proved() -> None:
 
 
 def test_append_below_the_commit_index_is_acknowledged_up_to_it() -> None:
-    """§5.3: what is committed matches anyway."""
+    """§5.3: committed entries match in any case."""
     network = follower(1, 1, 1, commit=3)
     network.step(MsgApp(2, 1, 1, 1, 1, [Entry(1, 2)], 1))
     assert answer(network).index == 3
 
 
 def test_heartbeat_carries_no_more_commit_than_the_peer_has() -> None:
-    """§5.3: the rest of the peer's log may not be the leader's."""
+    """§5.3: the rest of the peer's log may differ from the leader's."""
     network = Network()
     network.elect(1)
     network.isolate(3)
@@ -238,7 +238,7 @@ def test_follower_that_may_not_forward_drops() -> None:
 
 
 def test_proposal_at_the_uncommitted_limit_is_taken_and_one_past_it_dropped() -> None:
-    """A limit in bytes on what a leader holds uncommitted; nothing of a dropped one is appended."""
+    """A limit in bytes on a leader's uncommitted payload; a dropped proposal appends nothing."""
     network = Network(max_uncommitted_entries_size=10)
     leader = network.elect(1)
     network.isolate(2, 3)
@@ -265,7 +265,7 @@ def test_first_proposal_is_taken_whatever_its_size_and_applying_frees_the_limit(
 
 
 def test_offsets_are_assigned_densely_with_the_index() -> None:
-    """Base offset is the previous entry's plus its records; Raft's own entries consume none."""
+    """Base offset is the previous entry's plus its records; Raft's own entries use none."""
     network = Network()
     leader = network.elect(1)
     first, second = network.propose(b"a", b"b", records=3)
@@ -280,7 +280,7 @@ def test_offsets_are_assigned_densely_with_the_index() -> None:
 
 
 def test_offsets_begin_where_a_truncated_suffix_began() -> None:
-    """Offsets of entries that were overwritten are given out again."""
+    """Offsets of entries that were overwritten are assigned again."""
     network = Network()
     network.elect(1)
     network.isolate(1)
@@ -338,7 +338,7 @@ def test_replicating_peer_is_sent_ahead_up_to_the_limit() -> None:
 
 
 def test_full_window_is_probed_by_empty_messages_after_a_heartbeat() -> None:
-    """All messages in flight may have been lost: one empty MsgApp a heartbeat finds out."""
+    """All messages in flight may have been lost: one empty MsgApp per heartbeat detects that."""
     network = Network(max_inflight_msgs=1)
     network.elect(1)
     network.isolate(2)
@@ -353,7 +353,7 @@ def test_full_window_is_probed_by_empty_messages_after_a_heartbeat() -> None:
 
 
 def test_window_in_bytes_lets_one_message_go_beyond() -> None:
-    """At the limit full, one short of it not."""
+    """Full at the limit, not full one byte below it."""
     window = Inflights(10, bytes_max=5)
     full = []
     for last, payload_bytes in ((1, 4), (2, 100)):
@@ -378,7 +378,7 @@ def test_messages_are_cut_to_their_size_limit() -> None:
 
 
 def test_stale_rejection_changes_nothing() -> None:
-    """§5.3: answers may be reordered; one below the match index is old news."""
+    """§5.3: answers may be reordered; one below the match index is outdated."""
     progress = Progress(next_index=10, inflights=Inflights(4), is_learner=False)
     progress.match = 5
     progress.become_replicate()
@@ -393,7 +393,7 @@ def test_stale_rejection_changes_nothing() -> None:
 
 
 def test_progress_that_leaves_a_snapshot_probes_behind_it() -> None:
-    """§7: what the snapshot covers is not sent again."""
+    """§7: entries covered by the snapshot are not sent again."""
     progress = Progress(next_index=10, inflights=Inflights(4), is_learner=False)
     progress.become_snapshot(20)
     assert progress.state is SNAPSHOT
@@ -406,11 +406,11 @@ def test_progress_that_leaves_a_snapshot_probes_behind_it() -> None:
     assert progress.next == 1
 
 
-# --- Messages put off to the next Ready --------------------------------------------------------
+# --- Messages deferred to the next Ready -------------------------------------------------------
 
 
 def test_batched_appends_leave_in_one_message_a_peer() -> None:
-    """Batching comes from the loop: a turn's proposals and commit travel together."""
+    """Batching comes from the loop: a turn's proposals and commit are sent together."""
     network = Network(batch_appends=True, async_storage_writes=True)
     leader = network.elect(1)
     for _ in range(3):
@@ -431,7 +431,7 @@ def test_batched_acknowledgements_fold_into_the_last() -> None:
 
 
 def test_batched_cluster_commits_like_any_other() -> None:
-    """Only the moment of sending differs."""
+    """Only the time of sending differs."""
     network = Network(batch_appends=True, async_storage_writes=True)
     network.elect(1)
     for _ in range(10):
@@ -441,7 +441,7 @@ def test_batched_cluster_commits_like_any_other() -> None:
 
 
 def test_replica_that_never_answers_costs_a_turn_no_more_however_long_it_is_away() -> None:
-    """Its turns come further and further apart, up to a bound; what counts them has one, too."""
+    """The interval between its heartbeats grows up to a bound; so does the counter for it."""
     progress = Progress(next_index=1, inflights=Inflights(1), is_learner=False)
     gaps = []
     for round_ in range(10_000):

@@ -29,7 +29,7 @@ REMOVE_1 = encode_conf_change(ConfChange((ConfChangeSingle(ConfChangeType.REMOVE
 
 
 def behind(*, compacted: bool, **settings: Any) -> Network:
-    """Node 3 missed ten entries; the leader has them compacted, or on disk only."""
+    """Make node 3 miss ten entries, which the leader has compacted or holds on disk only."""
     network = Network(**settings)
     network.elect(1)
     network.isolate(3)
@@ -47,7 +47,7 @@ def behind(*, compacted: bool, **settings: Any) -> Network:
 
 
 def hold_snapshots(network: Network) -> list[MsgSnap]:
-    """Keep snapshots from arriving, and say nothing about them; the list gets them."""
+    """Drop snapshots without a report, and return the list that collects them."""
     held: list[MsgSnap] = []
 
     def cut(message: Message) -> bool:
@@ -62,7 +62,7 @@ def hold_snapshots(network: Network) -> list[MsgSnap]:
 
 
 def progress_of(node: RawNode, peer: int) -> Progress:
-    """A leader's view; it must have one."""
+    """Return the leader's view of a peer, which must exist."""
     progress = node.progress(peer)
     assert progress is not None
     return progress
@@ -82,7 +82,7 @@ def test_follower_behind_the_logs_start_gets_a_snapshot() -> None:
 
 
 def test_follower_gets_one_snapshot_at_a_time() -> None:
-    """§7: nothing else is sent until it is in."""
+    """§7: nothing else is sent until it is installed."""
     network = behind(compacted=True)
     network.tick(1)
     network.settle(3)
@@ -101,7 +101,7 @@ def test_follower_gets_one_snapshot_at_a_time() -> None:
 def test_reported_snapshot_resumes_behind_it_or_where_it_was(
     delivered: bool, next_index: int
 ) -> None:
-    """§7: the host tells what became of the transfer; a heartbeat's answer resumes."""
+    """§7: the host reports the outcome of the transfer; a heartbeat's answer resumes sending."""
     network = behind(compacted=True)
     progress = progress_of(network.node(1), 3)
     progress.become_snapshot(12)
@@ -112,7 +112,7 @@ def test_reported_snapshot_resumes_behind_it_or_where_it_was(
 
 
 def test_snapshot_lost_with_its_link_is_sent_again() -> None:
-    """§7: it travels on the link that failed, and nobody else would tell."""
+    """§7: the snapshot used the failed link, and no other event reports its loss."""
     network = behind(compacted=True)
     progress = progress_of(network.node(1), 3)
     progress.become_snapshot(12)
@@ -123,7 +123,7 @@ def test_snapshot_lost_with_its_link_is_sent_again() -> None:
 
 
 def test_peer_that_was_not_heard_lately_gets_no_snapshot() -> None:
-    """Snapshots are for peers that are there to take them."""
+    """Snapshots are only sent to peers that can receive them."""
     network = behind(compacted=True)
     progress_of(network.node(1), 3).recent_active = False
     network.propose(b"x")
@@ -134,10 +134,10 @@ def test_snapshot_that_is_being_made_is_asked_for_again() -> None:
     """The storage may need time."""
 
     class Busy(MemoryStorage):
-        """Has no snapshot ready."""
+        """A storage without a snapshot ready."""
 
         def snapshot(self) -> Snapshot:
-            """Not yet."""
+            """Raise SnapshotTemporarilyUnavailable."""
             raise SnapshotTemporarilyUnavailable
 
     network = behind(compacted=True)
@@ -156,7 +156,7 @@ def test_snapshot_that_is_being_made_is_asked_for_again() -> None:
 
 
 def test_snapshot_older_than_the_commit_index_is_only_acknowledged() -> None:
-    """§7: an old snapshot brings nothing."""
+    """§7: an old snapshot adds nothing."""
     network = Network()
     network.elect(1)
     network.propose(b"x")
@@ -168,7 +168,7 @@ def test_snapshot_older_than_the_commit_index_is_only_acknowledged() -> None:
 
 
 def test_snapshot_overtaken_by_a_cut_is_followed_by_a_newer_one() -> None:
-    """While it travelled the leader's log was cut beyond it: its end is nowhere in the log."""
+    """While it was in flight the leader compacted its log beyond the snapshot's index."""
     network = behind(compacted=True, quiet_heartbeats=True)
     held = hold_snapshots(network)
     network.tick(1)
@@ -188,7 +188,7 @@ def test_snapshot_overtaken_by_a_cut_is_followed_by_a_newer_one() -> None:
 
 
 def test_snapshot_that_is_dropped_is_sent_again() -> None:
-    """Nobody reports on it; the heartbeats behind it are answered and tell."""
+    """Its loss is not reported; the answers to the heartbeats behind it show it."""
     network = behind(compacted=True, quiet_heartbeats=True)
     held = hold_snapshots(network)
     for _ in range(2 + SNAPSHOT_ANSWERS_MAX):
@@ -203,7 +203,7 @@ def test_snapshot_that_is_dropped_is_sent_again() -> None:
 
 
 def test_snapshot_is_not_taken_for_dropped_when_reads_overtake_it() -> None:
-    """A read's heartbeat is urgent: its answer does not tell that the snapshot before it came."""
+    """A read's heartbeat is urgent: its answer does not show that the snapshot before it came."""
     network = behind(compacted=True, quiet_heartbeats=True)
     held = hold_snapshots(network)
     network.tick(1)
@@ -220,7 +220,7 @@ def test_snapshot_is_not_taken_for_dropped_when_reads_overtake_it() -> None:
 
 
 def test_snapshot_that_is_dropped_is_sent_again_though_reads_never_pause() -> None:
-    """The heartbeats that are due then go twice: for the read, and behind what was sent."""
+    """Due heartbeats are then sent twice: for the read, and behind earlier messages."""
     network = behind(compacted=True, quiet_heartbeats=True)
     held = hold_snapshots(network)
     network.tick(1)
@@ -234,7 +234,7 @@ def test_snapshot_that_is_dropped_is_sent_again_though_reads_never_pause() -> No
 
 
 def test_snapshot_that_matches_the_log_moves_the_commit_index_only() -> None:
-    """§7: if the follower has the entry, what follows it is kept."""
+    """§7: if the follower has the entry, the entries after it are kept."""
     network = Network()
     log = [Entry(1, index) for index in (2, 3, 4)]
     network.step(MsgApp(2, 1, 1, 1, 1, log, 1))
@@ -254,7 +254,7 @@ def test_snapshots_membership_supersedes_the_own_one() -> None:
 
 
 def test_membership_change_applied_late_does_not_undo_a_snapshots_membership() -> None:
-    """§7: entries given out to be applied may be overtaken by a snapshot that holds them."""
+    """§7: a snapshot may overtake entries given out to be applied that it covers."""
     network = Network(async_storage_writes=True)
     late = Entry(1, 2, EntryKind.CONF_CHANGE_V2, REMOVE_1)
     network.step(MsgApp(2, 3, 1, 1, 1, [late], 2))
@@ -269,7 +269,7 @@ def test_membership_change_applied_late_does_not_undo_a_snapshots_membership() -
 
 
 def test_snapshot_older_than_the_own_admission_is_taken() -> None:
-    """A snapshot that stands for the log's start need not name this replica."""
+    """A snapshot at the start of the log need not contain this replica."""
     network = Network()
     network.add(4)
     network.step(MsgSnap(4, 1, 1, Snapshot(9, 1, ConfState(voters=(1, 2, 3)))))
@@ -280,7 +280,7 @@ def test_snapshot_older_than_the_own_admission_is_taken() -> None:
 
 
 def test_node_with_a_snapshot_under_way_does_not_campaign() -> None:
-    """Its log is not in one piece yet."""
+    """Its log is not complete yet."""
     network = Network(async_storage_writes=True)
     network.step(MsgSnap(2, 1, 1, Snapshot(9, 1, network.start.conf_state)))
     network.collect(2)
@@ -292,8 +292,10 @@ def test_node_with_a_snapshot_under_way_does_not_campaign() -> None:
 
 
 def test_snapshot_under_way_is_not_vouched_for() -> None:
-    """A leader that was told so, before a crash takes the snapshot back, never goes below it: the
-    follower refuses all that it is sent."""
+    """A crash may take the snapshot back, and a leader never goes below an acknowledged index.
+
+    The follower would then refuse everything it is sent.
+    """
     network = Network(async_storage_writes=True)
     network.step(MsgSnap(2, 1, 1, Snapshot(9, 1, network.start.conf_state)))
     network.collect(2)
@@ -310,7 +312,7 @@ def test_snapshot_under_way_is_not_vouched_for() -> None:
 
 
 def test_entries_on_disk_are_asked_for_and_sent_when_they_come() -> None:
-    """The core never reads a disk: it asks, pauses that peer, and goes on with the others."""
+    """The core never reads a disk: it requests a read, pauses that peer, and serves the others."""
     network = behind(compacted=False)
     leader = network.node(1)
     network.tick(1)
@@ -343,7 +345,7 @@ def test_entries_on_disk_are_asked_for_and_sent_when_they_come() -> None:
 
 
 def test_cold_read_that_failed_is_asked_for_again() -> None:
-    """An empty answer means it could not be read now."""
+    """An empty answer means that it could not be read now."""
     network = behind(compacted=False)
     leader = network.node(1)
     progress = progress_of(leader, 3)
@@ -364,8 +366,10 @@ def test_cold_read_that_failed_is_asked_for_again() -> None:
     "failing", [0, 1, 11], ids=["all work", "one fails", "the first ones fail"]
 )
 def test_cold_reads_of_a_link_that_flaps_do_not_multiply(failing: int) -> None:
-    """Each flap while a read waits for its turn has it asked for again. Of the answers one counts,
-    and only what counts is followed by the next read."""
+    """Each failure of the link while a read is pending causes another request.
+
+    Only one of the results counts, and only that one is followed by the next read.
+    """
     network = behind(compacted=False, max_size_per_msg=1)
     leader, host = network.node(1), network.hosts[1]
     held: list[ColdRead] = []
@@ -386,7 +390,7 @@ def test_cold_reads_of_a_link_that_flaps_do_not_multiply(failing: int) -> None:
         want = held.pop(0)
         if served <= failing:
             leader.entries_ready(3, [])
-            network.tick(1)  # its sign of life
+            network.tick(1)  # its heartbeat
         else:
             host.read_cold(want)
         network.settle()
@@ -395,7 +399,7 @@ def test_cold_reads_of_a_link_that_flaps_do_not_multiply(failing: int) -> None:
 
 
 def test_cold_read_overtaken_by_an_acknowledgement_is_not_sent() -> None:
-    """The peer has more than was thought: what was read does not belong behind `next`."""
+    """The peer has more than was known: the entries read do not continue at `next`."""
     network = behind(compacted=False)
     leader = network.node(1)
     progress = progress_of(leader, 3)
@@ -412,7 +416,7 @@ def test_cold_read_overtaken_by_an_acknowledgement_is_not_sent() -> None:
 
 
 def test_cold_read_overtaken_by_a_rejection_is_not_sent() -> None:
-    """The peer turned out to need something else meanwhile."""
+    """The peer turned out to need other entries meanwhile."""
     network = behind(compacted=False)
     leader = network.node(1)
     progress = progress_of(leader, 3)
@@ -432,7 +436,7 @@ def test_cold_read_overtaken_by_a_rejection_is_not_sent() -> None:
 
 
 def test_cold_read_answered_after_a_change_of_term_is_dropped() -> None:
-    """What was asked for in another term belongs to nobody."""
+    """The result of a request from another term is not used."""
     network = behind(compacted=False)
     leader = network.node(1)
     progress_of(leader, 3).become_replicate()
@@ -446,7 +450,7 @@ def test_cold_read_answered_after_a_change_of_term_is_dropped() -> None:
 
 
 def test_entries_to_apply_that_are_on_disk_are_asked_for() -> None:
-    """The same path serves the own state machine, after a restart."""
+    """The same path serves the node's own state machine, after a restart."""
     network = behind(compacted=False)
     network.crash(1)
     storage = network.hosts[1].storage
@@ -464,7 +468,10 @@ def test_entries_to_apply_that_are_on_disk_are_asked_for() -> None:
 
 
 def test_paced_learner_gets_entries_when_the_host_says_so() -> None:
-    """In memory or not, so many bytes at a time; voters, and who is paced no more, as ever."""
+    """In memory or not, a limited number of bytes at a time.
+
+    Voters, and learners not named by `pace` any more, are served as usual.
+    """
     network = Network(3, learners=1)
     network.elect(1)
     leader = network.node(1)

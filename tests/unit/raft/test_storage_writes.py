@@ -23,7 +23,7 @@ from tests.unit.raft.network import ELECTION_TICKS, Network
 
 
 def test_node_that_wants_nothing_is_not_ready() -> None:
-    """Only dirty groups are touched."""
+    """The host touches only dirty groups."""
     network = Network()
     assert not network.node(1).has_ready()
     network.elect(1)
@@ -31,7 +31,7 @@ def test_node_that_wants_nothing_is_not_ready() -> None:
 
 
 def test_has_ready_and_ready_agree() -> None:
-    """Whatever happened, a Ready is empty exactly when none was announced."""
+    """After any event, a Ready is empty exactly when none was announced."""
     network = Network(async_storage_writes=True)
     network.node(1).campaign()
     for _ in range(200):
@@ -59,7 +59,7 @@ def test_vote_leaves_only_after_its_write() -> None:
 
 
 def test_request_for_votes_leaves_only_after_its_write() -> None:
-    """Figure 2: currentTerm and votedFor are durable before anybody is asked to act on them."""
+    """Figure 2: currentTerm and votedFor are durable before other servers act on them."""
     network = Network(async_storage_writes=True, durable_campaign=True)
     network.node(1).campaign()
     assert network.hosts[1].take_ready() == []
@@ -70,17 +70,17 @@ def test_request_for_votes_leaves_only_after_its_write() -> None:
 
 
 def test_pre_vote_request_does_not_wait_for_the_disk() -> None:
-    """Thesis §9.6: it is only a question; nothing of it is written."""
+    """Thesis §9.6: a pre-vote is only a query; nothing is written for it."""
     network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
     network.node(1).campaign()
     assert [type(message) for message in network.hosts[1].take_ready()] == [MsgPreVote, MsgPreVote]
 
 
 def test_candidate_does_not_stand_again_before_its_vote_is_durable() -> None:
-    """The next term would begin the write anew: on a slow disk nobody would ever win."""
+    """A new term would start the write over: on a slow disk no candidate would ever win."""
     network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
     node = network.node(1)
-    network.step(MsgPreVoteResp(1, 2, 1))  # nobody asked: it counts for nothing
+    network.step(MsgPreVoteResp(1, 2, 1))  # not requested: it has no effect
     node.campaign()
     network.step(MsgPreVoteResp(1, 2, 1))
     network.collect(1)
@@ -106,7 +106,7 @@ def test_candidate_does_not_stand_again_before_its_vote_is_durable() -> None:
 
 
 def test_voter_refuses_another_election_while_its_vote_is_on_its_way() -> None:
-    """A grant would make the asker a candidate of a later term, and the vote worth nothing."""
+    """A grant would let the sender campaign in a later term, and make the vote worthless."""
     network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
     network.step(MsgVote(2, 1, 1, 1, 1))
     network.collect(2)
@@ -133,7 +133,7 @@ def test_voter_refuses_another_election_while_its_vote_is_on_its_way() -> None:
 
 
 def _asked_for_votes(*, slow: tuple[int, ...]) -> Network:
-    """Node 1 stands in term 1, and has asked; the disks of `slow` hold their votes back."""
+    """Node 1 has requested votes in term 1; the disks of `slow` delay their votes."""
     network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
     network.node(1).campaign()
     network.step(MsgPreVoteResp(1, 2, 1))
@@ -146,7 +146,7 @@ def _asked_for_votes(*, slow: tuple[int, ...]) -> Network:
 
 
 def test_vote_from_a_slow_disk_counts_though_its_candidate_asks_again() -> None:
-    """Else who has the quickest disk gives each election up before the slowest has answered."""
+    """Otherwise the fastest disk's candidate ends each election before the slowest answers."""
     network = _asked_for_votes(slow=(2,))
     node = network.node(1)
     node.tick(2 * ELECTION_TICKS)
@@ -158,7 +158,7 @@ def test_vote_from_a_slow_disk_counts_though_its_candidate_asks_again() -> None:
 
 
 def test_vote_from_a_slow_disk_counts_after_refusals_of_the_next_election() -> None:
-    """Who waits for its own disk refuses: that ends the question, not the election before it."""
+    """A voter waiting for its disk refuses; that ends the pre-vote, not the earlier election."""
     network = _asked_for_votes(slow=(2, 3))
     node = network.node(1)
     node.tick(2 * ELECTION_TICKS)
@@ -172,7 +172,7 @@ def test_vote_from_a_slow_disk_counts_after_refusals_of_the_next_election() -> N
 
 
 def test_late_votes_do_not_make_anybody_lead_who_has_restarted_or_follows() -> None:
-    """§5.2: it may have led the term before the crash, with other entries; or somebody does."""
+    """§5.2: it may have led the term before the crash, with other entries; or another one leads."""
     network = _asked_for_votes(slow=(2, 3))
     network.crash(1)
     for voter in (2, 3):
@@ -201,7 +201,7 @@ def test_asker_that_was_given_the_vote_is_not_kept_waiting() -> None:
 
 
 def test_slow_vote_does_not_make_the_next_failover_slow() -> None:
-    """Whoever was elected leads perhaps for days; then its silence is told as soon as ever."""
+    """The elected leader may lead for days; after that its silence is detected as fast as ever."""
     network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
     network.step(MsgVote(2, 1, 1, 1, 1))
     network.collect(2)
@@ -217,7 +217,7 @@ def test_slow_vote_does_not_make_the_next_failover_slow() -> None:
 
 
 def test_vote_that_others_made_needless_holds_nothing_up() -> None:
-    """Its candidate leads, and dies before this disk has written the vote."""
+    """Its candidate leads, and fails before this disk has written the vote."""
     network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
     network.step(MsgVote(2, 1, 1, 1, 1))
     network.collect(2)
@@ -233,7 +233,7 @@ def test_vote_that_others_made_needless_holds_nothing_up() -> None:
 
 
 def test_of_two_that_ask_at_one_time_one_goes_on() -> None:
-    """Both would be told yes, and have a vote each: on slow disks that costs a second election."""
+    """Two grants would leave one vote each: on slow disks that costs a second election."""
     network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
     network.isolate(3)
     for number in (1, 2):
@@ -258,7 +258,7 @@ def test_better_log_goes_on_whatever_its_id() -> None:
 
 
 def test_who_asked_a_while_ago_lets_others_win() -> None:
-    """It may be cut off from those who could elect it."""
+    """The earlier pre-candidate may be cut off from the voters it needs."""
     network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
     network.node(1).campaign()
     network.hosts[1].take_ready()
@@ -270,7 +270,7 @@ def test_who_asked_a_while_ago_lets_others_win() -> None:
 
 
 def test_answer_to_a_pre_vote_does_not_wait_for_the_disk() -> None:
-    """Nor does the own one: nothing is promised."""
+    """Nor does the node's own pre-vote: it commits it to nothing."""
     network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
     network.step(MsgPreVote(2, 1, 1, 1, 1))
     assert network.hosts[2].take_ready() == [MsgPreVoteResp(1, 2, 1)]
@@ -281,7 +281,7 @@ def test_answer_to_a_pre_vote_does_not_wait_for_the_disk() -> None:
 
 
 def test_handed_over_leadership_is_asked_for_only_after_its_write() -> None:
-    """Thesis §3.10: an election without the question before it is one like the others."""
+    """Thesis §3.10: an election without pre-vote is otherwise an election like any other."""
     network = Network(async_storage_writes=True, durable_campaign=True, pre_vote=True)
     network.elect(1)
     network.step(MsgTimeoutNow(2, 1, network.node(1).term))
@@ -290,7 +290,7 @@ def test_handed_over_leadership_is_asked_for_only_after_its_write() -> None:
 
 
 def test_term_is_never_led_twice_whatever_a_crash_takes_back() -> None:
-    """§5.2: the others' disks are quick, the candidate's own is not; then its power fails."""
+    """§5.2: the others' disks are fast, the candidate's own is slow; then its power fails."""
     network = Network(async_storage_writes=True, durable_campaign=True)
     network.node(1).campaign()
     network.collect(1)
@@ -306,7 +306,7 @@ def test_term_is_never_led_twice_whatever_a_crash_takes_back() -> None:
 
 
 def test_vote_for_a_log_that_was_lost_does_not_count_for_what_is_left() -> None:
-    """§5.4.1: a granted vote is about the log it was asked for, which must still be there."""
+    """§5.4.1: a vote is granted to the log in the request, which must still exist."""
     network = Network(async_storage_writes=True, durable_campaign=True)
     network.step(MsgApp(1, 2, 1, 1, 1, [Entry(1, 2)], 1))
     network.settle(1)
@@ -315,7 +315,7 @@ def test_vote_for_a_log_that_was_lost_does_not_count_for_what_is_left() -> None:
     network.step(MsgApp(3, 2, 1, 1, 1, [Entry(1, 2), Entry(1, 3)], 3))
     network.settle(3)
     network.messages.clear()
-    network.node(1).campaign()  # its entry 3 is on its way to the disk
+    network.node(1).campaign()  # its entry 3 is being written
     network.collect(1)
     network.settle(3)
     answers = list(network.messages)
@@ -329,7 +329,7 @@ def test_vote_for_a_log_that_was_lost_does_not_count_for_what_is_left() -> None:
 
 
 def test_heartbeat_answer_does_not_wait_for_the_disk() -> None:
-    """It acknowledges nothing."""
+    """A heartbeat's answer acknowledges no entries."""
     network = Network(async_storage_writes=True)
     network.step(MsgHeartbeat(2, 1, 1, 1))
     assert len(network.hosts[2].take_ready()) == 1
@@ -345,7 +345,7 @@ def test_append_is_acknowledged_only_after_its_write() -> None:
 
 
 def test_repeated_append_is_acknowledged_behind_the_write_under_way() -> None:
-    """A write without entries of its own may still vouch for earlier ones: order is kept."""
+    """A write without entries of its own may acknowledge earlier ones: order is kept."""
     network = Network(async_storage_writes=True)
     append = MsgApp(2, 1, 1, 1, 1, [Entry(1, 2)], 1)
     network.step(append)
@@ -383,7 +383,7 @@ def test_committed_entry_waits_for_the_own_disk_before_it_is_applied() -> None:
 
 
 def test_pipelined_writes_are_given_out_without_waiting() -> None:
-    """Thesis §10.2.1: any number of writes under way."""
+    """Thesis §10.2.1: any number of writes may be in progress."""
     network = Network(async_storage_writes=True)
     network.elect(1)
     for _ in range(3):
@@ -415,7 +415,7 @@ def test_answer_of_a_write_given_out_in_an_older_term_is_ignored() -> None:
 
 
 def test_term_change_alone_asks_again_whether_the_tail_is_durable() -> None:
-    """The answers to earlier writes no longer count; a later write answers for all."""
+    """Answers to earlier writes no longer count; a later write answers for all."""
     network = Network(async_storage_writes=True)
     network.step(MsgApp(2, 1, 1, 1, 1, [Entry(1, 2)], 1))
     network.collect(2)
@@ -429,7 +429,7 @@ def test_term_change_alone_asks_again_whether_the_tail_is_durable() -> None:
 
 
 def test_crash_before_the_write_loses_the_entry_and_the_vote() -> None:
-    """Nobody was told otherwise."""
+    """No other node has acted on either."""
     network = Network(async_storage_writes=True)
     network.step(MsgVote(2, 1, 1, 1, 1))
     network.step(MsgApp(2, 1, 1, 1, 1, [Entry(1, 2)], 1))
@@ -459,7 +459,7 @@ def test_committed_entries_come_in_pages(limit: int) -> None:
 
 
 def test_synchronous_ready_is_worked_off_before_the_next() -> None:
-    """write, send, apply, advance."""
+    """Order: write, send, apply, advance."""
     network = Network(1)
     node = network.node(1)
     node.campaign()
@@ -481,7 +481,7 @@ def test_synchronous_entries_are_applied_in_the_ready_that_writes_them() -> None
 
 
 def test_answer_of_an_applier_moves_applied() -> None:
-    """The applier answers with what it was given."""
+    """The applier answers with the entries it received."""
     network = Network(async_storage_writes=True)
     network.step(MsgApp(2, 1, 1, 1, 1, [Entry(1, 2)], 2))
     network.settle(2)
