@@ -262,7 +262,7 @@ def _vote(raft: Raft, candidate: NodeId) -> None:
 
 
 def handle_vote(raft: Raft, msg: MsgVote) -> None:
-    """Handle RequestVote (Figure 2). Learners vote too: the candidate may be more up to date."""
+    """Handle RequestVote (Figure 2). Learners vote: the candidate may know newer members."""
     may_vote = raft.vote == msg.from_ or (raft.vote == NONE and raft.lead == NONE)
     may_vote = may_vote and not raft.log.lacks_committed
     if may_vote and raft.log.is_up_to_date(index=msg.index, term=msg.log_term):
@@ -298,8 +298,9 @@ def _comes_first(raft: Raft, msg: MsgPreVote) -> bool:
     """Return True if this pre-candidate takes precedence over the sender of `msg`.
 
     Simultaneous pre-candidates would both be granted and then have one vote each. So the one with
-    the better log, or the lower id, goes on, and the other yields to it. This holds only for a
-    short time, as the winner may not reach a majority.
+    the better log, or the lower id, goes on; if that is the sender, this replica ends its pre-vote.
+    Applies only in the first third of an election timeout, as the one that goes on may not reach a
+    majority.
     """
     is_asking = raft.state is PRE_CANDIDATE and raft.election_elapsed < raft.election_ticks // 3
     if not (raft.durable_campaign and is_asking):

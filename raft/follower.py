@@ -35,8 +35,8 @@ from raft.types import (
 )
 
 _POSITION_MAX: Final = (1 << 62) - 1
-"""Upper bound of indexes and offsets: no log reaches it, and higher ones could not be stored or
-counted on."""
+"""Upper bound of indexes and offsets. No log reaches it; a higher one would not fit, or would leave
+no room for entries behind it."""
 
 
 def become_follower(raft: Raft, term: Term, lead: NodeId) -> None:

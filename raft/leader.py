@@ -1,9 +1,9 @@
 """The leader: appends, replicates, commits, and confirms its leadership (§5.3, §5.4.2, §8).
 
 Replication is pipelined: entries are sent ahead of acknowledgements (thesis §10.2.1). Each member's
-`Progress` holds what to send next and if it may be sent. An acknowledgement updates it,
-may commit entries, and sends what has become possible. The leader's own log is one of the replicas:
-its acknowledgement arrives when its own disk has the entry.
+`Progress` holds what to send next and if it may be sent. An acknowledgement updates it, may commit
+entries, and sends what has become possible. The leader's own log is one of the replicas: its
+acknowledgement arrives when its own disk has the entry.
 
 `batch_appends` changes only the time of sending: a broadcast is noted in `broadcast_due` and leaves
 with the next Ready.
@@ -165,9 +165,9 @@ def asks(raft: Raft) -> bool:
 
 
 def is_in_step(raft: Raft, progress: Progress) -> bool:
-    """Return True if a replica has, or has been sent, all entries and the commit index.
+    """Return True if a replica has acknowledged all entries and has been sent the commit index.
 
-    Entries count as such only once they are acknowledged.
+    With `commit_apart` only the entries count.
     """
     log = raft.log
     return (

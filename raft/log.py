@@ -211,8 +211,8 @@ class RaftLog:
     def commit_to(self, index: Index) -> None:
         """Advance the commit index to `index`; never move it back.
 
-        Raises Contradiction if the log ends before `index`: no leader commits an entry on this
-        replica's behalf before it is acknowledged.
+        Raises Contradiction if the log ends before `index`: leaders report to a replica only
+        commit indexes up to which it has acknowledged.
         """
         if index > self.committed:
             if index > self.last_index:

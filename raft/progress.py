@@ -40,7 +40,7 @@ ROUNDS_BETWEEN_MAX = 8
 """Largest number of rounds between two heartbeats to a replica that does not answer."""
 
 TRIES_MAX: Final = 2 * ROUNDS_BETWEEN_MAX.bit_length()
-"""Number of unanswered tries after which the interval no longer grows."""
+"""Bound of `Progress.tries`: more unanswered tries do not change the interval."""
 
 
 class Inflights:
@@ -211,8 +211,7 @@ class Progress:
         return True
 
     def maybe_decrease(self, *, rejected: Index, hint: Index) -> bool:
-        """Record that the replica refused the MsgApp after `rejected`; the logs may agree at
-        `hint`.
+        """Record a refusal of the MsgApp after `rejected`; the logs may agree at `hint`.
 
         Return False for an answer that a newer one has overtaken (§5.3).
         """

@@ -69,8 +69,8 @@ VERSION_OF_DOWNGRADES = 11
 `TimeOutTransactions`."""
 
 VERSION_OF_LATE_FIRST_NUMBERS = 11
-"""Peers below this version take offsets below a producer's first sequence number for appended,
-because they assume that numbers begin at 0."""
+"""Peers below this version take sequence numbers below a producer's first one for appended, because
+they assume that numbers begin at 0."""
 
 VERSION_OF_BOOTS = 12
 """Peers below this version do not report the starts of their directory, and would end the link at a
