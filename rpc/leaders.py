@@ -264,8 +264,7 @@ class LeaderListSender:
         return cursor.acked_ns if cursor is not None else -1
 
     def heard_ns(self, peer: ServerId, group: GroupId) -> int:
-        """Return the latest time at which `peer` is known to have held our present claim on
-        `group`.
+        """Return when `peer` is known to have last held our present claim on `group`.
 
         Check-quorum may count from it. -1: the peer does not hold the claim, or we do not lead the
         group.
