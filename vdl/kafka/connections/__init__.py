@@ -1,1 +1,1 @@
-"""Client connections: sockets, TLS, frames, logins, sessions, and whose request starts when."""
+"""Client connections: sockets, TLS, frames, logins, sessions, and the scheduling of requests."""

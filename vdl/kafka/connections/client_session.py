@@ -1,39 +1,40 @@
-"""One client connection as an engine that takes bytes and gives bytes.
+"""Sans-I/O engine of one client connection: bytes in, bytes out.
 
-Whoever owns the socket (the listener, or a simulated network) passes a `ClientSession` the bytes
-that arrive and sends what it wants sent. Rules:
+The owner of the socket (the listener, or a simulated network) passes a `ClientSession` the bytes
+that arrive and sends what the session passes to its `Transport`. Rules:
 
-* Requests of a connection start, and are answered, in the order of their arrival. As in Kafka, one
-  starts when all before it are answered. Only Produce may start while other Produce requests of its
-  connection wait, because it takes its place in the log at its start. A Produce that is decoded, or
-  whose batches are checked, off the loop, or that is done in parts, holds back those behind it
-  until then.
-* Its bounds are settings: requests and bytes in flight, unsent bytes. A connection at a bound is
-  not read. Before a login that is asked for, it is read one request at a time, of
-  `login_bytes_max`.
-* A request may take any time to arrive, as in Kafka, while it makes progress: `FRAME_RATE_MIN` over
-  each `frame_deadline_ms`, or `CONTENDED_RATE_MIN` from its beginning if it holds memory that
-  others wait for.
-* What it holds is charged to the memory of all connections together (`limits.memory`) before it is
-  taken: requests that arrive or are not answered, answers that are not sent. A connection that does
-  not take its answers is not read either. While others wait for memory, one that holds some and
-  makes no progress has a fraction of the usual time; one that takes answers slowly must be able to
-  finish within the whole of it.
+* Requests of a connection start, and are answered, in the order of their arrival. As in Kafka, a
+  request starts when all requests before it are answered. Only Produce may start while earlier
+  Produce requests of its connection are pending, because it takes its place in the log when it
+  starts. A Produce that is decoded off the loop, whose batches are checked off the loop, or that is
+  done in parts, holds back the requests behind it until that is finished.
+* Bounds are settings: requests and bytes in flight, unsent bytes. A connection at a bound is not
+  read. Before a required login is done, the connection is read one request at a time, each of at
+  most `login_bytes_max`.
+* As in Kafka, a request may take any time to arrive while it makes progress: `FRAME_RATE_MIN` over
+  each `frame_deadline_ms`, or `CONTENDED_RATE_MIN` since its beginning if it holds memory that
+  other connections wait for.
+* Memory is charged to the server-wide accounts (`limits.memory`) before it is taken: requests that
+  arrive or are unanswered, and answers that are unsent. A connection that does not take its answers
+  is not read. While other connections wait for memory, one that holds some and makes no progress
+  gets a fraction of the usual time. One that takes answers slowly must be able to finish within the
+  full time.
 * A turn of the loop has budgets (`turn_budget`) for starting requests, receiving long ones and
-  sending long answers. A session without its share waits for its turn in each.
-* A long request is decoded in a thread (`limits.decoding`), and so is one that has many elements,
-  which is found out by beginning to decode it; what its connection sent behind it waits. One of
-  many elements is done in parts, if its API allows it (`vdl.kafka.parts`): one in a turn of the
-  loop, when it is the connection's turn. Each part is judged by what its client may do then.
-* Where clients have quotas (`vdl.kafka.limits.client_quotas`), one that used more is told so in its
-  answer, and its connection is not read for as long.
-* What the socket does not take stays here. If it is a small slice of a large chunk of the tail
-  cache, it is copied, or it would keep the whole chunk in memory.
-* Bytes that make no sense close their connection, after earlier requests are answered. A handler
-  that raises costs its own request an UNKNOWN_SERVER_ERROR and nothing else, or the connection
-  where the protocol has no answer.
+  sending long answers. A session without budget waits for its turn in each.
+* A long request is decoded in a thread (`limits.decoding`). So is a request with many elements,
+  which is detected when decoding on the loop reaches the limit. The requests behind it wait. A
+  request with many elements is done in parts if its API allows it (`vdl.kafka.parts`): one part per
+  turn of the loop, when it is the connection's turn. Each part is authorized by the client's
+  permissions at that time.
+* Where clients have quotas (`vdl.kafka.limits.client_quotas`), the answer to a client over its
+  quota carries the throttle time, and the connection is not read for that long.
+* Bytes that the socket does not take stay in the session. A small slice of a large chunk of the
+  tail cache is copied, because it would keep the whole chunk in memory.
+* Unreadable bytes close the connection after earlier requests are answered. A handler that raises
+  costs only its own request, which gets UNKNOWN_SERVER_ERROR, or the connection where the protocol
+  has no answer.
 
-Must not know: sockets, the event loop, other connections, what the requests do.
+Does not depend on sockets, the event loop, other connections, or the meaning of requests.
 """
 
 from __future__ import annotations
@@ -94,29 +95,32 @@ _TOKEN_HEAD = Struct(">i").pack
 _API_VERSIONS = 18
 _SECOND_NS = 1_000 * MS
 _REFUSED_NS = 50 * MS
-"""Between the answer that a login failed and the end of its connection. Some clients that find both
-in one read tell of the end alone."""
+"""Delay between the answer that a login failed and the end of its connection. Some clients that
+find both in one read report only the end."""
 _STALL_PARTS = 6
-"""While others wait for memory, a connection that holds some and makes no progress is closed after
-a sixth of `frame_deadline_ms`."""
+"""While other connections wait for memory, a connection that holds some and makes no progress is
+closed after a sixth of `frame_deadline_ms`."""
 FRAME_RATE_MIN = 1 << 10
-"""Bytes a second: the slowest an arriving request may be."""
+"""Lowest rate (bytes per second) at which a request may arrive."""
 CONTENDED_RATE_MIN = 1 << 20
-"""The same while others wait for the memory: the largest request then takes two minutes."""
+"""The same while others wait for the memory. The largest request then takes two minutes."""
 
 
 class Transport(Protocol):
-    """What a session asks of the connection under it."""
+    """Connection below a session, as the session uses it."""
 
     def send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Send them end to end; the rest that cannot leave now, which the session keeps until it
-        is told to resume writing. The buffers stay as they are until they have left."""
+        """Send the buffers in order, and return the rest that cannot be sent now.
+
+        The session keeps the rest until `resume_writing`. The buffers must not change until they
+        are sent.
+        """
 
     def close(self, rest: Sequence[Buffer]) -> None:
-        """Close once everything given to `send`, and `rest`, has left."""
+        """Close once everything given to `send`, and then `rest`, is sent."""
 
     def abort(self) -> None:
-        """Close now."""
+        """Close immediately."""
 
     def pause_reading(self) -> None: ...
 
@@ -124,7 +128,7 @@ class Transport(Protocol):
 
 
 class _InTurn:
-    """In place of an answer: what is to be done for it when it is the connection's turn."""
+    """Placeholder for an answer: a step to run when it is the connection's turn."""
 
     __slots__ = ("step",)
 
@@ -133,7 +137,7 @@ class _InTurn:
 
 
 class Exchange:
-    """One request that has started, and its answer once it is known."""
+    """A request that has started, and its answer once it is known."""
 
     __slots__ = (
         "answer",
@@ -157,72 +161,76 @@ class Exchange:
         self.version = request.api_version
         self.correlation_id = request.correlation_id
         self.bytes = self.counted = request.bytes
-        """`counted`: with what a Produce takes for its partitions, if they are many."""
+        """`counted` includes what a Produce takes for its partitions, if they are many."""
         self.started_ns = started_ns
         self.answer: Any = None
         """A response, Encoded, Reply, an exception, `_InTurn`, or a Later that becomes one of
         them."""
         self.is_decoding = False
-        """It waits for a thread to decode it, or is decoded: its bytes are held until then."""
+        """True while the request waits for a decoding thread or is decoded. Its bytes are held
+        until then."""
         self.wide: WideRequest | None = None
-        """The whole, if it is done in parts."""
+        """State of a request done in parts; None for others."""
         self.finishes: tuple[Finish, ...] = ()
-        """What the answer goes through before it is sent, because of what its client may not do."""
+        """Filters for the answer that hide what the client may not see."""
         self.measured: RequestContext | None = None
-        """Whose quotas it counts against; None where there are none."""
+        """Context whose quotas the request counts against; None if there are no quotas."""
         self.used_ns = 0
-        """Time of the loop that it took."""
+        """Time of the loop that the request used."""
         self.throttle_ms = 0
-        """For how long its connection is to wait, as far as was known at its start."""
+        """Throttle time of the connection, as far as it was known when the request started."""
         self.request: Any = None
-        """The decoded request, to answer a failure in its shape. Not kept for pipelined ones,
-        whose frames are large: they answer for themselves."""
+        """The decoded request, used to build an error answer of its shape. Not kept for pipelined
+        APIs, whose frames are large; they build their own errors."""
 
 
 class Sessions(Protocol):
-    """What a session asks of all sessions of its server together (`frontend.py`)."""
+    """State and services that all sessions of a server share (`frontend.py`)."""
 
     context: Context
     receive_budget: ReceiveBudget
     send_budget: SendBudget
     start_budget: StartBudget
     large_requests: dict[ClientSession, None]
-    """Sessions whose request is counted as decoded, longest first."""
+    """Sessions whose decoded request is counted, longest first."""
     waiting_to_start: dict[ClientSession, None]
     """Sessions that wait for memory for a decoded request."""
     login_failures: int
 
     def mark(self, session: ClientSession) -> None:
-        """Something became known that concerns this one: it is to `proceed` at the turn's end."""
+        """Schedule `proceed` of the session at the end of the turn."""
 
     def proved(self, session: ClientSession) -> None:
-        """This one has logged in."""
+        """Note that the session has logged in."""
 
     def forget(self, session: ClientSession) -> None:
-        """This one is closed."""
+        """Note that the session is closed."""
 
     def answer_early(self) -> None:
-        """This one waits for memory: long polls that hold much are answered soon."""
+        """Answer long polls that hold much memory soon, because a session waits for memory."""
 
     def hold_back(self, session: ClientSession, for_ms: int) -> None:
-        """A Produce waits for the host to have room, or what changes something for the audit log:
-        `release` follows, after `for_ms`."""
+        """Call `release` of the session after `for_ms`.
+
+        Used when a Produce waits for the host to have room, or a change waits for room in the audit
+        log.
+        """
 
     def finished(self, exchange: Exchange, size: int) -> int:
-        """One request is answered with `size` bytes. The time it is now."""
+        """Count one request as answered with `size` bytes. Return the current time (ns)."""
 
     def handler_failed(self, exchange: Exchange, error: BaseException) -> Any:
-        """The answer to a request whose handler raised."""
+        """Return the answer to a request whose handler raised."""
 
     def session_failed(self, session: ClientSession, error: BaseException) -> None:
-        """A bug in this file: it ends this session."""
+        """End the session because of a bug in this file."""
 
     def log_failure(self, where: str, error: BaseException) -> None:
         """Count a fault of the server, and log the first of its kind."""
 
 
 class ClientSession:
-    """One client connection. `closed` once nothing more goes in or out."""
+    """One client connection. `closed` is true once no more bytes go in or out."""
 
     __slots__ = (
         "_arriving",
@@ -270,19 +278,19 @@ class ClientSession:
         self.info = info
         self.closed = False
         self.ending = ""
-        """Why no further request is read; empty while requests are read."""
+        """Reason why no further request is read; empty while requests are read."""
         self.last_active_ns = now_ns
-        """When bytes last arrived, or an answer was given."""
+        """Time when bytes last arrived or an answer was given."""
         self.shared_until_ns = self.share_ns = 0
         self.shared_by: object = None
         """See `Starter`."""
         self.frame_since_ns = 0
-        """When the arriving request began, or reading resumed in the middle of it. 0: no request
-        arrives, or nothing is read, which is no fault of the client."""
+        """Time when the arriving request began, or when reading resumed in the middle of it. 0 if
+        no request arrives, or if the server does not read the connection."""
         self._frame_from = 0
-        """Bytes of it that had arrived then."""
+        """Bytes of the arriving request that were present at `frame_since_ns`."""
         self._last_progress = (0, 0)
-        """Last progress seen: when, and bytes that had arrived by then."""
+        """(time, bytes arrived by then) of the last progress seen."""
         self._frontend = frontend
         self._transport = transport
         config = frontend.context.config
@@ -295,49 +303,52 @@ class ClientSession:
         self._arriving = 0
         """Bytes that the arriving request will hold after one more read."""
         self._is_long = False
-        """The arriving request is long: it is read within `ReceiveBudget`."""
+        """True if the arriving request is long: it is read within `ReceiveBudget`."""
         self._is_refused = False
-        """Its login failed a moment ago: it has time to read so before its connection ends."""
+        """True for a moment after a failed login, so that the client can read the answer before the
+        connection ends."""
         self._receive_wait_since_ns = 0
-        """Since when it waits for that budget; 0: it does not."""
+        """Time since which the session waits for `ReceiveBudget`; 0 if it does not wait."""
         self._moderate = 0
-        """Bytes of the moderate reserve that the started request has."""
+        """Bytes that the started request has taken from the reserve for moderate requests."""
         self._decoded = 0
-        """Bytes that the started request takes beside its frame, if it is no Produce."""
+        """Bytes that the started request takes beside its frame; 0 for a Produce."""
         self._charged = 0
         """Bytes that `RequestMemory` counts for this connection."""
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._unsent: Sequence[Buffer] = ()
-        """What the transport has not taken yet. Until then nothing is sent or started."""
+        """Buffers that the transport has not taken. While there are some, nothing is sent or
+        started."""
         self.stuck_since_ns = 0
-        """When the transport last took some of it; 0: nothing is unsent."""
+        """Time when the transport last took some of the unsent bytes; 0 if nothing is unsent."""
         self._unsent_since_ns = 0
-        """Since when something has been unsent without a break; 0: nothing is."""
+        """Start of the current period with unsent bytes; 0 if nothing is unsent."""
         self._unsent_at_first = 0
-        """Bytes that were unsent then."""
+        """Bytes that were unsent at `_unsent_since_ns`."""
         self._marked = False
         self._reading = True
         self._writable = True
         self._held_back = False
         self._queued = False
-        """Its requests wait for `StartBudget`."""
+        """True while its requests wait for `StartBudget`."""
         self._mute_timer: Timer | None = None
         self._muted_until_ns = 0
-        """Until when it is not read, because its client has used more than it may; 0: it is."""
+        """Time until which the connection is not read because its client exceeded a quota; 0 if it
+        is read."""
         self._reads_ahead = False
-        """More has arrived meanwhile: reading stops until they start."""
+        """True if more bytes arrived while queued. Reading stops until the requests start."""
 
     # --- from the transport --------------------------------------------------------------------
     def get_buffer(self, size_hint: int) -> memoryview:
-        """Where the next bytes may be put."""
+        """Return the buffer for the next bytes."""
         view = self._connection.get_buffer(size_hint)
         if self._is_long:
             return view[: max(self._frontend.receive_budget.left, READ_BYTES_MIN)]
         return view
 
     def buffer_updated(self, count: int) -> None:
-        """`count` bytes were put there."""
+        """Process `count` bytes that were written to the buffer."""
         try:
             self._take(count)
         except Exception as error:  # noqa: BLE001 - the connection edge
@@ -358,7 +369,7 @@ class ClientSession:
                 self._bytes_in_flight += request.bytes
                 self.frame_since_ns = 0
         except WireError as error:
-            self.ending = f"unreadable: {error!r}"  # what came before it is answered first
+            self.ending = f"unreadable: {error!r}"  # earlier requests are answered first
         if not connection.mid_request:
             self.frame_since_ns = self._arriving = 0
             self._is_long = False
@@ -379,7 +390,8 @@ class ClientSession:
                 self._transport.pause_reading()
 
     def resume_receiving(self) -> None:
-        """Its turn to be read. The wait is not counted against the client."""
+        """Resume reading because it is this connection's turn. The wait does not count against the
+        client."""
         now_ns = self._frontend.context.clock.now_ns()
         waited_ns = now_ns - self._receive_wait_since_ns
         self._receive_wait_since_ns = 0
@@ -392,7 +404,7 @@ class ClientSession:
         self._transport.resume_reading()
 
     def resume_starting(self) -> None:
-        """Its turn: waiting requests may start."""
+        """Start waiting requests because it is this connection's turn."""
         self._queued = self._reads_ahead = False
         try:
             self.proceed()
@@ -400,7 +412,7 @@ class ClientSession:
             self._frontend.session_failed(self, error)
 
     def receive(self, data: Buffer) -> None:
-        """Bytes that arrived, for callers that hold them already."""
+        """Process bytes that arrived, for callers that already hold them."""
         view = memoryview(data)
         while view and not self.closed:
             into = self.get_buffer(len(view))
@@ -410,11 +422,11 @@ class ClientSession:
             view = view[count:]
 
     def pause_writing(self) -> None:
-        """Too much is unsent: nothing further starts or is sent."""
+        """Stop starting and sending, because too much is unsent."""
         self._writable = False
 
     def resume_writing(self) -> None:
-        """The transport takes more."""
+        """Send the unsent bytes and go on, because the transport takes more."""
         if self.closed:
             return
         if self._unsent and not self._give(self._unsent):
@@ -423,14 +435,14 @@ class ClientSession:
         self.mark()
 
     def resume_sending(self) -> None:
-        """Its turn: a long answer may be sent."""
+        """Send a long answer because it is this connection's turn."""
         try:
             self.resume_writing()
         except Exception as error:  # noqa: BLE001 - the connection edge
             self._frontend.session_failed(self, error)
 
     def connection_lost(self) -> None:
-        """The client is gone: cancel what it waits for, and free what it holds."""
+        """Cancel pending answers and free all memory, because the client is gone."""
         if self.closed:
             return
         self.closed = True
@@ -453,8 +465,8 @@ class ClientSession:
             if not kept:
                 answer.cancel()
                 continue
-            # Its batches wait for their check or for the log all the same, or it for being decoded.
-            # It holds its bytes.
+            # The work goes on without the client: its batches still wait for their check or for the
+            # log, or the request for being decoded. It keeps its bytes until then.
             self._charged -= kept
             answer.detach(partial(requests.change, -kept))
         self._started.clear()
@@ -479,9 +491,9 @@ class ClientSession:
 
     # --- requests ----------------------------------------------------------------------------
     def end(self, reason: str) -> None:
-        """Start no further request; close when what has started is answered."""
+        """Start no further request, and close when the started ones are answered."""
         self.ending = self.ending or reason
-        # Answers may take long to leave: what waits to start is not counted until then.
+        # Answers may take long to leave; the waiting requests are not counted meanwhile.
         self._bytes_in_flight -= sum(request.bytes for request in self._waiting)
         self._waiting.clear()
         self._frontend.waiting_to_start.pop(self, None)
@@ -492,32 +504,32 @@ class ClientSession:
             self._close()
 
     def close(self, reason: str) -> None:
-        """Close once what was answered has left; what is under way is dropped."""
+        """Close once the answers already built are sent. Drop requests under way."""
         self.ending = reason
         self._close()
 
     def abort(self, reason: str) -> None:
-        """Close now, whatever is under way."""
+        """Close immediately. Drop everything under way."""
         self.ending = reason
         transport = self._transport
         self.connection_lost()
         transport.abort()
 
     def stop(self) -> None:
-        """The server stops: let started appends finish, drop everything else."""
+        """Stop with the server: let started appends finish, drop everything else."""
         if any(not exchange.api.pipelined for exchange in self._started):
             self.abort("stopping")
         else:
             self.end("stopping")
 
     def _frame_begins(self, now_ns: int) -> None:
-        """From now on it is the client's time that a request takes to arrive."""
+        """Start measuring the time that the client takes to send a request."""
         self.frame_since_ns = now_ns
         self._frame_from = self._connection.arrived
         self._last_progress = now_ns, self._frame_from
 
     def is_slow(self, now_ns: int, deadline_ns: int) -> bool:
-        """Whether the arriving request made no progress for a whole deadline."""
+        """Return True if the arriving request made no progress for a whole deadline."""
         if self._receive_wait_since_ns or not 0 < self.frame_since_ns <= now_ns - deadline_ns:
             return False
         arrived = self._connection.arrived
@@ -532,9 +544,12 @@ class ClientSession:
         return (arrived - before) * _SECOND_NS < FRAME_RATE_MIN * (now_ns - looked_ns)
 
     def is_stalled(self, now_ns: int, deadline_ns: int) -> bool:
-        """Whether it holds memory that others wait for and makes no progress: it takes no answers,
-        or too slowly, or its request does not arrive. A connection that takes long to read has to
-        prove again that it reads, whether others wait or not."""
+        """Return True if the connection holds memory that others wait for and makes no progress.
+
+        That is the case if it takes no answers, or takes them too slowly, or its request does not
+        arrive. A connection that takes long to read must prove again that it reads, even if no
+        other waits.
+        """
         context = self._frontend.context
         before_ns = now_ns - deadline_ns // _STALL_PARTS
         if 0 < self._unsent_since_ns <= before_ns:
@@ -556,7 +571,7 @@ class ClientSession:
         )
 
     def _reads_slowly(self, now_ns: int, deadline_ns: int) -> bool:
-        """Whether at the rate so far the unsent bytes would take longer than a deadline."""
+        """Return True if at the rate so far the unsent bytes take longer than a deadline."""
         taken = self._unsent_at_first - sum(map(len, self._unsent))
         return taken * deadline_ns < self._unsent_at_first * (now_ns - self._unsent_since_ns)
 
@@ -567,30 +582,32 @@ class ClientSession:
 
     @property
     def arriving_bytes(self) -> int:
-        """Bytes of memory of requests that arrive or are not answered, counted anew; 0 if few."""
+        """Bytes of memory of arriving and unanswered requests, counted anew; 0 if few."""
         count = self._bytes_in_flight + self._connection.held
         return count if count > SMALL_BYTES else 0
 
     @property
     def busy(self) -> bool:
-        """Whether a request has started and waits for an answer, not for the client to read; or the
-        client waits as it was told to."""
+        """True if a started request waits for its answer, or the client waits out a throttle time.
+
+        False if the answer waits only for the client to read.
+        """
         return (bool(self._started) and self._writable) or self._muted_until_ns > 0
 
     def mark(self) -> None:
-        """Have `proceed` run at the end of the turn."""
+        """Schedule `proceed` at the end of the turn."""
         if not self._marked and not self.closed:
             self._marked = True
             self._frontend.mark(self)
 
     def proceed(self) -> None:
-        """Answer what can be answered, start what may start, send what there is to send."""
+        """Send known answers, and start the requests that may start."""
         self._marked = False
         send_at = self._frontend.context.config.write_buffer_bytes_max
         while not self.closed and self._writable:
             if self._started and self._answer_first():
                 if self._out_bytes >= send_at:
-                    self._send()  # whether there is room for more, the transport says here
+                    self._send()  # the transport says here if there is room for more
                 continue
             if not self._waiting or not self._may_start():
                 break
@@ -610,7 +627,7 @@ class ClientSession:
         self._give(out)
 
     def _give(self, buffers: Sequence[Buffer]) -> bool:
-        """Have the transport send; whether it took all. What it did not is kept, and counted."""
+        """Pass buffers to the transport. Return True if it took all; keep and count the rest."""
         answers = self.info.answers
         size = sum(map(len, buffers))
         if size >= LONG_ANSWER_BYTES:
@@ -649,7 +666,7 @@ class ClientSession:
     def _may_start(self) -> bool:
         api = API.get(self._waiting[0].api_key)
         if api is None:
-            return not self._started  # to be told so: it is not decoded
+            return not self._started  # `_start` ends the connection for it; it is not decoded
         if not api.pipelined:
             request = self._waiting[0]
             is_small = request.bytes <= SMALL_REQUEST_BYTES
@@ -689,8 +706,11 @@ class ClientSession:
         return True
 
     def _may_start_large(self, size: int) -> bool:
-        """Whether a Produce of so many bytes starts now: one at a time is checked, and little of
-        what came before is still in memory and in no segment."""
+        """Return True if a Produce of `size` bytes may start now.
+
+        Only one large Produce is checked at a time, and few bytes of earlier ones may still be in
+        memory without being in a segment.
+        """
         context = self._frontend.context
         large_bytes = context.host.large_bytes
         return not context.record_checks.has_large and (
@@ -702,7 +722,7 @@ class ClientSession:
         return authorizer is not None and authorizer.is_super(self.info.principal)
 
     def _hold_back(self, for_ms: int) -> None:
-        """Wait a while with the next request: `release` follows."""
+        """Delay the next request until `release`."""
         if not self._held_back:
             self._held_back = True
             self._frontend.hold_back(self, for_ms)
@@ -713,8 +733,10 @@ class ClientSession:
         return self.info.asker
 
     def _is_its_turn(self, since_ns: int, *, is_small: bool = False) -> bool:
-        """Whether the turn's budget allows a request to start or an answer to be built. If not,
-        the session queues, as one that has waited since `since_ns`."""
+        """Return True if the turn's budget allows a request to start or an answer to be built.
+
+        If not, queue the session as waiting since `since_ns`.
+        """
         pace = self._frontend.start_budget
         if pace.started_ns < pace.until_ns:
             return True
@@ -723,7 +745,7 @@ class ClientSession:
         return not self._queued
 
     def _may_decode(self, api: Api, request: Request) -> bool:
-        """Whether there is memory for the decoded request; if not, the session queues for it."""
+        """Return True if there is memory for the decoded request; if not, queue for it."""
         decoded = decoded_bytes(
             request.bytes, api.key, request.api_version, passed_on=bool(api.passed_on)
         )
@@ -743,7 +765,7 @@ class ClientSession:
         return True
 
     def _is_decoded(self, count: int) -> None:
-        """`count` more bytes are held until the request is answered."""
+        """Charge `count` more bytes until the request is answered."""
         self._decoded += count
         self._charged += count
         self._frontend.context.requests.change(count)
@@ -755,14 +777,14 @@ class ClientSession:
             self._moderate = 0
 
     def answer_early(self) -> None:
-        """Others wait for memory that a long poll of this connection holds."""
+        """Answer a long poll of this connection now, because others wait for its memory."""
         if self._started:
             answer = self._started[0].answer
             if type(answer) is Later and answer.answer_early is not None:
                 answer.answer_early()
 
     def _has_room(self) -> bool:
-        """Whether there is memory for a large answer; if not, the session queues for it."""
+        """Return True if there is memory for a large answer; if not, queue the session for it."""
         memory = self._frontend.context.answers
         answers = self.info.answers
         if memory.used > memory.ample and not answers.limit():
@@ -772,13 +794,13 @@ class ClientSession:
         return True
 
     def _starts_now(self) -> None:
-        """What waited for its turn starts."""
+        """Count the start of work that waited for its turn."""
         budget = self._frontend.start_budget
         budget.started_ns = self._frontend.context.clock.now_ns()
         budget.starts += 1
 
     def release(self) -> None:
-        """The host may have room again."""
+        """End the delay of `_hold_back`: the host may have room again."""
         self._held_back = False
         self.mark()
 
@@ -842,7 +864,7 @@ class ClientSession:
         return in_parts(api, version, message, replicas_max)
 
     def _count_partitions(self, exchange: Exchange, more: int) -> None:
-        """`more` bytes are held by a Produce for its partitions until it is answered."""
+        """Charge `more` bytes for a Produce's partitions until it is answered."""
         exchange.counted += more
         self._bytes_in_flight += more
         self._charged += more
@@ -853,9 +875,12 @@ class ClientSession:
         self.end(f"malformed {exchange.api.name} request: {error!r}")
 
     def _decode_later(self, exchange: Exchange, ctx: RequestContext, request: Request) -> None:
-        """Have a long request decoded in a thread. Of a Produce it was found out by beginning to
-        decode it. What it takes for its partitions is counted once it is known: one request of all
-        connections is decoded at a time."""
+        """Decode a long request in a thread.
+
+        A Produce comes here when decoding it on the loop reached the limit of elements. The memory
+        for its partitions is charged once it is known; only one request of all connections is
+        decoded at a time.
+        """
         exchange.is_decoding = True
         exchange.answer = later = Later()
 
@@ -878,7 +903,7 @@ class ClientSession:
             later.when_done(self._answered)
 
     def _begin(self, exchange: Exchange, ctx: RequestContext, outcome: Decoded) -> None:
-        """Have a request handled that may have many elements."""
+        """Handle a decoded request that may have many elements, at once or in parts."""
         api, message = exchange.api, outcome.message
         if not api.pipelined:
             exchange.request = message
@@ -896,13 +921,13 @@ class ClientSession:
             self._begin_part(exchange, ctx, wide)
 
     def _begin_part(self, exchange: Exchange, ctx: RequestContext, wide: WideRequest) -> None:
-        """Have the next part handled."""
+        """Handle the next part."""
         exchange.request = part = wide.next_part()
         exchange.finishes = ()
         self._handle(exchange, ctx, part)
 
     def _handle(self, exchange: Exchange, ctx: RequestContext, message: Any) -> None:
-        """Have a request handled, or a part of one."""
+        """Call the handler for a request, or for a part of one."""
         frontend = self._frontend
         wide = exchange.wide
         handler = exchange.api.handler if wide is None else wide.handler
@@ -923,7 +948,7 @@ class ClientSession:
                 frontend.answer_early()
 
     def _take_token(self, exchange: Exchange, request: Request) -> None:
-        """A token without a request around it, as after SaslHandshake v0."""
+        """Handle a token without a request header, as after SaslHandshake v0."""
         message = exchange.api.wire.SaslAuthenticateRequest(bytes(request.body))
         ctx = self._context_of(exchange, request)
         try:
@@ -948,7 +973,7 @@ class ClientSession:
         )
 
     def _login_went_on(self) -> None:
-        """A step of the login is answered."""
+        """Update the connection's state after a step of the login is answered."""
         login = self.info.login
         assert login is not None
         connection = self._connection
@@ -965,7 +990,7 @@ class ClientSession:
     def _start_checked(
         self, exchange: Exchange, ctx: RequestContext, message: Any, handler: Handler
     ) -> Any:
-        """Start what the client may do of a request, and has quotas for."""
+        """Call the handler for the part of a request that permissions and quotas allow."""
         context, api = ctx.server, exchange.api
         if context.authorizer is not None:
             outcome = check_request(context.authorizer, api, ctx, message)
@@ -998,7 +1023,7 @@ class ClientSession:
         self.mark()
 
     def _answer_first(self) -> bool:
-        """Send the oldest answer, if it is known and there is room for it. False: it stays."""
+        """Send the oldest answer. Return False if it is not known or there is no room for it."""
         exchange = self._started[0]
         answer = exchange.answer
         if type(answer) is Later:
@@ -1013,7 +1038,7 @@ class ClientSession:
             answer.step()
             return True
         if type(answer) is Unbuilt:
-            has_begun = wide is not None and wide.bytes > 0  # it is to end, and give back its room
+            has_begun = wide is not None and wide.bytes > 0  # it must finish to free its memory
             if not self._is_its_turn(exchange.started_ns) or not (has_begun or self._has_room()):
                 return False
             self._starts_now()
@@ -1031,7 +1056,7 @@ class ClientSession:
         self._started.popleft()
         self._bytes_in_flight -= exchange.counted
         if self._decoded:
-            # Its room is given back by `_regulate`, and its turn to have more than others now: it
+            # `_regulate` frees its memory. Its priority over other sessions ends now, because it
             # may have the next such request waiting.
             self._decoded = 0
             self._return_moderate()
@@ -1052,8 +1077,10 @@ class ClientSession:
         return True
 
     def _goes_on(self, exchange: Exchange, wide: WideRequest, answer: Any) -> bool:
-        """Keep the answer to a part, and have the next one done in a later turn. False: that was
-        the last, and what is to be sent is the answer of the exchange."""
+        """Add the answer of a part, and schedule the next part for a later turn.
+
+        Return False after the last part; the answer to send is then in the exchange.
+        """
         if isinstance(answer, BaseException):
             answer = self._frontend.handler_failed(exchange, answer)
         answer = self._finish(exchange, answer)
@@ -1069,24 +1096,27 @@ class ClientSession:
         exchange.answer = pause = Later()
         pause.when_done(self._answered)
         step = partial(self._begin_part, exchange, wide.context, wide)
-        # Behind the next look at the files.
+        # One timer tick later, after the next poll of the sockets.
         self._frontend.context.clock.call_later(1, partial(pause.complete, _InTurn(step)))
         return True
 
     def _finish(self, exchange: Exchange, answer: Any) -> Any:
-        """Make of the handler's answer what its client may see."""
+        """Apply the filters of the exchange to the handler's answer."""
         try:
             return finished(answer, exchange.finishes)
         except Exception as error:  # noqa: BLE001 - the connection edge
             return self._frontend.handler_failed(exchange, error)
 
     def _throttle(self, exchange: Exchange, ctx: RequestContext, answer: Any) -> None:
-        """Count what a request used. If that is more than its client may, the answer says so, and
-        the connection is not read for a while (KIP-219)."""
+        """Count the use of a request against its quotas.
+
+        If the client is over a quota, the answer carries the throttle time and the connection is
+        not read for that long (KIP-219).
+        """
         context = self._frontend.context
         quotas, user, client_id = context.quotas, ctx.principal.name, ctx.client_id
         can_say = hasattr(answer, "throttle_time_ms")
-        # What a Fetch read has been counted, and is in its answer.
+        # The bytes that a Fetch read are counted already; their throttle time is in its answer.
         wait_ms = max(exchange.throttle_ms, answer.throttle_time_ms if can_say else 0)
         if quotas is not None:
             now_ns = context.clock.now_ns()
@@ -1110,19 +1140,19 @@ class ClientSession:
             self._mute_timer = context.clock.call_later(wait_ms * MS, self._unmute)
 
     def _unmute(self) -> None:
-        """The client has waited: it is read again."""
+        """Read the connection again after the throttle time."""
         self._mute_timer = None
         self._muted_until_ns = 0
         self.mark()
 
     def _emit(self, exchange: Exchange, answer: Any) -> int:
-        """Queue the frame of one answer; its size."""
+        """Queue the frame of one answer. Return its size."""
         api = exchange.api
         if type(answer) is Encoded:
             body = answer.buffers
         elif exchange.version == BARE_TOKEN:
             if answer.error_code:
-                return 0  # its protocol has no answer to say so; the connection is closed
+                return 0  # the protocol has no error answer here; the connection is closed
             body = [answer.auth_bytes]
         else:
             try:
@@ -1151,7 +1181,7 @@ class ClientSession:
         return size
 
     def _regulate(self) -> None:
-        """Stop reading at a bound; read again when half of it is free."""
+        """Stop reading at a bound, and resume when half of it is free."""
         config = self._frontend.context.config
         requests = len(self._waiting) + len(self._started)
         login = self.info.login
@@ -1180,8 +1210,8 @@ class ClientSession:
             self._transport.pause_reading()
             return
         if self._connection.mid_request:
-            # Once for each request: only whole ones count, so until this one is whole nothing
-            # can reach a bound again.
+            # This happens once per request: only whole requests count, so no bound can be reached
+            # again before this one is whole.
             now_ns = self._frontend.context.clock.now_ns()
             self.last_active_ns = now_ns
             self._frame_begins(now_ns)
@@ -1189,8 +1219,10 @@ class ClientSession:
             self._transport.resume_reading()
 
     def _charge(self, held: int, *, may_read: bool) -> bool:
-        """Charge what this connection's requests hold, and will hold after one more read. False if
-        there is no room: it is not read, and queues."""
+        """Charge the memory of this connection's requests, including one more read.
+
+        Return False if there is no room: the connection is not read, and queues for memory.
+        """
         memory = self._frontend.context.requests
         counted = held if held > SMALL_BYTES else 0
         more = counted - self._charged
@@ -1215,7 +1247,7 @@ class ClientSession:
 
 
 def _pinned(buffers: Sequence[Buffer]) -> int:
-    """Bytes that these buffers keep in memory: all of what each is a slice of."""
+    """Return the bytes that these buffers keep in memory: the whole object behind each slice."""
     sizes: dict[int, int] = {}
     for buffer in buffers:
         owner = buffer.obj if isinstance(buffer, memoryview) else buffer

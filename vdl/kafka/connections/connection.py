@@ -1,29 +1,29 @@
-"""The reading half of a Kafka connection, without the socket: bytes in, requests out.
+"""Reading half of a Kafka connection, without the socket: bytes in, requests out.
 
-In the shape of h11. The owner of the socket asks `get_buffer` where to put bytes, reports them with
-`buffer_updated`, and takes whole requests with `next_request` until it returns None. That is
+The interface follows h11. The owner of the socket writes bytes into `get_buffer`, reports them with
+`buffer_updated`, and takes whole requests with `next_request` until it returns None. This matches
 asyncio's `BufferedProtocol`; a simulated network works the same way. `FrameReader` alone (frames
-without a header) serves the other end of a connection.
+without a header) serves the client end of a connection.
 
 Rules of memory:
 
 * A byte of a buffer is written once. Buffers are never rewound or reused, so a view stays valid as
-  long as it is referenced, and is never returned.
+  long as it is referenced, and views are never given back.
 * A view keeps its whole buffer alive: a chunk of at most `CHUNK_BYTES_MAX`, shared with the small
-  frames that came with it, or the frame's own. Keep a request's body until its answer at most; copy
-  what lives longer.
+  frames that came with it, or the frame's own buffer. Keep a request's body no longer than until
+  its answer; copy data that is kept longer.
 * A frame too large for a chunk gets its own buffer and is received in place. The buffer grows with
-  what has arrived, never with what was announced: to `GROWTH` times as much.
+  the bytes that arrived, never with the announced length: to `GROWTH` times as much.
 * A frame above `MAPPED_BYTES_MIN` is mapped whole once `MAPPED_AFTER` bytes have arrived. The
-  system provides pages as they are written, so memory follows what has arrived, nothing is copied
-  again, and all of it is returned at once.
+  system provides pages as they are written, so memory follows the bytes that arrived, nothing is
+  copied again, and all of it is returned at once.
 * A connection with nothing under way holds no buffer.
 
-An impossible length or an unreadable header is a `WireError`, and every further call raises it
-again: nobody knows where the next frame begins. Which keys and versions exist is the caller's
-decision.
+An impossible length or an unreadable header raises `WireError`, and every further call raises it
+again, because the beginning of the next frame is unknown. The caller decides which keys and
+versions exist.
 
-Must not know: sockets, the event loop, handlers, the order of answers.
+Does not depend on sockets, the event loop, handlers, or the order of answers.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from vdl.kafka.wire.runtime import WireError
 REQUEST_BYTES_MAX = 100 << 20
 """Kafka's `socket.request.max.bytes`."""
 OTHER_BYTES_MAX = 16 << 20
-"""Of a request that is no Produce: Fetch of 400,000 partitions. What others hold is decoded into
-many times as much."""
+"""Maximum of a request other than Produce: a Fetch of 400,000 partitions. Such requests decode to
+many times their size."""
 CHUNK_BYTES_MIN = 4 << 10
 CHUNK_BYTES_MAX = 64 << 10
 GROWTH = 4
 MAPPED_BYTES_MIN = 4 << 20
 MAPPED_AFTER = 1 << 20
 READ_BYTES_MAX = 256 << 10
-"""Most that one read may bring of a frame that is or will be mapped; so much ahead `memory`
-counts."""
+"""Maximum that one read may bring of a frame that is or will be mapped. `memory` counts that much
+ahead."""
 
 SASL_AUTHENTICATE = 36
 BARE_TOKEN = -1
-"""The version of a SaslAuthenticate that is nothing but its token (KIP-43)."""
+"""API version that marks a SaslAuthenticate that consists of its token only (KIP-43)."""
 
 _LENGTH = Struct(">i")
 _LENGTH_AND_KEY = Struct(">ih")
@@ -62,7 +62,7 @@ _NOTHING = memoryview(bytearray())
 
 
 class BadFrameLength(WireError):
-    """A frame of negative length, or above what this connection may send."""
+    """A frame length that is negative, or above the maximum of this connection."""
 
     def __init__(self, length: int, bytes_max: int) -> None:
         super().__init__(length, bytes_max)
@@ -71,7 +71,7 @@ class BadFrameLength(WireError):
 
 
 class FrameReader:
-    """Cuts a stream of `[int32 length | frame]` into frames.
+    """Splits a stream of `[int32 length | frame]` into frames.
 
     Invariant: `[start, end)` of the buffer has arrived and is not consumed; at most the last frame
     in it is incomplete. Bytes before `start` belong to frames that were given out.
@@ -90,27 +90,31 @@ class FrameReader:
 
     def __init__(self, bytes_max: int = REQUEST_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
-        """Largest frame. May be changed at any time: less before a client has authenticated."""
+        """Largest frame. May change at any time: it is less before a client has authenticated."""
         self._view = _NOTHING
         self._start = 0
         self._end = 0
         self.needed = _LENGTH.size
-        """Bytes from `start` until the next frame is whole, as far as is known. To be read."""
+        """Bytes from `start` until the next frame is whole, as far as is known. Read-only for
+        others."""
         self._is_own = False
-        """Whether the buffer is one large frame's, and will not go beyond the frame's end."""
+        """True if the buffer belongs to one large frame and does not extend beyond the frame's
+        end."""
         self._is_mapped = False
-        """Whether it is that, and takes no memory beyond what has arrived."""
+        """True if the buffer is such and takes no memory beyond the bytes that arrived."""
         self._chunk_bytes = CHUNK_BYTES_MIN
 
     @property
     def mid_frame(self) -> bool:
-        """Whether a frame has begun to arrive and is not whole."""
+        """True if a frame has begun to arrive and is not whole."""
         return self._end > self._start
 
     @property
     def memory(self) -> int:
-        """Bytes that the frame which is arriving will hold after one more read; 0 between frames.
-        What was read with it before its beginning is not counted: a chunk at most."""
+        """Bytes that the arriving frame will hold after one more read; 0 between frames.
+
+        Bytes read with it before its beginning are not counted; they are at most a chunk.
+        """
         if self._end == self._start:
             return 0
         if self._needs_room:
@@ -122,12 +126,12 @@ class FrameReader:
 
     @property
     def arrived(self) -> int:
-        """Bytes of the frame which is arriving that are here; 0 between frames."""
+        """Bytes of the arriving frame that are present; 0 between frames."""
         return self._end - self._start
 
     @property
     def held(self) -> int:
-        """Bytes that the frame which is arriving takes now."""
+        """Bytes that the arriving frame takes now."""
         return min(len(self._view), self._end) if self._is_mapped else len(self._view)
 
     @property
@@ -136,7 +140,8 @@ class FrameReader:
         return self._end == room or (self._start > 0 and self._start + self.needed > room)
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
-        """Where the next bytes go; never empty. `size_hint` is asyncio's, and is not needed."""
+        """Return the buffer for the next bytes; never empty. `size_hint` is asyncio's, and is
+        ignored."""
         del size_hint
         room = len(self._view)
         if self._end == room or (self._start and self._start + self.needed > room):
@@ -146,14 +151,14 @@ class FrameReader:
         return self._view[self._end :]
 
     def buffer_updated(self, count: int) -> None:
-        """`count` bytes were put into what `get_buffer` gave last."""
+        """Note that `count` bytes were written to the buffer last returned by `get_buffer`."""
         self._end += count
         assert self._end <= len(self._view), (self._end, len(self._view))
         if self._end == len(self._view) and not self._is_own:
             self._chunk_bytes = min(self._chunk_bytes * 2, CHUNK_BYTES_MAX)
 
     def next_frame(self) -> memoryview | None:
-        """The next whole frame, without its length, writable; None until more arrives.
+        """Return the next whole frame, without its length, writable; None until more arrives.
 
         Raises BadFrameLength.
         """
@@ -165,7 +170,12 @@ class FrameReader:
         return frame
 
     def whole_frame(self) -> tuple[memoryview, int] | None:
-        """The next frame and the position after it; it stays unconsumed."""
+        """Return the next whole frame and the position after it, without consuming it.
+
+        None until it is whole.
+
+        Raises BadFrameLength.
+        """
         start = self._start
         arrived = self._end - start
         if arrived < _LENGTH.size:
@@ -179,25 +189,25 @@ class FrameReader:
         return self._view[start + _LENGTH.size : start + needed], start + needed
 
     def begins_with(self) -> int | None:
-        """The first two bytes of the frame that is arriving, as a number; None before it has so
-        many."""
+        """Return the first two bytes of the arriving frame as a number; None before they
+        arrived."""
         if self._end - self._start < _LENGTH_AND_KEY.size:
             return None
         key: int = _LENGTH_AND_KEY.unpack_from(self._view, self._start)[1]
         return key
 
     def consume(self, end: int) -> None:
-        """The frame that `whole_frame` returned with this `end` has been taken."""
+        """Consume the frame that `whole_frame` returned with this `end`."""
         self._start = end
         self.needed = _LENGTH.size
         if end == self._end:
-            # Nothing is under way: hold no memory. Views given out keep theirs alive.
+            # Nothing is under way, so hold no memory. Views given out keep theirs alive.
             self._view = _NOTHING
             self._start = self._end = 0
             self._is_own = self._is_mapped = False
 
     def _next_size(self) -> tuple[int, bool]:
-        """Size of the next buffer, and whether it is mapped."""
+        """Return the size of the next buffer, and True if it is to be mapped."""
         arrived = self._end - self._start
         if self.needed <= CHUNK_BYTES_MAX:
             return max(self._chunk_bytes, min(self.needed, GROWTH * arrived)), False
@@ -206,7 +216,7 @@ class FrameReader:
         return min(self.needed, max(self._chunk_bytes, GROWTH * arrived)), False
 
     def _make_room(self) -> None:
-        """A new buffer that begins with the bytes of the unfinished frame, which are copied."""
+        """Replace the buffer with one that begins with a copy of the unfinished frame's bytes."""
         arrived = self._end - self._start
         size, self._is_mapped = self._next_size()
         self._is_own = self.needed > CHUNK_BYTES_MAX
@@ -227,13 +237,13 @@ class Request:
     client_id: str | None
     body: memoryview
     bytes: int
-    """Size of the frame, header included."""
+    """Size of the frame, including the header."""
     arrived_ns: int = 0
-    """When it was whole, if whoever took it said so."""
+    """Time when the request was whole, if the receiver set it."""
 
 
 class Connection:
-    """A client's connection as a server reads it: frames whose header has been read."""
+    """Server's view of a client's connection: frames with decoded headers."""
 
     __slots__ = ("_flexible_from", "_frames", "bare_tokens")
 
@@ -246,11 +256,12 @@ class Connection:
         self._frames = FrameReader(bytes_max)
         self._flexible_from = flexible_from
         self.bare_tokens = False
-        """Frames are tokens of a login, without a header: requests of `BARE_TOKEN` version."""
+        """True while frames are tokens of a login without a header: requests of version
+        `BARE_TOKEN`."""
 
     @property
     def bytes_max(self) -> int:
-        """Largest request this connection takes."""
+        """Largest request that this connection accepts."""
         return self._frames.bytes_max
 
     @bytes_max.setter
@@ -259,41 +270,41 @@ class Connection:
 
     @property
     def mid_request(self) -> bool:
-        """Whether a request has begun to arrive and is not whole."""
+        """True if a request has begun to arrive and is not whole."""
         return self._frames.mid_frame
 
     @property
     def arrived(self) -> int:
-        """Bytes of the request which is arriving that are here; 0 between requests."""
+        """Bytes of the arriving request that are present; 0 between requests."""
         return self._frames.arrived
 
     @property
     def needed(self) -> int:
-        """Bytes of the request which is arriving when it is whole, as far as is known."""
+        """Bytes of the arriving request when it is whole, as far as is known."""
         return self._frames.needed
 
     @property
     def held(self) -> int:
-        """Bytes that the request which is arriving takes now."""
+        """Bytes that the arriving request takes now."""
         return self._frames.held
 
     @property
     def memory(self) -> int:
-        """Bytes that the request which is arriving will hold after one more read."""
+        """Bytes that the arriving request will hold after one more read."""
         return self._frames.memory
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return the buffer for the next bytes; never empty."""
         return self._frames.get_buffer(size_hint)
 
     def buffer_updated(self, count: int) -> None:
-        """`count` bytes were put into what `get_buffer` gave last."""
+        """Note that `count` bytes were written to the buffer last returned by `get_buffer`."""
         self._frames.buffer_updated(count)
 
     def next_request(self) -> Request | None:
-        """The next whole request, in order of arrival; None until more arrives.
+        """Return the next whole request, in order of arrival; None until more arrives.
 
-        Raises WireError if the length or the header cannot be.
+        Raise WireError if the length or the header is invalid.
         """
         frames = self._frames
         whole = frames.whole_frame()

@@ -1,9 +1,9 @@
-"""Open connections that are bounded in number: those of a server, or of one of its listeners.
+"""A bounded set of open connections: those of a server, or of one of its listeners.
 
-Where all are taken, one more costs the address that has most of them the one that is silent for
-longest; nobody gets more than that address by it.
+When it is full, a new connection displaces the one that has been silent longest of the address that
+has most. No address ends up with more connections than that one.
 
-Must not know: sockets, sessions.
+Does not depend on sockets or sessions.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ class Member(Protocol):
 
     @property
     def busy(self) -> bool:
-        """It waits for an answer, or as it was told to: it is the last to go."""
+        """True if it waits for an answer or waits out a throttle time: it goes last."""
 
     def abort(self, reason: str) -> None: ...
 
 
 class Crowd:
-    """See the module."""
+    """Open connections by address; see the module."""
 
     __slots__ = ("_by_network", "_count")
 
     def __init__(self) -> None:
         self._by_network: dict[str, dict[Member, None]] = {}
-        """By what bounds of an address count. Invariant: none is empty."""
+        """Members by address (or network). Invariant: no value is empty."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def of(self, network: str) -> int:
-        """Return how many an address has."""
+        """Return the number of members of an address."""
         return len(self._by_network.get(network, ()))
 
     def add(self, network: str, member: Member) -> None:
-        """One more of an address."""
+        """Add a member of an address."""
         self._by_network.setdefault(network, {})[member] = None
         self._count += 1
 
     def remove(self, network: str, member: Member) -> None:
-        """It is gone."""
+        """Remove a member of an address."""
         of_network = self._by_network[network]
         del of_network[member]
         if not of_network:
@@ -52,12 +52,15 @@ class Crowd:
         self._count -= 1
 
     def has_room(self, network: str, most: int) -> bool:
-        """Return whether one more of an address may come in where `most` may be open, perhaps in
-        place of another one. Work: O(addresses) once all are taken."""
+        """Return True if an address may have one more member where the maximum is `most`.
+
+        The new member may have to displace another one. Costs O(addresses) once the maximum is
+        reached.
+        """
         return self._count < most or self._greedier(network) is not None
 
     def gives_way(self, network: str, most: int) -> Member | None:
-        """Return which has to go for one more of an address, which has room. None: none."""
+        """Return the member to displace for one more of an address that has room, if any."""
         if self._count < most:
             return None
         greedy = self._greedier(network)
@@ -65,8 +68,7 @@ class Crowd:
         return min(greedy, key=lambda member: (member.busy, member.last_active_ns))
 
     def _greedier(self, network: str) -> dict[Member, None] | None:
-        """Those of the address that has most of all, if one of them may go for one of another
-        address."""
+        """Return the members of the address that has most, if one of them may be displaced."""
         if not self._by_network:
             return None
         greedy = max(self._by_network.values(), key=len)

@@ -1,24 +1,25 @@
-"""The front end: all client connections of one server.
+"""Front end: all client connections of one server.
 
-`Frontend.accept` makes a `ClientSession` for a connection (`client_session.py`: what holds within
-one connection). Rules for all of them together:
+`Frontend.accept` makes a `ClientSession` for a connection; `client_session.py` has the rules within
+one connection. Rules for all connections together:
 
-* Where all connections are taken, of the server or of a listener, one more costs the address that
-  has most of them the one that is silent for longest (`crowd.py`).
-* Every bound is a setting: connections, connections of one address, idle time, time for an arriving
-  request to make progress. Connections that are idle or stand still are found once a second, and
-  those that stand still while others wait for their memory are closed one by one.
-* Who has to log in and has not gets little: one request at a time, of `login_bytes_max`, for
-  `LOGIN_SECONDS_MAX`; and so many such connections are open (`rpc/newcomers.py`).
+* When all connections of the server or of a listener are taken, a new one displaces the connection
+  that has been silent longest of the address that has most (`crowd.py`).
+* Every bound is a setting: connections, connections per address, idle time, time in which an
+  arriving request must make progress. A sweep once a second finds idle and stalled connections.
+  Connections that stall while others wait for their memory are closed one by one.
+* A connection that must log in and has not gets little: one request at a time, of
+  `login_bytes_max`, for `LOGIN_SECONDS_MAX`. The number of such connections is bounded
+  (`rpc/newcomers.py`).
 * While a connection waits for memory, long polls that hold some are answered early.
-* A turn of the loop has a budget for requests (`turn_budget`), so the loop is never
-  theirs for long. The rest starts in later turns, in fair order of the connections, and no more is
-  read of these meanwhile. Long requests are received and long answers sent in parts.
-* Answers that become known in one turn leave with one call per connection.
-* A handler that raises is counted, and the first of its kind logged. A bug in a session costs one
-  connection.
+* A turn of the loop has a budget for requests (`turn_budget`), so requests never occupy the loop
+  for long. The rest starts in later turns, in fair order of the connections, which are not read
+  meanwhile. Long requests are received, and long answers sent, in parts.
+* Answers that become known in one turn are sent with one call per connection.
+* A handler that raises is counted, and the first failure of each kind is logged. A bug in a session
+  costs one connection.
 
-Must not know: sockets, the event loop, what the requests do.
+Does not depend on sockets, the event loop, or the meaning of requests.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ from vdl.kafka.security.principal import ANONYMOUS, Principal
 
 _SWEEP_NS = 1_000 * MS
 _CUT_NS = 4 * MS
-"""Between closing two stalled connections."""
+"""Delay between closing two stalled connections."""
 _ANSWER_EARLY_NS = 20 * MS
-"""How long a poll may go on that holds memory which others wait for."""
+"""Time that a poll may continue while it holds memory that others wait for."""
 _QUIET_NS = 60_000 * MS
 LOGINS_MAX = 1_024
-"""Connections that are open and have not logged in, where that is asked for."""
+"""Maximum of open connections that must log in and have not."""
 _ORDINARY_ENDS = frozenset({"idle", "stopping"})
 
 
 class ApiStats:
-    """What one API did since the start. `errors` counts handlers that raised."""
+    """Counters of one API since the start. `errors` counts handlers that raised."""
 
     __slots__ = ("bytes_in", "bytes_out", "errors", "requests", "total_ns")
 
@@ -71,7 +72,7 @@ class Frontend:
     """All client connections of one server."""
 
     def __init__(self, context: Context, most_of: Mapping[str, int] | None = None) -> None:
-        """`most_of`: how many connections a listener may have, where that is bounded."""
+        """`most_of`: maximum of connections of each listener that has a bound of its own."""
         self.context = context
         self.receive_budget = ReceiveBudget(context.clock)
         self.send_budget = SendBudget(context.clock)
@@ -80,47 +81,49 @@ class Frontend:
         self.connections_accepted = 0
         self.connections_refused = 0
         self.connections_ended: Counter[str] = Counter()
-        """Connections this server closed, by the first word of the reason."""
+        """Connections closed by this server, by the first word of the reason."""
         self.handler_errors = 0
         self.login_failures = 0
         self._credentials_revision = 0, 0
         self.large_requests: dict[ClientSession, None] = {}
-        """Sessions whose request is counted as decoded, longest first."""
+        """Sessions whose decoded request is counted, longest first."""
         self.waiting_to_start: dict[ClientSession, None] = {}
         """Sessions that wait for memory for a decoded request."""
         self._sessions: dict[int, ClientSession] = {}
         self._crowd = Crowd()
-        """The same."""
+        """The open connections, by address."""
         self._crowd_of: dict[str, Crowd] = {}
-        """Of listeners that have a bound of their own, those that are theirs."""
+        """Connections of each listener that has a bound of its own."""
         self._most_of = most_of or {}
         self.unproved: Newcomers[ClientSession] = Newcomers(LOGINS_MAX)
-        """Connections that have to log in and have not."""
+        """Connections that must log in and have not."""
         self._marked: list[ClientSession] = []
         self._deferred: list[Callable[[], None]] = []
         context.defer = self.defer
         context.read_throttle.pace.watch(self.stats["Produce"])
         self._held_back: dict[int, list[ClientSession]] = {}
-        """By for how many ms. Invariant: none is empty, and each has a timer."""
+        """Sessions by delay (ms). Invariant: no list is empty, and each has a timer."""
         self._told: set[tuple[str, str]] = set()
         self._quiet_until_ns: dict[str, int] = {}
         self._flush_scheduled = False
         self._sweep_timer: Timer | None = None
         self._stalled: deque[ClientSession] = deque()
-        """Found by a sweep, and to be cut one by one."""
+        """Sessions found stalled by a sweep, to be closed one by one."""
         self._cut_timer: Timer | None = None
         self._early_timer: Timer | None = None
         self._stopping = False
         self._next_id = 1
 
     def __len__(self) -> int:
-        """Connections open now."""
+        """Return the number of open connections."""
         return len(self._sessions)
 
     # --- connections -----------------------------------------------------------------------------
     def admits(self, address: str, listener: str) -> bool:
-        """Count a connection from an address; whether it may stay, as far as can be said before
-        its handshake."""
+        """Return True if a connection may stay, as far as is known before its handshake.
+
+        Counts the connection against the connection rate of its address.
+        """
         host = canonical_host(address)
         quotas = self.context.quotas
         if not self._has_room_for(host, listener) or (
@@ -139,7 +142,7 @@ class Frontend:
         )
 
     def _crowds_of(self, listener: str) -> list[tuple[Crowd, int]]:
-        """Where a connection counts, and how many may be open there."""
+        """Return the crowds in which a connection counts, each with its maximum."""
         crowds = [(self._crowd, self.context.config.connections_max)]
         most = self._most_of.get(listener, 0)
         if most:
@@ -147,7 +150,7 @@ class Frontend:
         return crowds
 
     def _bound_of(self, host: str) -> tuple[str, int]:
-        """As whose a connection counts, and how many those may be."""
+        """Return the name under which a connection counts, and the maximum for that name."""
         config = self.context.config
         own = ip_limits(config.connections_of_ips_max).get(host)
         if own is not None:
@@ -164,9 +167,12 @@ class Frontend:
         mechanisms: tuple[str, ...] = (),
         is_admitted: bool = False,
     ) -> ClientSession | None:
-        """The session of a new connection, or None when it may not stay: close it then.
-        `principal`: who it is, as far as TLS can say. `mechanisms`: by which it has to log in.
-        `is_admitted`: `admits` was asked before its handshake."""
+        """Return the session of a new connection, or None if the caller must close it.
+
+        `principal`: the client's identity as far as TLS shows it. `mechanisms`: the login
+        mechanisms of which it must use one. `is_admitted`: `admits` was called before its
+        handshake.
+        """
         host = canonical_host(peer[0])
         if not is_admitted:
             if not self.admits(host, listener):
@@ -200,11 +206,11 @@ class Frontend:
         return session
 
     def proved(self, session: ClientSession) -> None:
-        """For sessions: this one has logged in."""
+        """Note that a session has logged in. Called by sessions."""
         self.unproved.remove(session)
 
     def forget(self, session: ClientSession) -> None:
-        """For sessions: this one is closed."""
+        """Remove a closed session. Called by sessions."""
         self.unproved.remove(session)
         info = session.info
         del self._sessions[info.id]
@@ -214,8 +220,11 @@ class Frontend:
             self._log_end(info, session.ending)
 
     def _log_end(self, info: ConnectionInfo, reason: str) -> None:
-        """Count; log bad clients, but one in a while for each kind of badness: the first word of
-        the reason. So what an operator has to tell apart begins with words of its own."""
+        """Count the end of a connection, and log misbehaving clients at a limited rate.
+
+        The rate limit applies per kind, which is the first word of the reason. Reasons that an
+        operator must distinguish therefore begin with different words.
+        """
         kind = reason.partition(" ")[0]
         self.connections_ended[kind] += 1
         now_ns = self.context.clock.now_ns()
@@ -253,8 +262,11 @@ class Frontend:
             self._cut()
 
     def _cut(self) -> None:
-        """Close one connection that is still stalled. Freeing its memory page by page is work, so
-        the next ones follow later; by then nobody may be waiting."""
+        """Close one connection that is still stalled.
+
+        Freeing its memory page by page takes time, so the next ones follow later; by then other
+        connections may no longer wait for memory.
+        """
         self._cut_timer = None
         now_ns = self.context.clock.now_ns()
         deadline_ns = self.context.config.frame_deadline_ms * MS
@@ -267,7 +279,7 @@ class Frontend:
             self._cut_timer = self.context.clock.call_later(_CUT_NS, self._cut)
 
     def credentials_changed(self) -> None:
-        """Users and tokens may have been removed: their connections end."""
+        """Close the connections of users and tokens that were removed."""
         catalog = self.context.host.catalog
         revision = catalog.scram.revision, catalog.tokens.revision
         if revision == self._credentials_revision:
@@ -281,12 +293,13 @@ class Frontend:
 
     # --- the turn ------------------------------------------------------------------------------
     def mark(self, session: ClientSession) -> None:
-        """For sessions: something became known that concerns this one."""
+        """Schedule `proceed` of a session at the end of the turn. Called by sessions."""
         self._marked.append(session)
         self._schedule()
 
     def defer(self, step: Callable[[], None]) -> None:
-        """Run `step` once at the end of this turn; what it completes leaves with the rest."""
+        """Run `step` once at the end of this turn. Answers that it completes are sent in this
+        turn."""
         self._deferred.append(step)
         self._schedule()
 
@@ -296,10 +309,13 @@ class Frontend:
             self.context.clock.call_soon(self.flush)
 
     def flush(self) -> None:
-        """The end of a turn: run what was deferred, send what became known, one call per
-        connection. May be called at any time outside a handler."""
+        """End a turn: run deferred steps, then let each marked session send, one call per
+        connection.
+
+        May be called at any time outside a handler.
+        """
         if self._deferred:
-            self._flush_scheduled = True  # what the steps complete is sent below
+            self._flush_scheduled = True  # the steps' answers are sent below
             deferred, self._deferred = self._deferred, []
             for step in deferred:
                 step()
@@ -316,8 +332,10 @@ class Frontend:
                     self.session_failed(session, error)
 
     def answer_early(self) -> None:
-        """For sessions: one waits for memory. Long polls that hold much are answered soon. Not at
-        once, or their clients would poll again as fast as they can."""
+        """Schedule early answers of long polls that hold much memory. Called by sessions that wait.
+
+        The delay keeps their clients from polling again as fast as they can.
+        """
         if self._early_timer is None:
             self._early_timer = self.context.clock.call_later(_ANSWER_EARLY_NS, self._answer_early)
 
@@ -328,7 +346,10 @@ class Frontend:
                 session.answer_early()
 
     def hold_back(self, session: ClientSession, for_ms: int) -> None:
-        """For sessions: a request waits for the host, or the audit log, to have room."""
+        """Call `release` of a session after `for_ms`. Called by sessions.
+
+        Used when a request waits for room in the host or the audit log.
+        """
         if for_ms not in self._held_back:
             self._held_back[for_ms] = []
             self.context.clock.call_later(for_ms * MS, partial(self._release_held, for_ms))
@@ -340,7 +361,7 @@ class Frontend:
 
     # --- bookkeeping -----------------------------------------------------------------------------
     def finished(self, exchange: Exchange, size: int) -> int:
-        """For sessions: one request is answered with `size` bytes. The time it is now."""
+        """Count one request as answered with `size` bytes. Return the current time (ns)."""
         now_ns = self.context.clock.now_ns()
         stats = self.stats[exchange.api.name]
         stats.requests += 1
@@ -350,7 +371,8 @@ class Frontend:
         return now_ns
 
     def handler_failed(self, exchange: Exchange, error: BaseException) -> Any:
-        """Count, log the first of its kind with its trace, and answer UNKNOWN_SERVER_ERROR."""
+        """Count the failure, log the first of its kind, and return an UNKNOWN_SERVER_ERROR
+        answer."""
         api = exchange.api
         self.stats[api.name].errors += 1
         self.log_failure(f"{api.name} v{exchange.version}", error)
@@ -360,7 +382,7 @@ class Frontend:
         return api.failure(request, exchange.version, ErrorCode.UNKNOWN_SERVER_ERROR)
 
     def session_failed(self, session: ClientSession, error: BaseException) -> None:
-        """A bug in the front end itself: it costs this connection, not the server."""
+        """Close one connection because of a bug in the front end."""
         self.log_failure("connection", error)
         session.abort("failed in the server")
 
@@ -376,27 +398,27 @@ class Frontend:
             )
 
     def unsent_bytes(self) -> int:
-        """See `ClientSession.unsent_bytes`; of all. Work: for checks."""
+        """Return the sum of `ClientSession.unsent_bytes`. Costly; for checks."""
         return sum(session.unsent_bytes for session in self._sessions.values())
 
     def arriving_bytes(self) -> int:
-        """See `ClientSession.arriving_bytes`; of all. Work: for checks."""
+        """Return the sum of `ClientSession.arriving_bytes`. Costly; for checks."""
         return sum(session.arriving_bytes for session in self._sessions.values())
 
     @property
     def last_active_ns(self) -> int:
-        """When any client last sent something; 0 when there is none."""
+        """Time when a client last sent something; 0 if there is no client."""
         return max((session.last_active_ns for session in self._sessions.values()), default=0)
 
     # --- stop ------------------------------------------------------------------------------------
     def stop(self) -> None:
-        """Take no connection and no request; drop long polls; let started appends finish."""
+        """Accept no connection and no request, drop long polls, and let started appends finish."""
         self._stopping = True
         for session in list(self._sessions.values()):
             session.stop()
 
     def close(self) -> None:
-        """Send what is known, close every connection."""
+        """Send known answers, then close every connection."""
         self._stopping = True
         self.flush()
         for session in list(self._sessions.values()):

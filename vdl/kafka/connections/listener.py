@@ -1,17 +1,18 @@
-"""The asyncio edge of the front end: sockets on one side, `ClientSession` on the other.
+"""asyncio edge of the front end: sockets on one side, `ClientSession` on the other.
 
-Two of the few places in `vdl` that know an event loop are here: a listening socket, and one
+This is one of the few files in `vdl` that use an event loop: a listening socket, and one
 `BufferedProtocol` per client. Rules:
 
-* One system call per connection and turn: what a session sends goes out by one gather write,
-  straight to the socket. Of what the socket does not take, a first slice is handed to the
-  transport, which waits for room and has the session go on; the rest stays with the session.
-  (asyncio's own `writelines` joins the buffers first, and `write` copies what it keeps.)
+* A session's bytes go straight to the socket with one gather write, one system call per connection
+  and turn. If the socket does not take all of them, a first slice goes to the transport, which
+  waits for room and then resumes the session. The rest stays with the session. (asyncio's
+  `writelines` joins the buffers first, and `write` copies what it keeps.)
 * The listening socket is drained in small portions, so that a flood of connections does not starve
-  the ones that are there. Out of file descriptors, a spare one is given up to accept and close the
-  connection at the head of the queue: clients see a refusal instead of a server that hangs.
+  the existing ones. When the process has no file descriptor left, a spare one is closed in order to
+  accept and close the connection at the head of the queue. Clients see a refusal instead of a
+  server that hangs.
 
-Must not know: requests, anything above bytes.
+Does not depend on requests, or on anything above bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _ACCEPTS_PER_TURN = 32
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _ACCEPT_RETRY_S = 0.1
 _WARNING_S = 60.0
-"""Between two log lines about missing descriptors."""
+"""Time between two log lines about missing descriptors."""
 _SLICE_BYTES = 64 << 10
 """Unsent bytes that are handed to the transport, which copies them."""
 _KEEPALIVE_IDLE_S = 60
@@ -53,7 +54,7 @@ _KEEPALIVE_PROBES = 6
 
 
 class ClientProtocol(asyncio.BufferedProtocol):
-    """One client's socket, and the transport its session asks for."""
+    """One client's socket, and the transport of its session."""
 
     __slots__ = (
         "_accept",
@@ -83,18 +84,18 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if session is None:
             transport.abort()
             return
-        # What is there already need not wait for the next turn, in which it would be looked for.
+        # Read what is there already, instead of waiting for the next turn's poll.
         try:
             count = os.readv(self._file, [session.get_buffer(-1)])
         except OSError:
-            return  # nothing is there, or the transport finds out why
+            return  # nothing is there, or the transport will find the error
         if count:
             session.buffer_updated(count)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         session = self._session
         if session is None or session.closed:
-            return memoryview(bytearray(max(sizehint, 1)))  # a closing connection; thrown away
+            return memoryview(bytearray(max(sizehint, 1)))  # a closing connection; discarded
         return session.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -103,13 +104,13 @@ class ClientProtocol(asyncio.BufferedProtocol):
             session.buffer_updated(nbytes)
 
     def eof_received(self) -> bool:
-        # Kafka clients do not half-close: no answer could be wanted any more.
+        # Kafka clients do not half-close, so the client wants no more answers.
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._lingering.over(self._transport)
-        # Let go of, or the two would hold each other until the collector finds them.
+        # Break the reference cycle between the two, or it stays until the collector finds it.
         session, self._session = self._session, None
         if session is not None:
             session.connection_lost()
@@ -124,7 +125,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     # --- from the session ------------------------------------------------------------------------
     def send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """One gather write; of the rest a slice goes to the transport, if the socket is full."""
+        """Write with one gather write; give a slice of the rest to the transport if the socket is
+        full."""
         transport = self._transport
         if transport.is_closing():
             return ()
@@ -134,14 +136,16 @@ class ClientProtocol(asyncio.BufferedProtocol):
         while rest and not transport.is_closing():
             rest = self._write_slice(rest)
             if transport.get_write_buffer_size():
-                break  # only then it says when there is room: a slice may leave at once
+                break  # if the slice left at once, the transport will not call resume_writing
             if rest:
                 rest = write_some(self._file, rest)
         return rest
 
     def _write_slice(self, rest: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Have the transport wait for room with the first bytes; what is left. It says that there
-        is room when these have left."""
+        """Give the first bytes to the transport, which waits for room. Return the rest.
+
+        The transport calls `resume_writing` when these bytes have left.
+        """
         left = deque(rest)
         room = _SLICE_BYTES
         while left and room > 0:
@@ -181,11 +185,11 @@ class Listener:
         context: TlsContext | None = None,
         offload: Offload = handshake_at_once,
     ) -> None:
-        """`context`: needed by a protocol that is encrypted. `offload`: where handshakes run."""
+        """`context` is required for an encrypted protocol. `offload` runs handshakes."""
         self.options = options
         self._rules = PrincipalRules(options.principal_rules)
         self.tls: TlsPort | None = None
-        """None: connections are not encrypted."""
+        """None if connections are not encrypted."""
         if options.protocol.is_encrypted:
             assert context is not None, options.name
             self.tls = TlsPort(
@@ -206,11 +210,11 @@ class Listener:
         self._retry: asyncio.TimerHandle | None = None
         self.refused_without_descriptor = 0
         self.refused_s = -math.inf
-        """When that was last, on the loop's clock."""
+        """Time of the last refusal, on the loop's clock."""
         self._next_warning_s = 0.0
 
     def open(self) -> int:
-        """Bind and listen; the port. Raises OSError. No connection is accepted yet."""
+        """Bind and listen, and return the port. Raises OSError. Does not accept connections yet."""
         options = self.options
         listening = listening_socket(options.host, options.port, _BACKLOG)
         listening.setblocking(False)
@@ -220,18 +224,18 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port that is bound; only while open."""
+        """The bound port. Only while open."""
         assert self._socket is not None, "not open"
         port: int = self._socket.getsockname()[1]
         return port
 
     def start(self) -> None:
-        """Accept connections from now on."""
+        """Start accepting connections."""
         assert self._socket is not None, "not open"
         self._loop.add_reader(self._socket.fileno(), self._accept_some)
 
     def close(self) -> None:
-        """Stop listening. Connections stay; the front end closes them."""
+        """Stop listening. Accepted connections stay; the front end closes them."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -260,7 +264,7 @@ class Listener:
 
     def _begin(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
-        with contextlib.suppress(OSError):  # the peer may be gone already
+        with contextlib.suppress(OSError):  # the peer may have disconnected
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
@@ -290,7 +294,7 @@ class Listener:
         self, protocol: TlsProtocol, peer: Peer, certificate: Certificate | None
     ) -> ClientSession | None:
         options = self.options
-        # As in Kafka, a login says who it is, whatever certificate there is.
+        # As in Kafka, a login determines the principal, even if the client shows a certificate.
         principal = ANONYMOUS
         if not options.mechanisms:
             named = self._rules.principal_of(certificate)
@@ -309,7 +313,8 @@ class Listener:
         )
 
     def _refuse_one(self) -> None:
-        """No descriptor is left: close the connection that waits longest, then rest a little."""
+        """Close the connection that waits longest, because no descriptor is left. Then pause
+        accepting."""
         assert self._socket is not None, "not open"
         self.refused_without_descriptor += 1
         self.refused_s = now_s = self._loop.time()

@@ -1,6 +1,6 @@
-"""Logins of clients against what the catalog and the configuration know.
+"""Logins of clients against the credentials in the catalog and the configuration.
 
-Must not know: connections; how mechanisms work.
+Does not depend on connections, or on how mechanisms work.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 
 def begin_login(context: Context, mechanisms: tuple[str, ...], address: str) -> Login:
-    """The login of a new connection from an address (of IPv6: a network) to a listener that offers
-    these mechanisms."""
+    """Return the login of a new connection to a listener that offers these mechanisms.
+
+    `address` is the client's address (for IPv6: its network).
+    """
 
     def make(name: str) -> Mechanism:
         return _plain(context, login.is_locked) if name == PLAIN else _MAKERS[name](context, name)
@@ -65,7 +67,8 @@ def _has_token(first: ClientFirst) -> bool:
 
 
 def _token(context: Context, mechanism: str, token_id: str) -> Found | None:
-    """Who logs in with a delegation token is its owner, until the token ends (KIP-48)."""
+    """Return the owner and verifier of a delegation token, valid until the token expires
+    (KIP-48)."""
     token = context.host.catalog.tokens.valid(token_id, context.host.agreed_ms())
     credential = None if token is None else token.verifier(mechanism)
     if token is None or credential is None or not context.delegation_keys.of(token_id):
@@ -89,7 +92,10 @@ def _plain(context: Context, is_locked: Callable[[str], bool]) -> Mechanism:
 
 
 def _decoy(context: Context, mechanism: str, name: str, *, is_token: bool = False) -> Verifier:
-    """Before there is any user nobody can tell them apart. All tokens are of one kind."""
+    """Return a made-up verifier for an unknown name.
+
+    Its kinds follow those in use, once there are users. All tokens are of one kind.
+    """
     scram = context.host.catalog.scram
     key = scram.decoy_key or context.host.cluster_id.encode()
     kinds = () if is_token else scram.kinds(mechanism)

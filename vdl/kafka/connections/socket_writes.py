@@ -1,6 +1,6 @@
-"""Bytes out to a client's socket: gather writes, and what is left when a connection ends.
+"""Writes to a client's socket: gather writes, and the last bytes of a closing connection.
 
-Must not know: what the bytes are.
+Does not depend on the meaning of the bytes.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from collections.abc import Sequence
 from segments.api import Buffer
 
 _GATHER_MAX = 512
-"""Buffers one gather write may take; the system's limit is 1,024."""
+"""Buffers that one gather write may take; the system's limit is 1,024."""
 _LINGER_S = 10.0
-"""How long the last bytes to a client may take while its connection is being closed."""
+"""Time that the last bytes to a client may take while its connection is closing."""
 _LINGERING_MAX = 128
-"""Connections of a listener that may be closing so: they are not counted as connections."""
+"""Maximum of connections of a listener that are closing so; they do not count as connections."""
 LINGERING_BYTES_MAX = 32 << 20
-"""Unsent bytes of all of them."""
+"""Maximum of unsent bytes of all closing connections of a listener."""
 
 
 def write_some(file: int, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-    """Write to a socket without waiting; what it did not take. An error leaves everything to the
-    transport, which finds out for itself and reports it in its own way."""
+    """Write to a socket without waiting. Return the rest that the socket did not take.
+
+    After an error everything stays in the rest: the transport will find the error and report it.
+    """
     first = 0
     count = len(buffers)
     while first < count:
@@ -41,18 +43,21 @@ def write_some(file: int, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
 
 
 class Lingering:
-    """Connections of one listener whose sessions are over, with bytes left to send."""
+    """Closing connections of one listener: their sessions are over, with bytes left to send."""
 
     def __init__(self) -> None:
         self._unsent: dict[asyncio.Transport, tuple[int, asyncio.TimerHandle]] = {}
-        """How many bytes each had left when it began, and when it is given up."""
+        """Bytes that each had left at first, and the timer that aborts it."""
 
     def __len__(self) -> int:
         return len(self._unsent)
 
     def close(self, transport: asyncio.Transport, rest: Sequence[Buffer]) -> None:
-        """Close it once `rest` has left. It counts no more: a client that does not read must not
-        keep it for long, nor may many of them."""
+        """Close a connection once `rest` has left, or abort it if too much lingers.
+
+        It no longer counts as a connection, so its time and the number of such connections are
+        bounded.
+        """
         unsent = sum(map(len, rest)) + transport.get_write_buffer_size()
         of_all = sum(size for size, _ in self._unsent.values())
         may_linger = len(self) < _LINGERING_MAX and of_all + unsent <= LINGERING_BYTES_MAX
@@ -67,7 +72,7 @@ class Lingering:
             self._unsent[transport] = unsent, timer
 
     def over(self, transport: asyncio.Transport) -> None:
-        """Its connection is gone."""
+        """Forget a connection that is gone."""
         found = self._unsent.pop(transport, None)
         if found is not None:
             found[1].cancel()

@@ -1,16 +1,17 @@
-"""TLS on a listener for clients: handshakes within bounds, then sessions as on any other listener.
+"""TLS on a listener for clients: bounded handshakes, then sessions as on any other listener.
 
-* A handshake runs in a thread of its own, so it never holds up the loop, and nothing of its
-  connection is read meanwhile. It has a deadline. So many may be under way; one more costs the
-  address that has most of them its oldest. A client that is slow, sends nothing, or sends something
-  else than TLS costs one connection.
-* What arrives is received into memory that all connections of the listener share, and decrypted
-  from OpenSSL's into the session's own. A connection that waits holds none of it.
-* What a session sends is encrypted in parts of `_PART_BYTES` and written by one system call for
-  each. This copies each byte twice (records of TLS are made of it, and taken out); what is not
-  encrypted yet stays with the session, which bounds it.
+* A handshake runs in another thread, so it never blocks the loop. Its connection is not read
+  meanwhile. It has a deadline. The number of handshakes under way is bounded; one more displaces
+  the oldest one of the address that has most. A client that is slow, sends nothing, or does not
+  speak TLS costs one connection.
+* Ciphertext is received into memory that all connections of the listener share, and is decrypted
+  from OpenSSL's buffer into the session's. A waiting connection holds none of it.
+* A session's answers are encrypted in parts of `_PART_BYTES`, each written by one system call. This
+  copies each byte twice (into TLS records, and out of the engine). Bytes not encrypted yet stay
+  with the session, which bounds them.
 
-Must not know: requests, anything above bytes; who a certificate is.
+Does not depend on requests, on anything above bytes, or on the mapping of certificates to
+principals.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ if TYPE_CHECKING:
     from vdl.kafka.connections.client_session import ClientSession
 
 HANDSHAKES_MAX = 256
-"""Under way on one listener at a time."""
+"""Maximum of handshakes under way on one listener."""
 HANDSHAKE_SECONDS_MAX = 10.0
 _PART_BYTES = 256 << 10
 _STAGING_BYTES = 64 << 10
 _REPLIES_BYTES_MAX = 2 * _PART_BYTES
-"""What the transport may hold: a part that a session sent, and TLS's own replies behind it, such as
-that there is no renegotiation."""
+"""Maximum that the transport may hold: a part that a session sent, and TLS's own replies behind it,
+such as a refusal of renegotiation."""
 _QUIET_SECONDS = 60.0
-"""Between two log lines about handshakes that failed for the same reason."""
+"""Time between two log lines about handshakes that failed for the same reason."""
 _REASONS_MAX = 100
-"""Kinds of failures that are told apart."""
+"""Maximum of failure reasons that are tracked separately."""
 
 Peer = tuple[str, int]
 Certificate = dict[str, object]
 
 
 class TlsPort:
-    """What the connections of one listener share. Counters are for metrics."""
+    """State that the connections of one listener share. Counters are for metrics."""
 
     def __init__(
         self,
@@ -60,8 +61,8 @@ class TlsPort:
         accept: Callable[[TlsProtocol, Peer, Certificate | None], ClientSession | None],
         log: logging.Logger,
     ) -> None:
-        """`admits`: whether somebody at an address may begin a handshake. `accept`: the session of
-        a client whose handshake is done, with the certificate it has shown."""
+        """`admits` returns True if a client at an address may begin a handshake. `accept` returns
+        the session of a client whose handshake is done, given the certificate it has shown."""
         self.name = name
         self.context = context
         self.offload = offload
@@ -75,27 +76,27 @@ class TlsPort:
         self._log = log
         self._under_way: Newcomers[TlsProtocol] = Newcomers(HANDSHAKES_MAX)
         self._deadlines: dict[TlsProtocol, asyncio.TimerHandle] = {}
-        """Of those under way."""
+        """Timers of the handshakes under way."""
         self._quiet_until: dict[str, float] = {}
         self._certified: dict[TlsProtocol, int] = {}
-        """Open connections whose client has shown a certificate, by its serial number. Only where
-        certificates may be revoked."""
+        """Open connections whose client has shown a certificate, with its serial number. Empty
+        where certificates cannot be revoked."""
 
     def __len__(self) -> int:
-        """Handshakes under way."""
+        """Return the number of handshakes under way."""
         return len(self._under_way)
 
     @property
     def displaced(self) -> int:
-        """Handshakes that had to go for others."""
+        """Number of handshakes displaced by others."""
         return self._under_way.displaced
 
     def protocol(self) -> TlsProtocol:
-        """For a connection that was accepted."""
+        """Return the protocol for an accepted connection."""
         return TlsProtocol(self)
 
     def begin(self, protocol: TlsProtocol, host: str) -> None:
-        """A handshake begins; another one may have to go for it."""
+        """Note that a handshake begins; it may displace another one."""
         displaced = self._under_way.add(protocol, host)
         if displaced is not None:
             self._deadlines.pop(displaced).cancel()
@@ -104,12 +105,12 @@ class TlsPort:
         self._deadlines[protocol] = loop.call_later(HANDSHAKE_SECONDS_MAX, self._too_late, protocol)
 
     def end(self, protocol: TlsProtocol) -> None:
-        """It is over, for whatever reason."""
+        """Note that a handshake is over, for any reason."""
         if self._under_way.remove(protocol):
             self._deadlines.pop(protocol).cancel()
 
     def refuse(self, peer: Peer, reason: str) -> None:
-        """Count a handshake that failed; tell the first of a kind in a while."""
+        """Count a failed handshake, and log the first of each reason in a while."""
         self.failed += 1
         now = asyncio.get_running_loop().time()
         if now < self._quiet_until.get(reason, 0.0):
@@ -126,8 +127,10 @@ class TlsPort:
         self._log.warning("handshake_failed", extra={"fields": fields})
 
     def is_revoked(self, protocol: TlsProtocol, certificate: Certificate | None) -> bool:
-        """Whether a client whose handshake is done has a certificate that was revoked meanwhile. If
-        not, it is compared again later on."""
+        """Return True if the certificate of a completed handshake is revoked.
+
+        If not, remember it, to check it again when the revocation list changes.
+        """
         if certificate is None or self.context.revocations is None:
             return False
         self._certified[protocol] = int(str(certificate["serialNumber"]), 16)
@@ -136,19 +139,19 @@ class TlsPort:
     def _is_in_list(self, protocol: TlsProtocol) -> bool:
         revocations = self.context.revocations
         assert revocations is not None
-        # Almost nobody: the certificate itself need not be read again.
+        # A serial number is rarely in the list, so the certificate is seldom read again.
         return self._certified[protocol] in revocations.serials and self.context.revokes(
             protocol.certificate()
         )
 
     def drop_revoked(self) -> None:
-        """End the connections of those whose certificate has been revoked meanwhile."""
+        """End connections whose certificate has been revoked since."""
         for protocol in list(self._certified):
             if self._is_in_list(protocol):
                 protocol.end("certificate: it was revoked")
 
     def gone(self, protocol: TlsProtocol) -> None:
-        """A connection is over."""
+        """Forget a connection that is over."""
         self.end(protocol)
         self._certified.pop(protocol, None)
 
@@ -159,7 +162,7 @@ class TlsPort:
 
 
 class TlsProtocol(asyncio.BufferedProtocol):
-    """One client's socket with TLS over it, and the transport its session asks for."""
+    """One client's socket with TLS over it, and the transport of its session."""
 
     __slots__ = (
         "_engine",
@@ -178,9 +181,9 @@ class TlsProtocol(asyncio.BufferedProtocol):
         self._engine = TlsEngine(port.context.current, server_side=True)
         self._session: ClientSession | None = None
         self._is_busy = False
-        """The engine is in another thread's hands."""
+        """True while another thread uses the engine."""
         self._is_reading = True
-        """The session takes what arrives."""
+        """True while the session takes what arrives."""
         self._pump_due = False
 
     # --- from the event loop -------------------------------------------------------------------
@@ -218,14 +221,14 @@ class TlsProtocol(asyncio.BufferedProtocol):
         self._port.offload(self._step, self._stepped)
 
     def eof_received(self) -> bool:
-        # Kafka clients do not half-close: no answer could be wanted any more.
+        # Kafka clients do not half-close, so the client wants no more answers.
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._port.gone(self)
         self._port.lingering.over(self._transport)
-        # Let go of, or the two would hold each other until the collector finds them.
+        # Break the reference cycle between the two, or it stays until the collector finds it.
         session, self._session = self._session, None
         if session is not None:
             session.connection_lost()
@@ -240,8 +243,11 @@ class TlsProtocol(asyncio.BufferedProtocol):
 
     # --- the handshake -------------------------------------------------------------------------
     def _step(self) -> bool:
-        """In the thread. Nothing is computed for who is gone: what waits there is bounded by the
-        handshakes under way, and not by how many there were."""
+        """Run one step of the handshake, in the thread. Return True when it is done.
+
+        Nothing is computed for a client that is gone. So the queued work is bounded by the
+        handshakes under way, and not by the number ever begun.
+        """
         return not self._transport.is_closing() and self._engine.handshake()
 
     def _stepped(self, result: bool | BaseException) -> None:
@@ -250,11 +256,11 @@ class TlsProtocol(asyncio.BufferedProtocol):
         if transport.is_closing():
             return
         if isinstance(result, BaseException) and not isinstance(result, TlsFailed):
-            # Whatever a stranger's bytes did to a library: it costs the stranger's connection.
+            # A library failed on the client's bytes; only the client's connection is closed.
             self._port.refuse(self._peer, f"failed in the server: {type(result).__name__}")
             transport.abort()
             return
-        transport.write(self._engine.take_output())  # an alert, too: it says what is wrong
+        transport.write(self._engine.take_output())  # may be an alert that names the error
         if isinstance(result, TlsFailed):
             self._port.refuse(self._peer, str(result))
             transport.close()
@@ -264,7 +270,7 @@ class TlsProtocol(asyncio.BufferedProtocol):
             self._port.done += 1
             certificate = self._engine.peer_certificate()
             if self._port.is_revoked(self, certificate):
-                # The handshake may have begun before that was known.
+                # The handshake may have begun before the revocation was known.
                 self._port.refuse(self._peer, "the certificate was revoked")
                 transport.abort()
                 return
@@ -281,7 +287,7 @@ class TlsProtocol(asyncio.BufferedProtocol):
 
     # --- what arrives ----------------------------------------------------------------------------
     def _pump(self) -> None:
-        """Decrypt into the session what it takes."""
+        """Decrypt into the session as much as it takes."""
         self._pump_due = False
         engine = self._engine
         transport = self._transport
@@ -299,7 +305,7 @@ class TlsProtocol(asyncio.BufferedProtocol):
             if reply := engine.take_output():
                 transport.write(reply)
                 if transport.get_write_buffer_size() > _REPLIES_BYTES_MAX:
-                    # Each is a few bytes, to a client that asks for them and reads none.
+                    # A client requests many short replies and reads none.
                     transport.abort()
                     return
             if engine.is_closed:
@@ -325,7 +331,7 @@ class TlsProtocol(asyncio.BufferedProtocol):
 
     # --- from the session ------------------------------------------------------------------------
     def send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Encrypt and write part by part; what is left once the socket is full stays as it is."""
+        """Encrypt and write part by part. Return the rest, unencrypted, once the socket is full."""
         transport = self._transport
         if transport.is_closing():
             return ()
@@ -357,10 +363,10 @@ class TlsProtocol(asyncio.BufferedProtocol):
 
     # --- from the port ---------------------------------------------------------------------------
     def certificate(self) -> bytes:
-        """What the client has shown (DER)."""
+        """Return the client's certificate (DER)."""
         return self._engine.peer_certificate_der()
 
     def end(self, reason: str) -> None:
-        """End the session, if there still is one."""
+        """End the session, if there is one."""
         if self._session is not None:
             self._session.abort(reason)

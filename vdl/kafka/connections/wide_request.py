@@ -1,22 +1,22 @@
-"""A request with many elements, cut into parts, and the answer that is joined of theirs.
+"""Splitting of a request with many elements into parts, and the joining of their answers.
 
-`arranged` and `parts_of` cut: each part is a request of its own, with `PART_ELEMENTS` of the
-elements at most. An element that has more in a list of its own is cut as well; its slices are parts
-that have nothing else in them.
+`arranged` and `parts_of` split: each part is a request of its own, with at most `PART_ELEMENTS` of
+the elements. An element that has more in a list of its own is split as well; its slices are parts
+that contain nothing else.
 
-`refusals_of` cuts a request of an API that does it at once or not at all, to be refused.
+`refusals_of` splits a request of an API that is done at once or not at all, in order to refuse it.
 
-`JoinedAnswer` joins. What a part answers is encoded at once, and kept as bytes: the elements of an
-answer would be many times as large, and to encode 200,000 of them takes a tenth of a second. To
-find the bytes of a list in an encoded answer, the answer is encoded again with that list empty: the
-two differ first where the list's length stands, because a length is never that of the empty list.
+`JoinedAnswer` joins. The answer of a part is encoded at once and kept as bytes: the elements of an
+answer would be many times as large, and encoding 200,000 of them takes a tenth of a second. To find
+the bytes of a list in an encoded answer, the answer is encoded again with that list empty. The two
+first differ at the list's length, because the length is never that of the empty list.
 
     with elements:  head | length | elements | tail
     without:        head | 0      |            tail
 
-So the codecs need to know nothing of it. A list within a list is found in the same way.
+So the codecs need no support for it. A list within a list is found in the same way.
 
-Must not know: which API is cut by what (`vdl/kafka/parts.py`), connections, handlers.
+Does not depend on connections or handlers. `vdl/kafka/parts.py` defines how each API is split.
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ if TYPE_CHECKING:
 _LENGTH = Struct(">i").pack
 
 NARROW_BYTES = 1_000
-"""A request of no more has hardly more elements than are done at once: most have four bytes."""
+"""A request of at most this size has hardly more elements than are done at once: most elements have
+four bytes."""
 
 Place = tuple[Hashable, ...]
-"""Which elements a part is a slice of: the position of each in the list that it is in, outermost
-first; empty for a part of whole elements."""
+"""Position of the elements of which a part is a slice: an index into each list, outermost first.
+Empty for a part of whole elements."""
 
 
 def row_of(
     rows: Sequence[Parts | Whole] | Page | Whole | None, request: Any
 ) -> Parts | Whole | None:
-    """Return by what a request is cut, or refused; None if it has no such list."""
+    """Return the row by which a request is split or refused; None if it has no such list."""
     if isinstance(rows, Whole):
         return rows
     found: Sequence[Parts | Whole] = rows if isinstance(rows, tuple) else ()
@@ -71,7 +72,7 @@ def row_of(
 
 
 def has_more(rows: Iterable[Parts], request: Any, most: int) -> bool:
-    """Return whether the lists of a request have more elements together."""
+    """Return True if the lists of a request together have more than `most` elements."""
     count = 0
     for row in rows:
         first, *inner = row.asked.split(".")
@@ -83,7 +84,7 @@ def has_more(rows: Iterable[Parts], request: Any, most: int) -> bool:
 
 
 def _held(row: Parts, items: Sequence[Any], enough: int) -> int:
-    """The elements of those lists of some elements that are not cut; as `_weight`."""
+    """Return the number of elements in the lists of `items` that are not split; as `_weight`."""
     count = 0
     for path in row.held:
         names = path.split(".")
@@ -95,8 +96,10 @@ def _held(row: Parts, items: Sequence[Any], enough: int) -> int:
 
 
 def _weight(items: Sequence[Any], inner: Sequence[str], enough: int) -> int:
-    """The elements of a list and of the lists in it; when it is more than `enough`, at least as
-    many."""
+    """Return the number of elements of a list and of the lists in it.
+
+    If there are more than `enough`, the result may be less, but is also more than `enough`.
+    """
     count = len(items)
     if inner:
         name, *deeper = inner
@@ -110,9 +113,11 @@ def _weight(items: Sequence[Any], inner: Sequence[str], enough: int) -> int:
 
 
 def arranged(row: Parts, items: Sequence[Any]) -> Iterable[list[Any]]:
-    """Return the elements in groups that are not to be divided, if they are not too large. Those
-    about the same are in one, behind the first of them. The elements may be as many as a message
-    has: no list is made for each of them without need."""
+    """Return the elements in groups that should stay in one part if they are not too large.
+
+    Elements of the same subject form one group, in the place of the first of them. There may be as
+    many elements as a message holds, so no list is made for each of them without need.
+    """
     if row.named is None:
         return ([item] for item in items)
     groups: dict[Hashable, list[Any]] = {}
@@ -126,7 +131,7 @@ def arranged(row: Parts, items: Sequence[Any]) -> Iterable[list[Any]]:
 def parts_of(
     row: Parts, request: Any, groups: Iterable[Sequence[Any]]
 ) -> Iterator[tuple[Place, Any]]:
-    """Cut a request, whose elements are `arranged`."""
+    """Yield the parts of a request whose elements are `arranged`, each with its place."""
     first, *inner = row.asked.split(".")
     for place, items in _slices(row, groups, inner):
         yield place, replace(request, **{first: items})
@@ -159,7 +164,7 @@ def _slices(
 def _divided(
     row: Parts, groups: Iterable[Sequence[Any]], inner: Sequence[str]
 ) -> Iterator[Sequence[Any]]:
-    """Groups as they are, but for those that are too large for a part."""
+    """Yield the groups; split those that are too large for a part into single elements."""
     for group in groups:
         weight = _weight(group, inner, PART_ELEMENTS) + _held(row, group, PART_ELEMENTS)
         if len(group) > 1 and weight > PART_ELEMENTS:
@@ -170,8 +175,10 @@ def _divided(
 
 
 def refusals_of(row: Whole, request: Any) -> tuple[Parts, Iterator[tuple[Place, Any]]]:
-    """Cut a request that is refused: by what its answer is joined, and the parts. One that is
-    answered by one error has one part, without its elements."""
+    """Split a request that is refused: return the row by which answers are joined, and the parts.
+
+    A request that is answered by one error has one part, without its elements.
+    """
     firsts = [one.asked.partition(".")[0] for one in row.lists]
     empty = replace(request, **{first: [] for first in firsts if getattr(request, first)})
 
@@ -188,8 +195,10 @@ def refusals_of(row: Whole, request: Any) -> tuple[Parts, Iterator[tuple[Place, 
 
 
 def _answered(row: Parts, place: Place) -> Place:
-    """Where the answer to a part is, if it has less lists in lists than what was asked: those that
-    have the same answers are one."""
+    """Return the place of a part in the answer, which may have fewer nested lists than the request.
+
+    Parts that have the same place in the answer get the same answer.
+    """
     more = row.asked.count(".") - row.answered.count(".")
     if not more:
         return place
@@ -197,8 +206,11 @@ def _answered(row: Parts, place: Place) -> Place:
 
 
 class Decoded(NamedTuple):
-    """A request, how it is done in parts (None: it is done at once), and what a Produce takes for
-    its partitions: bytes."""
+    """A decoded request.
+
+    `wide` is its state if it is done in parts; None if it is done at once. `partitions_bytes` is
+    the memory that a Produce takes for its partitions.
+    """
 
     message: Any
     wide: WideRequest | None
@@ -208,8 +220,10 @@ class Decoded(NamedTuple):
 def decoded(
     api: Api, version: int, body: memoryview, replicas_max: int = REPLICAS_MAX
 ) -> Decoded | WireError:
-    """Decode a request, and arrange its elements if they are many. Any thread. `replicas_max`: as
-    many as this server may have."""
+    """Decode a request, and arrange its elements if they are many. May run in any thread.
+
+    `replicas_max`: maximum of replicas that this server may have.
+    """
     try:
         message = api.wire.decode_request(body, version)
     except WireError as error:
@@ -219,7 +233,7 @@ def decoded(
 
 
 def in_parts(api: Api, version: int, message: Any, replicas_max: int = REPLICAS_MAX) -> Decoded:
-    """See how a request is done. Any thread."""
+    """Determine if a request is done in parts, and how. May run in any thread."""
     rows = PARTS.get(api.key)
     if isinstance(rows, Page):
         rows.arrange(message)
@@ -245,15 +259,17 @@ def in_parts(api: Api, version: int, message: Any, replicas_max: int = REPLICAS_
 
 
 def _bare(row: Parts, item: Any) -> Any:
-    """An element, without its lists if they have more than is done at once: what refuses it may
-    name them."""
+    """Return an element, without its lists if they are too long to be done at once.
+
+    A refusal may name the elements of those lists.
+    """
     if _held(row, (item,), WHOLE_ELEMENTS) <= WHOLE_ELEMENTS:
         return item
     return replace(item, **{path.partition(".")[0]: [] for path in row.held})
 
 
 class WideRequest:
-    """A request that is done in parts."""
+    """State of a request that is done in parts."""
 
     __slots__ = (
         "_api",
@@ -279,26 +295,28 @@ class WideRequest:
         *,
         is_refused: bool = False,
     ) -> None:
-        """`parts`: there is one. `is_refused`: there are too many elements for an API that does not
-        cut."""
+        """`parts` has at least one part. `is_refused`: the request has too many elements for an API
+        that cannot split it."""
         self._api = api
         self._row = row
         self._is_refused = is_refused
         self.message = message
-        """The whole."""
+        """The whole request."""
         self._parts = parts
         self._next: tuple[Place, Any] | None = next(self._parts)
         self._place: Place = ()
         self._joined = JoinedAnswer(row, api.wire, version)
         self._reply: Reply | None = None
         self.context: Any = None
-        """That of all parts."""
+        """Context of all parts."""
         self.handler: Handler = api.handler
-        """What has the parts."""
+        """Handler of the parts."""
 
     def judge(self, ctx: RequestContext) -> None:
-        """Before the first part: refuse what is too much as a whole. The parts still pass through
-        the rules of permission."""
+        """Refuse the request before its first part if it is too large as a whole.
+
+        The parts of a refused request still pass through the permission checks.
+        """
         self.context = ctx
         refusal = self._row.refusal
         code = ErrorCode.NONE
@@ -310,14 +328,14 @@ class WideRequest:
             self.handler = lambda ctx, part: self._api.failure(part, ctx.api_version, code)
 
     def next_part(self) -> Any:
-        """Return the next part; there is one."""
+        """Return the next part; there must be one."""
         assert self._next is not None, "it is done"
         self._place, part = self._next
         self._next = next(self._parts, None)
         return part
 
     def take(self, answer: Any) -> None:
-        """Join the answer to the part that was given last, if there is one. Raises EncodeError."""
+        """Join the answer of the last part, if it has one. Raises EncodeError."""
         if isinstance(answer, Reply):
             if self._reply is not Reply.CLOSE:
                 self._reply = answer
@@ -329,21 +347,21 @@ class WideRequest:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is no further part."""
+        """True if there is no further part."""
         return self._next is None
 
     @property
     def bytes(self) -> int:
-        """How many the answer has so far, about."""
+        """Approximate size of the answer so far."""
         return self._joined.bytes
 
     @property
     def answer(self) -> Any:
-        """The answer but for its elements; or a Reply, if a part had no other."""
+        """The answer without its elements, or a Reply if a part had no other answer."""
         return self._reply or self._joined.answer
 
     def encoded(self) -> list[Buffer]:
-        """Return the whole answer. Raises EncodeError."""
+        """Return the encoded answer. Raises EncodeError."""
         return self._joined.encoded()
 
 
@@ -354,16 +372,16 @@ class _Open:
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
-        """Its elements."""
+        """Encoded elements of the list."""
         self.count = 0
         self.shell: Any = None
-        """An answer in which it is empty, with all that is around it."""
+        """An answer in which the list is empty, with everything around it."""
         self.sample: Any = None
-        """One element: with it in the shell, it is seen where the list is."""
+        """One element. Encoding the shell with it shows the list's position."""
 
 
 class JoinedAnswer:
-    """The answer of one request, as it grows."""
+    """The growing answer of one request."""
 
     __slots__ = (
         "_encode",
@@ -383,25 +401,25 @@ class JoinedAnswer:
         self._is_flexible = version >= wire.FLEXIBLE_FROM
         self._version = version
         self._open = [_Open()]
-        """The list of the response, and those within it that parts are slices of."""
+        """The list of the response, and the lists within it of which parts are slices."""
         self._place: Place = ()
         self.bytes = 0
-        """How many it has so far, about."""
+        """Approximate size of the answer so far."""
 
     @property
     def answer(self) -> Any:
-        """All but its elements. May be changed before it is encoded."""
+        """The answer without its elements. May be changed before it is encoded."""
         return self._open[0].shell
 
     def has_elements(self, answer: Any) -> bool:
-        """Whether an answer says something of one of the elements."""
+        """Return True if an answer has an entry for any element."""
         return bool(self._names and getattr(answer, self._names[0]))
 
     def add(self, place: Place, answer: Any) -> None:
-        """Add what a part answers. Raises EncodeError; then nothing was added."""
+        """Add the answer of a part. Raises EncodeError; then nothing was added."""
         full = self._bytes(answer)
         depth = min(len(place), _depth_of(answer, self._names))
-        place = place[:depth]  # less deep: an error of what the elements are in
+        place = place[:depth]  # less deep for an error of the element around the list
         self._close_to(place)
         while len(self._open) <= depth:
             self._open.append(_Open())
@@ -410,12 +428,12 @@ class JoinedAnswer:
         self.bytes += len(full)
 
     def encoded(self) -> list[Buffer]:
-        """Return the whole. Raises EncodeError."""
+        """Return the whole answer, encoded. Raises EncodeError."""
         self._close_to(())
         return self._filled(0)
 
     def _append(self, depth: int, answer: Any, full: bytes) -> None:
-        """Add the elements of the list at a depth. `full`: the answer, encoded."""
+        """Add the elements of an answer to the list at a depth. `full`: the answer, encoded."""
         target = self._open[depth]
         if not self._names:
             target.shell = answer
@@ -439,7 +457,7 @@ class JoinedAnswer:
             self._row.join(target.shell, answer)
 
     def _filled(self, depth: int) -> list[Buffer]:
-        """The shell of a list with all elements in it."""
+        """Return the shell of the list at a depth, encoded with all elements."""
         whole = self._open[depth]
         empty = self._bytes(whole.shell)
         if not whole.count:
@@ -452,7 +470,7 @@ class JoinedAnswer:
         return [empty[:head], self._length(whole.count), *whole.buffers, empty[end:]]
 
     def _close_to(self, place: Place) -> None:
-        """Complete the lists that a part at `place` is in none of."""
+        """Complete the open lists that do not contain a part at `place`."""
         shared = 0
         while (
             shared < len(place) and self._place[shared : shared + 1] == place[shared : shared + 1]
@@ -461,7 +479,7 @@ class JoinedAnswer:
         while len(self._open) > 1 + shared:
             element = b"".join(self._filled(len(self._open) - 1))
             inner = self._open.pop()
-            # It is added to the list around it as if it were a part's.
+            # Add it to the list around it like the answer of a part.
             self._append(len(self._open) - 1, inner.shell, element)
         self._place = self._place[:shared]
 
@@ -472,7 +490,7 @@ class JoinedAnswer:
         return write_uvarint(count + 1) if self._is_flexible else _LENGTH(count)
 
     def _ends(self, full: bytes, empty: bytes, count: int) -> tuple[int, int]:
-        """(bytes before the length of the list, bytes behind its elements)."""
+        """Return (bytes before the list's length, bytes after its elements)."""
         length, none = self._length(count), self._length(0)
         head = _first_difference(full, empty) - _first_difference(length, none)
         assert full[head : head + len(length)] == length, (self._row, self._version)
@@ -480,14 +498,14 @@ class JoinedAnswer:
 
 
 def _holder(answer: Any, names: Sequence[str], depth: int) -> Any:
-    """What has the list at a depth. The lists around it have one element."""
+    """Return the object that has the list at a depth. The lists around it have one element."""
     for name in names[:depth]:
         answer = getattr(answer, name)[0]
     return answer
 
 
 def _depth_of(answer: Any, names: Sequence[str]) -> int:
-    """How deep an answer has lists of one element, and a list in that."""
+    """Return how many nested lists of an answer have exactly one element, from the outside."""
     depth = 0
     while depth < len(names) - 1 and len(items := getattr(answer, names[depth]) or []) == 1:
         answer = items[0]
@@ -496,7 +514,7 @@ def _depth_of(answer: Any, names: Sequence[str]) -> int:
 
 
 def _first_difference(one: bytes, other: bytes) -> int:
-    """The position of the first byte that is not the same; there is one."""
+    """Return the position of the first byte that differs; there must be one."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
